@@ -1,0 +1,99 @@
+# `make help` lists the targets. Needs make and Python 3.10 or newer; everything else is set up in .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+# The interpreter that .venv is made with.
+PYTHON ?= python3
+# The backend that `make demo` uses.
+BACKEND ?= tcp
+# More arguments for the command that a target runs, as in: make test ARGS="-k routing"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if $(CI),--quiet) \
+       --constraint constraints.txt --no-build-isolation
+
+# What a plugin needs beside itself to run here: the extra that brings its library.
+EXTRA_mooncake := [non-cuda]
+EXTRA_ascend := [npu]
+PLUGINS := nixl mooncake mori ascend
+TOOLS := codespell import-linter mypy pytest-timeout ruff
+
+PROJECTS := core/pyproject.toml examples/demo/pyproject.toml
+PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
+
+# Stamps: what was installed, so that a second run has nothing to do.
+BASE := $(VENV)/.stamp-base
+DEV := $(VENV)/.stamp-dev
+DEMO := $(VENV)/.stamp-demo-$(BACKEND)
+# A backend of this repository is installed from it; any other is taken as it is installed.
+DEMO_PLUGIN := $(wildcard plugins/$(BACKEND)/pyproject.toml)
+
+$(BIN)/python:
+	@PYTHON="$(PYTHON)" tools/make-venv.sh $(VENV)
+
+$(BASE): $(BIN)/python constraints.txt
+	$(PIP) hatchling editables
+	@touch $@
+
+# One command for each: pip then finds one torch that satisfies everything that asks for it.
+$(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
+	$(PIP) -e "core[testing]" -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	@touch $@
+
+$(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
+	$(PIP) -e core -e examples/demo $(if $(DEMO_PLUGIN),-e "plugins/$(BACKEND)$(EXTRA_$(BACKEND))")
+	@touch $@
+
+.PHONY: help setup demo check test soak fix clean distclean libraries
+
+help: ## List the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
+	  printf '  %-10s %s\n' "$$name" "$$text"; done
+
+setup: $(DEV) libraries ## Set up .venv with the core, every plugin, the demo and the tools
+
+# Without root, the tests that need what is missing are skipped and say so; CI takes no skip for an answer.
+libraries: $(BASE)
+	@tools/mooncake-libraries.sh $(BIN)/python || [ "$${CI:-}" != true ]
+
+demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tcp|nixl|mooncake
+	$(if $(filter mooncake,$(BACKEND)),@tools/mooncake-libraries.sh $(BIN)/python)
+	@$(BIN)/statelink demo --backend $(BACKEND) $(ARGS)
+
+check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, spelling
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests examples/demo/src \
+	  examples/demo/tests tests benchmarks tools)
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+
+test: setup ## Run every test but the long ones: make test ARGS="-k routing"
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: setup ## Run the long tests
+	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
+
+ifneq ($(wildcard benchmarks/__main__.py),)
+.PHONY: bench
+bench: setup ## Measure: make bench ARGS="--help"
+	$(BIN)/python -m benchmarks $(ARGS)
+endif
+
+fix: $(DEV) ## Format, and fix what ruff can fix
+	$(BIN)/ruff check --fix-only --exit-zero
+	$(BIN)/ruff format
+
+clean: ## Remove caches and build output
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(foreach folder,core plugins/* examples/demo,$(folder)/build $(folder)/dist)
+	find . \( -path ./$(VENV) -o -path ./.git \) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## Remove .venv too
+	rm -rf $(VENV)

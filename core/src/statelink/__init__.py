@@ -1,0 +1,36 @@
+"""Statelink moves the state of an inference request from a prefill instance to a decode instance.
+
+An engine describes what each rank holds (`statelink.state`), opens a `Link` with `open`, and then calls
+`Link.send` and `Sending.push` on prefill, `Link.receive` and `Receiving.accept` on decode. Which transfer library
+carries the bytes is one name in the configuration.
+
+A backend author starts with `statelink.backend`; errors are in `statelink.errors`.
+"""
+
+from __future__ import annotations
+
+from ._open import __version__, open
+from .backend import hookimpl
+from .errors import StatelinkError
+from .link import Link, LinkConfig, Receiving, Rendezvous, Room, Sending, Status
+from .plan import Pages
+from .registry import Listed, list_backends
+from .wire import Keys
+
+__all__ = [
+    "Keys",
+    "Link",
+    "LinkConfig",
+    "Listed",
+    "Pages",
+    "Receiving",
+    "Rendezvous",
+    "Room",
+    "Sending",
+    "StatelinkError",
+    "Status",
+    "__version__",
+    "hookimpl",
+    "list_backends",
+    "open",
+]

@@ -1,0 +1,54 @@
+"""The interface that a backend plugin implements, and the strategies that carry state over it.
+
+A backend moves bytes between registered memory of two processes. It knows no state type, no topology and no message
+of the protocol. Start with `Backend`; the embedded backend in ``statelink.tcp`` is the reference.
+"""
+
+from __future__ import annotations
+
+from statelink.plan import Blocks, Move
+from statelink.state import Region
+
+from ._capabilities import ANY, Capabilities, Fence, Op, Probe, Side, SubmitMode
+from ._hooks import hookimpl
+from ._interface import (
+    API_VERSION,
+    Backend,
+    BackendContext,
+    Batch,
+    Fencing,
+    Outcome,
+    Transfer,
+)
+from ._report import Moved, RoomReport
+from ._strategy import DIRECT, MAX_PREPARED, Arrival, HookContext, ReceiveHook, SendHook, Strategy
+
+__all__ = [
+    "ANY",
+    "API_VERSION",
+    "DIRECT",
+    "MAX_PREPARED",
+    "Arrival",
+    "Backend",
+    "BackendContext",
+    "Batch",
+    "Blocks",
+    "Capabilities",
+    "Fence",
+    "Fencing",
+    "HookContext",
+    "Move",
+    "Moved",
+    "Op",
+    "Outcome",
+    "Probe",
+    "ReceiveHook",
+    "Region",
+    "RoomReport",
+    "SendHook",
+    "Side",
+    "Strategy",
+    "SubmitMode",
+    "Transfer",
+    "hookimpl",
+]

@@ -1,0 +1,105 @@
+"""What a backend declares about itself, readable without a device."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["ANY", "Capabilities", "Fence", "Op", "Probe", "Side", "SubmitMode"]
+
+ANY: Final = frozenset({"*"})
+"""As ``Capabilities.state_types``: every registered state type."""
+
+
+class Op(enum.Enum):
+    """A one-sided operation."""
+
+    WRITE = "write"
+    """Local memory to a peer's memory."""
+    READ = "read"
+    """A peer's memory to local memory."""
+
+
+class Side(enum.Enum):
+    """Which end of the data flow a piece of memory is at."""
+
+    SOURCE = "source"
+    TARGET = "target"
+
+
+class SubmitMode(enum.Enum):
+    """Whether ``submit`` can block, as the worst case over the library's transports."""
+
+    ASYNC = "async"
+    BLOCKING = "blocking"
+
+
+class Fence(enum.Enum):
+    """Who can prove that a transfer touches a side's memory no more, short of its completion."""
+
+    OWNER = "owner"
+    """The memory's owner can stop it alone; the backend implements `Fencing`."""
+    MOVER = "mover"
+    """Only the drain, or the proven end, of the process that moves the bytes."""
+    NONE = "none"
+    """Nobody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """A backend's declaration. What is not declared is refused by the core before the backend is called.
+
+    Attributes:
+        memory_kinds: Kinds of memory it can register, without device numbers: ``dram``, ``cuda``, ``npu``, ...
+        ops: Operations it offers.
+        submit_mode: Whether ``submit`` can block.
+        fences: Per operation and side, who can stop it; every pair of an offered operation is stated.
+        state_types: State types that it moves; `ANY`, or a set of names.
+        max_blocks: Most blocks in one ``submit``; the core cuts larger batches.
+        max_bytes: Most bytes in one ``submit`` of several blocks; the core cuts larger batches.
+        max_transfers: Most transfers to one peer that are submitted and not finished.
+        thread_safe: Whether calls may come from several threads at once. If not, the core serialises them all.
+        single_process: Whether two links in one process can reach each other.
+    """
+
+    memory_kinds: frozenset[str]
+    ops: frozenset[Op]
+    submit_mode: SubmitMode
+    fences: Mapping[tuple[Op, Side], Fence]
+    state_types: frozenset[str] = ANY
+    max_blocks: int = 16384
+    max_bytes: int = 64 << 20
+    max_transfers: int = 1
+    thread_safe: bool = False
+    single_process: bool = True
+
+    def __post_init__(self) -> None:
+        stated = {(op, side) for op in self.ops for side in Side}
+        if set(self.fences) != stated:
+            raise ValueError(f"fences are stated for {set(self.fences)}, and needed for {stated}")
+        if min(self.max_blocks, self.max_bytes, self.max_transfers) < 1:
+            raise ValueError("limits of a backend are at least 1")
+
+    def moves(self, state_type: str) -> bool:
+        """Whether it declares this state type."""
+        return self.state_types == ANY or state_type in self.state_types
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Whether a backend can run on this machine.
+
+    Attributes:
+        ok: Whether it can.
+        reason: If not: exactly why. If so: what it found, in a few words.
+        hint: What to do about it.
+        details: Versions, devices and paths found.
+    """
+
+    ok: bool
+    reason: str
+    hint: str = ""
+    details: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,0 +1,213 @@
+"""The one class that a backend plugin implements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.plan import Blocks
+from statelink.state import Region
+
+from ._capabilities import Capabilities, Op, Probe
+from ._strategy import Strategy
+
+__all__ = [
+    "API_VERSION",
+    "Backend",
+    "BackendContext",
+    "Batch",
+    "Fencing",
+    "Outcome",
+    "Transfer",
+]
+
+API_VERSION = 1
+"""The plugin API that this core speaks. A plugin states the number it was written for, and never imports this one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendContext:
+    """What a backend is constructed with. Fields may be added; a backend reads the ones it needs.
+
+    Attributes:
+        options: An instance of the backend's ``Options``.
+        link: Name of this link, unique among all processes that were ever started; it is what peers call us.
+        host: Address at which peers can reach this process, as an IP literal.
+        loopback: Whether peers are all on this machine.
+    """
+
+    options: Any
+    link: str
+    host: str = "127.0.0.1"
+    loopback: bool = True
+
+
+class Outcome(NamedTuple):
+    """How a transfer ended.
+
+    Attributes:
+        ok: Whether all of its bytes are visible to a reader at the destination.
+        reason: If not: why, in the library's own words where it has any.
+        settled: Whether it is certain that no more of its bytes will be read or written. A success is settled.
+    """
+
+    ok: bool
+    reason: str = ""
+    settled: bool = True
+
+
+class Transfer:
+    """One submitted batch. A backend may subclass it to keep its handles.
+
+    The backend that made it sets ``outcome`` once, from whatever thread; the core reads it. A backend keeps whatever
+    the library needs (handles, arrays) alive until then.
+    """
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, outcome: Outcome | None = None) -> None:
+        self.outcome = outcome
+
+    def succeed(self) -> None:
+        """All bytes are visible at the destination."""
+        self.outcome = Outcome(True)
+
+    def fail(self, reason: str, *, settled: bool) -> None:
+        """The batch failed; ``settled`` says whether its bytes have certainly stopped."""
+        self.outcome = Outcome(False, reason, settled)
+
+
+class Batch(NamedTuple):
+    """What ``submit`` gets.
+
+    Attributes:
+        op: WRITE or READ.
+        blocks: At least one block. The arrays are not changed by the core afterwards.
+        room: The request that the bytes belong to.
+        generation: Which use of the room id it is.
+    """
+
+    op: Op
+    blocks: Blocks
+    room: int
+    generation: int
+
+
+class Backend(ABC):
+    """Moves bytes between registered memory of two processes.
+
+    Required of every backend
+        the class attributes, ``__init__`` and the abstract methods.
+
+    Required if ``capabilities.fences`` says `Fence.OWNER` for the target of a WRITE
+        the two methods of `Fencing`.
+
+    Threads: ``poll`` and, for ``SubmitMode.ASYNC``, ``submit`` must return promptly. Every other method may block for
+    as long as its library needs and runs on a data thread of the core. Calls are serialised unless
+    ``capabilities.thread_safe``; even then, the core never runs two calls for one *peer* at once, except ``poll``,
+    ``grant`` and ``revoke``.
+
+    Failure: raise `statelink.errors.TransferError` (or fail the `Transfer`) with the library's reason. Any other
+    exception is treated the same and reported as a defect of the backend. Nothing is ever skipped silently.
+
+    Attributes:
+        api_version: The literal plugin API number that the author wrote against.
+        name: Entry-point name, and the value in an engine's config.
+        Options: A ``msgspec.Struct`` (or dataclass) of typed options, all with defaults.
+        capabilities: What it declares.
+        strategies: State type to the strategy that carries it; the key ``"*"`` stands for every other type.
+    """
+
+    api_version: ClassVar[int]
+    name: ClassVar[str]
+    Options: ClassVar[type]
+    capabilities: ClassVar[Capabilities]
+    strategies: ClassVar[Mapping[str, Strategy]]
+
+    @abstractmethod
+    def __init__(self, context: BackendContext) -> None:
+        """Open the library: devices, threads, listening ports. Called once, on a data thread."""
+
+    @classmethod
+    @abstractmethod
+    def probe(cls, options: Any) -> Probe:  # noqa: ANN401 - an instance of the backend's own Options
+        """Say whether it can run here, and if not, why and what to do.
+
+        Called before construction and by diagnostics. May import the library; never raises, never ends the process.
+        """
+
+    @abstractmethod
+    def register(self, regions: Sequence[Region]) -> None:
+        """Make memory known to the library. Called once, before ``descriptor``.
+
+        Args:
+            regions: This rank's region table; `Blocks` refer to it by index. Regions do not overlap. The memory
+                belongs to the engine and outlives the backend.
+
+        Raises:
+            TransferError: A region cannot be registered; names it.
+        """
+
+    @abstractmethod
+    def descriptor(self) -> bytes:
+        """What a peer needs to reach this backend and its registered memory; at most 16 MiB. Opaque to the core."""
+
+    @abstractmethod
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        """Prepare to move bytes to or from ``peer``. Called on both sides, in no particular order.
+
+        Args:
+            peer: The peer's link name.
+            descriptor: What its ``descriptor`` returned; may be garbage, and must then be refused.
+            regions: Its region table.
+
+        Raises:
+            TransferError: The descriptor is not one of ours, or the peer cannot be reached.
+        """
+
+    @abstractmethod
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        """Start moving a batch.
+
+        All blocks are inside regions of both sides (the core has checked); a backend whose library checks less than
+        that checks again. A batch of a WRITE is visible at the destination before its transfer is reported done.
+
+        Raises:
+            TransferError: It could not be started, and certainly nothing was or will be moved.
+        """
+
+    @abstractmethod
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Progress the library and set the outcome of those ``transfers`` that ended. Never blocks."""
+
+    @abstractmethod
+    def disconnect(self, peer: str) -> None:
+        """Forget a peer and free what it held; transfers to it that have not ended fail. Unknown peers are ignored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything, threads included. May be called twice."""
+
+
+@runtime_checkable
+class Fencing(Protocol):
+    """What a backend has whose memory's owner can stop inbound bytes alone."""
+
+    def grant(
+        self, peer: str, room: int, generation: int, addresses: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint64]
+    ) -> None:
+        """Allow ``peer`` to write these local ranges (uint64, sorted by address, disjoint) for one use of a room.
+
+        Called before the peer learns of the room. Everything that is not granted is refused to that peer.
+        """
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        """Take a grant back. The transfer is done when nothing inbound can land under it any more.
+
+        A grant that is unknown counts as revoked.
+        """

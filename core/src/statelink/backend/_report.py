@@ -1,0 +1,51 @@
+"""What was measured of one room, once, for every backend."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statelink.errors import Reason
+
+__all__ = ["Moved", "RoomReport"]
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What was moved of one component.
+
+    Attributes:
+        nbytes: Payload bytes.
+        blocks: Blocks handed to the backend; on decode, as the writers report.
+    """
+
+    nbytes: int
+    blocks: int
+
+
+class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How one room went, as seen from one side.
+
+    Attributes:
+        room: The request.
+        role: ``prefill`` or ``decode``.
+        backend: Name of the backend.
+        status: ``succeeded`` or ``failed``.
+        reason: Why it failed.
+        moved: Per component.
+        tokens: N.
+        prefix: P.
+        chunks: Pushes that were moved.
+        waited: Seconds from the call that opened the room until both sides knew of it.
+        transferred: Seconds from then to the end.
+    """
+
+    room: int
+    role: str
+    backend: str
+    status: str
+    reason: Reason | None
+    moved: dict[str, Moved]
+    tokens: int
+    prefix: int
+    chunks: int
+    waited: float
+    transferred: float

@@ -1,0 +1,95 @@
+"""``statelink backends``: what is installed, and in what state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from statelink.backend import ANY, Backend
+from statelink.errors import StatelinkError
+from statelink.link import read_options
+from statelink.registry import Listed, list_backends, load_backend
+
+__all__ = ["backends"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--probe/--no-probe", default=True, help="Import each backend and ask whether it can run here.")
+def backends(as_json: bool, probe: bool) -> None:
+    """List installed backends: package, version, capabilities, and whether they can run here.
+
+    A backend that is broken is listed with the reason, and stops no other.
+    """
+    listed = list_backends()
+    shared = {name for name, count in Counter(each.name for each in listed).items() if count > 1}
+    rows = [_row(each, each.name in shared, probe) for each in listed]
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "package", "version", "state", "memory", "operations", "state types", "reason"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        declared = row["capabilities"] or {}
+        table.add_row(
+            row["name"],
+            row["distribution"],
+            row["version"],
+            row["state"],
+            ", ".join(declared.get("memory_kinds", ())),
+            ", ".join(declared.get("ops", ())),
+            ", ".join(declared.get("state_types", ())),
+            "\n".join(filter(None, (row["reason"], row["hint"] and f"hint: {row['hint']}"))),
+        )
+    Console().print(table if rows else "no backends are installed")
+
+
+def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": listed.name,
+        "distribution": listed.distribution,
+        "version": listed.version,
+        "entry_point": listed.value,
+        "state": "listed",
+        "reason": "",
+        "hint": "",
+        "capabilities": None,
+        "details": {},
+    }
+    if conflict:
+        row.update(state="conflict", reason="several packages bring this name", hint="uninstall all but one of them")
+    elif probe:
+        try:
+            row.update(_probed(load_backend(listed.name)))
+        except StatelinkError as error:
+            row.update(state="broken", reason=str(error.reason).partition("\nhint:")[0], hint=error.hint)
+        except Exception as error:  # a plugin's probe must not raise; one that does is broken, not fatal
+            row.update(state="broken", reason=f"{type(error).__name__}: {error}")
+    return row
+
+
+def _probed(backend: type[Backend]) -> dict[str, Any]:
+    found = backend.probe(read_options(backend.Options, {}, f"options of backend {backend.name!r}"))
+    declared = backend.capabilities
+    return {
+        "state": "ready" if found.ok else "unavailable",
+        "reason": found.reason,
+        "hint": found.hint,
+        "details": dict(found.details),
+        "capabilities": {
+            "memory_kinds": sorted(declared.memory_kinds),
+            "ops": sorted(op.value for op in declared.ops),
+            "state_types": ["any"] if declared.state_types == ANY else sorted(declared.state_types),
+            "submit_mode": declared.submit_mode.value,
+            "fences": {f"{op.value} {side.value}": fence.value for (op, side), fence in declared.fences.items()},
+            "thread_safe": declared.thread_safe,
+            "max_blocks": declared.max_blocks,
+            "max_bytes": declared.max_bytes,
+        },
+    }

@@ -1,0 +1,81 @@
+"""``statelink``: the command group, its own commands, and those that other packages bring."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import click
+
+from statelink import __version__
+
+from ._backends import backends
+
+__all__ = ["main"]
+
+GROUP = "statelink.commands"
+"""Entry-point group of click commands that other packages add."""
+
+BROUGHT_BY = {"demo": "statelink-demo"}
+"""Commands that this program lists though another package brings them."""
+
+
+class _Commands(click.Group):
+    """Lists commands of other packages by name, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *BROUGHT_BY, *(point.name for point in _points())})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        for point in _points():
+            if point.name == cmd_name:
+                return _load(point)
+        if cmd_name in BROUGHT_BY:
+            return _absent(cmd_name, BROUGHT_BY[cmd_name])
+        return None
+
+
+def _points() -> list[importlib.metadata.EntryPoint]:
+    return list(importlib.metadata.entry_points(group=GROUP))
+
+
+def _load(point: importlib.metadata.EntryPoint) -> click.Command:
+    """The command, or, where its package is broken, one that says how: ``--help`` of the group never fails."""
+    try:
+        loaded = point.load()
+    except Exception as error:
+        brought = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        return _failing(point.name, f"command {point.name!r} ({brought}) failed to load: {type(error).__name__}: {error}")
+    if not isinstance(loaded, click.Command):
+        return _failing(point.name, f"command {point.name!r} is {loaded!r:.80}, not a click command")
+    return loaded
+
+
+def _absent(name: str, distribution: str) -> click.Command:
+    return _failing(name, f"{name!r} is brought by a package of its own\nhint: pip install {distribution}")
+
+
+def _failing(name: str, message: str) -> click.Command:
+    def fail(args: tuple[str, ...]) -> None:
+        raise click.ClickException(message)
+
+    arguments = click.Argument(["args"], nargs=-1, type=click.UNPROCESSED)
+    return click.Command(
+        name,
+        callback=fail,
+        params=[arguments],
+        help=message,
+        short_help=message.splitlines()[0],
+        context_settings={"ignore_unknown_options": True},
+    )
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="statelink")
+def main() -> None:
+    """Move the state of inference requests from prefill to decode."""
+
+
+main.add_command(backends)

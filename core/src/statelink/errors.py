@@ -1,0 +1,206 @@
+"""Every error that Statelink raises, and the reason that crosses the wire.
+
+The tree::
+
+    StatelinkError
+    ├── ConfigError                 an option or a configuration key is wrong
+    ├── BackendError
+    │   ├── UnknownBackendError     no such name, or known but not installed
+    │   ├── BackendLoadError        installed, but its import or entry point failed
+    │   ├── BackendIncompatibleError  written for another plugin API
+    │   ├── BackendUnavailableError   its probe says that it cannot run here
+    │   ├── UnsupportedError        asked for what the backend does not declare
+    │   └── TransferError           the library could not do what it was asked to
+    ├── StateError                  a description of state contradicts itself
+    ├── MismatchError               two sides do not describe the same state
+    ├── WireError                   a frame that does not decode, or is out of bounds
+    ├── PeerError                   a peer refused, is unreachable, or was lost
+    ├── RoomError                   a request was used wrongly, or failed
+    └── ClosedError                 the link or room was closed
+
+A message has the same shape everywhere: what failed, who, the cause, and on a line of its own a hint.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+__all__ = [
+    "BackendError",
+    "BackendIncompatibleError",
+    "BackendLoadError",
+    "BackendUnavailableError",
+    "ClosedError",
+    "ConfigError",
+    "MismatchError",
+    "PeerError",
+    "Reason",
+    "RoomError",
+    "StateError",
+    "StatelinkError",
+    "TransferError",
+    "UnknownBackendError",
+    "UnsupportedError",
+    "WireError",
+]
+
+
+_Error = TypeVar("_Error", bound="StatelinkError")
+
+
+class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why something failed, in a form that can be sent to the other side.
+
+    Attributes:
+        code: Stable error code, such as ``room.deadline``; each has an entry in the error documentation.
+        what: What failed, in one clause.
+        who: Name/value pairs that say whom it concerns (backend, peer, rank, room, component, ...).
+        cause: Why, as exactly as is known.
+        hint: What the reader can do about it; may be empty.
+    """
+
+    code: str
+    what: str
+    who: dict[str, str] = {}
+    cause: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        who = ", ".join(f"{key} {value}" for key, value in self.who.items())
+        text = f"{self.what} ({who})" if who else self.what
+        if self.cause:
+            text = f"{text}: {self.cause}"
+        if self.hint:
+            text = f"{text}\nhint: {self.hint}"
+        return text
+
+
+class StatelinkError(Exception):
+    """Root of every error raised by Statelink.
+
+    Args:
+        what: What failed, in one clause.
+        cause: Why, as exactly as is known.
+        hint: What the reader can do about it.
+        code: Stable code; the class's own when not given.
+        **who: Whom it concerns; ``None`` values are left out.
+    """
+
+    default_code: ClassVar[str] = "statelink"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        cause: str = "",
+        hint: str = "",
+        code: str | None = None,
+        **who: object,
+    ) -> None:
+        named = {key.rstrip("_"): str(value) for key, value in who.items() if value is not None}
+        self.reason = Reason(code or self.default_code, what, named, cause, hint)
+        super().__init__(str(self.reason))
+
+    @classmethod
+    def of(cls: type[_Error], reason: Reason) -> _Error:
+        """The error that says ``reason``; of this class."""
+        error = cls(reason.what, cause=reason.cause, hint=reason.hint, code=reason.code)
+        error.reason = reason
+        error.args = (str(reason),)
+        return error
+
+    @property
+    def code(self) -> str:
+        """Stable error code."""
+        return self.reason.code
+
+    @property
+    def hint(self) -> str:
+        """What the reader can do about it; may be empty."""
+        return self.reason.hint
+
+
+class ConfigError(StatelinkError, ValueError):
+    """An option or a configuration key is unknown, missing, or of the wrong type."""
+
+    default_code = "config"
+
+
+class BackendError(StatelinkError):
+    """Something about a backend plugin."""
+
+    default_code = "backend"
+
+
+class UnknownBackendError(BackendError, LookupError):
+    """No installed backend has that name."""
+
+    default_code = "backend.unknown"
+
+
+class BackendLoadError(BackendError):
+    """An installed backend could not be imported, or its entry point is not a backend."""
+
+    default_code = "backend.load"
+
+
+class BackendIncompatibleError(BackendError):
+    """A backend was written for a plugin API that this core does not speak."""
+
+    default_code = "backend.incompatible"
+
+
+class BackendUnavailableError(BackendError):
+    """A backend's probe says that it cannot run on this machine."""
+
+    default_code = "backend.unavailable"
+
+
+class UnsupportedError(BackendError):
+    """Something was asked of a backend that its capabilities do not declare."""
+
+    default_code = "backend.unsupported"
+
+
+class TransferError(BackendError):
+    """A transfer library could not do what it was asked to."""
+
+    default_code = "backend.transfer"
+
+
+class StateError(StatelinkError, ValueError):
+    """A description of state contradicts itself or leaves its memory."""
+
+    default_code = "state"
+
+
+class MismatchError(StatelinkError, ValueError):
+    """Two sides do not describe the same state; lists every field that differs."""
+
+    default_code = "mismatch"
+
+
+class WireError(StatelinkError, ValueError):
+    """A frame does not decode, or a count, size or product in it is out of bounds."""
+
+    default_code = "wire"
+
+
+class PeerError(StatelinkError):
+    """A peer refused this link, cannot be reached, or was lost."""
+
+    default_code = "peer"
+
+
+class RoomError(StatelinkError):
+    """A request was used wrongly, or failed."""
+
+    default_code = "room"
+
+
+class ClosedError(StatelinkError, RuntimeError):
+    """The link or the room was closed before the call."""
+
+    default_code = "closed"

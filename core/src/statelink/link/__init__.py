@@ -1,0 +1,27 @@
+"""How peers and rooms live. Owns the threads; the only place that knows the protocol."""
+
+from __future__ import annotations
+
+from ._config import LinkConfig, read_options
+from ._link import Link
+from ._node import Node
+from ._receiving import Receiving
+from ._rendezvous import Peer, Rendezvous, StaticRendezvous
+from ._room import Ready, Room
+from ._sending import Sending
+from ._status import Status
+
+__all__ = [
+    "Link",
+    "LinkConfig",
+    "Node",
+    "Peer",
+    "Ready",
+    "Receiving",
+    "Rendezvous",
+    "Room",
+    "Sending",
+    "StaticRendezvous",
+    "Status",
+    "read_options",
+]

@@ -1,0 +1,100 @@
+"""What an engine configures of a link."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from statelink.errors import ConfigError
+from statelink.wire import Keys
+
+__all__ = ["LinkConfig", "read_options"]
+
+
+class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Configuration of one link.
+
+    Attributes:
+        role: ``prefill`` or ``decode``.
+        backend: Name of an installed backend.
+        options: Options of that backend.
+        listen: Where the control channel listens; port 0 picks one.
+        advertise: Host or IP literal under which peers reach this process; the listening host when empty.
+        peers: Static rendezvous: instance name to the addresses of all of its ranks.
+        siblings: Addresses of the other ranks of this link's own instance; decode needs them to route.
+        keys: CURVE keys; needed to listen beyond loopback unless ``insecure``.
+        insecure: Listen beyond loopback without keys.
+        direction: ``push`` (prefill writes), or ``auto``, which is push where both backends can.
+        deadline: Seconds that a room may take on one side, unless it says otherwise.
+        heartbeat: Seconds between signs of life.
+        liveness: Seconds of silence after which a peer counts as lost; it is suspect after half of that.
+        threads: Most threads that move data.
+        slice_bytes: Most bytes that a blocking backend is given at once.
+    """
+
+    role: Literal["prefill", "decode"]
+    backend: str
+    options: dict[str, Any] = {}
+    listen: str = "tcp://127.0.0.1:0"
+    advertise: str = ""
+    peers: dict[str, tuple[str, ...]] = {}
+    siblings: tuple[str, ...] = ()
+    keys: Keys | None = None
+    insecure: bool = False
+    direction: Literal["auto", "push"] = "auto"
+    deadline: float = 120.0
+    heartbeat: float = 1.0
+    liveness: float = 10.0
+    threads: int = 2
+    slice_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "heartbeat", "liveness", "threads", "slice_bytes"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above zero", cause=f"got {getattr(self, name)}")
+        if self.liveness < 2 * self.heartbeat:
+            raise ConfigError(
+                "liveness must be at least twice the heartbeat",
+                cause=f"liveness is {self.liveness} s, heartbeat {self.heartbeat} s",
+            )
+
+    @classmethod
+    def read(cls, given: LinkConfig | Mapping[str, Any]) -> LinkConfig:
+        """A config from a mapping; a `LinkConfig` is returned as it is.
+
+        Raises:
+            ConfigError: A key is unknown or missing, or a value is of the wrong type.
+        """
+        return given if isinstance(given, cls) else read_options(cls, given, "configuration of a link")
+
+
+def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:  # noqa: ANN401 - any typed struct
+    """Convert a mapping to a struct or dataclass, without coercing types.
+
+    Raises:
+        ConfigError: A key is unknown (with the nearest known one) or missing, or a value is of the wrong type.
+    """
+    if isinstance(given, type_):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what} is not a mapping", cause=f"got {type(given).__name__}", code="config.type", **who)
+    known = [field.encode_name for field in msgspec.structs.fields(type_)]
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            raise ConfigError(
+                f"unknown key {key!r} in the {what}",
+                cause=f"known keys: {', '.join(sorted(known)) or 'none'}",
+                hint=f"did you mean {close[0]!r}?" if close else "",
+                code="config.key",
+                **who,
+            )
+    try:
+        return msgspec.convert(dict(given), type_, strict=True)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise ConfigError(f"bad value in the {what}", cause=str(error), code="config.type", **who) from error

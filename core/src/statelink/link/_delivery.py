@@ -1,0 +1,167 @@
+"""One push to one destination; runs on a data thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from statelink.backend import Blocks, Moved
+from statelink.errors import Reason, RoomError
+from statelink.plan import ComponentPlan, Move, due, plan_move
+
+from ._hook_room import HookRoom
+from ._mover import Moving, move, reason_of
+
+if TYPE_CHECKING:
+    from ._node import Node
+    from ._sending import Delivery, Push
+
+__all__ = ["Delivered", "deliver"]
+
+
+class Delivered(NamedTuple):
+    """What became of one push to one destination.
+
+    Attributes:
+        moving: Bytes, blocks, failure.
+        grains: Per component, the granules that moved.
+        moved: Per component, what was moved.
+    """
+
+    moving: Moving
+    grains: dict[str, tuple[int, int]]
+    moved: dict[str, Moved]
+
+
+def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
+    """Plan, hand to the strategies, submit, and wait until everything is visible at the destination.
+
+    Never raises: what goes wrong is in the result.
+    """
+    counted = _Counted()
+    grains: dict[str, tuple[int, int]] = {}
+    try:
+        moves = list(_moves(delivery, push))
+        for plan, piece in moves:
+            _cover(delivery, plan, piece)
+            grains[piece.component] = piece.grains
+        if push.last:
+            _check_covered(delivery)
+    except Exception as error:
+        return Delivered(Moving(0, 0, reason_of(error, room=delivery.request.room), True, ()), grains, {})
+    destination = delivery.destination
+    moving = move(
+        node.backend,
+        destination.name,
+        counted.all(node, delivery, [piece for _, piece in moves]),
+        room=delivery.request.room,
+        generation=delivery.request.generation,
+        tables=(node.regions, destination.regions),
+        slice_bytes=node.config.slice_bytes,
+        cancelled=delivery.cancelled,
+    )
+    if moving.reason is None and push.last and not moving.pending:
+        moving = moving._replace(reason=_finish(node, delivery))
+    moved = {piece.component: Moved(piece.nbytes, counted.blocks.get(piece.component, 0)) for _, piece in moves}
+    return Delivered(moving, grains, moved)
+
+
+def _moves(delivery: Delivery, push: Push) -> Iterator[tuple[ComponentPlan, Move]]:
+    request = delivery.request
+    for name, items in push.items.items():
+        plan = delivery.plan.components.get(name)
+        if plan is None:
+            continue  # held by this rank, and assigned to another writer: the plan's digest vouches for it
+        within = due(plan.source, plan.target, plan.granule, request.tokens, request.prefix)
+        piece = plan_move(plan, items, delivery.targets[name], within, push.layers)
+        if piece.nbytes:
+            yield plan, piece
+
+
+def _cover(delivery: Delivery, plan: ComponentPlan, piece: Move) -> None:
+    """Note which granules of which layers this moves.
+
+    Raises:
+        RoomError: Some of them were moved before: the engine's pushes overlap.
+    """
+    name = piece.component
+    request = delivery.request
+    first, last = due(plan.source, plan.target, plan.granule, request.tokens, request.prefix)
+    covered = delivery.covered.setdefault(name, np.zeros((len(plan.layers), last - first), np.bool_))
+    rows = [
+        row for row, layer in enumerate(plan.layers) if piece.layers is None or piece.layers[0] <= layer < piece.layers[1]
+    ]
+    low, high = piece.grains
+    part = covered[np.ix_(rows, range(low - first, high - first))]
+    if part.any():
+        raise RoomError(
+            f"component {name!r} is pushed twice",
+            cause=f"granules of {plan.granule} tokens from {low * plan.granule} to {high * plan.granule} overlap "
+            "with an earlier push",
+            component=name,
+            code="room.overlap",
+        )
+    covered[np.ix_(rows, range(low - first, high - first))] = True
+
+
+def _check_covered(delivery: Delivery) -> None:
+    """Check that the pushes cover everything that decode requires.
+
+    Raises:
+        RoomError: Names the component and the first position or layer that is missing.
+    """
+    request = delivery.request
+    for name, plan in delivery.plan.components.items():
+        first, last = due(plan.source, plan.target, plan.granule, request.tokens, request.prefix)
+        covered = delivery.covered.get(name)
+        if covered is not None and covered.all():
+            continue
+        if first == last:
+            continue
+        holes = np.argwhere(~covered) if covered is not None else np.array([[0, 0]])
+        row, grain = (int(n) for n in holes[0])
+        layer = plan.layers[row]
+        where = f"position {(first + grain) * plan.granule}" if plan.target.page else "its item"
+        raise RoomError(
+            f"the last push leaves component {name!r} incomplete",
+            cause=f"{where}{f' of layer {layer}' if layer >= 0 else ''} was never pushed",
+            hint="push every position that decode requires, for every layer, before or with the last push",
+            component=name,
+            peer=delivery.destination.name,
+            code="room.incomplete",
+        )
+
+
+def _finish(node: Node, delivery: Delivery) -> Reason | None:
+    for name, hook in delivery.hooks.items():
+        try:
+            hook.finish(HookRoom(node, delivery.request, delivery.destination.name, name))
+        except Exception as error:
+            return reason_of(error, room=delivery.request.room, component=name, strategy=node.strategies[name].name)
+    return None
+
+
+class _Counted:
+    """The blocks of all components of a push as one stream, counted per component."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, int] = {}
+
+    def all(self, node: Node, delivery: Delivery, moves: list[Move]) -> Iterator[Blocks]:
+        """Join small batches of neighbouring components, since one submission costs more than one block."""
+        limit = node.backend.capabilities.max_blocks
+        waiting: list[Blocks] = []
+        count = 0
+        for piece in moves:
+            context = HookRoom(node, delivery.request, delivery.destination.name, piece.component)
+            for blocks in delivery.hooks[piece.component].chunk(context, piece):
+                self.blocks[piece.component] = self.blocks.get(piece.component, 0) + blocks.count
+                if count + blocks.count > limit and waiting:
+                    yield Blocks.concatenate(waiting)
+                    waiting, count = [], 0
+                waiting.append(blocks)
+                count += blocks.count
+        if waiting:
+            yield Blocks.concatenate(waiting)

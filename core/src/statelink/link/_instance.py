@@ -1,0 +1,168 @@
+"""A prefill instance as decode sees it: found, greeted, planned for, attached."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from statelink.errors import PeerError, Reason
+from statelink.plan import Assignment, PairPlan, compile_pair, match, route
+from statelink.state import Inventory
+from statelink.wire import Card, Endpoint
+
+if TYPE_CHECKING:
+    from ._receiving import Receiving
+
+__all__ = ["Instance", "Route", "Source", "Stage", "plan_instance"]
+
+
+class Stage(enum.Enum):
+    """How far a prefill instance is. Each stage leads to the next, or back to the first when a rank is lost."""
+
+    RESOLVING = "resolving"
+    """Its addresses are being found."""
+    GREETING = "greeting"
+    """Its ranks, and this instance's other ranks, are being asked who they are."""
+    PLANNING = "planning"
+    """The route is being computed."""
+    ATTACHING = "attaching"
+    """Its ranks are told their parts, and the backends connect."""
+    READY = "ready"
+    """Rooms may be requested."""
+    REFUSED = "refused"
+    """One side refused; rooms fail with the reason, and it is tried again after a while."""
+
+
+@dataclass
+class Source:
+    """One rank of a prefill instance.
+
+    Attributes:
+        endpoint: Where it was dialled.
+        card: Who it is, once it answered.
+        heard: When it was last heard.
+        assignment: Its part for this decode rank, if it has anything to do with it.
+        plan: The compiled part.
+        attached: Whether it confirmed its part.
+        connected: Whether this side's backend can be reached by it.
+    """
+
+    endpoint: Endpoint
+    heard: float
+    card: Card | None = None
+    assignment: Assignment | None = None
+    plan: PairPlan | None = None
+    attached: bool = False
+    connected: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its link name; empty while it is not known."""
+        return self.card.link if self.card else ""
+
+    @property
+    def address(self) -> str:
+        """The address that it was dialled at."""
+        return str(self.endpoint)
+
+
+@dataclass
+class Instance:
+    """A prefill instance.
+
+    Attributes:
+        key: What the engine or router calls it.
+        stage: How far it is.
+        sources: Its ranks by the address they were dialled at.
+        siblings: Cards of this instance's other ranks, by address; ``None`` until they answer.
+        rooms: Rooms that wait for it or use it.
+        reason: Why it was refused.
+        since: When the stage was entered.
+        suspect: Whether one of its ranks is silent.
+    """
+
+    key: str
+    stage: Stage = Stage.RESOLVING
+    sources: dict[str, Source] = field(default_factory=dict)
+    siblings: dict[str, Card | None] = field(default_factory=dict)
+    rooms: dict[int, Receiving] = field(default_factory=dict)
+    reason: Reason | None = None
+    since: float = field(default_factory=time.monotonic)
+    suspect: bool = False
+
+    def enter(self, stage: Stage) -> None:
+        """Go to another stage."""
+        self.stage = stage
+        self.since = time.monotonic()
+
+    @property
+    def parts(self) -> list[Source]:
+        """The ranks that have something to do with this decode rank, in order of rank."""
+        return [source for source in self.sources.values() if source.assignment is not None]
+
+    @property
+    def greeted(self) -> bool:
+        """Whether everybody who was asked has answered."""
+        return all(source.card for source in self.sources.values()) and all(self.siblings.values())
+
+    def silent(self) -> str:
+        """Who has not answered, for messages."""
+        mute = [source.endpoint.address for source in self.sources.values() if source.card is None]
+        mute += [address.partition("|")[0] for address, card in self.siblings.items() if card is None]
+        return ", ".join(mute)
+
+
+@dataclass
+class Route:
+    """What planning found: per source address, its part, the compiled plan and how many destinations it serves."""
+
+    parts: dict[str, tuple[Assignment, PairPlan, int]]
+
+
+def plan_instance(ours: Card, siblings: Sequence[Card], sources: dict[str, Card]) -> Route:
+    """Check that the ranks are complete, match the instances, route every byte, and compile our part.
+
+    Raises:
+        PeerError: Ranks are missing, doubled, or of several instances.
+        MismatchError: The instances do not fit.
+    """
+    prefill = _complete([card.inventory for card in sources.values()], "prefill")
+    decode = _complete([ours.inventory, *(card.inventory for card in siblings)], "decode")
+    match(prefill, decode)
+    assignments = route(prefill, decode)
+    readers: dict[int, int] = {}
+    for assignment in assignments:
+        readers[assignment.source] = readers.get(assignment.source, 0) + 1
+    mine = {each.source: each for each in assignments if each.target == ours.inventory.rank}
+    parts = {}
+    for address, card in sources.items():
+        part = mine.get(card.inventory.rank)
+        if part is not None:
+            plan = compile_pair(card.inventory, ours.inventory, part)
+            parts[address] = (part, plan, readers[part.source])
+    return Route(parts)
+
+
+def _complete(inventories: list[Inventory], role: str) -> list[Inventory]:
+    """The inventories in order of rank, if every rank of one instance is there exactly once."""
+    first = inventories[0]
+    names = {inventory.instance for inventory in inventories}
+    if len(names) > 1:
+        raise PeerError(
+            f"ranks of several {role} instances were given as one",
+            cause=", ".join(sorted(names)),
+            code="peer.instance",
+        )
+    ranks = sorted(inventory.rank for inventory in inventories)
+    if ranks != list(range(first.ranks)):
+        raise PeerError(
+            f"the {role} instance {first.instance!r} is not complete",
+            cause=f"it has ranks 0 to {first.ranks - 1}, and the given addresses reach ranks {ranks}",
+            hint="give the address of every rank once"
+            + ("" if role == "prefill" else "; a decode rank learns of the others through 'siblings'"),
+            code="peer.ranks",
+        )
+    return sorted(inventories, key=lambda inventory: inventory.rank)

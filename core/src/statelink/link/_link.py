@@ -1,0 +1,203 @@
+"""The engine's side of Statelink: one object per rank."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from statelink.errors import ClosedError, ConfigError, RoomError
+from statelink.state import Inventory
+
+from ._decode import DecodeRole
+from ._node import Node
+from ._prefill import PrefillRole
+from ._receiving import Receiving
+from ._rendezvous import Peer
+from ._room import Ready, Room
+from ._sending import Sending
+from ._status import Status
+
+__all__ = ["Link"]
+
+MAX_ROOM = (1 << 64) - 1
+MAX_TOKENS = 1 << 40
+
+
+class Link:
+    """A rank's connection to its peers. Made by `statelink.open`; a context manager that closes itself.
+
+    Thread-safe. Nothing blocks but `close` and `Room.wait`. The registered memory belongs to the engine and must
+    outlive the link.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._closed = False
+        self._prefill = PrefillRole(node) if node.config.role == "prefill" else None
+        self._decode = DecodeRole(node) if node.config.role == "decode" else None
+        role = self._prefill or self._decode
+        assert role is not None
+        node.role = role
+        node.start()
+
+    @property
+    def name(self) -> str:
+        """This link's name, unique among all processes ever started."""
+        return self._node.name
+
+    @property
+    def address(self) -> str:
+        """Where peers dial it, with its public key if it has one: what a router hands to decode."""
+        return str(self._node.channel.endpoint)
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend."""
+        return self._node.backend.name
+
+    @property
+    def inventory(self) -> Inventory:
+        """What this rank holds."""
+        return self._node.inventory
+
+    def receive(
+        self,
+        room: int,
+        peer: Peer,
+        tokens: int,
+        items: Mapping[str, Any] | None = None,
+        *,
+        prefix: int = 0,
+        ready: Ready | None = None,
+        deadline: float | None = None,
+    ) -> Receiving:
+        """On decode: expect a request's state. Needs no memory yet.
+
+        Args:
+            room: The non-zero 64-bit id that both sides use for the request.
+            peer: The prefill instance: its name, or the addresses of its ranks. Connecting happens in the background.
+            tokens: N: positions of the request; prefill must state the same.
+            items: If given, `Receiving.accept` is called with them at once.
+            prefix: For accept.
+            ready: For accept.
+            deadline: Seconds that the room may take; the configured default when not given.
+
+        Raises:
+            RoomError: The id is not valid or in use, or the items are not what must arrive.
+            ConfigError: This link's role is prefill.
+            ClosedError: The link is closed.
+        """
+        role = self._decode
+        if role is None:
+            raise ConfigError("receive() is decode's", cause="this link's role is 'prefill'", code="config.role")
+        if not isinstance(peer, str):
+            peer = tuple(peer)
+        generation = secrets.randbits(62) + 1
+        receiving = Receiving(self._node, role, self._valid(room, tokens, deadline), tokens, generation, deadline)
+        if items is not None:
+            # Checked before the room exists: a bad list leaves no trace.
+            receiving._check(items, prefix)
+        self._enter(receiving)
+        self._node.post(lambda: role.open(receiving, peer))
+        if items is not None:
+            receiving.accept(items, prefix=prefix, ready=ready)
+        return receiving
+
+    def send(self, room: int, tokens: int, *, deadline: float | None = None) -> Sending:
+        """On prefill: open a request, whose state is then pushed. Decode need not be known, or have asked.
+
+        Args:
+            room: The non-zero 64-bit id that both sides use for the request.
+            tokens: N: positions of the request; decode must state the same.
+            deadline: Seconds that the room may take; the configured default when not given.
+
+        Raises:
+            RoomError: The id is not valid or in use.
+            ConfigError: This link's role is decode.
+            ClosedError: The link is closed.
+        """
+        role = self._prefill
+        if role is None:
+            raise ConfigError("send() is prefill's", cause="this link's role is 'decode'", code="config.role")
+        sending = Sending(self._node, role, self._valid(room, tokens, deadline), tokens, deadline)
+        self._enter(sending)
+        self._node.post(lambda: role.open(sending))
+        return sending
+
+    def changes(self) -> list[Room]:
+        """Rooms whose status or quiescence changed since the last call. Does not block."""
+        return self._node.take_changes()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Peers, rooms by status, rooms that hold memory after their end, and dropped frames."""
+        role = self._prefill or self._decode
+        assert role is not None
+        with self._node.lock:
+            rooms = list(self._node.rooms.values())
+        return {
+            "link": self.name,
+            "address": self.address,
+            "peers": role.snapshot(),
+            "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
+            "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.quiesced),
+            "dropped_frames": dict(self._node.channel.dropped),
+        }
+
+    def _valid(self, room: int, tokens: int, deadline: float | None) -> int:
+        if self._closed:
+            raise ClosedError("the link is closed", link=self.name)
+        who = {"backend": self.backend, "link": self.name}
+        if not isinstance(room, int) or not 0 < room <= MAX_ROOM:
+            raise RoomError(f"{room!r} is not a room id", cause="an integer from 1 to 2^64 - 1 is", code="room.id", **who)
+        if not isinstance(tokens, int) or not 0 < tokens <= MAX_TOKENS:
+            raise RoomError(f"a room of {tokens!r} tokens", cause="at least one is needed", room=room, **who)
+        if deadline is not None and not deadline > 0:
+            raise RoomError(f"a deadline of {deadline!r} seconds", cause="it must be above zero", room=room, **who)
+        return room
+
+    def _enter(self, room: Room) -> None:
+        with self._node.lock:
+            known = self._node.rooms.get(room.room)
+            if known is not None:
+                holds = "" if known.quiesced else "; memory that it named may still be written or read"
+                raise RoomError(
+                    f"room {room.room} is in use",
+                    cause=f"it is {known.status.name.lower()}{holds}",
+                    hint="a room id may be used again once the room has ended and quiesced",
+                    code="room.in_use",
+                    backend=self.backend,
+                    link=self.name,
+                )
+            self._node.rooms[room.room] = room
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Abort what has not ended, wait for transfers, say goodbye, and free everything. May be called twice.
+
+        Args:
+            timeout: Seconds to wait for each of: transfers to end, threads to end.
+
+        Returns:
+            Whether everything ended in time. If not, memory named by rooms that are not quiesced is still in danger.
+        """
+        if self._closed:
+            return True
+        self._closed = True
+        with self._node.lock:
+            rooms = list(self._node.rooms.values())
+        for room in rooms:
+            room.abort("the link was closed")
+        until = time.monotonic() + timeout
+        for room in rooms:
+            room.wait(max(0.0, until - time.monotonic()), quiesced=True)
+        return self._node.stop(timeout)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Link {self.name} over {self.backend} at {self.address}>"

@@ -1,0 +1,160 @@
+"""Driving a backend: batches in bounded slices, so that an abort is never behind a copy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from statelink.backend import Backend, Batch, Blocks, Op, Transfer
+from statelink.errors import Reason, StatelinkError, TransferError
+from statelink.state import Region
+
+__all__ = ["Moving", "RegionTable", "move", "reason_of"]
+
+FIRST_NAP, LONGEST_NAP = 20e-6, 1e-3
+
+
+class RegionTable:
+    """Where a rank's registered memory begins and ends. Immutable.
+
+    Args:
+        regions: The region table that `Blocks` refer to.
+    """
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self._low = np.array([region.address for region in regions], np.uint64)
+        self._nbytes = np.array([region.nbytes for region in regions], np.uint64)
+
+    def check(self, addresses: np.ndarray, nbytes: np.ndarray, regions: np.ndarray, side: str) -> None:
+        """Check that every block lies inside the region that it names.
+
+        Raises:
+            TransferError: One does not.
+        """
+        if len(regions) and int(regions.max()) >= len(self._low):
+            raise TransferError(f"a block names {side} region {int(regions.max())} of {len(self._low)}")
+        offset = addresses - self._low[regions]  # wraps around below the region, and is then too large
+        room = self._nbytes[regions]
+        bad = (offset >= room) | (nbytes > room - offset) | (nbytes == 0)
+        if bad.any():
+            index = int(np.flatnonzero(bad)[0])
+            raise TransferError(
+                f"a block leaves its {side} region",
+                cause=f"{int(nbytes[index])} bytes at {int(addresses[index]):#x}, region {int(regions[index])}",
+            )
+
+
+class Moving(NamedTuple):
+    """What became of a move.
+
+    Attributes:
+        nbytes: Bytes moved.
+        blocks: Blocks moved.
+        reason: Why it failed, or ``None``.
+        settled: Whether it is certain that no more bytes move.
+        pending: Transfers that had not ended when the move was given up.
+    """
+
+    nbytes: int
+    blocks: int
+    reason: Reason | None
+    settled: bool
+    pending: tuple[Transfer, ...]
+
+
+def move(
+    backend: Backend,
+    peer: str,
+    parts: Iterable[Blocks],
+    *,
+    room: int,
+    generation: int,
+    tables: tuple[RegionTable, RegionTable],
+    slice_bytes: int,
+    cancelled: threading.Event,
+) -> Moving:
+    """Write batches to a peer and wait until they are visible there. Runs on a data thread.
+
+    Args:
+        backend: The backend.
+        peer: Link name of the destination.
+        parts: Batches of blocks.
+        room: The request.
+        generation: Which use of the room id.
+        tables: Region tables of the source and of the destination.
+        slice_bytes: Most bytes given to the backend at once.
+        cancelled: Set by the control thread when the room failed: nothing more is started, nothing is waited for.
+    """
+    limits = backend.capabilities
+    running: list[Transfer] = []
+    nbytes = blocks = 0
+    reason: Reason | None = None
+    settled = True
+    try:
+        for part in parts:
+            tables[0].check(part.source, part.nbytes, part.source_region, "source")
+            tables[1].check(part.target, part.nbytes, part.target_region, "destination")
+            for piece in part.slices(limits.max_blocks, min(limits.max_bytes, slice_bytes)):
+                while len(running) >= limits.max_transfers:
+                    running, failure = _wait(backend, running, cancelled, len(running) - limits.max_transfers + 1)
+                    if failure is not None:
+                        raise failure
+                    if cancelled.is_set():
+                        return Moving(nbytes, blocks, reason, settled, tuple(running))
+                if cancelled.is_set():
+                    return Moving(nbytes, blocks, reason, settled, tuple(running))
+                running.append(backend.submit(peer, Batch(Op.WRITE, piece, room, generation)))
+                nbytes += piece.total
+                blocks += piece.count
+    except Exception as error:
+        reason = reason_of(error, backend=backend.name, peer=peer)
+        settled = not isinstance(error, _Failed) or error.settled
+    while running and not cancelled.is_set():
+        running, failure = _wait(backend, running, cancelled, len(running))
+        if failure is not None:
+            reason = reason or reason_of(failure, backend=backend.name, peer=peer)
+            settled = settled and failure.settled
+    return Moving(nbytes, blocks, reason, settled, tuple(running))
+
+
+class _Failed(TransferError):
+    settled = True
+
+
+def _wait(
+    backend: Backend, running: list[Transfer], cancelled: threading.Event, ends: int
+) -> tuple[list[Transfer], _Failed | None]:
+    """Poll until ``ends`` transfers ended, one failed, or the room was cancelled; what still runs, and the failure."""
+    nap = FIRST_NAP
+    while True:
+        ended = [transfer for transfer in running if transfer.outcome is not None]
+        if not ended:
+            backend.poll(running)
+            ended = [transfer for transfer in running if transfer.outcome is not None]
+        failed = [t.outcome for t in ended if t.outcome is not None and not t.outcome.ok]
+        if failed:
+            error = _Failed(f"backend {backend.name!r} could not move a batch", cause=failed[0].reason)
+            error.settled = all(outcome.settled for outcome in failed)
+            return [transfer for transfer in running if transfer.outcome is None], error
+        if len(ended) >= ends or cancelled.is_set():
+            return [transfer for transfer in running if transfer.outcome is None], None
+        time.sleep(nap)
+        nap = min(2 * nap, LONGEST_NAP)
+
+
+def reason_of(error: BaseException, **who: object) -> Reason:
+    """The reason that an exception stands for; whatever is not ours is called a defect of whoever raised it."""
+    named = {key: str(value) for key, value in who.items() if value}
+    if isinstance(error, StatelinkError):
+        reason = error.reason
+        return Reason(reason.code, reason.what, {**named, **reason.who}, reason.cause, reason.hint)
+    return Reason(
+        "backend.defect",
+        f"{type(error).__name__} was raised where only Statelink's own errors are expected",
+        named,
+        str(error)[:500],
+    )

@@ -1,0 +1,518 @@
+"""The prefill role: who is attached, which rooms are open, what decode asked for."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from statelink import wire
+from statelink.backend import Moved
+from statelink.errors import MismatchError, Reason, StatelinkError
+from statelink.plan import Items, Pages, PairPlan, compile_pair, required
+
+from ._delivery import Delivered, deliver
+from ._handshake import check_card
+from ._hook_room import HookRoom
+from ._mover import RegionTable, reason_of
+from ._sending import Delivery, Push, Sending
+from ._status import ENDED, Status
+from ._use import Use
+
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = ["Destination", "PrefillRole"]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+log = logging.getLogger("statelink.link")
+
+REMEMBERED = 65536
+"""Most requests, ends and generations that are remembered for rooms that are not open here."""
+
+
+@dataclass
+class Destination:
+    """One decode rank that introduced itself.
+
+    Attributes:
+        name: Its link name.
+        card: Who it is.
+        regions: Its region table, for checks.
+        plan: What this rank writes for it; set once it is attached and reachable.
+        expected: Decode ranks that ask this rank for each room.
+        heard: When it was last heard.
+    """
+
+    name: str
+    card: wire.Card
+    regions: RegionTable
+    heard: float
+    plan: PairPlan | None = None
+    expected: int = 1
+
+
+class PrefillRole:
+    """Prefill's half of the protocol. Runs on the control thread.
+
+    Args:
+        node: The link's control thread.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._destinations: dict[str, Destination] = {}
+        self._early: OrderedDict[int, dict[str, wire.Request]] = OrderedDict()
+        self._ends: OrderedDict[int, tuple[Reason, bool]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._deadlines: list[tuple[float, int, Sending]] = []
+        self._numbers = itertools.count()
+        self._handlers: dict[type[wire.Message], Callable[..., None]] = {
+            wire.Attach: self._attach,
+            wire.Request: self._request,
+            wire.Accepted: self._accepted,
+            wire.Failed: self._failed,
+            wire.Note: self._note,
+            wire.Refuse: self._refuse,
+            wire.Bye: self._bye,
+        }
+
+    # Messages.
+
+    def handle(self, message: wire.Message, address: str | None) -> None:
+        """See `Role.handle`."""
+        peer = self._destinations.get(message.sender)
+        if peer is not None:
+            peer.heard = time.monotonic()
+        if isinstance(message, wire.Hello):
+            self._hello(message)
+        elif message.to != self._node.name or peer is None:
+            # Spoken to an earlier process at this address, or by one that we gave up: let it start over.
+            if not isinstance(message, (wire.Bye, wire.Unknown)):
+                self._send(wire.Unknown(sender=self._node.name, to=message.sender))
+        elif isinstance(message, wire.Ping):
+            self._send(wire.Pong(sender=self._node.name, to=message.sender))
+        else:
+            handler = self._handlers.get(type(message))
+            if handler is None:
+                log.debug("a %s message is not for prefill", type(message).__name__.lower())
+            else:
+                handler(message, peer)
+
+    def _hello(self, message: wire.Hello) -> None:
+        card = message.card
+        try:
+            check_card(self._node.card, card)
+        except StatelinkError as error:
+            log.warning("refused a peer: %s", error)
+            self._send(wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason))
+            return
+        if card.role == "decode" and card.link not in self._destinations and card.link == message.sender:
+            regions = RegionTable(card.inventory.regions)
+            self._destinations[card.link] = Destination(card.link, card, regions, time.monotonic())
+        self._send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.card))
+
+    def _attach(self, message: wire.Attach, peer: Destination) -> None:
+        if peer.plan is not None:
+            self._send(wire.Attached(sender=self._node.name, to=peer.name, digest=peer.plan.digest))
+            return
+        node = self._node
+
+        def job() -> None:
+            try:
+                plan = self._compile(message, peer)
+                node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
+            except Exception as error:
+                reason = reason_of(error, backend=node.backend.name, peer=peer.name)
+                node.post(lambda: self._attached(peer, message, None, reason))
+            else:
+                node.post(lambda: self._attached(peer, message, plan, None))
+
+        node.setup.submit(("peer", peer.name), job)
+
+    def _compile(self, message: wire.Attach, peer: Destination) -> PairPlan:
+        ours = self._node.inventory
+        theirs = peer.card.inventory
+        assignment = message.assignment
+        if (assignment.source, assignment.target) != (ours.rank, theirs.rank):
+            raise MismatchError(
+                "an assignment is for other ranks",
+                cause=f"from {assignment.source} to {assignment.target}; these are {ours.rank} and {theirs.rank}",
+                code="mismatch.assignment",
+            )
+        plan = compile_pair(ours, theirs, assignment)
+        if plan.digest != message.digest:
+            raise MismatchError(
+                "the two sides compile different plans from one assignment",
+                cause=f"{plan.digest.hex()} here, {message.digest.hex()} there",
+                hint="install the same version of statelink on both sides",
+                code="mismatch.digest",
+            )
+        return plan
+
+    def _attached(
+        self, peer: Destination, message: wire.Attach, plan: PairPlan | None, reason: Reason | None
+    ) -> None:
+        if self._destinations.get(peer.name) is not peer:
+            return
+        if plan is None or reason is not None:
+            log.warning("refused %s: %s", peer.name, reason)
+            if reason is not None:
+                self._send(wire.Refuse(sender=self._node.name, to=peer.name, reason=reason))
+            return
+        peer.plan = plan
+        peer.expected = message.destinations
+        self._send(wire.Attached(sender=self._node.name, to=peer.name, digest=plan.digest))
+
+    def _refuse(self, message: wire.Refuse, peer: Destination) -> None:
+        log.warning("%s refused this instance: %s", peer.name, message.reason)
+
+    def _bye(self, message: wire.Bye, peer: Destination) -> None:
+        self._lose(peer, "it closed")
+
+    # Rooms.
+
+    def open(self, room: Sending) -> None:
+        """The engine opened a room."""
+        heapq.heappush(self._deadlines, (room._deadline, next(self._numbers), room))
+        self._node.after(room._deadline - time.monotonic(), self._expire)
+        end = self._ends.pop(room.room, None)
+        early = self._early.pop(room.room, {})
+        if end is not None and end[1] and not early:
+            self.fail(room, end[0])
+            return
+        for name, request in early.items():
+            peer = self._destinations.get(name)
+            if peer is not None:
+                self._deliver_to(room, peer, request)
+
+    def pushed(self, room: Sending, push: Push) -> None:
+        """The engine pushed."""
+        room._queue.append(push)
+        room._settle()
+        self._pump(room)
+
+    def _request(self, message: wire.Request, peer: Destination) -> None:
+        room = self._room(message.room)
+        self._remember(self._seen, (peer.name, message.room, message.generation), None)
+        if room is not None and room.status not in ENDED:
+            self._deliver_to(room, peer, message)
+            return
+        if room is not None:
+            self._answer(peer, message, room.reason or room._reason_for("room.ended", "the room has ended on prefill"))
+            return
+        end = self._ends.get(message.room)
+        if end is not None and not end[1]:
+            del self._ends[message.room]
+            self._answer(peer, message, end[0])
+            return
+        self._ends.pop(message.room, None)
+        waiting = self._early.setdefault(message.room, {})
+        waiting[peer.name] = message
+        while len(self._early) > REMEMBERED:
+            number, dropped = self._early.popitem(last=False)
+            for name, request in dropped.items():
+                reason = Reason("room.early", "too many requests wait for prefill to open them", {"room": str(number)})
+                if name in self._destinations:
+                    self._answer(self._destinations[name], request, reason)
+
+    def _answer(self, peer: Destination, request: wire.Request, reason: Reason) -> None:
+        """A request that will not be served: say why, and that nothing is in flight."""
+        use = Use(sender=self._node.name, to=peer.name, room=request.room, generation=request.generation)
+        self._send(wire.Failed(**use, reason=reason))
+        self._send(wire.Drained(**use))
+
+    def _deliver_to(self, room: Sending, peer: Destination, request: wire.Request) -> None:
+        try:
+            delivery = self._check_request(room, peer, request)
+        except StatelinkError as error:
+            reason = reason_of(error, room=room.room, peer=peer.name, backend=self._node.backend.name)
+            self._answer(peer, request, reason)
+            self.fail(room, reason)
+            return
+        known = room._deliveries.get(peer.name)
+        if known is not None:
+            return  # sent twice
+        room._deliveries[peer.name] = delivery
+        if len(room._deliveries) == peer.expected:
+            room._prefix = request.prefix
+            room._set(Status.WAITING)
+            room._settle()
+            self._pump(room)
+
+    def _check_request(self, room: Sending, peer: Destination, request: wire.Request) -> Delivery:
+        plan = peer.plan
+        if plan is None:
+            raise StatelinkError("a request came before its sender was attached", code="room.unattached")
+        if request.tokens != room.tokens:
+            raise MismatchError(
+                "the two sides disagree on the number of tokens",
+                cause=f"{room.tokens} on prefill, {request.tokens} on decode",
+                code="room.tokens",
+            )
+        for other in room._deliveries.values():
+            if other.destination.card.inventory.instance != peer.card.inventory.instance:
+                raise MismatchError("two decode instances ask for one room", code="room.instances")
+            if other.request.prefix != request.prefix:
+                raise MismatchError(
+                    "the decode ranks of one room disagree on the prefix",
+                    cause=f"{other.request.prefix} and {request.prefix}",
+                    code="room.prefix",
+                )
+        targets: dict[str, Items] = {}
+        for name, component_plan in plan.components.items():
+            given = request.items.get(name)
+            if given is None:
+                raise MismatchError(f"a request lacks component {name!r}", code="room.items", component=name)
+            ids = wire.unpack_items(given)
+            target = component_plan.target
+            listed = Pages(ids, given.first * target.page) if target.page else ids
+            targets[name] = required(target, request.tokens, request.prefix, listed)
+        hooks = {name: self._node.strategies[name].sender() for name in plan.components}
+        for name, hook in hooks.items():
+            hook.open(HookRoom(self._node, request, peer.name, name), request.prepared.get(name, b""))
+        return Delivery(peer, request, plan, targets, hooks)
+
+    def _pump(self, room: Sending) -> None:
+        """Send what is queued, in order, once every destination has asked."""
+        while room._queue and room.status in (Status.WAITING, Status.TRANSFERRING):
+            push = room._queue[0]
+            if not room._is_ready(push.ready, lambda: self._pump(room)):
+                return
+            room._queue.popleft()
+            room._set(Status.TRANSFERRING)
+            for delivery in room._deliveries.values():
+                self._start(room, delivery, push)
+
+    def _start(self, room: Sending, delivery: Delivery, push: Push) -> None:
+        node = self._node
+        delivery.jobs += 1
+
+        def job() -> None:
+            result = deliver(node, delivery, push)
+            node.post(lambda: self._delivered(room, delivery, push, result))
+
+        node.movers.submit(("peer", delivery.destination.name), job)
+
+    def _delivered(self, room: Sending, delivery: Delivery, push: Push, result: Delivered) -> None:
+        delivery.jobs -= 1
+        moving = result.moving
+        delivery.pending.extend(moving.pending)
+        if not moving.settled:
+            delivery.poisoned = str(moving.reason)
+        for name, moved in result.moved.items():
+            for tally in (delivery.moved, room._moved):
+                before = tally.get(name, Moved(0, 0))
+                tally[name] = Moved(before.nbytes + moved.nbytes, before.blocks + moved.blocks)
+        use = self._use(delivery)
+        if moving.reason is not None:
+            who = {"room": str(room.room), "peer": delivery.destination.name, **moving.reason.who}
+            self.fail(room, Reason(moving.reason.code, moving.reason.what, who, moving.reason.cause, moving.reason.hint))
+        elif room.status is Status.TRANSFERRING and not moving.pending:
+            if delivery is next(iter(room._deliveries.values())):
+                room._chunks += 1
+            chunk = wire.Chunk(
+                **use, number=push.number, grains=result.grains, layers=push.layers, nbytes=moving.nbytes
+            )
+            self._send(chunk)
+            if push.last:
+                digest = delivery.plan.digest
+                self._send(wire.Finished(**use, digest=digest, moved=delivery.moved, chunks=push.number + 1))
+                delivery.finished = True
+        self._drain(room)
+
+    def _accepted(self, message: wire.Accepted, peer: Destination) -> None:
+        room, delivery = self._find(message, peer)
+        if room is None or delivery is None or not delivery.finished:
+            return
+        delivery.accepted = True
+        if all(each.accepted for each in room._deliveries.values()):
+            room._set(Status.SUCCEEDED)
+            room._settle()
+
+    def _note(self, message: wire.Note, peer: Destination) -> None:
+        room, delivery = self._find(message, peer)
+        if room is None or delivery is None or message.component not in delivery.hooks:
+            return
+        hook = delivery.hooks[message.component]
+        context = HookRoom(self._node, message, peer.name, message.component)
+
+        def job() -> None:
+            try:
+                hook.message(context, message.payload)
+            except Exception as error:
+                reason = reason_of(error, room=message.room, component=message.component, peer=peer.name)
+                self._node.post(lambda: self.fail(room, reason))
+
+        self._node.fences.submit(("hook", message.room), job)
+
+    def _failed(self, message: wire.Failed, peer: Destination) -> None:
+        room, delivery = self._find(message, peer)
+        if delivery is not None and room is not None:
+            self.fail(room, message.reason)
+            return  # drained when its jobs have ended
+        waiting = self._early.get(message.room, {})
+        request = waiting.get(peer.name)
+        open_room = self._room(message.room)
+        if request is not None and request.generation == message.generation:
+            del self._early[message.room]
+            self._remember(self._ends, message.room, (message.reason, True))
+        elif (peer.name, message.room, message.generation) not in self._seen:
+            if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
+                self.fail(open_room, message.reason)
+            elif open_room is None and self._ends.pop(message.room, None) is None:
+                # Decode gave up before it asked; who opens the room later must not wait for it.
+                self._remember(self._ends, message.room, (message.reason, True))
+        use = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
+        self._send(wire.Drained(**use))
+
+    def fail(self, room: Sending, reason: Reason) -> None:
+        """End a room in failure, tell every destination, and stop its transfers."""
+        if not room._fail(reason):
+            return
+        room._queue.clear()
+        for delivery in room._deliveries.values():
+            delivery.cancelled.set()
+            self._abort_hooks(delivery)
+            self._send(wire.Failed(**self._use(delivery), reason=reason))
+        if not room._deliveries:
+            self._remember(self._ends, room.room, (reason, False))
+        self._drain(room)
+
+    def _abort_hooks(self, delivery: Delivery) -> None:
+        def job() -> None:
+            for name, hook in delivery.hooks.items():
+                hook.abort(HookRoom(self._node, delivery.request, delivery.destination.name, name))
+
+        self._node.movers.submit(("peer", delivery.destination.name), job)
+
+    def _drain(self, room: Sending) -> None:
+        """Tell destinations of a failed room when nothing is in flight any more, and work out quiescence."""
+        for delivery in room._deliveries.values():
+            if delivery.pending and not delivery.jobs:
+                self._poll_pending(room, delivery)
+            if room.status is Status.FAILED and delivery.still and not delivery.drained:
+                delivery.drained = True
+                self._send(wire.Drained(**self._use(delivery)))
+        room._settle()
+
+    def _poll_pending(self, room: Sending, delivery: Delivery) -> None:
+        """Look after transfers that a cancelled job left running, until they end."""
+        node = self._node
+        transfers = list(delivery.pending)
+        delivery.jobs += 1
+
+        def job() -> None:
+            failure = ""
+            try:
+                node.backend.poll([each for each in transfers if each.outcome is None])
+            except Exception as error:
+                failure = str(reason_of(error, backend=node.backend.name))
+            node.post(lambda: done(failure))
+
+        def done(failure: str) -> None:
+            delivery.jobs -= 1
+            unsettled = [each.outcome.reason for each in transfers if each.outcome and not each.outcome.settled]
+            delivery.poisoned = delivery.poisoned or failure or (unsettled[0] if unsettled else "")
+            delivery.pending = [each for each in transfers if each.outcome is None]
+            if delivery.pending and not failure:
+                node.after(0.01, lambda: self._drain(room))
+            else:
+                self._drain(room)
+
+        node.fences.submit(("pending", delivery.destination.name), job)
+
+    # Time and peers.
+
+    def beat(self, now: float) -> None:
+        """See `Role.beat`: destinations that fell silent are lost."""
+        for peer in list(self._destinations.values()):
+            silent = now - peer.heard
+            if silent > self._node.config.liveness:
+                self._lose(peer, f"it has been silent for {silent:.1f} s")
+
+    def _lose(self, peer: Destination, why: str) -> None:
+        """Forget a destination; its rooms fail."""
+        del self._destinations[peer.name]
+        for rooms in list(self._early.values()):
+            rooms.pop(peer.name, None)
+        for room in self._sending():
+            if peer.name in room._deliveries:
+                reason = room._reason_for("peer.lost", "decode was lost", why, peer=peer.name)
+                self.fail(room, reason)
+        node = self._node
+        node.movers.submit(("peer", peer.name), lambda: node.backend.disconnect(peer.name))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, room = heapq.heappop(self._deadlines)
+            if room.status in ENDED:
+                continue
+            asked = len(room._deliveries)
+            cause = {
+                Status.BOOTSTRAPPING: f"{asked} decode ranks have asked for it" if asked else "decode never asked for it",
+                Status.WAITING: "the engine never pushed",
+                Status.TRANSFERRING: "the transfer or its acknowledgement did not end"
+                if room._complete
+                else "the engine never made the last push",
+            }[room.status]
+            self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on prefill", cause))
+
+    def busy(self) -> bool:
+        """See `Role.busy`."""
+        return any(not d.still and not d.poisoned for room in self._sending() for d in room._deliveries.values())
+
+    def close(self) -> None:
+        """See `Role.close`."""
+        for peer in list(self._destinations.values()):
+            self._send(wire.Bye(sender=self._node.name, to=peer.name))
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand."""
+        return {name: "attached" if peer.plan else "greeted" for name, peer in self._destinations.items()}
+
+    # Small helpers.
+
+    def _send(self, message: wire.Message) -> None:
+        self._node.send(message)
+
+    def _room(self, number: int) -> Sending | None:
+        room = self._node.rooms.get(number)
+        return room if isinstance(room, Sending) else None
+
+    def _sending(self) -> list[Sending]:
+        with self._node.lock:
+            return [room for room in self._node.rooms.values() if isinstance(room, Sending)]
+
+    def _find(
+        self, message: wire.Accepted | wire.Failed | wire.Note, peer: Destination
+    ) -> tuple[Sending | None, Delivery | None]:
+        room = self._room(message.room)
+        delivery = room._deliveries.get(peer.name) if room is not None else None
+        if delivery is not None and delivery.request.generation != message.generation:
+            return None, None
+        return room, delivery
+
+    def _use(self, delivery: Delivery) -> Use:
+        return Use(
+            sender=self._node.name,
+            to=delivery.destination.name,
+            room=delivery.request.room,
+            generation=delivery.request.generation,
+        )
+
+    @staticmethod
+    def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+        table[key] = value
+        table.move_to_end(key)
+        while len(table) > REMEMBERED:
+            table.popitem(last=False)
+

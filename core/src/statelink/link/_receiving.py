@@ -1,0 +1,146 @@
+"""Decode's side of one room."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from statelink.backend import Moved, ReceiveHook
+from statelink.errors import ClosedError, Reason, RoomError
+from statelink.plan import Items, PairPlan, due, required
+
+from ._room import Ready, Room
+from ._status import ENDED
+
+if TYPE_CHECKING:
+    from ._decode import DecodeRole
+    from ._instance import Instance, Source
+    from ._node import Node
+
+__all__ = ["Receiving", "Writer"]
+
+
+@dataclass
+class Writer:
+    """What one prefill rank owes to one room.
+
+    Attributes:
+        source: The rank.
+        plan: What it writes.
+        hooks: Receive hook per component.
+        expected: Bytes per component.
+        finished: What it said it moved, once it did.
+        owes: Transfers of hooks that have not ended.
+        closed: Whether nothing of it can land any more.
+        asked: Whether it was, or may have been, asked.
+    """
+
+    source: Source
+    plan: PairPlan
+    hooks: dict[str, ReceiveHook]
+    expected: dict[str, int]
+    finished: Mapping[str, Moved] | None = None
+    owes: int = 0
+    closed: bool = False
+    asked: bool = False
+    prepared: dict[str, bytes] = field(default_factory=dict)
+
+
+class Receiving(Room):
+    """One request on decode. Made by `Link.receive`; every method returns at once, except `Room.wait`."""
+
+    def __init__(
+        self, node: Node, role: DecodeRole, room: int, tokens: int, generation: int, deadline: float | None
+    ) -> None:
+        super().__init__(node, room, tokens, deadline)
+        self._role = role
+        self._generation = generation
+        self._items: dict[str, Items] = {}
+        self._ready: Ready | None = None
+        self._accepted = False
+        self._requested = False
+        self._instance: Instance | None = None
+        self._writers: dict[str, Writer] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def generation(self) -> int:
+        """Which use of the room id this is."""
+        return self._generation
+
+    def accept(self, items: Mapping[str, Any], *, prefix: int = 0, ready: Ready | None = None) -> None:
+        """Say where the request's state belongs. From here on the named memory may be written, until `quiesced`.
+
+        Thread-safe.
+
+        Args:
+            items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`: for a
+                component that covers positions one for each page that must arrive, for the others exactly one.
+                A component of which nothing must arrive may be left out.
+            prefix: P: positions that this side already holds.
+            ready: Guards the memory: nothing is written before ``ready.query()`` is true.
+
+        Raises:
+            RoomError: The items are not what must arrive; the room stays as it was.
+            ClosedError: It was accepted before, or has ended.
+        """
+        with self._lock:
+            if self._status in ENDED or self._accepted:
+                state = f"it has {self._status.name.lower()}" if self._status in ENDED else "it was accepted before"
+                raise ClosedError("a room cannot be accepted", cause=state, room=self._room, code="room.closed")
+            if not 0 <= prefix <= self._tokens:
+                raise self._error(f"prefix {prefix} of a room with {self._tokens} tokens", code="room.prefix")
+            checked = self._check(items, prefix)
+            self._items, self._prefix, self._ready, self._accepted = checked, prefix, ready, True
+        self._node.post(lambda: self._role.accepted(self))
+
+    def _check(self, items: Mapping[str, Any], prefix: int) -> dict[str, Items]:
+        known = {component.name: component for component in self._node.inventory.components}
+        for name in items:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                raise self._error(
+                    f"accept names component {name!r}",
+                    cause=f"this rank has {', '.join(known) or 'none'}",
+                    hint=f"did you mean {close[0]!r}?" if close else "",
+                )
+        checked: dict[str, Items] = {}
+        for name, component in known.items():
+            given = items.get(name)
+            try:
+                if given is None and not component.kind.positional:
+                    raise RoomError(
+                        f"accept lacks component {name!r}",
+                        cause=f"every request has its {component.kind.index.value}",
+                        hint=f"add items[{name!r}]",
+                        code="room.items",
+                    )
+                checked[name] = required(component, self._tokens, prefix, [] if given is None else given)
+            except RoomError as error:
+                raise self._error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
+        return checked
+
+    def _error(self, what: str, cause: str = "", hint: str = "", code: str = "room.items") -> RoomError:
+        return RoomError.of(self._reason_for(code, what, cause, hint))
+
+    def _abort(self, why: str) -> None:
+        self._role.fail(self, self._reason_for("room.aborted", "decode aborted the request", why))
+
+    def _broken(self, reason: Reason) -> None:
+        self._role.fail(self, reason)
+
+    def _expect(self, plan: PairPlan) -> dict[str, int]:
+        """Bytes that a writer must move, per component: computed here, never taken from the writer."""
+        expected = {}
+        for name, part in plan.components.items():
+            first, last = due(part.source, part.target, part.granule, self._tokens, self._prefix or 0)
+            expected[name] = part.grain_nbytes * (last - first)
+        return expected
+
+    def _settle(self) -> None:
+        """Work out anew whether this side's memory is quiet."""
+        self._set_quiesced(all(writer.closed and not writer.owes for writer in self._writers.values()))
+        self._node.forget(self)

@@ -1,0 +1,58 @@
+"""From the name of an instance to the addresses of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from statelink.errors import PeerError
+from statelink.wire import Endpoint, parse_endpoint
+
+__all__ = ["Peer", "Rendezvous", "StaticRendezvous"]
+
+Peer = str | Sequence[str]
+"""What a router hands to decode: an instance's name, one address, or the addresses of all of its ranks."""
+
+
+class Rendezvous(Protocol):
+    """Where instances are found. Methods may block; the core calls them on a data thread."""
+
+    def resolve(self, peer: Peer) -> tuple[Endpoint, ...] | None:
+        """The addresses of all ranks of an instance, or ``None`` while it is not complete.
+
+        Raises:
+            PeerError: There is no such instance, and waiting will not help.
+        """
+
+    def close(self) -> None:
+        """Release what it holds. May be called twice."""
+
+
+class StaticRendezvous:
+    """Addresses from the configuration. Thread-safe, never blocks.
+
+    Args:
+        peers: Instance name to the addresses of its ranks.
+    """
+
+    def __init__(self, peers: Mapping[str, Sequence[str]]) -> None:
+        self._peers = {name: tuple(map(parse_endpoint, addresses)) for name, addresses in peers.items()}
+
+    def resolve(self, peer: Peer) -> tuple[Endpoint, ...] | None:
+        """See `Rendezvous.resolve`; addresses stand for themselves."""
+        if not isinstance(peer, str):
+            return tuple(map(parse_endpoint, peer))
+        if peer.startswith("tcp://"):
+            return tuple(map(parse_endpoint, peer.split(",")))
+        known = self._peers.get(peer)
+        if known is None:
+            raise PeerError(
+                f"no instance named {peer!r}",
+                cause=f"configured peers: {', '.join(sorted(self._peers)) or 'none'}",
+                hint="add it to 'peers', or pass its addresses (tcp://host:port, one a rank)",
+                code="peer.unknown",
+            )
+        return known
+
+    def close(self) -> None:
+        """Nothing to release."""

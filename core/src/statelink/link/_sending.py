@@ -1,0 +1,210 @@
+"""Prefill's side of one room: pushes, and one delivery to each destination."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.backend import Moved, SendHook, Transfer
+from statelink.errors import ClosedError, Reason, RoomError
+from statelink.plan import Items, PairPlan, pushed
+from statelink.state import IndexSpace
+
+from ._room import Ready, Room
+from ._status import ENDED, Status
+
+if TYPE_CHECKING:
+    from statelink.wire import Request
+
+    from ._node import Node
+    from ._prefill import Destination, PrefillRole
+
+__all__ = ["Delivery", "Push", "Sending"]
+
+
+class Push(NamedTuple):
+    """One call of `Sending.push`.
+
+    Attributes:
+        number: From 0.
+        items: Checked items per component.
+        span: ``[a, b)`` positions that it covers.
+        layers: ``[first, last)`` model layers, or ``None``.
+        ready: What guards the memory.
+        last: Whether nothing follows.
+    """
+
+    number: int
+    items: Mapping[str, Items]
+    span: tuple[int, int]
+    layers: tuple[int, int] | None
+    ready: Ready | None
+    last: bool
+
+
+@dataclass
+class Delivery:
+    """What one destination gets of one room. Its jobs run one after the other, so that only one thread changes it.
+
+    Attributes:
+        destination: The decode rank.
+        request: What it asked for.
+        plan: What this rank writes for it.
+        targets: Destination items per component.
+        hooks: Send hook per component.
+        covered: Per component, which granules of which layer were moved: bool, one row a layer.
+        moved: What was moved.
+        cancelled: Set when the room failed.
+        jobs: Jobs that were posted and have not reported back.
+        pending: Transfers that a cancelled job left running.
+        poisoned: Why it is not known that bytes have stopped.
+        finished: Whether its last word was sent.
+        accepted: Whether the destination has everything.
+        drained: Whether it was told that nothing is in flight.
+    """
+
+    destination: Destination
+    request: Request
+    plan: PairPlan
+    targets: dict[str, Items]
+    hooks: dict[str, SendHook]
+    covered: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    moved: dict[str, Moved] = field(default_factory=dict)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    jobs: int = 0
+    pending: list[Transfer] = field(default_factory=list)
+    poisoned: str = ""
+    finished: bool = False
+    accepted: bool = False
+    drained: bool = False
+
+    @property
+    def still(self) -> bool:
+        """Whether none of its writes is or can be in flight."""
+        return not self.jobs and not self.pending and not self.poisoned
+
+
+class Sending(Room):
+    """One request on prefill. Made by `Link.send`; every method returns at once, except `Room.wait`."""
+
+    def __init__(self, node: Node, role: PrefillRole, room: int, tokens: int, deadline: float | None) -> None:
+        super().__init__(node, room, tokens, deadline)
+        self._role = role
+        self._deliveries: dict[str, Delivery] = {}
+        self._queue: deque[Push] = deque()
+        self._pushes = 0
+        self._reach = 0
+        self._complete = False
+        self._given: set[str] = set()
+        self._lock = threading.Lock()
+
+    def push(
+        self,
+        items: Mapping[str, Any],
+        *,
+        span: tuple[int, int] | None = None,
+        layers: tuple[int, int] | None = None,
+        ready: Ready | None = None,
+        last: bool | None = None,
+    ) -> None:
+        """Offer a piece of the request's state. May come before decode has asked; it is then kept.
+
+        The named memory must keep its bytes until `quiesced`. Thread-safe; pushes of one room go out in order.
+
+        Args:
+            items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`.
+                A component that covers positions has one index for each page of the span; one that has a single
+                item a request has that item, and belongs into pushes that reach the end.
+            span: Token range ``[a, b)`` that the items cover; from where the last push ended to N when not given.
+                It begins on a page, and ends on one or at N.
+            layers: ``[first, last)`` model layers whose buffers are pushed; all buffers when not given.
+            ready: Guards the memory: nothing is read before ``ready.query()`` is true.
+            last: Whether this is the last push; when not given, it is if it reaches N and names no layers.
+
+        Raises:
+            RoomError: The items do not fit the span or the pools; nothing was changed.
+            ClosedError: The last push was already made, or the room has ended.
+        """
+        with self._lock:
+            a, b = self._span(span)
+            final = (b == self._tokens and layers is None) if last is None else last
+            if layers is not None and not 0 <= layers[0] < layers[1]:
+                raise self._error(f"layers {layers} of a push", cause="[first, last) with first < last is expected")
+            if self._complete or self._status in ENDED:
+                state = "its last push was made" if self._complete else f"it has {self._status.name.lower()}"
+                raise ClosedError("a room takes no more pushes", cause=state, room=self._room, code="room.closed")
+            checked = self._check(items, (a, b), final)
+            push = Push(self._pushes, checked, (a, b), layers, ready, final)
+            self._pushes += 1
+            self._reach = max(self._reach, b)
+            self._complete = final
+            self._given.update(checked)
+        self._node.post(lambda: self._role.pushed(self, push))
+
+    def _span(self, span: tuple[int, int] | None) -> tuple[int, int]:
+        a, b = span if span is not None else (self._reach, self._tokens)
+        if not 0 <= a <= b <= self._tokens:
+            raise self._error(f"span [{a}, {b}) of a push", cause=f"the room has {self._tokens} tokens")
+        return a, b
+
+    def _check(self, items: Mapping[str, Any], span: tuple[int, int], final: bool) -> dict[str, Items]:
+        inventory = self._node.inventory
+        known = {component.name: component for component in inventory.components}
+        checked: dict[str, Items] = {}
+        for name, given in items.items():
+            component = known.get(name)
+            if component is None:
+                raise self._error(
+                    f"a push names component {name!r}", cause=f"this rank has {', '.join(known) or 'none'}"
+                )
+            kind = component.kind
+            if kind.positional:
+                if span[0] % component.page or (span[1] % component.page and span[1] != self._tokens):
+                    raise self._error(
+                        f"span [{span[0]}, {span[1]}) splits a page of component {name!r}",
+                        cause=f"a page has {component.page} tokens",
+                    )
+            elif span[1] != self._tokens or (kind.with_last and not final):
+                when = "the last push" if kind.with_last else "a push that reaches the end of the request"
+                raise self._error(
+                    f"component {name!r} is pushed with span [{span[0]}, {span[1]})",
+                    cause=f"its {kind.index.value} is final only in {when}",
+                )
+            try:
+                checked[name] = pushed(component, self._tokens, self._prefix, span, given)
+            except RoomError as error:
+                raise self._error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
+        if final:
+            self._check_complete(known.keys() - checked.keys() - self._given)
+        return checked
+
+    def _check_complete(self, missing: set[str]) -> None:
+        for component in self._node.inventory.components:
+            if component.name in missing and component.kind.index is not IndexSpace.PAGE:
+                raise self._error(
+                    f"the last push of a room lacks component {component.name!r}",
+                    cause=f"every request has its {component.kind.index.value}",
+                    hint=f"add items[{component.name!r}]",
+                )
+
+    def _error(self, what: str, cause: str = "", hint: str = "", code: str = "room.push") -> RoomError:
+        return RoomError.of(self._reason_for(code, what, cause, hint))
+
+    def _abort(self, why: str) -> None:
+        self._role.fail(self, self._reason_for("room.aborted", "prefill aborted the request", why))
+
+    def _broken(self, reason: Reason) -> None:
+        self._role.fail(self, reason)
+
+    def _settle(self) -> None:
+        """Work out anew whether this side's memory is quiet."""
+        ended = self._status in ENDED or (bool(self._deliveries) and all(d.finished for d in self._deliveries.values()))
+        self._set_quiesced(not self._pushes or (ended and all(d.still for d in self._deliveries.values())))
+        if self._status is Status.SUCCEEDED or (self._status is Status.FAILED and self._quiesced):
+            self._node.forget(self)

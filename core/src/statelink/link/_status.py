@@ -1,0 +1,38 @@
+"""How a room stands, as a table."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["ENDED", "Status", "follows"]
+
+
+class Status(enum.IntEnum):
+    """How a room stands on one side; an engine may vote by minimum over its ranks."""
+
+    FAILED = 0
+    """Ended, with a reason."""
+    BOOTSTRAPPING = 1
+    """The other side is not known yet, or has not spoken of this room yet."""
+    WAITING = 2
+    """Both sides know of the room; nothing has moved."""
+    TRANSFERRING = 3
+    """Bytes are moving."""
+    SUCCEEDED = 4
+    """Ended: every promised byte is visible at the destination."""
+
+
+ENDED = frozenset({Status.FAILED, Status.SUCCEEDED})
+
+_FOLLOWS = {
+    Status.BOOTSTRAPPING: {Status.WAITING, Status.TRANSFERRING, Status.SUCCEEDED, Status.FAILED},
+    Status.WAITING: {Status.TRANSFERRING, Status.SUCCEEDED, Status.FAILED},
+    Status.TRANSFERRING: {Status.SUCCEEDED, Status.FAILED},
+    Status.SUCCEEDED: set(),
+    Status.FAILED: set(),
+}
+
+
+def follows(before: Status, after: Status) -> bool:
+    """Whether a room may go from one status to the other; it never goes back, and nothing follows an end."""
+    return after in _FOLLOWS[before]

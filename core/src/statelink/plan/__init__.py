@@ -1,0 +1,38 @@
+"""Pure functions from inventories to byte moves; numpy only.
+
+At connect: `match` two instances, `route` every byte to one writer, and `compile_pair` for each pair of ranks that
+have something to do with each other. Per request: `required` and `pushed` turn indices into positions, and
+`plan_move` into a `Move`, whose ``blocks`` are what a backend gets.
+"""
+
+from __future__ import annotations
+
+from ._blocks import Blocks
+from ._boxes import Box
+from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
+from ._match import differences, match
+from ._move import Move, plan_move
+from ._positions import Items, Pages, due, pushed, required, required_span
+from ._route import Assignment, Share, route
+
+__all__ = [
+    "NO_LAYER",
+    "Assignment",
+    "Blocks",
+    "Box",
+    "ComponentPlan",
+    "Items",
+    "Move",
+    "Pages",
+    "PairPlan",
+    "Share",
+    "compile_pair",
+    "differences",
+    "due",
+    "match",
+    "plan_move",
+    "pushed",
+    "required",
+    "required_span",
+    "route",
+]

@@ -1,0 +1,86 @@
+"""Blocks: the only thing a backend ever sees of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Blocks"]
+
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Byte ranges to move, as five parallel arrays of one length.
+
+    Source and destination are the two ends of the *data flow*: in a WRITE the source is local, in a READ remote.
+    The arrays belong to the receiver of the object and are contiguous. No two blocks overlap at the destination.
+
+    Attributes:
+        source: First byte of each block at its source; uint64.
+        target: First byte of each block at its destination; uint64.
+        nbytes: Length of each block, at least 1; uint64.
+        source_region: Index of the source's region in its owner's region table; uint32.
+        target_region: Index of the destination's region in its owner's region table; uint32.
+    """
+
+    source: U64
+    target: U64
+    nbytes: U64
+    source_region: U32
+    target_region: U32
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return len(self.nbytes)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all blocks together."""
+        return int(self.nbytes.sum())
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Blocks]) -> Blocks:
+        """All blocks of ``parts``, in order; an empty object when there are none."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            wide, narrow = np.empty(0, np.uint64), np.empty(0, np.uint32)
+            return cls(wide, wide, wide, narrow, narrow)
+        return cls(
+            np.concatenate([part.source for part in parts]),
+            np.concatenate([part.target for part in parts]),
+            np.concatenate([part.nbytes for part in parts]),
+            np.concatenate([part.source_region for part in parts]),
+            np.concatenate([part.target_region for part in parts]),
+        )
+
+    def __getitem__(self, part: slice) -> Blocks:
+        """Views of a range of the blocks."""
+        return Blocks(
+            self.source[part],
+            self.target[part],
+            self.nbytes[part],
+            self.source_region[part],
+            self.target_region[part],
+        )
+
+    def slices(self, max_blocks: int, max_bytes: int) -> Iterator[Blocks]:
+        """Cut into views of at most ``max_blocks`` blocks and, where one block allows it, ``max_bytes`` bytes.
+
+        Blocks are not split: a single one that is larger than ``max_bytes`` is a slice of its own.
+        """
+        ends = np.cumsum(self.nbytes)
+        first = 0
+        while first < self.count:
+            before = int(ends[first - 1]) if first else 0
+            stop = int(np.searchsorted(ends, np.uint64(before + max_bytes), side="right"))
+            stop = min(max(stop, first + 1), first + max_blocks, self.count)
+            yield self[first:stop]
+            first = stop

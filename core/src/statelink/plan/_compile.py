@@ -1,0 +1,241 @@
+"""From two inventories and an assignment to tables that a request only has to be added to."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import MismatchError, StateError
+from statelink.state import Buffer, Component, Inventory
+
+from ._boxes import Box, Runs, runs_of
+from ._route import Assignment, Share
+
+__all__ = ["ComponentPlan", "Group", "PairPlan", "compile_pair"]
+
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+
+NO_LAYER = -1
+
+
+class Group(NamedTuple):
+    """Buffer pairs that share one run table and one pair of item strides.
+
+    Attributes:
+        runs: The shared run table.
+        source_stride: Bytes between items at the source.
+        target_stride: Bytes between items at the destination.
+        source: Address of item 0 per buffer; uint64.
+        target: The same at the destination.
+        source_region: Region per buffer; uint32.
+        target_region: The same at the destination.
+        layers: Model layer per buffer, or `NO_LAYER`; int64.
+    """
+
+    runs: Runs
+    source_stride: int
+    target_stride: int
+    source: U64
+    target: U64
+    source_region: U32
+    target_region: U32
+    layers: I64
+
+
+class ComponentPlan(NamedTuple):
+    """What one source rank writes of one component of one destination rank.
+
+    Attributes:
+        source: The source's component.
+        target: The destination's component.
+        granule: Positions that move together; 1 where items do not stand for positions.
+        groups: All buffer pairs, by geometry and layer.
+        fused: The same bytes with buffers of one region joined where that makes longer runs; for pushes of all layers.
+        grain_nbytes: Bytes of one granule over all buffers.
+        layer_nbytes: The same per model layer (`NO_LAYER` for buffers without one).
+    """
+
+    source: Component
+    target: Component
+    granule: int
+    groups: tuple[Group, ...]
+    fused: tuple[Group, ...]
+    grain_nbytes: int
+    layer_nbytes: dict[int, int]
+
+    @property
+    def layers(self) -> list[int]:
+        """The model layers that it moves, in order; `NO_LAYER` first where there are buffers without one."""
+        return sorted(self.layer_nbytes)
+
+
+class PairPlan(NamedTuple):
+    """Everything that one source rank writes into one destination rank.
+
+    Immutable, and safe to share between threads.
+
+    Attributes:
+        assignment: Who writes what.
+        components: By name; components without a part are absent.
+        digest: 16 bytes that both sides compute alike from both inventories (without addresses) and the assignment.
+    """
+
+    assignment: Assignment
+    components: dict[str, ComponentPlan]
+    digest: bytes
+
+
+class _Pair(NamedTuple):
+    source: Buffer
+    target: Buffer
+    runs: Runs
+
+
+def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -> PairPlan:
+    """Check an assignment against both inventories and compile it.
+
+    Raises:
+        MismatchError: The assignment names what one side does not have, or the sides do not fit.
+        StateError: An address does not fit into 64 bits.
+    """
+    plans: dict[str, list[_Pair]] = {}
+    tables: dict[tuple[int, int, tuple[Box, ...]], Runs] = {}
+    named: set[tuple[str, str]] = set()
+    for share in assignment.shares:
+        ours, theirs = _component(target, share), _component(source, share)
+        granule = _granule(theirs, ours)
+        here = {buffer.name: buffer for buffer in ours.buffers}
+        there = {buffer.name: buffer for buffer in theirs.buffers}
+        for name in share.buffers:
+            if (share.component, name) in named:
+                raise _refused(assignment, share, name, "it is named twice")
+            named.add((share.component, name))
+            a, b = there.get(name), here.get(name)
+            if a is None or b is None or not a.count or not b.count:
+                raise _refused(assignment, share, name, "one side does not hold this buffer")
+            key = (id(a.layout), id(b.layout), share.boxes)
+            runs = tables.get(key)
+            if runs is None:
+                fits = a.layout.axes == b.layout.axes and a.layout.itemsize == b.layout.itemsize
+                made = runs_of(a.layout, b.layout, share.boxes, granule) if fits else None
+                if made is None:
+                    raise _refused(assignment, share, name, "a box of it is not held by both sides")
+                runs = tables[key] = made
+            plans.setdefault(share.component, []).append(_Pair(a, b, runs))
+    components = {
+        name: _component_plan(source, target, name, pairs)
+        for name, pairs in plans.items()
+    }
+    return PairPlan(assignment, components, _digest(source, target, assignment))
+
+
+def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list[_Pair]) -> ComponentPlan:
+    theirs, ours = source.component(name), target.component(name)
+    layer_nbytes: dict[int, int] = {}
+    for pair in pairs:
+        layer = NO_LAYER if pair.target.layer is None else pair.target.layer
+        layer_nbytes[layer] = layer_nbytes.get(layer, 0) + pair.runs.total
+    groups = _groups(source, target, pairs)
+    return ComponentPlan(
+        source=theirs,
+        target=ours,
+        granule=_granule(theirs, ours),
+        groups=groups,
+        fused=_groups(source, target, _fuse(pairs)) if len(pairs) > 1 else groups,
+        grain_nbytes=sum(layer_nbytes.values()),
+        layer_nbytes=layer_nbytes,
+    )
+
+
+def _groups(source: Inventory, target: Inventory, pairs: list[_Pair]) -> tuple[Group, ...]:
+    alike: dict[tuple[int, int, int], list[_Pair]] = {}
+    for pair in pairs:
+        alike.setdefault((id(pair.runs), pair.source.stride, pair.target.stride), []).append(pair)
+    return tuple(
+        Group(
+            runs=members[0].runs,
+            source_stride=members[0].source.stride,
+            target_stride=members[0].target.stride,
+            source=_addresses(source, [pair.source for pair in members]),
+            target=_addresses(target, [pair.target for pair in members]),
+            source_region=np.array([pair.source.region for pair in members], np.uint32),
+            target_region=np.array([pair.target.region for pair in members], np.uint32),
+            layers=np.array(
+                [NO_LAYER if pair.target.layer is None else pair.target.layer for pair in members], np.int64
+            ),
+        )
+        for members in alike.values()
+    )
+
+
+def _fuse(pairs: list[_Pair]) -> list[_Pair]:
+    """Join buffers that lie inside one item of one region on both sides (an envelope of all layers of a page)."""
+    nests: dict[tuple[int, int, int, int], list[_Pair]] = {}
+    for pair in pairs:
+        key = (pair.source.region, pair.source.stride, pair.target.region, pair.target.stride)
+        nests.setdefault(key, []).append(pair)
+    fused: list[_Pair] = []
+    for members in nests.values():
+        low_s = min(pair.source.offset for pair in members)
+        low_t = min(pair.target.offset for pair in members)
+        one_item = all(
+            pair.source.offset - low_s + pair.source.layout.nbytes <= pair.source.stride
+            and pair.target.offset - low_t + pair.target.layout.nbytes <= pair.target.stride
+            for pair in members
+        )
+        if len(members) == 1 or not one_item:
+            fused.extend(members)
+            continue
+        shifted = [pair.runs.shifted(pair.source.offset - low_s, pair.target.offset - low_t) for pair in members]
+        fused.append(
+            _Pair(
+                msgspec.structs.replace(members[0].source, offset=low_s, layer=None),
+                msgspec.structs.replace(members[0].target, offset=low_t, layer=None),
+                Runs.union(shifted),
+            )
+        )
+    return fused
+
+
+def _addresses(inventory: Inventory, buffers: list[Buffer]) -> U64:
+    addresses = [inventory.regions[buffer.region].address + buffer.offset for buffer in buffers]
+    if addresses and max(addresses) >= 1 << 64:
+        raise StateError("an address does not fit into 64 bits")
+    return np.array(addresses, np.uint64)
+
+
+def _granule(source: Component, target: Component) -> int:
+    return math.gcd(source.page, target.page) or 1
+
+
+def _component(inventory: Inventory, share: Share) -> Component:
+    for component in inventory.components:
+        if component.name == share.component:
+            return component
+    raise MismatchError(
+        f"an assignment names component {share.component!r}",
+        cause=f"{inventory.instance!r} rank {inventory.rank} does not have it",
+        code="mismatch.assignment",
+    )
+
+
+def _refused(assignment: Assignment, share: Share, buffer: str, cause: str) -> MismatchError:
+    return MismatchError(
+        f"the assignment of buffer {buffer!r} of component {share.component!r} cannot be carried out",
+        cause=cause,
+        code="mismatch.assignment",
+        source=assignment.source,
+        destination=assignment.target,
+    )
+
+
+def _digest(source: Inventory, target: Inventory, assignment: Assignment) -> bytes:
+    raw = msgspec.msgpack.encode(assignment, order="deterministic")
+    return hashlib.blake2b(source.digest() + target.digest() + raw, digest_size=16).digest()

@@ -1,0 +1,81 @@
+"""Pairing two instances by name, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statelink.errors import MismatchError
+from statelink.state import Component, Difference, Inventory
+from statelink.state._diff import diff_components
+
+__all__ = ["differences", "match"]
+
+SHOWN = 12
+
+
+def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[Difference]:
+    """Every field on which a source and a destination instance disagree; the destination's value first.
+
+    Components are compared over whole instances: a pipeline stage need not hold what another one does, but each
+    component, and each buffer that is not optional, must exist on both sides.
+    """
+    found: dict[Difference, None] = {}
+    for model in {inventory.model for inventory in sources} - {inventory.model for inventory in targets}:
+        found[Difference("model", repr(targets[0].model), repr(model))] = None
+    here, there = _by_name(targets), _by_name(sources)
+    for name in sorted(here.keys() | there.keys()):
+        if name not in here or name not in there:
+            kinds = (here.get(name) or there[name])[0].kind.name
+            path = f"component {name} (type {kinds})"
+            found[_presence(path, name in here)] = None
+            continue
+        seen: set[tuple[int, int]] = set()
+        for ours in here[name]:
+            for theirs in there[name]:
+                if (id(ours), id(theirs)) not in seen:
+                    seen.add((id(ours), id(theirs)))
+                    found.update(dict.fromkeys(diff_components(ours, theirs)))
+        found.update(dict.fromkeys(_buffers(name, here[name], there[name])))
+    return list(found)
+
+
+def match(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
+    """Check that every destination can be served by these sources, as far as names and geometry tell.
+
+    Raises:
+        MismatchError: They differ; the message lists the fields, the destination's value first.
+    """
+    found = differences(sources, targets)
+    if found:
+        lines = [f"{each.path}: {each.ours} on decode, {each.theirs} on prefill" for each in found[:SHOWN]]
+        if len(found) > SHOWN:
+            lines.append(f"and {len(found) - SHOWN} more")
+        raise MismatchError(
+            "prefill and decode do not describe the same state",
+            cause="; ".join(lines),
+            hint="both engines must be configured for the same model, cache dtype and layout",
+            prefill=sources[0].instance,
+            decode=targets[0].instance,
+        )
+
+
+def _by_name(inventories: Sequence[Inventory]) -> dict[str, list[Component]]:
+    found: dict[str, list[Component]] = {}
+    for inventory in inventories:
+        for component in inventory.components:
+            found.setdefault(component.name, []).append(component)
+    return found
+
+
+def _buffers(name: str, ours: Sequence[Component], theirs: Sequence[Component]) -> list[Difference]:
+    here = {buffer.name: buffer for component in ours for buffer in component.buffers}
+    there = {buffer.name: buffer for component in theirs for buffer in component.buffers}
+    return [
+        _presence(f"{name}/{label}", label in here)
+        for label in sorted(here.keys() ^ there.keys())
+        if not (here.get(label) or there[label]).optional
+    ]
+
+
+def _presence(path: str, ours: bool) -> Difference:
+    return Difference(path, "present" if ours else "absent", "absent" if ours else "present")

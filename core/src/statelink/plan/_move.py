@@ -1,0 +1,136 @@
+"""One piece of one component on its way from one rank to one other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ._blocks import Blocks
+from ._compile import ComponentPlan, Group
+from ._positions import Items, Pairs, pair
+
+__all__ = ["Move", "plan_move"]
+
+MAX_BATCH = 1 << 18
+"""Most blocks in one batch of `Move.blocks`: bounds what stands in memory, not what is moved."""
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+
+class Move:
+    """What one push moves of one component to one peer. Immutable.
+
+    Attributes:
+        component: Name of the component.
+        layers: ``[first, last)`` model layers, or ``None`` for all buffers.
+        nbytes: Payload bytes.
+    """
+
+    __slots__ = ("_pairs", "_plan", "component", "layers", "nbytes")
+
+    def __init__(self, plan: ComponentPlan, pairs: Pairs, layers: tuple[int, int] | None) -> None:
+        self._plan = plan
+        self._pairs = pairs
+        self.component = plan.target.name
+        self.layers = layers
+        if layers is None:
+            grain = plan.grain_nbytes
+        else:
+            grain = sum(n for layer, n in plan.layer_nbytes.items() if layers[0] <= layer < layers[1])
+        self.nbytes = grain * len(pairs)
+
+    @property
+    def grains(self) -> tuple[int, int]:
+        """``[first, last)`` granules of the sequence that move (positions divided by the plan's granule)."""
+        return self._pairs.first, self._pairs.first + len(self._pairs)
+
+    def blocks(self, max_blocks: int = MAX_BATCH) -> Iterator[Blocks]:
+        """The blocks of this move, in batches of at most ``max_blocks``.
+
+        Neighbouring ranges that go on in each other on both sides are one block. No batch is empty.
+        """
+        if not self.nbytes:
+            return
+        groups = self._plan.fused if self.layers is None else self._plan.groups
+        for group in groups:
+            yield from self._group_blocks(_of_layers(group, self.layers), max_blocks)
+
+    def _group_blocks(self, group: Group, max_blocks: int) -> Iterator[Blocks]:
+        buffers = len(group.source)
+        if not buffers:
+            return
+        runs = len(group.runs.nbytes)
+        grains = max(1, max_blocks // runs)
+        for first in range(0, len(self._pairs), grains):
+            source, target, nbytes = _offsets(group, self._pairs, slice(first, first + grains))
+            width = max(1, max_blocks // len(nbytes))
+            for low in range(0, buffers, width):
+                high = min(low + width, buffers)
+                # A batch of more than max_blocks remains only where one granule of one buffer has that many runs.
+                yield from Blocks(
+                    (group.source[low:high, None] + source).ravel(),
+                    (group.target[low:high, None] + target).ravel(),
+                    np.broadcast_to(nbytes, (high - low, len(nbytes))).ravel(),
+                    np.repeat(group.source_region[low:high], len(nbytes)),
+                    np.repeat(group.target_region[low:high], len(nbytes)),
+                ).slices(max_blocks, 1 << 62)
+
+
+def plan_move(
+    plan: ComponentPlan,
+    source: Items,
+    target: Items,
+    within: tuple[int, int],
+    layers: tuple[int, int] | None = None,
+) -> Move:
+    """Pair up two lists of items and say what moves between them.
+
+    Args:
+        plan: Compiled for this pair of ranks.
+        source: The source's items.
+        target: The destination's items.
+        within: The granules that are `due` for the request.
+        layers: ``[first, last)`` model layers; all buffers when not given.
+    """
+    pairs = pair(source, target, (plan.source.page, plan.target.page), plan.granule, within)
+    return Move(plan, pairs, layers)
+
+
+def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:
+    if layers is None:
+        return group
+    chosen = (group.layers >= layers[0]) & (group.layers < layers[1])
+    if chosen.all():
+        return group
+    return group._replace(
+        source=group.source[chosen],
+        target=group.target[chosen],
+        source_region=group.source_region[chosen],
+        target_region=group.target_region[chosen],
+        layers=group.layers[chosen],
+    )
+
+
+def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
+    """Byte offsets from item 0, coalesced: once per group, since its buffers differ only in where item 0 is."""
+    runs = group.runs
+    source = _side(pairs.source[part], pairs.source_part, part, group.source_stride, runs.source, runs.source_step)
+    target = _side(pairs.target[part], pairs.target_part, part, group.target_stride, runs.target, runs.target_step)
+    nbytes = np.broadcast_to(runs.nbytes, (len(pairs.source[part]), len(runs.nbytes))).ravel()
+    # Glue on byte offsets, never on ids: strides differ between the sides.
+    glued = (source[1:] == source[:-1] + nbytes[:-1]) & (target[1:] == target[:-1] + nbytes[:-1])
+    if glued.any():
+        first = np.flatnonzero(np.concatenate(([True], ~glued)))
+        source, target, nbytes = source[first], target[first], np.add.reduceat(nbytes, first)
+    # uint64 throughout from here: int64 + uint64 would become float64.
+    return source.astype(np.uint64), target.astype(np.uint64), nbytes.astype(np.uint64)
+
+
+def _side(items: I64, parts: I64 | None, part: slice, stride: int, runs: I64, steps: I64) -> I64:
+    offsets = (items * stride)[:, None] + runs
+    if parts is not None:
+        offsets += parts[part, None] * steps
+    return offsets.ravel()

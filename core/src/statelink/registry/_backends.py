@@ -1,0 +1,156 @@
+"""Backends by name: listed from metadata, imported when picked."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.metadata
+import importlib.resources
+import json
+import os
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from statelink.backend import API_VERSION, Backend
+from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
+
+__all__ = ["GROUP", "Listed", "allowed", "list_backends", "load_backend"]
+
+GROUP = "statelink.backends"
+SUPPORTED = range(1, API_VERSION + 1)
+"""Plugin API versions that this core can drive."""
+
+
+class Listed(NamedTuple):
+    """An installed backend, as its package's metadata describes it. Nothing was imported.
+
+    Attributes:
+        name: Name to configure.
+        value: ``module:object`` of its entry point.
+        distribution: Package that brings it.
+        version: Version of that package.
+    """
+
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}, {self.value}"
+
+
+def list_backends() -> list[Listed]:
+    """Installed backends, by name; several of one name are a conflict, and all listed. Imports nothing.
+
+    ``STATELINK_PLUGINS``, if set, is the comma-separated list of distributions that count besides the core's own.
+    """
+    found: dict[Listed, None] = {}
+    for point in importlib.metadata.entry_points(group=GROUP):
+        dist = point.dist
+        listed = Listed(point.name, point.value, dist.name if dist else "?", dist.version if dist else "?")
+        if allowed(listed.distribution):
+            found[listed] = None  # a distribution that stands twice on the path is one
+    return sorted(found)
+
+
+def load_backend(name: str) -> type[Backend]:
+    """Import the one backend that is called ``name``.
+
+    Raises:
+        UnknownBackendError: None is; says whether it is a typo or a package that is not installed.
+        BackendLoadError: Several are, or its import failed, or it is not a backend.
+        BackendIncompatibleError: It was written for another plugin API.
+    """
+    listed = [each for each in list_backends() if each.name == name]
+    if not listed:
+        raise _unknown(name)
+    if len(listed) > 1:
+        raise BackendLoadError(
+            f"backend {name!r} is brought by {len(listed)} packages",
+            cause="; ".join(map(str, listed)),
+            hint="uninstall all but one of them",
+            code="backend.conflict",
+        )
+    (chosen,) = listed
+    try:
+        loaded: Any = importlib.metadata.EntryPoint(chosen.name, chosen.value, GROUP).load()
+    except Exception as error:
+        raise BackendLoadError(
+            f"backend {name!r} ({chosen}) failed to load", cause=f"{type(error).__name__}: {error}"
+        ) from error
+    _check(chosen, loaded)
+    backend: type[Backend] = loaded
+    return backend
+
+
+def _check(chosen: Listed, loaded: Any) -> None:  # noqa: ANN401 - whatever the entry point names
+    who = f"backend {chosen.name!r} ({chosen})"
+    if not isinstance(loaded, type) or not issubclass(loaded, Backend):
+        raise BackendLoadError(f"{who} is not a backend", cause=f"it is {loaded!r:.120}, not a subclass of Backend")
+    spoken = getattr(loaded, "api_version", None)
+    if not isinstance(spoken, int):
+        raise BackendLoadError(f"{who} does not state its plugin API", hint="add the class attribute api_version = 1")
+    if spoken not in SUPPORTED:
+        older = chosen.distribution if spoken < SUPPORTED.start else "statelink"
+        raise BackendIncompatibleError(
+            f"{who} was built for plugin API {spoken}, this core speaks {_span(SUPPORTED)}",
+            hint=f"pip install -U {older}",
+        )
+    missing = [each for each in ("name", "Options", "capabilities", "strategies") if not hasattr(loaded, each)]
+    missing += sorted(loaded.__abstractmethods__)
+    if missing:
+        raise BackendLoadError(f"{who} is incomplete", cause=f"it lacks {', '.join(missing)}")
+    if loaded.name != chosen.name:
+        raise BackendLoadError(
+            f"{who} calls itself {loaded.name!r}", hint="entry-point name and Backend.name are one and the same"
+        )
+
+
+def _unknown(name: str) -> UnknownBackendError:
+    installed = sorted({each.name for each in list_backends()})
+    distribution = _known().get(name)
+    if distribution is not None:
+        hint = f"pip install {distribution}"
+        if os.environ.get("STATELINK_PLUGINS") is not None and _is_installed(distribution):
+            hint = f"add {distribution} to the environment variable STATELINK_PLUGINS"
+    else:
+        close = difflib.get_close_matches(name, {*installed, *_known()}, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "see 'statelink backends'"
+    return UnknownBackendError(
+        f"no backend named {name!r} in group {GROUP!r} (installed: {', '.join(installed) or 'none'})",
+        hint=hint,
+        code="backend.not_installed" if distribution is not None else "backend.unknown",
+    )
+
+
+def allowed(distribution: str) -> bool:
+    """Whether the environment lets this package's plugins count."""
+    listed = os.environ.get("STATELINK_PLUGINS")
+    if listed is None or distribution == "statelink":
+        return True
+    return distribution in _names(listed)
+
+
+def _names(listed: str) -> Collection[str]:
+    return {name.strip() for name in listed.split(",") if name.strip()}
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@functools.cache
+def _known() -> dict[str, str]:
+    """Backend name to the package that brings it; data, since it names what the core does not know."""
+    text = importlib.resources.files(__package__ or "statelink.registry").joinpath("known.json").read_text()
+    known: dict[str, str] = json.loads(text)
+    return known
+
+
+def _span(versions: range) -> str:
+    return str(versions.start) if len(versions) == 1 else f"{versions.start} to {versions.stop - 1}"

@@ -1,0 +1,86 @@
+"""Packages that bring hooks: strategies, state types, observers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import threading
+from typing import NamedTuple
+
+import pluggy
+
+from statelink.backend import _hooks
+from statelink.state import register_state_type
+
+from ._backends import allowed
+
+__all__ = ["GROUP", "PluginFailure", "plugin_failures", "plugin_manager"]
+
+GROUP = "statelink.plugins"
+
+log = logging.getLogger("statelink.registry")
+
+
+class PluginFailure(NamedTuple):
+    """A hook package that could not be loaded; the others work without it.
+
+    Attributes:
+        name: Name of its entry point.
+        distribution: Package that brings it.
+        reason: The exception that it raised.
+    """
+
+    name: str
+    distribution: str
+    reason: str
+
+
+_lock = threading.Lock()
+_manager: pluggy.PluginManager | None = None
+_failures: list[PluginFailure] = []
+
+
+def plugin_manager() -> pluggy.PluginManager:
+    """The process's plugin manager, with every hook package loaded and its state types registered.
+
+    Packages are loaded once, one by one. One that fails is kept as a record and logged, and stops no other, unless
+    ``STATELINK_STRICT_PLUGINS=1`` asks for the exception.
+    """
+    global _manager
+    with _lock:
+        if _manager is None:
+            manager = pluggy.PluginManager("statelink")
+            manager.add_hookspecs(_hooks)
+            if os.environ.get("STATELINK_TRACE_PLUGINS") == "1":
+                manager.trace.root.setwriter(lambda text: log.info("%s", text.rstrip()))
+                manager.enable_tracing()
+            for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda each: each.name):
+                _load(manager, point)
+            for types in manager.hook.statelink_state_types():
+                for state_type in types:
+                    register_state_type(state_type)
+            _manager = manager
+        return _manager
+
+
+def plugin_failures() -> tuple[PluginFailure, ...]:
+    """Hook packages that failed to load."""
+    return tuple(_failures)
+
+
+def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -> None:
+    distribution = point.dist.name if point.dist else "?"
+    if not allowed(distribution) or manager.has_plugin(point.name):
+        return
+    try:
+        manager.register(point.load(), name=point.name)
+        manager.check_pending()
+    except Exception as error:
+        if os.environ.get("STATELINK_STRICT_PLUGINS") == "1":
+            raise
+        if manager.has_plugin(point.name):
+            manager.unregister(name=point.name)
+        failure = PluginFailure(point.name, distribution, f"{type(error).__name__}: {error}")
+        _failures.append(failure)
+        log.warning("plugin %s (%s) failed to load: %s", *failure)

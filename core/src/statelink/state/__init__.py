@@ -1,0 +1,43 @@
+"""What state is: pure descriptions, in global coordinates, of what one rank holds.
+
+Nothing here moves a byte or knows a library. An `Inventory` lists a rank's `Component` objects (named pieces of
+request state), each made of `Buffer` views into registered `Region` memory, each item of which is described by a
+`Layout` of `Slab` boxes. State types are data: see `StateType` and `register_state_type`.
+"""
+
+from __future__ import annotations
+
+from ._build import Described, describe
+from ._diff import Difference
+from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
+from ._layout import Layout, Slab
+from ._memory import Memory
+from ._pools import aux_rows, index_pages, kv_pages, mamba_slots, mla_pages, window_pages
+from ._types import Coverage, IndexSpace, StateType, register_state_type, state_type, state_types
+
+__all__ = [
+    "Axis",
+    "Buffer",
+    "Component",
+    "Coverage",
+    "Described",
+    "Difference",
+    "IndexSpace",
+    "Inventory",
+    "Layout",
+    "Memory",
+    "Partition",
+    "Region",
+    "Slab",
+    "StateType",
+    "aux_rows",
+    "describe",
+    "index_pages",
+    "kv_pages",
+    "mamba_slots",
+    "mla_pages",
+    "register_state_type",
+    "state_type",
+    "state_types",
+    "window_pages",
+]

@@ -1,0 +1,194 @@
+"""From arrays to components, and from components to an inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from statelink.errors import StateError
+
+from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
+from ._layout import Layout, Slab
+from ._memory import Memory
+
+__all__ = ["Described", "View", "component", "describe"]
+
+
+class Described(NamedTuple):
+    """A component together with the allocations that its buffers lie in (``Buffer.region`` indexes them)."""
+
+    component: Component
+    regions: tuple[Region, ...]
+
+
+class View(NamedTuple):
+    """One array and the part of the global item that each of its items holds.
+
+    Attributes:
+        name: Name of the buffer.
+        memory: Array whose first axis runs over items.
+        shape: Global shape of one item.
+        axes: Names of the global axes.
+        boxes: ``(start, stop)`` per box: global coordinates; boxes stand one after the other on local axis
+            ``stacked``, and have the array's own extent on every other axis.
+        order: For each global axis, which array axis (counted without the item axis) runs over it.
+        stacked: Global axis on which several boxes are stacked in the array.
+        position: Global axis of positions.
+        layer: Global model layer.
+        optional: Whether the other side may lack it.
+    """
+
+    name: str
+    memory: Memory
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    order: tuple[int, ...]
+    stacked: int = 0
+    position: int | None = None
+    layer: int | None = None
+    optional: bool = False
+
+
+def component(
+    name: str,
+    type_: str,
+    views: Iterable[View],
+    *,
+    page: int = 0,
+    window: int | None = None,
+    partition: Partition | None = None,
+    format: str = "",
+) -> Described:
+    """Build a component from views of arrays; the step that all constructors share."""
+    regions: dict[Region, int] = {}
+    layouts: dict[Layout, Layout] = {}
+    buffers = []
+    for view in views:
+        layout = _layout(name, view)
+        # Buffers of one geometry share one Layout object, so that plans can tell at a glance.
+        layout = layouts.setdefault(layout, layout)
+        memory = view.memory
+        count = memory.shape[0]
+        region = regions.setdefault(memory.region, len(regions)) if count else 0
+        buffers.append(
+            Buffer(
+                name=view.name,
+                region=region,
+                offset=memory.offset if count else 0,
+                stride=memory.strides[0] if count > 1 else layout.nbytes,
+                count=count,
+                layout=layout,
+                layer=view.layer,
+                optional=view.optional,
+            )
+        )
+    built = Component(
+        name=name,
+        type=type_,
+        buffers=tuple(buffers),
+        page=page,
+        window=window,
+        partition=partition or Partition(),
+        format=format,
+    )
+    return Described(built, tuple(regions))
+
+
+def _layout(component: str, view: View) -> Layout:
+    memory = view.memory
+    if len(memory.shape) != len(view.shape) + 1:
+        raise StateError(
+            f"buffer {view.name!r} of component {component!r} has {len(memory.shape)} axes",
+            cause=f"an array of shape {memory.shape}; items first, then {', '.join(view.axes)} are expected",
+        )
+    counts = tuple(memory.shape[1 + axis] for axis in view.order)
+    strides = tuple(memory.strides[1 + axis] for axis in view.order)
+    slabs = []
+    filled = 0
+    for start, stop in view.boxes:
+        slabs.append(Slab(start, stop, filled * strides[view.stacked], strides))
+        filled += stop[view.stacked] - start[view.stacked]
+    expected = list(slabs[0].counts)
+    expected[view.stacked] = filled
+    if list(counts) != expected:
+        said = ", ".join(f"{axis} {n}" for axis, n in zip(view.axes, counts, strict=True))
+        wanted = ", ".join(f"{axis} {n}" for axis, n in zip(view.axes, expected, strict=True))
+        raise StateError(
+            f"buffer {view.name!r} of component {component!r} does not hold the share it should",
+            cause=f"an item of the array is {said}; this rank's share is {wanted}",
+        )
+    return Layout(memory.dtype, memory.itemsize, view.shape, view.axes, tuple(slabs), view.position)
+
+
+def describe(
+    instance: str,
+    components: Iterable[Described],
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    axes: Mapping[str, tuple[int, int]] | None = None,
+    model: str = "",
+) -> Inventory:
+    """Put components together into the inventory of one rank.
+
+    Args:
+        instance: Name of the instance that this rank belongs to.
+        components: What the constructors of this package return.
+        rank: This rank's number in the instance.
+        ranks: Number of ranks in the instance.
+        axes: ``(index, size)`` on each parallel axis.
+        model: The model's identity (revision, adapters), compared verbatim with the other side's.
+
+    Allocations that several components share are registered once; one that lies inside another is too.
+
+    Raises:
+        StateError: The description contradicts itself.
+    """
+    described = list(components)
+    merged = _merge(region for each in described for region in each.regions)
+    built = []
+    for each in described:
+        buffers = []
+        for buffer in each.component.buffers:
+            if buffer.count:
+                region = each.regions[buffer.region]
+                index = next(i for i, outer in enumerate(merged) if _inside(region, outer))
+                shift = region.address - merged[index].address
+                buffer = msgspec.structs.replace(buffer, region=index, offset=buffer.offset + shift)
+            buffers.append(buffer)
+        built.append(msgspec.structs.replace(each.component, buffers=tuple(buffers)))
+    return Inventory(
+        instance=instance,
+        rank=rank,
+        ranks=ranks,
+        axes={name: Axis(*coordinate) for name, coordinate in (axes or {}).items()},
+        regions=tuple(merged),
+        components=tuple(built),
+        model=model,
+    )
+
+
+def _merge(regions: Iterable[Region]) -> list[Region]:
+    kept: list[Region] = []
+    for region in sorted(set(regions), key=lambda r: (r.kind, r.address, -r.nbytes)):
+        if kept and kept[-1].kind == region.kind and region.address < kept[-1].address + kept[-1].nbytes:
+            if not _inside(region, kept[-1]):
+                raise StateError(
+                    "two regions overlap without one holding the other",
+                    cause=f"{kept[-1].nbytes} bytes at {kept[-1].address:#x} and "
+                    f"{region.nbytes} bytes at {region.address:#x}",
+                    hint="describe the allocation that both lie in as their region",
+                )
+            continue
+        kept.append(region)
+    return kept
+
+
+def _inside(inner: Region, outer: Region) -> bool:
+    end = inner.address + inner.nbytes
+    return (
+        inner.kind == outer.kind and outer.address <= inner.address and end <= outer.address + outer.nbytes
+    )

@@ -1,0 +1,284 @@
+"""Regions, buffers, components and the inventory of one rank."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statelink.errors import StateError
+
+from ._layout import MAX_BYTES, Layout
+from ._types import StateType, state_type
+
+if TYPE_CHECKING:
+    from ._diff import Difference
+
+__all__ = ["Axis", "Buffer", "Component", "Inventory", "Partition", "Region"]
+
+MAX_NAME = 255
+MAX_REGIONS = 1 << 16
+MAX_BUFFERS = 1 << 16
+MAX_RANKS = 1 << 16
+UINT64 = 1 << 64
+
+
+class Region(msgspec.Struct, frozen=True):
+    """One registered allocation.
+
+    The memory belongs to whoever described it, and must outlive the link that registers it.
+
+    Attributes:
+        address: First byte, as an unsigned 64-bit address.
+        nbytes: Length in bytes, at least 1.
+        kind: Memory kind, such as ``dram``, ``cuda:0`` or ``npu:1``.
+    """
+
+    address: int
+    nbytes: int
+    kind: str = "dram"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.address < UINT64 or self.nbytes < 1 or self.address + self.nbytes > UINT64:
+            raise StateError("a region is a range of memory", cause=f"address {self.address}, {self.nbytes} bytes")
+
+
+class Buffer(msgspec.Struct, frozen=True):
+    """A named view of a region: items of one layout, at a fixed stride.
+
+    Listing a buffer says that its bytes are authoritative. A rank that holds zeros or scratch there leaves it out.
+
+    Attributes:
+        name: Pairs with the buffer of the same name on the other side.
+        region: Index into the inventory's regions.
+        offset: Bytes from the start of the region to item 0.
+        stride: Bytes between neighbouring items.
+        count: Number of items; 0 for a buffer that keeps its place but holds nothing.
+        layout: What one item is.
+        layer: Global model layer, or ``None`` where it belongs to no layer.
+        optional: Whether the other side may lack it (draft layers that only decode has).
+    """
+
+    name: str
+    region: int
+    offset: int
+    stride: int
+    count: int
+    layout: Layout
+    layer: int | None = None
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name("buffer", self.name)
+        if min(self.region, self.offset, self.stride, self.count) < 0 or self.offset > MAX_BYTES:
+            raise StateError(f"buffer {self.name!r} has a negative region, offset, stride or count")
+        if self.count > 1 and self.stride < self.layout.nbytes:
+            raise StateError(
+                f"items of buffer {self.name!r} overlap",
+                cause=f"an item ends after {self.layout.nbytes} bytes but the stride is {self.stride}",
+            )
+
+    @property
+    def end(self) -> int:
+        """Bytes from the start of the region to the end of the last item."""
+        return self.offset + (self.count - 1) * self.stride + self.layout.nbytes if self.count else self.offset
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """Which positions of a sequence a rank holds.
+
+    Attributes:
+        kind: ``all``; ``contiguous`` (``size`` ranks hold consecutive page ranges, the first ones a page more); or
+            ``cyclic`` (block ``b`` of ``block`` positions is held by rank ``b mod size``).
+        size: Number of ranks that share the positions.
+        index: This rank's place among them.
+        block: Positions of one block, for ``cyclic``.
+    """
+
+    kind: str = "all"
+    size: int = 1
+    index: int = 0
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("all", "contiguous", "cyclic"):
+            raise StateError(f"no partition kind {self.kind!r}", hint="'all', 'contiguous' or 'cyclic'")
+        if self.size < 1 or not 0 <= self.index < self.size or self.block < 1:
+            raise StateError("a partition has an index below its size", cause=f"{self.index} of {self.size}")
+        if self.kind == "all" and self.size != 1:
+            raise StateError("partition 'all' has size 1", cause=f"size is {self.size}")
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True):
+    """One named piece of state on one rank.
+
+    Attributes:
+        name: Pairs with the component of the same name; by default its type's name.
+        type: Name of its state type.
+        buffers: What its indices address, all of them at the same index.
+        page: Positions of one item; 0 where items do not stand for positions.
+        window: Positions that a window-covered component keeps, else ``None``.
+        partition: Which positions this rank holds.
+        format: Opaque tag compared verbatim, for what strides cannot say (a swizzle, a quantisation packing).
+    """
+
+    name: str
+    type: str
+    buffers: tuple[Buffer, ...]
+    page: int = 0
+    window: int | None = None
+    partition: Partition = Partition()
+    format: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name("component", self.name)
+        kind = state_type(self.type)
+        if kind.positional != (self.page > 0):
+            raise StateError(
+                f"component {self.name!r} of type {kind.name!r} has {self.page} positions an item",
+                cause="items of this type stand for positions" if kind.positional else "its items are one a request",
+            )
+        if (kind.coverage.value == "window") != (self.window is not None) or (self.window or 1) < 1:
+            raise StateError(
+                f"component {self.name!r} of type {kind.name!r} has window {self.window}",
+                hint="a window-covered type needs its window in tokens, and only such a type has one",
+            )
+        names = [buffer.name for buffer in self.buffers]
+        if not names or len(names) > MAX_BUFFERS or len(set(names)) != len(names):
+            raise StateError(f"component {self.name!r} needs buffers, each with a name of its own")
+        shared: dict[Layout, Layout] = {}
+        for buffer in self.buffers:
+            first = shared.setdefault(buffer.layout, buffer.layout)
+            if first is buffer.layout:
+                self._check_positions(buffer)
+            else:
+                # Buffers of one geometry share one object, also after a trip over the wire: plans go by identity.
+                msgspec.structs.force_setattr(buffer, "layout", first)
+
+    def _check_positions(self, buffer: Buffer) -> None:
+        layout = buffer.layout
+        axis = layout.position
+        if axis is None:
+            return
+        if not self.page or layout.shape[axis] != self.page:
+            raise StateError(
+                f"buffer {buffer.name!r} of component {self.name!r} has {layout.shape[axis]} positions "
+                f"on axis {layout.axes[axis]!r}",
+                cause=f"an item of the component has {self.page}",
+            )
+        for slab in layout.slabs:
+            if (slab.start[axis], slab.counts[axis]) != (0, self.page):
+                raise StateError(
+                    f"a slab of buffer {buffer.name!r} of component {self.name!r} holds only some positions of an item",
+                    cause=f"[{slab.start[axis]}, {slab.stop[axis]}) of {self.page}",
+                    hint="say with the component's partition which positions a rank holds",
+                )
+
+    @property
+    def kind(self) -> StateType:
+        """The state type itself."""
+        return state_type(self.type)
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """A rank's coordinate on one parallel axis, and the axis's size."""
+
+    index: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.index < self.size:
+            raise StateError("a parallel coordinate lies below its axis's size", cause=f"{self.index} of {self.size}")
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one rank holds, and who it is.
+
+    Attributes:
+        instance: Name of the instance (one attention-DP group of a model in one role).
+        rank: This rank's number in the instance, from 0.
+        ranks: Number of ranks in the instance.
+        axes: Coordinates on each parallel axis, such as ``{"tp": Axis(1, 4)}``; informative, plans use slabs.
+        regions: Registered memory.
+        components: Named pieces of state.
+        model: The model's identity as the engine states it (revision, adapters); compared verbatim.
+    """
+
+    instance: str
+    components: tuple[Component, ...]
+    regions: tuple[Region, ...]
+    rank: int = 0
+    ranks: int = 1
+    axes: dict[str, Axis] = {}
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name("instance", self.instance)
+        if not 0 <= self.rank < self.ranks <= MAX_RANKS:
+            raise StateError(f"rank {self.rank} of an instance of {self.ranks}")
+        if len(self.regions) > MAX_REGIONS:
+            raise StateError(f"an inventory has at most {MAX_REGIONS} regions", cause=f"{len(self.regions)} given")
+        names = [component.name for component in self.components]
+        if len(set(names)) != len(names):
+            raise StateError("every component has a name of its own", cause=f"names are {', '.join(names)}")
+        for component in self.components:
+            for buffer in component.buffers:
+                self._check(component, buffer)
+
+    def _check(self, component: Component, buffer: Buffer) -> None:
+        if not buffer.count:
+            return
+        if buffer.region >= len(self.regions):
+            raise StateError(
+                f"buffer {buffer.name!r} of component {component.name!r} is in region {buffer.region}",
+                cause=f"the inventory has {len(self.regions)}",
+            )
+        region = self.regions[buffer.region]
+        if buffer.end > region.nbytes:
+            raise StateError(
+                f"buffer {buffer.name!r} of component {component.name!r} leaves its region",
+                cause=f"it ends at byte {buffer.end} of {region.nbytes}",
+            )
+
+    def component(self, name: str) -> Component:
+        """The component called ``name``.
+
+        Raises:
+            StateError: There is none.
+        """
+        for component in self.components:
+            if component.name == name:
+                return component
+        raise StateError(
+            f"no component named {name!r}",
+            cause=f"rank {self.rank} of {self.instance!r} has {', '.join(c.name for c in self.components) or 'none'}",
+        )
+
+    def without_addresses(self) -> Inventory:
+        """The same inventory with every address set to 1: what can be compared between processes."""
+        regions = tuple(msgspec.structs.replace(region, address=1) for region in self.regions)
+        return msgspec.structs.replace(self, regions=regions)
+
+    def digest(self) -> bytes:
+        """16 bytes over everything in this inventory except where its memory lies.
+
+        Equal inventories in two processes have equal digests, whatever their addresses.
+        """
+        raw = msgspec.msgpack.encode(self.without_addresses(), order="deterministic")
+        return hashlib.blake2b(raw, digest_size=16).digest()
+
+    def diff(self, other: Inventory) -> list[Difference]:
+        """Every field that must agree between a source and a destination and does not.
+
+        Compares by name, in both directions, what both sides state about the *global* state: parallel layout,
+        strides and memory may differ freely. See `statelink.plan.match` for whole instances.
+        """
+        from ._diff import diff_inventories
+
+        return diff_inventories(self, other)
+
+
+def _check_name(what: str, name: str) -> None:
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise StateError(f"a {what} needs a printable name of 1 to {MAX_NAME} characters", cause=f"got {name!r:.80}")

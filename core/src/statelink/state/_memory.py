@@ -1,0 +1,136 @@
+"""Where an array's bytes lie: torch tensors, numpy arrays and raw pointers look the same from here on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from statelink.errors import StateError
+
+from ._inventory import Region
+
+__all__ = ["Memory"]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """An array in memory, by its numbers.
+
+    Engines that hold raw pointers build this themselves; `Memory.of` reads it off a tensor or array. Nothing is
+    copied and no reference is kept: whoever owns the memory keeps it alive while a link uses it.
+
+    Attributes:
+        address: First element, unsigned 64-bit.
+        shape: Elements per axis.
+        strides: Bytes between neighbouring elements, per axis.
+        dtype: Element type by its usual name.
+        itemsize: Bytes of one element.
+        region: The allocation that it lies in; what gets registered.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    region: Region
+
+    @classmethod
+    def of(cls, array: Any) -> Memory:  # noqa: ANN401 - whatever the engine calls a tensor
+        """Describe a torch tensor, a numpy array, or a `Memory` (returned as it is).
+
+        Raises:
+            StateError: It is none of these, or lives where bytes cannot be addressed.
+        """
+        if isinstance(array, Memory):
+            return array
+        if isinstance(array, np.ndarray):
+            return _of_numpy(array)
+        if callable(getattr(array, "data_ptr", None)) and callable(getattr(array, "untyped_storage", None)):
+            return _of_tensor(array)
+        raise StateError(
+            f"cannot read memory from a {type(array).__module__}.{type(array).__qualname__}",
+            hint="pass a torch tensor, a numpy array, or Memory.pointer(address, shape, dtype, ...)",
+        )
+
+    @classmethod
+    def pointer(
+        cls,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        itemsize: int,
+        *,
+        strides: tuple[int, ...] | None = None,
+        region: Region | None = None,
+        kind: str = "dram",
+    ) -> Memory:
+        """Describe memory known only by its address.
+
+        Args:
+            address: First element.
+            shape: Elements per axis.
+            dtype: Element type by its usual name.
+            itemsize: Bytes of one element.
+            strides: Bytes per axis; dense row-major when not given.
+            region: The allocation around it; the array's own extent when not given.
+            kind: Memory kind of that extent.
+        """
+        if strides is None:
+            strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        if region is None:
+            span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + itemsize
+            region = Region(address, span, kind)
+        return cls(address=address, shape=shape, strides=strides, dtype=dtype, itemsize=itemsize, region=region)
+
+    @property
+    def offset(self) -> int:
+        """Bytes from the start of the region to the first element."""
+        return self.address - self.region.address
+
+
+def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
+    root: Any = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    low, high = np.lib.array_utils.byte_bounds(root)
+    if not array.size:
+        return _empty(array.shape, array.dtype.name, array.itemsize, "dram")
+    return Memory(
+        address=array.__array_interface__["data"][0],
+        shape=array.shape,
+        strides=array.strides,
+        dtype=array.dtype.name,
+        itemsize=array.itemsize,
+        region=Region(low, high - low),
+    )
+
+
+def _of_tensor(tensor: Any) -> Memory:  # noqa: ANN401 - a torch.Tensor, which the core does not import
+    itemsize = int(tensor.element_size())
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    kind = str(tensor.device) if tensor.device.type != "cpu" else "dram"
+    shape = tuple(int(n) for n in tensor.shape)
+    if not tensor.numel():
+        return _empty(shape, dtype, itemsize, kind)
+    if tensor.device.type != "cpu" and tensor.device.index is None:
+        raise StateError(f"a tensor on {kind!r} does not say on which device", hint="move it to, say, 'cuda:0'")
+    storage = tensor.untyped_storage()
+    if tensor.device.type == "meta" or not storage.data_ptr():
+        raise StateError("a tensor without memory cannot be described", cause=f"its device is {kind!r}")
+    return Memory(
+        address=int(tensor.data_ptr()),
+        shape=shape,
+        strides=tuple(int(s) * itemsize for s in tensor.stride()),
+        dtype=dtype,
+        itemsize=itemsize,
+        region=Region(int(storage.data_ptr()), int(storage.nbytes()), kind),
+    )
+
+
+def _empty(shape: tuple[int, ...], dtype: str, itemsize: int, kind: str) -> Memory:
+    """An array without elements: it keeps its place in a component, and has no memory to register."""
+    strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return Memory(address=1, shape=shape, strides=strides, dtype=dtype, itemsize=itemsize, region=Region(1, 1, kind))

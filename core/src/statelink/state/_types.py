@@ -1,0 +1,171 @@
+"""State types as data: how a kind of state is indexed and which part of a sequence it covers."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import threading
+
+import msgspec
+
+from statelink.errors import StateError
+
+__all__ = ["Coverage", "IndexSpace", "StateType", "register_state_type", "state_type", "state_types"]
+
+
+class IndexSpace(enum.Enum):
+    """What one index of a component addresses."""
+
+    PAGE = "page"
+    """A block of consecutive positions."""
+    SLOT = "slot"
+    """The one item of a request in a pool of recurrent states."""
+    ROW = "row"
+    """The one item of a request in a pool of per-request rows."""
+
+
+class Coverage(enum.Enum):
+    """Which positions of a request must arrive, given ``tokens`` N, ``prefix`` P and a window W."""
+
+    SUFFIX = "suffix"
+    """``[P, N)``: what decode does not hold yet."""
+    WHOLE = "whole"
+    """``[0, N)``: also what a prefix hit covers."""
+    WINDOW = "window"
+    """``[max(P, N - W), N)``."""
+    REQUEST = "request"
+    """No positions: exactly one item, which is final when the last position has been computed."""
+
+
+class StateType(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of request state, as data.
+
+    Backends never look inside a type: any type that is registered can be moved by every backend that declares it.
+
+    Attributes:
+        name: Wire value.
+        index: What one index addresses.
+        coverage: Which positions of a request must arrive.
+        aligned: Whether the first required position of a request must lie on an item boundary of decode
+            (true where a decode-side prefix ends between two items).
+        elide_empty: Whether a buffer that either side lists with zero items is left out of the plan;
+            otherwise a one-sided empty buffer is a mismatch.
+        with_last: Whether items move only with a request's last push (metadata rows, which are final last).
+        aliases: Other names that mean this type.
+        doc: What it is.
+    """
+
+    name: str
+    index: IndexSpace
+    coverage: Coverage
+    aligned: bool = False
+    elide_empty: bool = False
+    with_last: bool = False
+    aliases: tuple[str, ...] = ()
+    doc: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise StateError("a state type needs a name")
+        if (self.index is IndexSpace.PAGE) == (self.coverage is Coverage.REQUEST):
+            raise StateError(
+                f"state type {self.name!r} has index space {self.index.value!r} but coverage {self.coverage.value!r}",
+                hint="pages cover positions; slots and rows have coverage 'request'",
+            )
+
+    @property
+    def positional(self) -> bool:
+        """Whether indices stand for positions of the sequence."""
+        return self.coverage is not Coverage.REQUEST
+
+
+_BUILT_IN = (
+    StateType(
+        name="kv",
+        index=IndexSpace.PAGE,
+        coverage=Coverage.SUFFIX,
+        aligned=True,
+        doc="Keys and values (MHA, GQA) or latents (MLA) of full attention, in pages.",
+    ),
+    StateType(
+        name="swa",
+        index=IndexSpace.PAGE,
+        coverage=Coverage.WINDOW,
+        doc="Keys and values of sliding-window layers in a page pool of their own; indices are that pool's pages.",
+    ),
+    StateType(
+        name="dsa",
+        index=IndexSpace.PAGE,
+        coverage=Coverage.SUFFIX,
+        aligned=True,
+        elide_empty=True,
+        aliases=("nsa",),
+        doc="Sparse-attention index keys, in the pages of the full pool; layers that share an index list no items.",
+    ),
+    StateType(
+        name="mamba",
+        index=IndexSpace.SLOT,
+        coverage=Coverage.REQUEST,
+        doc="Convolution and recurrent states of Mamba, gated-delta and linear-attention layers, one slot a request.",
+    ),
+    StateType(
+        name="aux",
+        index=IndexSpace.ROW,
+        coverage=Coverage.REQUEST,
+        with_last=True,
+        doc="Metadata of one request (first token, logprobs, draft state, ...), one row a request.",
+    ),
+)
+
+_lock = threading.Lock()
+_by_name: dict[str, StateType] = {}
+
+
+def register_state_type(new: StateType) -> None:
+    """Make a state type known to this process.
+
+    Registering an equal type twice is a no-op. Thread-safe.
+
+    Raises:
+        StateError: Another type already has this name or alias.
+    """
+    with _lock:
+        for name in (new.name, *new.aliases):
+            known = _by_name.get(name)
+            if known is not None and known != new:
+                raise StateError(
+                    f"state type name {name!r} is taken",
+                    cause=f"it belongs to type {known.name!r} with another definition",
+                    hint="a third party's type takes its package's name as a prefix",
+                )
+        for name in (new.name, *new.aliases):
+            _by_name[name] = new
+
+
+def state_type(name: str) -> StateType:
+    """The type called ``name``, or that has it as an alias.
+
+    Raises:
+        StateError: No such type is registered.
+    """
+    try:
+        return _by_name[name]
+    except KeyError:
+        close = difflib.get_close_matches(name, _by_name, n=1)
+        raise StateError(
+            f"no state type named {name!r}",
+            cause=f"known types: {', '.join(sorted(_by_name))}",
+            hint=f"did you mean {close[0]!r}?" if close else "a plugin registers its types with the hook "
+            "statelink_state_types, or call statelink.state.register_state_type",
+            code="state.unknown_type",
+        ) from None
+
+
+def state_types() -> tuple[StateType, ...]:
+    """Every registered type, ordered by name."""
+    with _lock:
+        return tuple(sorted(set(_by_name.values()), key=lambda each: each.name))
+
+
+for _type in _BUILT_IN:
+    register_state_type(_type)

@@ -1,0 +1,267 @@
+"""The backend's interface, over senders, receivers and grants."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple
+
+from statelink.backend import (
+    DIRECT,
+    Backend,
+    BackendContext,
+    Batch,
+    Capabilities,
+    Fence,
+    Op,
+    Probe,
+    Region,
+    Side,
+    Strategy,
+    SubmitMode,
+    Transfer,
+)
+from statelink.errors import TransferError, UnsupportedError
+
+from . import _iovec, _options
+from ._descriptor import Descriptor, boot_id, pair_key
+from ._frames import MAX_BLOCKS, MAX_BYTES
+from ._grants import Grants
+from ._listener import Known, Listener
+from ._ranges import U64, Ranges, RegionTable
+from ._receiver import Receiver
+from ._sender import Sender
+
+__all__ = ["TcpBackend"]
+
+UINT64: Final = 1 << 64
+
+
+class _Peer(NamedTuple):
+    """What is kept of a connected peer."""
+
+    regions: RegionTable
+    known: Known
+    sender: Sender
+
+    def stop(self) -> None:
+        """Let both threads end; returns at once."""
+        self.sender.stop()
+        self.known.receiver.stop()
+
+    def join(self) -> None:
+        """Wait for both threads; after it, nothing from this peer can land."""
+        self.sender.join()
+        self.known.receiver.join()
+
+
+class TcpBackend(Backend):
+    """Moves host memory between any two hosts over plain sockets, and on one host with one copy.
+
+    A WRITE is a message to the destination's process: that process checks each range against what the sender
+    was granted, and its own thread puts the bytes in place, reading them from the socket or, on one host,
+    from the sender's memory. So the destination alone can stop it. The source cannot: where its memory is
+    read by the destination's process, only that process knows when it has stopped, and where it was sent,
+    bytes in the destination's socket buffer may still land. Hence the fence ``MOVER`` for the source.
+
+    A peer is trusted with what it is granted, and with nothing else.
+    """
+
+    api_version = 1
+    name = "tcp"
+    Options = _options.Options
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        memory_kinds=frozenset({"dram"}),
+        ops=frozenset({Op.WRITE}),
+        submit_mode=SubmitMode.ASYNC,
+        fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OWNER}),
+        max_blocks=MAX_BLOCKS,
+        max_transfers=4,
+        thread_safe=True,
+    )
+    strategies: ClassVar[Mapping[str, Strategy]] = MappingProxyType({"*": DIRECT})
+
+    def __init__(self, context: BackendContext) -> None:
+        self._options: _options.Options = context.options
+        self._lock = threading.Lock()
+        self._peers: dict[str, _Peer] = {}
+        self._closed = False
+        self._regions = RegionTable(())
+        self._grants = Grants(Ranges.of(()))
+        host = self._options.host or context.host
+        try:
+            self._listener = Listener(context.link, host, self._options, self._find)
+        except OSError as error:
+            raise TransferError(
+                "the data port cannot be opened",
+                cause=str(error),
+                hint="" if not self._options.port else "port 0 lets the system choose one",
+                backend="tcp",
+                host=host,
+                port=self._options.port,
+            ) from error
+        near = self._options.same_host_copy and _iovec.can_copy()
+        self._own = Descriptor(
+            link=context.link,
+            host=context.host,
+            port=self._listener.port,
+            secret=secrets.token_bytes(32),
+            boot=boot_id(),
+            same_host_copy=near,
+        )
+        if near and self._options.permit_ptrace:
+            _iovec.permit_ptrace()
+
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        """Whether a data port can be opened here, and whether memory of this machine can be read."""
+        if sys.maxsize < 1 << 32:
+            return Probe(ok=False, reason="this is a 32-bit process", hint="use a 64-bit Python")
+        try:
+            socket.create_server((options.host or "127.0.0.1", options.port)).close()
+        except OSError as error:
+            return Probe(
+                ok=False, reason=f"the data port cannot be opened: {error}", hint="see options host and port"
+            )
+        copy = _same_host_copy(options)
+        return Probe(ok=True, reason=f"sockets; same-host copy: {copy}", details={"same_host_copy": copy})
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Take note of our memory; nothing is pinned or mapped."""
+        for at, region in enumerate(regions):
+            if region.kind != "dram":
+                raise TransferError(
+                    f"region {at} cannot be registered",
+                    cause=f"its memory is {region.kind!r}, and a socket reaches only 'dram'",
+                    backend="tcp",
+                )
+        try:
+            registered = Ranges.of([(region.address, region.nbytes) for region in regions])
+        except ValueError as error:
+            raise TransferError(
+                "the regions cannot be registered", cause=str(error), backend="tcp"
+            ) from error
+        self._regions = RegionTable(regions)
+        self._grants = Grants(registered)
+
+    def descriptor(self) -> bytes:
+        """Where we are, and our secret; see `Descriptor`."""
+        return self._own.encode()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        """Make ``peer`` known. Nothing is sent before the first batch: neither side waits for the other."""
+        theirs = Descriptor.decode(descriptor, peer)
+        if peer == self._own.link:
+            raise TransferError("a link cannot connect to itself", backend="tcp", peer=peer)
+        self.disconnect(peer)
+        key = pair_key(self._own, theirs)
+        near = self._own.near(theirs)
+        receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)
+        sender = Sender(self._own, theirs, key, self._options)
+        made = _Peer(RegionTable(regions), Known(key, receiver), sender)
+        with self._lock:
+            if not self._closed:
+                self._peers[peer] = made
+        if self._closed:
+            made.stop()
+            made.join()
+            raise TransferError("cannot connect", cause="this backend is closed", backend="tcp", peer=peer)
+        self._listener.look_again()
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        """Queue a batch for the thread that sends to ``peer``. Does not block."""
+        if batch.op is not Op.WRITE:
+            raise UnsupportedError(
+                "a batch cannot be moved", cause=f"{batch.op} is not declared", backend="tcp"
+            )
+        with self._lock:
+            known = self._peers.get(peer)
+        cause = "it is not connected" if known is None else self._wrong(batch, known.regions)
+        if known is None or cause:
+            raise TransferError(
+                "a batch cannot be moved", cause=cause, backend="tcp", peer=peer, room=batch.room
+            )
+        return known.sender.submit(batch)
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Nothing to do: the thread that sends to a peer sets the outcomes of its transfers."""
+
+    def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+        """Allow ``peer`` to write these ranges; calls for one use of a room add up. Any thread.
+
+        Raises:
+            TransferError: The ranges are not sorted, disjoint, or inside our registered memory.
+        """
+        self._grants.grant(peer, room, generation, addresses, nbytes)
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        """Take a grant back. Any thread; does not block.
+
+        The transfer is done at once, or when the system call ends that is putting bytes under this grant
+        right now. Neither depends on the peer, which may be stopped in the middle of a payload.
+        """
+        return self._grants.revoke(peer, room, generation)
+
+    def disconnect(self, peer: str) -> None:
+        """End both directions and both threads; blocks for at most about ``drain_timeout``."""
+        with self._lock:
+            known = self._peers.pop(peer, None)
+        if known is not None:
+            known.stop()
+            known.join()
+        self._grants.forget(peer)
+
+    def close(self) -> None:
+        """Disconnect everybody at once, and close the data port."""
+        with self._lock:
+            self._closed = True
+            peers, self._peers = self._peers, {}
+        for known in peers.values():
+            known.stop()
+        for name, known in peers.items():
+            known.join()
+            self._grants.forget(name)
+        self._listener.close()
+
+    def _find(self, peer: str) -> Known | None:
+        with self._lock:
+            known = self._peers.get(peer)
+        return None if known is None else known.known
+
+    def _wrong(self, batch: Batch, theirs: RegionTable) -> str:
+        """What is wrong with a batch; empty if nothing is."""
+        blocks = batch.blocks
+        if not 0 < blocks.count <= MAX_BLOCKS:
+            return f"it has {blocks.count} blocks; at most {MAX_BLOCKS} go into one"
+        if not (0 <= batch.room < UINT64 and 0 <= batch.generation < UINT64):
+            return f"room {batch.room} and generation {batch.generation} are not unsigned 64-bit numbers"
+        at = self._regions.outside(blocks.source_region, blocks.source, blocks.nbytes)
+        if at is not None:
+            return f"the source of block {at} is not inside region {blocks.source_region[at]} of this side"
+        at = theirs.outside(blocks.target_region, blocks.target, blocks.nbytes)
+        if at is not None:
+            return (
+                f"the destination of block {at} is not inside region {blocks.target_region[at]} of the peer"
+            )
+        return "" if blocks.total <= MAX_BYTES else f"it has {blocks.total} bytes"
+
+
+def _same_host_copy(options: _options.Options) -> str:
+    if not options.same_host_copy:
+        return "off"
+    if not _iovec.can_copy():
+        return "the kernel has no process_vm_readv, or forbids it"
+    try:
+        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        scope = 0
+    if scope == 0 or (scope == 1 and options.permit_ptrace):
+        return "yes"
+    return (
+        f"only where the peer may trace this process (kernel.yama.ptrace_scope is {scope}; see permit_ptrace)"
+    )

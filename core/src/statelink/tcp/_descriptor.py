@@ -1,0 +1,97 @@
+"""What a peer needs to reach this process, and the key that two of them share."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from statelink.errors import TransferError
+
+__all__ = ["MAX_NAME", "Descriptor", "boot_id", "digest", "pair_key"]
+
+MAGIC: Final = b"SLTCP"
+VERSION: Final = 1
+MAX_DESCRIPTOR: Final = 4096
+MAX_NAME: Final = 1024
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach one backend object. Secret: whoever reads it can pose as one of its peers.
+
+    Attributes:
+        link: Name of its link.
+        host: Where its data port is, an IP literal.
+        port: Its data port.
+        secret: Drawn when the backend was opened.
+        boot: Which run of which machine it lives on; empty if unknown.
+        same_host_copy: Whether it lets others read its memory, and reads that of others.
+    """
+
+    link: Name
+    host: Annotated[str, msgspec.Meta(max_length=64)]
+    port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+    secret: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    boot: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    same_host_copy: bool = False
+
+    def __post_init__(self) -> None:
+        ipaddress.ip_address(self.host)
+
+    def near(self, other: Descriptor) -> bool:
+        """Whether both say that they are on one machine and let their memory be read."""
+        return self.same_host_copy and other.same_host_copy and self.boot != "" and self.boot == other.boot
+
+    def encode(self) -> bytes:
+        """As bytes: magic, version, msgpack."""
+        return MAGIC + bytes([VERSION]) + msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, raw: bytes, peer: str) -> Descriptor:
+        """The descriptor that ``peer`` sent.
+
+        Raises:
+            TransferError: It is none of ours, of another version, or somebody else's.
+        """
+        head = len(MAGIC)
+        if raw[:head] != MAGIC or not head < len(raw) <= MAX_DESCRIPTOR:
+            raise _refused("it is none of this backend's", peer)
+        if raw[head] != VERSION:
+            raise _refused(f"it has version {raw[head]}, and this side speaks {VERSION}", peer)
+        try:
+            descriptor = msgspec.msgpack.decode(raw[head + 1 :], type=cls)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise _refused(str(error), peer) from error
+        if descriptor.link != peer:
+            raise _refused(f"it is that of {descriptor.link!r:.80}", peer)
+        return descriptor
+
+
+def pair_key(one: Descriptor, other: Descriptor) -> bytes:
+    """The key of a pair of links, the same on both sides: only who knows both secrets can compute it."""
+    first, second = sorted((one, other), key=lambda descriptor: descriptor.link)
+    return digest(first.secret + second.secret, b"pair", first.link.encode(), second.link.encode())
+
+
+def digest(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 over ``parts``, each with its length, so that no two lists of parts read the same."""
+    framed = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return hmac.new(key, framed, hashlib.sha256).digest()
+
+
+def boot_id() -> str:
+    """Which run of which machine this is; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:64]
+    except OSError:
+        return ""
+
+
+def _refused(cause: str, peer: str) -> TransferError:
+    return TransferError("the peer's descriptor is refused", cause=cause, backend="tcp", peer=peer)

@@ -1,0 +1,165 @@
+"""What travels on a data connection after the handshake; every number little-endian.
+
+A WRITE is a header, three or four parts in one buffer::
+
+    header      magic, mode, count, sequence, room, generation, total
+    targets     count × uint64     where each block belongs
+    nbytes      count × uint64     how long it is
+    sources     count × uint64     where it is in the sender's memory; only in mode COPY
+
+followed, in mode SEND, by ``total`` bytes of payload. It is answered by one reply, in order: a header and the
+reason.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from statelink.backend import Blocks
+
+    from ._ranges import U64
+
+__all__ = [
+    "HEADER",
+    "MAX_BLOCKS",
+    "MAX_BYTES",
+    "REPLY",
+    "BadFrameError",
+    "Header",
+    "Mode",
+    "Reply",
+    "Status",
+    "check_lengths",
+    "pack_reply",
+    "pack_write",
+    "unpack_header",
+    "unpack_reply",
+]
+
+HEADER: Final = struct.Struct("<4sBxxxI4xQQQQ")
+REPLY: Final = struct.Struct("<4sBxHQ")
+WRITE_MAGIC: Final = b"SLw1"
+REPLY_MAGIC: Final = b"SLr1"
+
+MAX_BLOCKS: Final = 1 << 15
+MAX_BYTES: Final = 1 << 46
+"""With `MAX_BLOCKS` of them, sums of lengths stay far below 2^64."""
+MAX_REASON: Final = 512
+
+
+class BadFrameError(ValueError):
+    """A frame that is not one, or is out of bounds."""
+
+
+class Mode(enum.IntEnum):
+    """How the bytes of a batch travel."""
+
+    SEND = 1
+    """Behind the header."""
+    COPY = 2
+    """The receiver reads them from the sender's memory."""
+
+
+class Status(enum.IntEnum):
+    """What became of a batch. In every case nothing of it is read or written any more."""
+
+    DONE = 1
+    """All of it is in place."""
+    REFUSED = 2
+    """Not granted, or not any more."""
+    FAILED = 3
+    """The receiver tried and could not."""
+    RESEND = 4
+    """The receiver cannot read the sender's memory (any more): the batch may come again in mode SEND."""
+
+
+class Header(NamedTuple):
+    """The head of a WRITE.
+
+    Attributes:
+        mode: How its bytes travel.
+        blocks: Number of blocks.
+        sequence: Number of this batch on its connection.
+        room: The request.
+        generation: Which use of the room id it is.
+        total: Bytes of all blocks.
+    """
+
+    mode: Mode
+    blocks: int
+    sequence: int
+    room: int
+    generation: int
+    total: int
+
+    @property
+    def arrays(self) -> int:
+        """Number of arrays that follow."""
+        return 3 if self.mode is Mode.COPY else 2
+
+
+class Reply(NamedTuple):
+    """The head of an answer; ``length`` bytes of reason follow."""
+
+    status: Status
+    sequence: int
+    length: int
+
+
+def pack_write(header: Header, blocks: Blocks) -> npt.NDArray[np.uint8]:
+    """Everything of a WRITE except its payload, in one buffer."""
+    packed = np.empty(HEADER.size + 8 * header.arrays * header.blocks, np.uint8)
+    HEADER.pack_into(packed.data, 0, WRITE_MAGIC, *header)
+    arrays = packed[HEADER.size :].view("<u8").reshape(header.arrays, header.blocks)
+    for row, array in zip(arrays, (blocks.target, blocks.nbytes, blocks.source), strict=False):
+        row[:] = array
+    return packed
+
+
+def unpack_header(raw: bytes | bytearray) -> Header:
+    """The header in ``raw``.
+
+    Raises:
+        BadFrameError: It is none.
+    """
+    magic, mode, *numbers = HEADER.unpack(raw)
+    if magic != WRITE_MAGIC or mode not in (Mode.SEND, Mode.COPY):
+        raise BadFrameError(f"no WRITE starts with {bytes(raw[:8]).hex()}")
+    header = Header(Mode(mode), *numbers)
+    if not 0 < header.blocks <= MAX_BLOCKS or not header.blocks <= header.total <= MAX_BYTES:
+        raise BadFrameError(f"a WRITE of {header.blocks} blocks and {header.total} bytes")
+    return header
+
+
+def check_lengths(header: Header, nbytes: U64) -> None:
+    """See that the lengths are those of the header.
+
+    Raises:
+        BadFrameError: They are not; where the next frame starts is then unknown.
+    """
+    if not nbytes.all() or int(nbytes.max()) > MAX_BYTES or int(nbytes.sum()) != header.total:
+        raise BadFrameError(f"the blocks of a WRITE do not add up to its {header.total} bytes")
+
+
+def pack_reply(status: Status, sequence: int, reason: str = "") -> bytes:
+    """An answer."""
+    raw = reason.encode("utf-8", "replace")[:MAX_REASON]
+    return REPLY.pack(REPLY_MAGIC, status, len(raw), sequence) + raw
+
+
+def unpack_reply(raw: bytes | bytearray | memoryview) -> Reply:
+    """The head of an answer.
+
+    Raises:
+        BadFrameError: It is none.
+    """
+    magic, status, length, sequence = REPLY.unpack(raw)
+    if magic != REPLY_MAGIC or not Status.DONE <= status <= Status.RESEND or length > MAX_REASON:
+        raise BadFrameError(f"no reply starts with {bytes(raw[:8]).hex()}")
+    return Reply(Status(status), sequence, length)

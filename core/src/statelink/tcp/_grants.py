@@ -1,0 +1,143 @@
+"""What peers may write into this process's memory, and the fence that takes it back."""
+
+from __future__ import annotations
+
+import threading
+
+from statelink.backend import Transfer
+from statelink.errors import TransferError
+
+from ._ranges import U64, Ranges
+
+__all__ = ["Grant", "Grants"]
+
+Key = tuple[str, int, int]
+"""Peer, room, generation."""
+
+
+class Grant:
+    """What one peer may write for one use of a room.
+
+    A receiver moves bytes in pieces, and brackets each with `enter` and `leave`. A revoke is complete when no
+    piece is
+    inside: it waits for one system call on memory, and never for a peer.
+    """
+
+    __slots__ = ("_inside", "_lock", "_owner", "_revokes", "key", "ranges", "revoked")
+
+    def __init__(self, owner: Grants, key: Key, ranges: Ranges) -> None:
+        self.key = key
+        self.ranges = ranges
+        self.revoked = False
+        self._owner = owner
+        self._lock = owner.lock
+        self._inside = 0
+        self._revokes: list[Transfer] = []
+
+    def enter(self) -> bool:
+        """Begin a piece; ``False`` if nothing may land any more."""
+        with self._lock:
+            if self.revoked:
+                return False
+            self._inside += 1
+            return True
+
+    def leave(self) -> None:
+        """End a piece."""
+        with self._lock:
+            self._inside -= 1
+            if self.revoked and not self._inside:
+                self._finish()
+
+    def revoke(self, transfer: Transfer) -> None:
+        """Let no further piece begin; ``transfer`` is done when none is inside. The lock is held."""
+        self.revoked = True
+        self._revokes.append(transfer)
+        if not self._inside:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._owner.remove(self)
+        while self._revokes:
+            self._revokes.pop().succeed()
+
+
+class Grants:
+    """All grants of one backend; safe to use from any thread.
+
+    Args:
+        registered: This backend's own memory; nothing else can be granted.
+    """
+
+    def __init__(self, registered: Ranges) -> None:
+        self.lock = threading.Lock()
+        self._registered = registered
+        self._grants: dict[Key, Grant] = {}
+
+    def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+        """Allow ``peer`` these ranges, beside those it has for this use of the room.
+
+        Raises:
+            TransferError: They are not sorted and disjoint ranges of registered memory.
+        """
+        who = {"backend": "tcp", "peer": peer, "room": str(room)}
+        try:
+            ranges = Ranges(addresses, nbytes)
+        except ValueError as error:
+            raise TransferError("these ranges cannot be granted", cause=str(error), **who) from error
+        at = self._registered.outside(addresses, nbytes)
+        if at is not None:
+            raise TransferError(
+                "these ranges cannot be granted",
+                cause=f"range {at} ({_shown(addresses, nbytes, at)}) is not in registered memory",
+                **who,
+            )
+        key = (peer, room, generation)
+        with self.lock:
+            present = self._grants.get(key)
+            if present is None or present.revoked:
+                self._grants[key] = Grant(self, key, ranges)
+                return
+            try:
+                # A batch that was checked against the narrower set may go on: nothing was taken away.
+                present.ranges = present.ranges.union(ranges)
+            except ValueError as error:
+                raise TransferError("these ranges are granted already", cause=str(error), **who) from error
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        """Take a grant back; the transfer is done when nothing can land under it any more."""
+        transfer = Transfer()
+        with self.lock:
+            grant = self._grants.get((peer, room, generation))
+            if grant is None:
+                transfer.succeed()
+            else:
+                grant.revoke(transfer)
+        return transfer
+
+    def forget(self, peer: str) -> None:
+        """Take back everything that ``peer`` has."""
+        with self.lock:
+            for key in [key for key in self._grants if key[0] == peer]:
+                self._grants[key].revoke(Transfer())
+
+    def remove(self, grant: Grant) -> None:
+        """Drop a grant that has ended. The lock is held."""
+        if self._grants.get(grant.key) is grant:
+            del self._grants[grant.key]
+
+    def admit(self, peer: str, room: int, generation: int, targets: U64, nbytes: U64) -> Grant | str:
+        """The grant that allows ``peer`` to write all of these blocks, or why there is none."""
+        with self.lock:
+            grant = self._grants.get((peer, room, generation))
+            if grant is None or grant.revoked:
+                return f"this peer has no grant for room {room}, generation {generation}"
+            ranges = grant.ranges
+        at = ranges.outside(targets, nbytes)
+        if at is not None:
+            return f"block {at} ({_shown(targets, nbytes, at)}) is outside of what is granted for room {room}"
+        return grant
+
+
+def _shown(addresses: U64, nbytes: U64, at: int) -> str:
+    return f"{int(nbytes[at])} bytes at {int(addresses[at]):#x}"

@@ -1,0 +1,221 @@
+"""How a data connection starts: who is it, and may memory be read instead of sent?
+
+::
+
+    sender                                          receiver
+      Hello(sender, receiver, nonce)  ------------>
+                                      <------------  Challenge(nonce, proof of the key)
+      Proof(proof of the key, pid, address)  ------>
+                                      <------------  Welcome(copy)
+
+Both prove that they hold the pair's key, over everything said before. At ``address`` the sender has meanwhile
+put a token that only this connection can have. A receiver that reads it there has proven that it can read
+that process's memory, and that ``pid`` means the same process to both (it does not across pid namespaces); a
+fresh token, and not a constant that the peer chose, because otherwise a peer could name the memory of
+somebody else.
+
+Nothing is encrypted, and the payload carries no authentication code: the network is trusted beyond this
+point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from . import _iovec
+from ._descriptor import MAX_NAME, Descriptor, digest
+from ._stream import POLLOUT, Lost, Stream, Waker, prepare
+
+if TYPE_CHECKING:
+    from ._options import Options
+
+__all__ = [
+    "Challenge",
+    "Hello",
+    "Proof",
+    "Welcome",
+    "challenge",
+    "decode",
+    "dial",
+    "frame",
+    "verify",
+    "witness",
+]
+
+PREFIX: Final = 2
+"""Every frame of the handshake is preceded by its length, as a little-endian uint16."""
+MAX_FRAME: Final = 16 * MAX_NAME
+TOKEN: Final = 32
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="SLTCP1"):
+    """Who the sender is, and whom it wants to speak to."""
+
+    sender: Name
+    receiver: Name
+    nonce: Digest
+
+
+class Challenge(msgspec.Struct, frozen=True, tag=True):
+    """The receiver's proof, and what the sender's has to cover."""
+
+    nonce: Digest
+    proof: Digest
+
+
+class Proof(msgspec.Struct, frozen=True, tag=True):
+    """The sender's proof, and where its token lies; ``pid`` is 0 if its memory is not to be read."""
+
+    proof: Digest
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    address: Annotated[int, msgspec.Meta(ge=0, lt=1 << 64)]
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Batches may come; ``copy`` says that the receiver can read the sender's memory."""
+
+    copy: bool
+
+
+Message = TypeVar("Message", Hello, Challenge, Proof, Welcome)
+
+
+def frame(message: Hello | Challenge | Proof | Welcome) -> bytes:
+    """The message as it travels."""
+    raw = msgspec.msgpack.encode(message)
+    return len(raw).to_bytes(PREFIX, "little") + raw
+
+
+def decode(raw: bytes, kind: type[Message]) -> Message:
+    """The message in a frame without its prefix.
+
+    Raises:
+        Lost: It is none of this kind.
+    """
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Lost(f"it does not speak this protocol ({error})") from error
+
+
+def challenge(key: bytes, hello: Hello) -> Challenge:
+    """The receiver's answer to ``hello``."""
+    nonce = secrets.token_bytes(32)
+    return Challenge(nonce, digest(key, b"receiver", *_said(hello, nonce)))
+
+
+def verify(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
+    """Whether the sender holds the key."""
+    expected = digest(
+        key, b"sender", *_said(hello, nonce), str(proof.pid).encode(), str(proof.address).encode()
+    )
+    return hmac.compare_digest(expected, proof.proof)
+
+
+def witness(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
+    """Whether the sender's token can be read at the place that it named."""
+    try:
+        seen = _iovec.read_memory(proof.pid, proof.address, TOKEN) if proof.pid else b""
+    except OSError:
+        return False
+    return hmac.compare_digest(seen, _token(key, hello, nonce))
+
+
+def dial(
+    own: Descriptor, peer: Descriptor, key: bytes, options: Options, waker: Waker, check: Callable[[], None]
+) -> tuple[Stream, bool]:
+    """Connect to ``peer`` and authenticate; the stream, and whether the receiver reads our memory.
+
+    A peer that hangs up may not have heard of us yet, or have too many callers: it is tried again until
+    ``connect_timeout``.
+
+    Raises:
+        Lost: The peer cannot be reached, or is not who it should be.
+        Interrupted: As ``check`` says.
+    """
+    deadline = time.monotonic() + options.connect_timeout
+    pause = 0.02
+    while True:
+        try:
+            return _dial(own, peer, key, options, waker, check, deadline)
+        except Lost as lost:
+            if not lost.ended or time.monotonic() + pause > deadline:
+                raise Lost(f"cannot reach it at {peer.host} port {peer.port}: {lost}", ended=True) from lost
+        waker.wait(pause)
+        check()
+        pause = min(2 * pause, 0.5)
+
+
+def _dial(
+    own: Descriptor,
+    peer: Descriptor,
+    key: bytes,
+    options: Options,
+    waker: Waker,
+    check: Callable[[], None],
+    deadline: float,
+) -> tuple[Stream, bool]:
+    with contextlib.ExitStack() as undo:
+        sock = socket.socket(socket.AF_INET6 if ":" in peer.host else socket.AF_INET)
+        undo.callback(sock.close)
+        try:
+            prepare(sock, options)
+            error = sock.connect_ex((peer.host, peer.port))
+        except OSError as failed:  # out of descriptors, or of addresses
+            raise Lost(str(failed)) from failed
+        stream = Stream(sock, waker, check)
+        while error in (errno.EINPROGRESS, errno.EALREADY, errno.EINTR):
+            if stream.wait(POLLOUT, deadline):
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise Lost(os.strerror(error))
+        copy = _introduce(stream, own, peer, key, deadline)
+        undo.pop_all()
+        return stream, copy
+
+
+def _introduce(stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, deadline: float) -> bool:
+    hello = Hello(own.link, peer.link, secrets.token_bytes(32))
+    stream.write(frame(hello), deadline)
+    answer = decode(_read(stream, deadline), Challenge)
+    if not hmac.compare_digest(digest(key, b"receiver", *_said(hello, answer.nonce)), answer.proof):
+        raise Lost("whoever listens there does not hold the key of this pair")
+    token = np.frombuffer(_token(key, hello, answer.nonce), np.uint8)  # stays where it is until we return
+    near = own.near(peer)
+    pid, address = (os.getpid(), token.ctypes.data) if near else (0, 0)
+    parts = (*_said(hello, answer.nonce), str(pid).encode(), str(address).encode())
+    stream.write(frame(Proof(digest(key, b"sender", *parts), pid, address)), deadline)
+    return decode(_read(stream, deadline), Welcome).copy and near
+
+
+def _read(stream: Stream, deadline: float) -> bytes:
+    prefix = bytearray(PREFIX)
+    stream.read(memoryview(prefix), deadline)
+    length = int.from_bytes(prefix, "little")
+    if not 0 < length <= MAX_FRAME:
+        raise Lost(f"it does not speak this protocol (a frame of {length} bytes)")
+    raw = bytearray(length)
+    stream.read(memoryview(raw), deadline)
+    return bytes(raw)
+
+
+def _said(hello: Hello, nonce: bytes) -> tuple[bytes, ...]:
+    return hello.sender.encode(), hello.receiver.encode(), hello.nonce, nonce
+
+
+def _token(key: bytes, hello: Hello, nonce: bytes) -> bytes:
+    return digest(key, b"memory", *_said(hello, nonce))

@@ -1,0 +1,224 @@
+"""The data port: one thread that accepts connections and finds out who they are, whatever they send."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ._handshake import MAX_FRAME, PREFIX, Challenge, Hello, Proof, challenge, decode, frame, verify
+from ._receiver import Arrival, Receiver
+from ._stream import Lost, Waker, prepare
+
+if TYPE_CHECKING:
+    from ._options import Options
+
+__all__ = ["Known", "Listener"]
+
+log = logging.getLogger("statelink.tcp")
+
+BACKLOG: Final = 128
+ACCEPT_PAUSE: Final = 0.2
+"""How long nothing is accepted after the system refused to, for want of descriptors as a rule."""
+
+
+class Known(NamedTuple):
+    """What is known of a peer that may connect."""
+
+    key: bytes
+    receiver: Receiver
+
+
+class _Pending:
+    """A connection that has not authenticated yet."""
+
+    __slots__ = ("_buffer", "_needed", "challenge", "deadline", "hello", "sock")
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline = deadline
+        self.hello: Hello | None = None
+        self.challenge: Challenge | None = None
+        self._buffer = b""
+        self._needed = PREFIX
+
+    def read(self) -> bytes | None:
+        """The next frame, once all of it is there. Never reads beyond it.
+
+        Raises:
+            Lost: The connection ended, or this is no frame.
+            OSError: The connection broke.
+        """
+        while True:
+            try:
+                more = self.sock.recv(self._needed - len(self._buffer))
+            except BlockingIOError:
+                return None
+            if not more:
+                raise Lost("it closed the connection", ended=True)
+            self._buffer += more
+            if len(self._buffer) < self._needed:
+                continue
+            if self._needed > PREFIX:
+                raw, self._buffer, self._needed = self._buffer[PREFIX:], b"", PREFIX
+                return raw
+            length = int.from_bytes(self._buffer, "little")
+            if not 0 < length <= MAX_FRAME:
+                raise Lost(f"a frame of {length} bytes")
+            self._needed += length
+
+
+class Listener:
+    """Listens at the data port and hands authenticated connections to the receivers of their peers.
+
+    A caller that this side does not know *yet* is kept until it does, since two peers connect in no
+    particular order; like every caller it has ``handshake_timeout``.
+
+    Args:
+        link: Our link name.
+        host: Where to listen.
+        options: The backend's options.
+        find: Looks up a peer by name; called on the listener's thread.
+
+    Raises:
+        OSError: The port cannot be opened.
+    """
+
+    def __init__(self, link: str, host: str, options: Options, find: Callable[[str], Known | None]) -> None:
+        self._link = link
+        self._options = options
+        self._find = find
+        self._sock = socket.create_server(
+            (host, options.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
+        )
+        self._sock.setblocking(False)
+        self.port: int = self._sock.getsockname()[1]
+        self._waker = Waker()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._waker, selectors.EVENT_READ)
+        self._selector.register(self._sock, selectors.EVENT_READ)
+        self._accept_again: float | None = None
+        self._pending: dict[socket.socket, _Pending] = {}  # oldest first
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="tcp-listen", daemon=True)
+        self._thread.start()
+
+    def look_again(self) -> None:
+        """A peer has become known. Any thread; does not block."""
+        self._waker.wake()
+
+    def close(self) -> None:
+        """Close the port and every connection that is not a receiver's yet, and end the thread."""
+        self._stopping = True
+        self._waker.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._step()
+            except Exception:
+                log.exception("defect: in the thread that listens")
+                time.sleep(ACCEPT_PAUSE)
+        for pending in list(self._pending.values()):
+            self._drop(pending, "this side is closing")
+        self._selector.close()
+        self._sock.close()
+        self._waker.close()
+
+    def _step(self) -> None:
+        for key, _ in self._selector.select(self._timeout()):
+            if key.fileobj is self._waker:
+                self._waker.clear()
+                for pending in list(self._pending.values()):
+                    if pending.hello is not None and pending.challenge is None:
+                        self._guard(pending, self._greet)
+            elif key.fileobj is self._sock:
+                self._accept()
+            elif isinstance(key.data, _Pending) and key.data.sock in self._pending:
+                self._guard(key.data, self._advance)
+        now = time.monotonic()
+        for pending in [pending for pending in self._pending.values() if pending.deadline <= now]:
+            self._drop(pending, "it did not authenticate in time")
+        if self._accept_again is not None and self._accept_again <= now:
+            self._accept_again = None
+            self._selector.register(self._sock, selectors.EVENT_READ)
+
+    def _timeout(self) -> float | None:
+        times = [pending.deadline for pending in self._pending.values()]
+        if self._accept_again is not None:
+            times.append(self._accept_again)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # Trying again at once would keep a core busy for nothing.
+            log.warning("no connection can be accepted for %s s: %s", ACCEPT_PAUSE, error)
+            self._selector.unregister(self._sock)
+            self._accept_again = time.monotonic() + ACCEPT_PAUSE
+            return
+        if len(self._pending) >= self._options.max_pending:
+            self._drop(next(iter(self._pending.values())), "too many connections have not authenticated")
+        pending = _Pending(sock, time.monotonic() + self._options.handshake_timeout)
+        self._pending[sock] = pending
+        self._selector.register(sock, selectors.EVENT_READ, pending)
+        self._guard(pending, lambda pending: prepare(pending.sock, self._options))
+
+    def _guard(self, pending: _Pending, step: Callable[[_Pending], None]) -> None:
+        """Take a step with one connection, whose failure is its own."""
+        try:
+            step(pending)
+        except (Lost, OSError) as error:
+            self._drop(pending, str(error))
+        except Exception:
+            log.exception("defect: a connection is dropped")
+            self._drop(pending, "a defect")
+
+    def _advance(self, pending: _Pending) -> None:
+        raw = pending.read()
+        if raw is None:
+            return
+        if pending.hello is None:
+            pending.hello = decode(raw, Hello)
+            if pending.hello.receiver != self._link:
+                raise Lost(f"it is looking for {pending.hello.receiver!r:.80}")
+            self._greet(pending)
+        elif pending.challenge is not None:
+            self._admit(pending, pending.hello, pending.challenge, decode(raw, Proof))
+        else:
+            raise Lost("it did not wait to be challenged")
+
+    def _greet(self, pending: _Pending) -> None:
+        known = self._find(pending.hello.sender) if pending.hello is not None else None
+        if known is None or pending.hello is None:
+            return
+        pending.challenge = challenge(known.key, pending.hello)
+        message = frame(pending.challenge)
+        if pending.sock.send(message) < len(message):
+            raise Lost("it does not read")  # an empty socket buffer holds far more than this
+
+    def _admit(self, pending: _Pending, hello: Hello, made: Challenge, proof: Proof) -> None:
+        known = self._find(hello.sender)
+        if known is None or not verify(known.key, hello, made.nonce, proof):
+            raise Lost(f"it is not {hello.sender!r:.80}")
+        self._forget(pending)
+        known.receiver.offer(Arrival(pending.sock, known.key, hello, made.nonce, proof))
+
+    def _forget(self, pending: _Pending) -> None:
+        if self._pending.pop(pending.sock, None) is not None:
+            self._selector.unregister(pending.sock)
+
+    def _drop(self, pending: _Pending, reason: str) -> None:
+        log.debug("an incoming connection is dropped: %s", reason)
+        self._forget(pending)
+        with contextlib.suppress(OSError):
+            pending.sock.close()

@@ -1,0 +1,81 @@
+"""What can be set, and what each setting is for."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import msgspec
+
+from statelink.errors import ConfigError
+
+__all__ = ["Options"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the ``tcp`` backend. Times are in seconds, sizes in bytes.
+
+    Attributes:
+        host: Address to listen at, as an IP literal; the link's own host if empty. Peers are always told the
+            link's own host, so ``0.0.0.0`` listens everywhere.
+        port: Data port to listen at; 0 lets the system choose.
+        same_host_copy: Whether batches between two processes of one machine may be read straight from the
+            sender's memory, which needs a kernel that lets the receiver do so. Both ends have to allow it;
+            otherwise, and wherever the kernel refuses, they travel through the socket.
+        permit_ptrace: Whether to ask the kernel to let *any* process of this user read (and trace) this one.
+            Where Yama restricts tracing (``kernel.yama.ptrace_scope`` is 1, the default of several
+            distributions), a sender has to do this for ``same_host_copy`` to work. It weakens a protection of
+            the whole process: off unless chosen.
+        connect_timeout: How long a sender tries to reach and authenticate to a peer before its transfers
+            fail.
+        handshake_timeout: How long an incoming connection may take to authenticate before it is dropped.
+        stall_timeout: After how long without any progress of a peer the transfers to it fail; 0 never gives
+            up, and leaves that to whoever disconnects the peer.
+        drain_timeout: When a connection is given up: how long to wait for the receiver to confirm that it has
+            stopped. Transfers that it did not confirm fail as *not* settled.
+        max_pending: Most incoming connections that have not authenticated yet; the oldest makes room for a
+            new one.
+        send_buffer: Size of the kernel's send buffer; 0 lets the kernel tune it.
+        receive_buffer: Size of the kernel's receive buffer; 0 lets the kernel tune it.
+        piece_bytes: Most bytes moved between two looks at whether the grant still holds. Smaller pieces make
+            a revoke quicker, larger ones cost less.
+    """
+
+    host: str = ""
+    port: int = 0
+    same_host_copy: bool = True
+    permit_ptrace: bool = False
+    connect_timeout: float = 10.0
+    handshake_timeout: float = 5.0
+    stall_timeout: float = 30.0
+    drain_timeout: float = 1.0
+    max_pending: int = 32
+    send_buffer: int = 0
+    receive_buffer: int = 0
+    piece_bytes: int = 4 << 20
+
+    def __post_init__(self) -> None:
+        if self.host:
+            try:
+                ipaddress.ip_address(self.host)
+            except ValueError as error:
+                raise _wrong("host", self.host, "it is no IP literal") from error
+        if not 0 <= self.port < 1 << 16:
+            raise _wrong("port", self.port, "a port is between 0 and 65535")
+        for name in ("connect_timeout", "handshake_timeout"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise _wrong(name, getattr(self, name), "it has to be a positive number of seconds")
+        for name in ("stall_timeout", "drain_timeout"):
+            if not 0 <= getattr(self, name) < 1e6:
+                raise _wrong(name, getattr(self, name), "it has to be 0 or a positive number of seconds")
+        for name, least in (
+            ("max_pending", 1),
+            ("send_buffer", 0),
+            ("receive_buffer", 0),
+            ("piece_bytes", 4096),
+        ):
+            if not least <= getattr(self, name) < 1 << 31:
+                raise _wrong(name, getattr(self, name), f"it is between {least} and {(1 << 31) - 1}")
+
+
+def _wrong(name: str, value: object, cause: str) -> ConfigError:
+    return ConfigError(f"option {name!r} of backend 'tcp' cannot be {value!r}", cause=cause)

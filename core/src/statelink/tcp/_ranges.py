@@ -1,0 +1,105 @@
+"""Arithmetic on ranges of memory: vectorised, unsigned, and safe where an address plus a length wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from statelink.backend import Region
+
+__all__ = ["U32", "U64", "Ranges", "RegionTable", "merge"]
+
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+
+ONE = np.uint64(1)
+
+
+def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
+    """Join each range with those that follow it in the list and continue it in memory."""
+    if len(addresses) < 2:
+        return addresses, nbytes
+    apart = addresses[1:] != addresses[:-1] + nbytes[:-1]
+    if apart.all():
+        return addresses, nbytes
+    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
+    return addresses[first], np.add.reduceat(nbytes, first)
+
+
+class Ranges:
+    """A set of ranges of memory, and whether others lie inside it.
+
+    Kept as first and *last* bytes: the end of a range may be 2^64, which no uint64 holds.
+
+    Args:
+        addresses: First byte of each range; sorted, and no range overlaps the next.
+        nbytes: Length of each, at least 1.
+
+    Raises:
+        ValueError: They are not such ranges.
+    """
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self, addresses: U64, nbytes: U64) -> None:
+        last = addresses + (nbytes - ONE)
+        if not (nbytes.all() and (last >= addresses).all() and (addresses[1:] > last[:-1]).all()):
+            raise ValueError("ranges are at least one byte long, sorted and disjoint")
+        self._first, joined = merge(addresses, nbytes)
+        self._last: U64 = self._first + (joined - ONE)
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[int, int]]) -> Ranges:
+        """The ranges given as pairs of address and length, in any order."""
+        table = np.array(sorted(pairs), np.uint64).reshape(-1, 2)
+        return cls(table[:, 0].copy(), table[:, 1].copy())
+
+    def union(self, other: Ranges) -> Ranges:
+        """Every byte of either.
+
+        Raises:
+            ValueError: They overlap.
+        """
+        first = np.concatenate((self._first, other._first))
+        last = np.concatenate((self._last, other._last))
+        order = np.argsort(first, kind="stable")
+        return Ranges(first[order], (last - first + ONE)[order])
+
+    def outside(self, addresses: U64, nbytes: U64) -> int | None:
+        """Index of the first block that does not lie inside this set, if any."""
+        if not len(self._first):
+            return 0 if len(addresses) else None
+        after = np.searchsorted(self._first, addresses, side="right")
+        last = self._last[np.maximum(after, 1) - 1]
+        # A difference that wraps around is masked by the comparison before it.
+        inside = (after > 0) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
+        return _first_false(inside)
+
+
+class RegionTable:
+    """A region table, and whether blocks that name their region lie inside it."""
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self._first: U64 = np.array([region.address for region in regions], np.uint64)
+        self._last: U64 = np.array([region.address + region.nbytes - 1 for region in regions], np.uint64)
+
+    def outside(self, region: U32, addresses: U64, nbytes: U64) -> int | None:
+        """Index of the first block that does not lie inside the region it names, if any."""
+        known = region < len(self._first)
+        if not known.all():
+            return _first_false(known)
+        first, last = self._first[region], self._last[region]
+        inside = (
+            (addresses >= first) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
+        )
+        return _first_false(inside)
+
+
+def _first_false(flags: npt.NDArray[np.bool_]) -> int | None:
+    return None if flags.all() else int(np.argmin(flags))

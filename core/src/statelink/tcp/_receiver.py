@@ -1,0 +1,256 @@
+"""The side that lets bytes land: a thread per peer, which checks every batch against what is granted."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from . import _iovec
+from ._frames import (
+    HEADER,
+    BadFrameError,
+    Header,
+    Mode,
+    Status,
+    check_lengths,
+    pack_reply,
+    unpack_header,
+)
+from ._handshake import Welcome, frame, witness
+from ._iovec import Vectors
+from ._stream import POLLIN, Interrupted, Lost, Stream, Waker
+
+if TYPE_CHECKING:
+    import socket
+
+    from ._grants import Grant, Grants
+    from ._handshake import Hello, Proof
+    from ._options import Options
+    from ._ranges import U64
+
+__all__ = ["Arrival", "Receiver"]
+
+log = logging.getLogger("statelink.tcp")
+
+SCRATCH: Final = 256 << 10
+"""Where refused payload ends up, over and over."""
+CANNOT_READ: Final = (errno.EPERM, errno.ESRCH, errno.ENOSYS)
+"""Who may read whose memory can change while both live: a sender that drops privileges, for one."""
+
+
+class Arrival(NamedTuple):
+    """A connection whose sender has proven who it is.
+
+    Attributes:
+        sock: The connection; whoever holds the arrival closes it.
+        key: The pair's key.
+        hello: What the sender said first.
+        nonce: What it was challenged with.
+        proof: What it answered.
+    """
+
+    sock: socket.socket
+    key: bytes
+    hello: Hello
+    nonce: bytes
+    proof: Proof
+
+
+class Receiver:
+    """Serves the incoming connections of one peer, one at a time.
+
+    A new connection takes the place of the one before: its sender has given that one up. It is welcomed only
+    after the last byte of the other has landed.
+
+    Args:
+        peer: The peer's link name.
+        near: Whether the peer may be on this machine and both sides allow its memory to be read.
+        grants: What peers may write.
+        options: The backend's options.
+    """
+
+    def __init__(self, peer: str, *, near: bool, grants: Grants, options: Options) -> None:
+        self._peer = peer
+        self._near = near
+        self._grants = grants
+        self._options = options
+        self._lock = threading.Lock()
+        self._waker = Waker()
+        self._next: Arrival | None = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, arrival: Arrival) -> None:
+        """Serve this connection as soon as the present one is out of the way. Any thread; does not block."""
+        with self._lock:
+            superseded = arrival if self._stopping else self._next
+            if not self._stopping:
+                self._next = arrival
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name=f"tcp-receive-{self._peer}", daemon=True
+                    )
+                    self._thread.start()
+        if superseded is not None:
+            superseded.sock.close()
+        self._waker.wake()
+
+    def stop(self) -> None:
+        """End the thread soon. Any thread; does not block."""
+        with self._lock:
+            self._stopping = True
+            arrival, self._next = self._next, None
+        if arrival is not None:
+            arrival.sock.close()
+        self._waker.wake()
+
+    def join(self) -> None:
+        """Wait until nothing from this peer can land any more, and free everything. After `stop`."""
+        if self._thread is not None:
+            self._thread.join()
+        self._waker.close()
+
+    def _check(self) -> None:
+        if self._stopping or self._next is not None:
+            raise Interrupted
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                arrival, self._next = self._next, None
+                if self._stopping:
+                    break
+            if arrival is None:
+                self._waker.wait()
+                continue
+            try:
+                self._serve(arrival)
+            except (Lost, Interrupted, BadFrameError) as ended:
+                log.debug("the connection from %s ended: %s", self._peer, ended)
+            except Exception:
+                log.exception("defect: the connection from %s is dropped", self._peer)
+            finally:
+                arrival.sock.close()
+
+    def _serve(self, arrival: Arrival) -> None:
+        stream = Stream(arrival.sock, self._waker, self._check)
+        readable = self._near and witness(arrival.key, arrival.hello, arrival.nonce, arrival.proof)
+        stream.write(frame(Welcome(readable)))
+        connection = _Connection(
+            self._peer, stream, arrival.proof.pid if readable else 0, self._grants, self._options
+        )
+        while True:
+            connection.serve_one()
+
+
+class _Connection:
+    """One authenticated connection; used by its receiver's thread alone.
+
+    Args:
+        pid: The process whose memory may be read; 0 for none.
+    """
+
+    def __init__(self, peer: str, stream: Stream, pid: int, grants: Grants, options: Options) -> None:
+        self._peer = peer
+        self._stream = stream
+        self._pid = pid
+        self._grants = grants
+        self._piece = options.piece_bytes
+        self._body = np.empty(0, np.uint8)
+        self._scratch = memoryview(b"")
+
+    def serve_one(self) -> None:
+        """Take one WRITE and answer it.
+
+        Raises:
+            Lost: The peer closed the connection.
+            BadFrameError: What came is no WRITE, and where the next one starts is unknown.
+        """
+        raw = bytearray(HEADER.size)
+        self._stream.read(memoryview(raw))
+        header = unpack_header(raw)
+        targets, nbytes, sources = self._read_arrays(header)
+        check_lengths(header, nbytes)
+        admitted = self._grants.admit(self._peer, header.room, header.generation, targets, nbytes)
+        if isinstance(admitted, str):
+            self._reply(header, Status.REFUSED, admitted)
+            self._discard(header, 0)
+        elif header.mode is Mode.SEND:
+            self._receive(header, admitted, Vectors(targets, nbytes))
+        else:
+            self._copy(header, admitted, Vectors(targets, nbytes), Vectors(sources, nbytes))
+
+    def _read_arrays(self, header: Header) -> tuple[U64, U64, U64]:
+        size = 8 * header.arrays * header.blocks
+        if self._body.nbytes < size:
+            self._body = np.empty(size, np.uint8)
+        body = self._body[:size]
+        self._stream.read(body.data)
+        arrays = body.view("<u8").reshape(header.arrays, header.blocks).astype(np.uint64, copy=False)
+        return arrays[0], arrays[1], arrays[-1]
+
+    def _receive(self, header: Header, grant: Grant, target: Vectors) -> None:
+        position = 0
+        while position < target.total:
+            self._stream.check()
+            if not grant.enter():
+                self._reply(header, Status.REFUSED, _revoked(header, position))
+                self._discard(header, position)
+                return
+            try:
+                received = self._stream.receive_vectors(target, position, self._piece)
+            finally:
+                grant.leave()
+            if not received:
+                self._stream.wait(POLLIN)
+            position += received
+        self._reply(header, Status.DONE)
+
+    def _copy(self, header: Header, grant: Grant, target: Vectors, source: Vectors) -> None:
+        position = 0
+        while position < target.total:
+            self._stream.check()
+            if self._stream.hung_up():
+                raise Lost("it closed the connection", ended=True)
+            if not grant.enter():
+                self._reply(header, Status.REFUSED, _revoked(header, position))
+                return
+            failed: OSError | None = None
+            try:
+                position += _iovec.copy(self._pid, source, target, position, self._piece)
+            except OSError as error:
+                failed = error
+            finally:
+                grant.leave()
+            if (
+                failed is not None
+            ):  # answered out here: a revoke waits for a copy, never for a peer that reads slowly
+                resend = failed.errno in CANNOT_READ
+                self._reply(
+                    header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}"
+                )
+                return
+        self._reply(header, Status.DONE)
+
+    def _reply(self, header: Header, status: Status, reason: str = "") -> None:
+        self._stream.write(pack_reply(status, header.sequence, reason))
+
+    def _discard(self, header: Header, position: int) -> None:
+        """Receive the rest of a payload that may not land."""
+        left = header.total - position if header.mode is Mode.SEND else 0
+        if left and not self._scratch:
+            self._scratch = memoryview(bytearray(SCRATCH))
+        while left:
+            self._stream.check()
+            received = self._stream.receive(self._scratch[:left])
+            if not received:
+                self._stream.wait(POLLIN)
+            left -= received
+
+
+def _revoked(header: Header, position: int) -> str:
+    return f"the grant for room {header.room} was revoked after {position} of {header.total} bytes"

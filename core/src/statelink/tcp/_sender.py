@@ -1,0 +1,314 @@
+"""The side that moves batches out: per peer a queue, and a thread with one connection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.backend import Batch, Transfer
+from statelink.errors import TransferError
+
+from ._frames import (
+    REPLY,
+    BadFrameError,
+    Header,
+    Mode,
+    Reply,
+    Status,
+    pack_write,
+    unpack_reply,
+)
+from ._handshake import dial
+from ._iovec import Vectors
+from ._stream import POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
+
+if TYPE_CHECKING:
+    from ._descriptor import Descriptor
+    from ._options import Options
+
+__all__ = ["Sender", "Write"]
+
+log = logging.getLogger("statelink.tcp")
+
+SLICE: Final = 4 << 20
+"""Most bytes offered to the socket in one call; it takes what fits."""
+
+
+class Write(Transfer):
+    """One submitted batch, and how far it has come. Used by its sender's thread alone, once it is queued."""
+
+    __slots__ = ("_batch", "_frame", "_position", "_vectors", "sequence")
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__()
+        self.sequence = 0
+        self._batch: Batch | None = batch
+        self._frame: npt.NDArray[np.uint8] | None = None
+        self._vectors: Vectors | None = None
+        self._position = 0
+
+    def begin(self, sequence: int, mode: Mode) -> None:
+        """Lay out what will be sent, in one list of vectors: the frame, and in mode SEND the payload."""
+        assert self._batch is not None
+        blocks = self._batch.blocks
+        header = Header(mode, blocks.count, sequence, self._batch.room, self._batch.generation, blocks.total)
+        frame = pack_write(header, blocks)
+        addresses = np.array([frame.ctypes.data], np.uint64)
+        nbytes = np.array([frame.nbytes], np.uint64)
+        if mode is Mode.SEND:
+            addresses = np.concatenate((addresses, blocks.source))
+            nbytes = np.concatenate((nbytes, blocks.nbytes))
+        self.sequence = sequence
+        self._frame = frame
+        self._vectors = Vectors(addresses, nbytes)
+        self._position = 0
+
+    def send(self, stream: Stream) -> bool:
+        """Send what the socket takes; whether it took anything."""
+        assert self._vectors is not None
+        sent = stream.send_vectors(self._vectors, self._position, SLICE)
+        self._position += sent
+        return sent > 0
+
+    @property
+    def sent(self) -> bool:
+        """Whether everything has left."""
+        return self._vectors is not None and self._position == self._vectors.total
+
+    @property
+    def exposed(self) -> bool:
+        """Whether the receiver has been sent enough to read or write any of its bytes."""
+        return self._frame is not None and self._position >= self._frame.nbytes
+
+    def release(self) -> None:
+        """Free the arrays; the transfer itself may live on in the core."""
+        self._batch = self._frame = self._vectors = None
+
+
+class Sender:
+    """Moves batches to one peer, in order.
+
+    ``submit`` queues; a thread, started by the first batch, connects, sends, and takes the replies. Up to the
+    peer's reply several batches are under way. A lost connection fails those; the next batch opens another.
+
+    Whether a failed batch is *settled* is the receiver's word: its reply, or that it closed the connection,
+    which it does only after the last byte that it copied. A batch that could still be read, or whose bytes
+    could still land from a socket's buffer, is not.
+
+    Args:
+        own: Our descriptor.
+        peer: The peer's.
+        key: The pair's key.
+        options: The backend's options.
+    """
+
+    def __init__(self, own: Descriptor, peer: Descriptor, key: bytes, options: Options) -> None:
+        self._own = own
+        self._peer = peer
+        self._key = key
+        self._options = options
+        self._lock = threading.Lock()
+        self._waker = Waker()
+        self._queue: deque[Write] = deque()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        # From here on, the thread's own.
+        self._stream: Stream | None = None
+        self._mode = Mode.SEND
+        self._sequence = 0
+        self._current: Write | None = None
+        self._unanswered: deque[Write] = deque()
+        self._replies = bytearray()
+        self._progress = 0.0
+
+    def submit(self, batch: Batch) -> Write:
+        """Queue a batch. Any thread; does not block.
+
+        Raises:
+            TransferError: The peer is being disconnected.
+        """
+        write = Write(batch)
+        with self._lock:
+            if self._stopping:
+                raise TransferError(
+                    "a batch cannot be sent", cause="the peer is disconnected", peer=self._peer.link
+                )
+            self._queue.append(write)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True
+                )
+                self._thread.start()
+        self._waker.wake()
+        return write
+
+    def stop(self) -> None:
+        """Fail what has not ended, and end the thread soon. Any thread; does not block."""
+        with self._lock:
+            self._stopping = True
+        self._waker.wake()
+
+    def join(self) -> None:
+        """Wait for the thread, at most about ``drain_timeout``, and free everything. After `stop`."""
+        if self._thread is not None:
+            self._thread.join()
+        self._waker.close()
+
+    def _check(self) -> None:
+        if self._stopping:
+            raise Interrupted
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._step()
+            except Interrupted:
+                break
+            except (Lost, BadFrameError) as error:
+                self._give_up(f"lost the peer: {error}", ended=isinstance(error, Lost) and error.ended)
+            except Exception as error:
+                log.exception("defect: the connection to %s is dropped", self._peer.link)
+                self._give_up(f"defect of the sender: {error!r}", ended=False)
+        self._give_up("the peer was disconnected", ended=False)
+        self._fail_queue("the peer was disconnected before this batch was sent")
+
+    def _step(self) -> None:
+        """Do what can be done now, and wait for more."""
+        if self._stream is None:
+            if self._queue:
+                self._connect()
+            else:
+                self._waker.wait()
+            return
+        if self._current is None and self._queue:
+            self._begin(self._queue.popleft())
+        if self._current is not None and self._current.send(self._stream):
+            self._progress = time.monotonic()
+            if self._current.sent:
+                self._unanswered.append(self._current)
+                self._current = None
+        sending = self._current is not None or bool(self._queue)
+        ready = self._stream.wait(POLLIN | POLLOUT if sending else POLLIN, self._deadline())
+        if ready & ~POLLOUT:
+            self._take_replies(self._stream)
+
+    def _connect(self) -> None:
+        try:
+            self._stream, near = dial(
+                self._own, self._peer, self._key, self._options, self._waker, self._check
+            )
+        except Lost as lost:
+            self._fail_queue(str(lost))
+            return
+        self._mode = Mode.COPY if near else Mode.SEND
+        self._replies.clear()
+
+    def _begin(self, write: Write) -> None:
+        self._sequence += 1
+        self._current = write
+        if not self._unanswered:
+            self._progress = time.monotonic()
+        write.begin(self._sequence, self._mode)
+
+    def _deadline(self) -> float | None:
+        waiting = self._current is not None or self._unanswered
+        return (
+            self._progress + self._options.stall_timeout if waiting and self._options.stall_timeout else None
+        )
+
+    def _take_replies(self, stream: Stream) -> None:
+        """Receive and handle what has been answered.
+
+        Raises:
+            Lost: The receiver closed the connection, possibly after some replies; those were handled.
+        """
+        buffer = memoryview(bytearray(4096))
+        received = stream.receive(buffer)
+        self._replies += buffer[:received]
+        while len(self._replies) >= REPLY.size:
+            reply = unpack_reply(self._replies[: REPLY.size])
+            end = REPLY.size + reply.length
+            if len(self._replies) < end:
+                return
+            reason = self._replies[REPLY.size : end].decode("utf-8", "replace")
+            del self._replies[:end]
+            self._progress = time.monotonic()
+            self._handle(reply, reason)
+
+    def _handle(self, reply: Reply, reason: str) -> None:
+        write = self._unanswered[0] if self._unanswered else self._current
+        if (
+            write is None
+            or write.sequence != reply.sequence
+            or (reply.status is Status.DONE and not write.sent)
+        ):
+            raise BadFrameError(
+                f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one"
+            )
+        if self._unanswered:
+            self._unanswered.popleft()
+        if reply.status is Status.RESEND and write.sent:
+            log.info(
+                "%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason
+            )
+            self._mode = Mode.SEND
+            self._queue.appendleft(write)
+            return
+        if write is self._current:
+            # Refused while its payload was still leaving. Cheaper than the rest of it is another connection;
+            # and the memory must not be read any more once the transfer has ended.
+            self._current = None
+            self._disconnect()
+        if reply.status is Status.DONE:
+            write.succeed()
+        else:
+            write.fail(f"the receiver answered {reply.status.name.lower()}: {reason}", settled=True)
+        write.release()
+
+    def _give_up(self, reason: str, *, ended: bool) -> None:
+        """Drop the connection, and fail what was under way on it."""
+        ended = ended or self._drain()
+        self._disconnect()
+        failed = [*self._unanswered, self._current]
+        self._unanswered.clear()
+        self._current = None
+        for write in failed:
+            if write is not None:
+                write.fail(reason, settled=ended or not write.exposed)
+                write.release()
+
+    def _drain(self) -> bool:
+        """Tell the receiver to stop, and wait for it to say that it has; replies still count."""
+        deadline = time.monotonic() + self._options.drain_timeout
+        try:
+            if self._stream is not None:
+                self._stream.shut()
+            while self._stream is not None and (
+                self._unanswered or (self._current is not None and self._current.exposed)
+            ):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._stream.await_input(left)
+                self._take_replies(self._stream)
+        except (Lost, BadFrameError) as error:
+            return isinstance(error, Lost) and error.ended
+        return True
+
+    def _disconnect(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _fail_queue(self, reason: str) -> None:
+        """Fail what was never sent."""
+        while self._queue:
+            write = self._queue.popleft()
+            write.fail(reason, settled=True)
+            write.release()

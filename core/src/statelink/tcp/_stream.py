@@ -1,0 +1,222 @@
+"""A non-blocking socket that one thread uses and any thread can interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from . import _iovec
+
+if TYPE_CHECKING:
+    from ._iovec import Vectors
+    from ._options import Options
+
+__all__ = ["POLLIN", "POLLOUT", "Interrupted", "Lost", "Stream", "Waker", "prepare"]
+
+POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
+_HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+
+
+class Lost(Exception):
+    """The connection is of no more use.
+
+    Attributes:
+        ended: Whether the other end certainly closed it. Our receivers do so only after the last byte they
+            copied.
+    """
+
+    def __init__(self, reason: str, *, ended: bool = False) -> None:
+        super().__init__(reason)
+        self.ended = ended
+
+
+class Interrupted(Exception):
+    """The owner of the thread wants it back."""
+
+
+class Waker:
+    """Wakes the one thread that waits on it; may be used from any thread, after `close` too."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._read, POLLIN)
+
+    def fileno(self) -> int:
+        """To wait on."""
+        return self._read.fileno()
+
+    def wake(self) -> None:
+        """End the current wait, or the next one."""
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: there is nobody to wake
+            self._write.send(b"\0")
+
+    def clear(self) -> None:
+        """Forget all wakes until now. What they were about is looked at after this, never before."""
+        with contextlib.suppress(OSError):
+            while self._read.recv(4096):
+                pass
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait to be woken."""
+        self._poll.poll(None if timeout is None else timeout * 1000)
+        self.clear()
+
+    def close(self) -> None:
+        """Give up both descriptors."""
+        self._read.close()
+        self._write.close()
+
+
+class Stream:
+    """A connected socket and its thread's waker.
+
+    Args:
+        sock: The socket; owned from here on.
+        waker: Ends every wait.
+        check: Called after each wake; raises `Interrupted` if the connection is to be given up.
+    """
+
+    def __init__(self, sock: socket.socket, waker: Waker, check: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._waker = waker
+        self._poll = select.poll()
+        self._poll.register(waker, POLLIN)
+        self._poll.register(sock, 0)
+        self.check = check
+
+    def wait(self, events: int, deadline: float | None = None) -> int:
+        """Wait for events of the socket, a wake, or the deadline; returns the socket's events, if any.
+
+        Raises:
+            Interrupted: As ``check`` says.
+            Lost: The deadline is over.
+        """
+        self.check()
+        self._poll.modify(self._fd, events)
+        happened = dict(self._poll.poll(_milliseconds(deadline)))
+        if happened.pop(self._waker.fileno(), 0):
+            self._waker.clear()
+            self.check()
+        if not happened and deadline is not None and time.monotonic() >= deadline:
+            raise Lost("it made no progress in time")
+        return happened.get(self._fd, 0)
+
+    def receive(self, view: memoryview) -> int:
+        """Receive into ``view``; 0 if there is nothing now.
+
+        Raises:
+            Lost: The stream ended.
+        """
+        try:
+            received = self._sock.recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _lost(error) from error
+        if not received:
+            raise Lost("it closed the connection", ended=True)
+        return received
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Send some of ``data``; 0 if the socket takes nothing now.
+
+        Raises:
+            Lost: The stream ended.
+        """
+        try:
+            return self._sock.send(data, _iovec.NO_SIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _lost(error) from error
+
+    def receive_vectors(self, vectors: Vectors, position: int, limit: int) -> int:
+        """As `receive`, straight to where the bytes belong."""
+        try:
+            received = _iovec.receive(self._fd, vectors, position, limit)
+        except OSError as error:
+            raise _lost(error) from error
+        if received is None:
+            raise Lost("it closed the connection", ended=True)
+        return received
+
+    def send_vectors(self, vectors: Vectors, position: int, limit: int) -> int:
+        """As `send`, straight from where the bytes are."""
+        try:
+            return _iovec.send(self._fd, vectors, position, limit)
+        except OSError as error:
+            raise _lost(error) from error
+
+    def read(self, view: memoryview, deadline: float | None = None) -> None:
+        """Fill ``view``."""
+        while view:
+            received = self.receive(view)
+            if not received:
+                self.wait(POLLIN, deadline)
+            view = view[received:]
+
+    def write(self, data: bytes, deadline: float | None = None) -> None:
+        """Send all of ``data``."""
+        view = memoryview(data)
+        while view:
+            sent = self.send(view)
+            if not sent:
+                self.wait(POLLOUT, deadline)
+            view = view[sent:]
+
+    def hung_up(self) -> bool:
+        """Whether the peer closed its end, even while there is still something to receive."""
+        self._poll.modify(self._fd, _HUNG_UP)
+        return any(fd == self._fd for fd, _ in self._poll.poll(0))
+
+    def shut(self) -> None:
+        """Tell the peer that nothing more will come."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def await_input(self, timeout: float) -> None:
+        """Wait for something to receive, or the timeout; nothing interrupts it."""
+        poll = select.poll()
+        poll.register(self._fd, POLLIN)
+        poll.poll(timeout * 1000)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+def prepare(sock: socket.socket, options: Options) -> None:
+    """Set what both ends of every data connection set."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A machine that vanished is noticed in about a minute even by a side that only listens.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if options.send_buffer:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_buffer)
+    if options.receive_buffer:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.receive_buffer)
+
+
+def _lost(error: OSError) -> Lost:
+    # A reset comes from a socket that is closed, or a machine that has started anew. A timeout proves
+    # nothing.
+    return Lost(
+        f"the connection broke ({error})", ended=isinstance(error, ConnectionResetError | BrokenPipeError)
+    )
+
+
+def _milliseconds(deadline: float | None) -> int | None:
+    return None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))

@@ -1,0 +1,198 @@
+"""The sockets of one link: one that listens, and one to each peer that it dialled. Owned by one thread."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import zmq
+
+from statelink.errors import ConfigError, PeerError, WireError
+
+from ._codec import MAX_FRAME, decode, encode
+from ._messages import Message
+from ._security import Endpoint, Gate, Keys, host_of, is_loopback, parse_endpoint
+
+__all__ = ["Channel"]
+
+log = logging.getLogger("statelink.wire")
+
+QUEUE = 100_000
+"""Messages that may wait for one peer before it counts as not taking any."""
+BURST = 256
+"""Messages taken from one socket before the others get their turn."""
+
+
+class Channel:
+    """Listens, dials, sends and receives. Every method belongs to the thread that made the object.
+
+    A link dials the peers that it asks (decode dials prefill); answers come back over the same connection, so that
+    who was dialled need not know where the other listens.
+
+    Args:
+        name: This link's name; peers see it as the routing id.
+        listen: Where to listen; port 0 picks one.
+        advertise: Host under which peers reach it; the listening host when empty.
+        keys: CURVE keys; ``None`` for none.
+        insecure: Whether to listen beyond loopback without keys.
+
+    Raises:
+        ConfigError: It would listen beyond loopback without keys, or the address cannot be bound.
+    """
+
+    def __init__(self, name: str, listen: str, *, advertise: str, keys: Keys | None, insecure: bool) -> None:
+        endpoint = parse_endpoint(listen)
+        if keys is None and not insecure and not is_loopback(endpoint.address):
+            raise ConfigError(
+                f"this link would listen on {endpoint.address} without keys",
+                cause="anyone who reaches that address could read and change requests",
+                hint="configure keys, or set insecure = true on a network that you trust wholly",
+                code="config.insecure",
+            )
+        self.name = name
+        self.dropped: Counter[str] = Counter()
+        self._keys = keys
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._gate = Gate(self._context, keys.allow) if keys else None
+        self._router = self._socket(zmq.ROUTER)
+        if keys is not None:
+            self._router.curve_server = True
+            self._router.curve_secretkey = keys.secret.encode()
+        self._router.router_mandatory = True
+        try:
+            self._router.bind(endpoint.address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"cannot listen on {endpoint.address}", cause=str(error)) from error
+        bound = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        host = advertise or host_of(endpoint.address)
+        port = bound.rpartition(":")[2]
+        self.host = host
+        self.endpoint = Endpoint(f"tcp://{host}:{port}", keys.public if keys else "")
+        self._dialled: dict[str, zmq.Socket[Any]] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        if self._gate is not None:
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+
+    def _socket(self, kind: int) -> zmq.Socket[Any]:
+        socket: zmq.Socket[Any] = self._context.socket(kind)
+        socket.linger = 200
+        socket.maxmsgsize = MAX_FRAME
+        socket.sndhwm = socket.rcvhwm = QUEUE
+        socket.ipv6 = True
+        return socket
+
+    def watch(self, descriptor: int) -> None:
+        """Let `receive` return early when a file descriptor becomes readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def dial(self, endpoint: Endpoint) -> None:
+        """Open a connection in the background; it comes back by itself when the other side does.
+
+        Raises:
+            ConfigError: Only one side has keys.
+        """
+        address = str(endpoint)
+        if address in self._dialled:
+            return
+        if bool(endpoint.key) != bool(self._keys):
+            raise ConfigError(
+                f"cannot dial {endpoint.address}",
+                cause="its address has a key and this link has none"
+                if endpoint.key
+                else "this link has keys and its address has none",
+                hint="write the address as tcp://host:port|public-key, and configure keys on both sides",
+                code="config.keys",
+            )
+        socket = self._socket(zmq.DEALER)
+        socket.setsockopt_string(zmq.ROUTING_ID, self.name)
+        socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
+        if self._keys is not None:
+            socket.curve_serverkey = endpoint.key.encode()
+            socket.curve_secretkey = self._keys.secret.encode()
+            socket.curve_publickey = self._keys.public.encode()
+        try:
+            socket.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise ConfigError(f"cannot dial {endpoint.address}", cause=str(error)) from error
+        self._dialled[address] = socket
+        self._poller.register(socket, zmq.POLLIN)
+
+    def hang_up(self, address: str) -> None:
+        """Close a dialled connection; what waits in it is lost."""
+        socket = self._dialled.pop(address, None)
+        if socket is not None:
+            self._poller.unregister(socket)
+            socket.close(linger=0)
+
+    def send(self, message: Message, address: str | None) -> None:
+        """Queue a message, over the connection dialled to ``address``, or back to ``message.to`` when ``None``.
+
+        Raises:
+            PeerError: There is no such connection, or it takes no more messages.
+            WireError: The message is too large.
+        """
+        frames = encode(message)
+        try:
+            if address is None:
+                self._router.send_multipart([message.to.encode(), *frames], zmq.NOBLOCK)
+            else:
+                self._dialled[address].send_multipart(frames, zmq.NOBLOCK)
+        except (zmq.ZMQError, KeyError) as error:
+            raise PeerError("a message could not be sent", cause=str(error), peer=message.to, code="peer.send") from error
+
+    def receive(self, timeout: float | None) -> Iterator[tuple[Message, str | None]]:
+        """Wait for messages, and yield what came with the address it was dialled at (``None``: they dialled us).
+
+        Frames that are no message are counted in ``dropped`` and logged, and change nothing.
+
+        Args:
+            timeout: Seconds to wait at most; ``None`` waits until something comes.
+        """
+        ready = dict(self._poller.poll(None if timeout is None else math.ceil(max(timeout, 0) * 1000)))
+        if self._gate is not None and self._gate.socket in ready:
+            self._gate.answer()
+        if self._router in ready:
+            yield from self._drain(self._router, None)
+        for address, socket in list(self._dialled.items()):
+            if socket in ready:
+                yield from self._drain(socket, address)
+
+    def _drain(self, socket: zmq.Socket[Any], address: str | None) -> Iterator[tuple[Message, str | None]]:
+        for _ in range(BURST):
+            if socket.closed:
+                return
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            routing = frames.pop(0) if address is None and frames else None
+            try:
+                message = decode(frames)
+                if routing is not None and routing != message.sender.encode():
+                    raise WireError("the sender is not who is connected", cause=message.sender[:80], code="wire.sender")
+            except WireError as error:
+                self._count(error)
+                continue
+            yield message, address
+
+    def _count(self, error: WireError) -> None:
+        self.dropped[error.code] += 1
+        seen = self.dropped[error.code]
+        if seen & (seen - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the log
+            log.warning("dropped a frame (%d of this kind): %s", seen, error)
+
+    def close(self) -> None:
+        """Close every socket. May be called twice."""
+        for address in list(getattr(self, "_dialled", {})):
+            socket = self._dialled.pop(address)
+            socket.close()
+        if self._gate is not None:
+            self._gate.socket.close()
+        self._router.close()
+        self._context.term()

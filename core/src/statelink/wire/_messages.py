@@ -1,0 +1,268 @@
+"""Every message that two links exchange.
+
+A message is two frames: its kind, and a msgpack map of the fields below. Unknown fields are ignored and missing ones
+have defaults, so that a field can be added; an unknown kind is counted and dropped. ``sender`` and ``to`` are link
+names, which are unique among all processes ever started: what is meant for an earlier incarnation is never mistaken.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from statelink.backend import Moved
+from statelink.errors import Reason
+from statelink.plan import Assignment
+from statelink.state import Inventory, StateType
+
+__all__ = [
+    "KINDS",
+    "Accepted",
+    "Attach",
+    "Attached",
+    "Bye",
+    "Card",
+    "Chunk",
+    "Drained",
+    "Failed",
+    "Finished",
+    "Hello",
+    "ItemList",
+    "Message",
+    "Note",
+    "Ping",
+    "Pong",
+    "Refuse",
+    "Request",
+    "Unknown",
+    "Welcome",
+]
+
+PROTOCOL = (1, 1)
+"""Lowest and highest protocol version that this core speaks."""
+
+Name = Annotated[str, msgspec.Meta(max_length=512)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Room = Annotated[int, msgspec.Meta(ge=1)]  # the encoding itself has no integer above 2^64 - 1
+Generation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every message carries.
+
+    Attributes:
+        sender: Link name of the process that sent it.
+        to: Link name of the process it is meant for; empty where that is not known yet.
+    """
+
+    sender: Name
+    to: Name = ""
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a link is and what it holds; exchanged in the handshake.
+
+    Attributes:
+        link: Link name; holds the incarnation.
+        protocol: Lowest and highest protocol version.
+        version: Version of the core, for messages to people.
+        role: ``prefill`` or ``decode``.
+        backend: Name of the backend.
+        ops: Operations that it offers.
+        kinds: Definitions of the state types in the inventory.
+        strategies: Component to the name of its strategy.
+        descriptor: What the backend needs to reach this side.
+        inventory: What this rank holds, addresses included.
+    """
+
+    link: Name
+    protocol: tuple[int, int]
+    version: Name
+    role: Name
+    backend: Name
+    ops: tuple[Name, ...]
+    kinds: tuple[StateType, ...]
+    strategies: dict[Name, Name]
+    descriptor: Annotated[bytes, msgspec.Meta(max_length=16 << 20)]
+    inventory: Inventory
+
+
+class ItemList(msgspec.Struct, frozen=True):
+    """Indices of one component, as a little-endian array.
+
+    Attributes:
+        first: Number of the first item in the sequence.
+        ids: int64, little endian.
+    """
+
+    first: Tokens
+    ids: Annotated[bytes, msgspec.Meta(max_length=8 << 22)]
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """A link introduces itself, and asks the other to."""
+
+    card: Card
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The answer to `Hello`."""
+
+    card: Card
+
+
+class Refuse(Message, frozen=True, kw_only=True):
+    """These two links cannot work together."""
+
+    reason: Reason
+
+
+class Attach(Message, frozen=True, kw_only=True):
+    """Decode tells a source its part.
+
+    Attributes:
+        assignment: What it writes for this destination.
+        destinations: Decode ranks that will ask it for each room.
+        digest: Decode's digest of the compiled plan.
+    """
+
+    assignment: Assignment
+    destinations: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    digest: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Attached(Message, frozen=True, kw_only=True):
+    """The source has checked its part and can reach the destination."""
+
+    digest: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Request(Message, frozen=True, kw_only=True):
+    """Decode is ready for a room.
+
+    Attributes:
+        room: The request.
+        generation: Drawn by this decode rank for this use of the room id.
+        tokens: N; both sides must agree.
+        prefix: P, the positions that decode already holds.
+        items: Where each component belongs in decode's memory.
+        prepared: What each receive hook prepared for this writer.
+    """
+
+    room: Room
+    generation: Generation
+    tokens: Tokens
+    prefix: Tokens
+    items: dict[Name, ItemList] = {}
+    prepared: dict[Name, bytes] = {}
+
+
+class Chunk(Message, frozen=True, kw_only=True):
+    """One push is visible at the destination.
+
+    Attributes:
+        room: The request.
+        generation: Which use of the room id.
+        number: Number of the push, from 0.
+        grains: Per component ``[first, last)`` granules that moved.
+        layers: ``[first, last)`` model layers, or ``None`` for all buffers.
+        nbytes: Payload bytes of the push.
+    """
+
+    room: Room
+    generation: Generation
+    number: Count
+    grains: dict[Name, tuple[Count, Count]]
+    layers: tuple[int, int] | None = None
+    nbytes: Count = 0
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """A source's last word on a room: everything it was assigned has been written.
+
+    Attributes:
+        room: The request.
+        generation: Which use of the room id.
+        digest: The source's digest of the plan.
+        moved: What it moved, per component.
+        chunks: How many pushes that took.
+    """
+
+    room: Room
+    generation: Generation
+    digest: Annotated[bytes, msgspec.Meta(max_length=64)]
+    moved: dict[Name, Moved]
+    chunks: Count
+
+
+class Accepted(Message, frozen=True, kw_only=True):
+    """Decode has everything from every source."""
+
+    room: Room
+    generation: Generation
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """A room ended in failure on the sender's side. Says nothing about bytes in flight: see `Drained`."""
+
+    room: Room
+    generation: Generation
+    reason: Reason
+
+
+class Drained(Message, frozen=True, kw_only=True):
+    """No write of the sender for this use of the room is in flight, and none will start."""
+
+    room: Room
+    generation: Generation
+
+
+class Note(Message, frozen=True, kw_only=True):
+    """A strategy's hook speaks to its counterpart."""
+
+    room: Room
+    generation: Generation
+    component: Name
+    payload: Annotated[bytes, msgspec.Meta(max_length=64 << 10)]
+
+
+class Ping(Message, frozen=True, kw_only=True):
+    """Are you there?"""
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    """I am."""
+
+
+class Unknown(Message, frozen=True, kw_only=True):
+    """The sender knows nothing of the link that spoke, or is not the one that was spoken to: introduce yourself."""
+
+
+class Bye(Message, frozen=True, kw_only=True):
+    """The sender closes."""
+
+
+KINDS: dict[bytes, type[Message]] = {
+    kind.__name__.lower().encode(): kind
+    for kind in (
+        Hello,
+        Welcome,
+        Refuse,
+        Attach,
+        Attached,
+        Request,
+        Chunk,
+        Finished,
+        Accepted,
+        Failed,
+        Drained,
+        Note,
+        Ping,
+        Pong,
+        Unknown,
+        Bye,
+    )
+}

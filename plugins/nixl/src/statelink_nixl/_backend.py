@@ -1,0 +1,358 @@
+"""The backend: one NIXL agent for each link.
+
+Every call into an agent is made under one lock. NIXL would serialise them itself, but inside the library,
+where a poll would wait for a copy that another thread makes; here it can leave, and whoever holds the lock looks.
+
+NIXL has no cancel. Releasing a handle in progress leaves its bytes moving, and removing a remote agent under
+it makes NIXL free the handle twice. So a handle is kept until it ended, and a remote agent until its last
+handle did, also after a disconnect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from statelink.backend import (
+    ANY,
+    DIRECT,
+    Backend,
+    BackendContext,
+    Batch,
+    Capabilities,
+    Fence,
+    Op,
+    Probe,
+    Region,
+    Side,
+    SubmitMode,
+    Transfer,
+)
+from statelink.errors import BackendUnavailableError, TransferError
+
+from ._library import SCRATCH, Library, rdma_devices
+from ._options import Options
+from ._tables import DRAM, FORMAT, Descriptor, Part, Table, describe, place, row
+
+__all__ = ["NixlBackend"]
+
+GREETING = 64
+"""Bytes of the first write to a peer."""
+
+MAX_KEPT = 256
+"""Most failed transfers that are kept until the library ends them; a lost peer leaves a few."""
+
+
+class _Peer:
+    """A remote agent that the library knows."""
+
+    __slots__ = ("leaving", "lost", "name", "table")
+
+    def __init__(self, name: str, table: Table) -> None:
+        self.name = name
+        self.table = table
+        self.lost = ""
+        """Why its connection is dead; the library never repairs one."""
+        self.leaving = False
+        """Whether it was disconnected, and only waits for its last handle."""
+
+
+class _Work(Transfer):
+    """A batch, and those of its handles that have not ended."""
+
+    __slots__ = ("handles", "peer")
+
+    def __init__(self, peer: _Peer) -> None:
+        super().__init__()
+        self.peer = peer
+        self.handles: list[Any] = []
+
+    def failed(self, reason: str) -> None:
+        """Fail it, unless it has an outcome.
+
+        Never settled: one failed operation of a batch says nothing of the others, and NIXL stops none.
+        """
+        if self.outcome is None:
+            self.fail(reason, settled=False)
+
+
+class NixlBackend(Backend):
+    """Moves bytes with NIXL."""
+
+    api_version = 1
+    name = "nixl"
+    Options = Options
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        memory_kinds=frozenset({"dram", "cuda"}),
+        state_types=ANY,
+        ops=frozenset({Op.WRITE, Op.READ}),
+        # Between processes of one host, UCX copies inside the call that posts.
+        submit_mode=SubmitMode.BLOCKING,
+        # Such a copy goes on when its target has destroyed its agent, and a released handle goes on over TCP.
+        fences={(op, side): Fence.MOVER for op in Op for side in Side},
+        max_blocks=16384,
+        max_bytes=64 << 20,
+        max_transfers=4,
+        thread_safe=True,
+        single_process=True,
+    )
+    strategies: ClassVar = {"*": DIRECT}
+
+    def __init__(self, context: BackendContext) -> None:
+        options = context.options
+        try:
+            self._library = Library()
+        except ImportError as error:
+            reason, hint = _absent(error)
+            raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
+        self._link = context.link
+        self._timeout: float = options.connect_timeout
+        self._lock = threading.Lock()
+        self._table = Table(())
+        self._peers: dict[str, _Peer] = {}
+        self._works: list[_Work] = []
+        try:
+            self._agent: Any = self._library.agent(context.link, options)
+            self._agent.register_memory(row(SCRATCH.ctypes.data, SCRATCH.nbytes), DRAM)
+        except self._library.errors as error:
+            raise TransferError(
+                "NIXL could not be started",
+                cause=f"{error}; UCX prints to standard error what it missed",
+                hint="see `backends` and `ucx` in the options, and UCX_* in the environment",
+                backend=self.name,
+                library=self._library.version,
+            ) from error
+
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        """Import NIXL and see whether it has the backends that ``options`` name."""
+        try:
+            library = Library()
+            plugins = library.plugins()
+        except ImportError as error:
+            reason, hint = _absent(error)
+            return Probe(ok=False, reason=reason, hint=hint)
+        except Exception as error:  # a probe explains what a broken installation raises, whatever it is
+            return Probe(ok=False, reason=f"NIXL does not start: {type(error).__name__}: {error}")
+        rdma = ", ".join(rdma_devices()) or "none"
+        has = ", ".join(plugins)
+        details = {"library": library.version, "plugins": has, "rdma": rdma}
+        missing = [name for name in options.backends if name not in plugins]
+        if missing:
+            reason = f"{library.version} has no backend {', '.join(missing)}"
+            return Probe(ok=False, reason=reason, hint=f"its backends are {has}", details=details)
+        reason = f"{library.version} with {', '.join(options.backends)}; RDMA devices: {rdma}"
+        return Probe(ok=True, reason=reason, details=details)
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Register each region by itself: that takes a few microseconds, and tells which one is refused."""
+        table = Table(regions)
+        with self._lock:
+            agent = self._open()
+            for index, region in enumerate(regions):
+                segment, device = place(region)
+                try:
+                    agent.register_memory(row(region.address, region.nbytes, device), segment)
+                except self._library.errors as error:
+                    raise TransferError(
+                        f"region {index} could not be registered",
+                        cause=f"{region.nbytes} bytes of {region.kind} at {region.address:#x}: {error}",
+                        backend=self.name,
+                        library=self._library.version,
+                    ) from error
+            self._table = table
+
+    def descriptor(self) -> bytes:
+        """The agent's metadata: about 45 bytes for each region."""
+        with self._lock:
+            metadata = self._open().get_agent_metadata()
+        return Descriptor(FORMAT, self._link, self._library.version, SCRATCH.ctypes.data, metadata).encode()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        """Load a peer's metadata and write a few bytes to it, which also wires its transports up."""
+        offered = Descriptor.decode(descriptor, peer)
+        table = Table(regions)
+        with self._lock:
+            agent = self._open()
+            self._sweep(agent)
+            known = self._peers.get(peer)
+            if known is not None:
+                if any(work.peer is known for work in self._works):
+                    cause = "transfers of its earlier connection have not ended"
+                    raise self._unreachable(peer, cause, "try again once it answers or has died")
+                self._remove(agent, known)  # NIXL repairs no connection, and loads no other in its place
+            self._load(agent, peer, offered)
+            self._peers[peer] = _Peer(peer, table)
+        if self._timeout:
+            self._greet(peer, offered.scratch)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        """Post a batch. Between processes of one host this copies it, and returns when it is copied."""
+        with self._lock:
+            self._open()
+            table = self._connected(peer).table
+        return self._post(peer, batch.op, describe(batch.blocks, batch.op, self._table, table))
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Look at all that is posted, unless another thread is in the library: it looks before it leaves."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._agent is not None:
+                    self._sweep(self._agent)
+            finally:
+                self._lock.release()
+
+    def disconnect(self, peer: str) -> None:
+        """Forget a peer. The library does so once nothing is posted to it any more."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is None:
+                return
+            known.leaving = True
+            self._sweep(self._open())
+            for work in self._works:
+                if work.peer is known:
+                    work.failed("the peer was disconnected while the transfer was in progress")
+
+    def close(self) -> None:
+        """Destroy the agent: its threads, its connections and its registrations."""
+        with self._lock:
+            agent, self._agent = self._agent, None
+            if agent is None:
+                return
+            self._sweep(agent)
+            for work in self._works:
+                work.failed("the backend was closed while the transfer was in progress")
+                self._release(work.handles)  # a handle holds the agent, too
+                work.handles = []
+            self._works = []
+            self._peers.clear()
+
+    def _open(self) -> Any:
+        if self._agent is None:
+            raise TransferError("the backend is closed", backend=self.name)
+        return self._agent
+
+    def _connected(self, peer: str) -> _Peer:
+        known = self._peers.get(peer)
+        if known is None or known.leaving:
+            raise TransferError("the peer is not connected", backend=self.name, peer=peer)
+        if known.lost:
+            raise TransferError("the peer is lost", cause=known.lost, backend=self.name, peer=peer)
+        return known
+
+    def _load(self, agent: Any, peer: str, offered: Descriptor) -> None:
+        """Make ``peer`` known to the library."""
+        try:
+            loaded = agent.add_remote_agent(offered.metadata)
+        except self._library.errors as error:
+            agent.remove_remote_agent(peer)  # some of it may be loaded
+            cause = f"{error} for metadata of {offered.library}; this is {self._library.version}"
+            raise self._unreachable(peer, cause) from error
+        name = loaded.decode(errors="replace") if isinstance(loaded, bytes) else str(loaded)
+        if name != peer:
+            if name not in self._peers:
+                agent.remove_remote_agent(name)
+            raise self._unreachable(peer, f"its metadata is that of an agent called {name!r}")
+
+    def _post(self, peer: str, op: Op, parts: Sequence[Part]) -> _Work:
+        """Start all parts of a transfer."""
+        with self._lock:
+            agent = self._open()
+            work = _Work(self._connected(peer))
+            handles: list[Any] = []
+            try:
+                for part in parts:
+                    near = agent.get_xfer_descs(part.near, part.near_segment)
+                    far = agent.get_xfer_descs(part.far, part.far_segment)
+                    handles.append(agent.initialize_xfer(op.name, near, far, peer))
+            except self._library.errors as error:
+                self._release(handles)
+                raise TransferError(
+                    "NIXL refused a transfer before it started",
+                    cause=f"{error}; most often, a block is outside the memory that one side registered",
+                    backend=self.name,
+                    peer=peer,
+                    library=self._library.version,
+                ) from error
+            for posted, handle in enumerate(handles, 1):
+                if not self._ended(work, handle, agent.transfer):
+                    work.handles.append(handle)
+                if work.outcome is not None:
+                    self._release(handles[posted:])
+                    break
+            self._works.append(work)
+            self._sweep(agent)
+            return work
+
+    def _ended(self, work: _Work, handle: Any, step: Callable[[Any], str]) -> bool:
+        """Whether a handle ended, by the ``step`` that posts or checks it; a failure fails its transfer."""
+        try:
+            state = step(handle)
+            if state == "PROC":
+                return False
+            if state != "DONE":
+                work.failed(f"NIXL reports the state {state}")
+        except self._library.errors as error:
+            if isinstance(error, self._library.disconnected):
+                work.peer.lost = str(error)
+            work.failed(str(error))
+        self._release([handle])
+        return True
+
+    def _sweep(self, agent: Any) -> None:
+        """See what ended, and forget what nothing holds any more. Called with the lock held."""
+        for work in self._works:
+            if work.handles:
+                check = agent.check_xfer_state
+                work.handles = [handle for handle in work.handles if not self._ended(work, handle, check)]
+            if work.outcome is None and not work.handles:
+                work.succeed()
+        for work in [work for work in self._works if work.outcome is not None][:-MAX_KEPT]:
+            self._release(work.handles)  # their bytes may go on, as their outcomes said
+            work.handles = []
+        self._works = [work for work in self._works if work.handles]
+        for known in [known for known in self._peers.values() if known.leaving]:
+            if not any(work.peer is known for work in self._works):
+                self._remove(agent, known)
+
+    def _release(self, handles: Sequence[Any]) -> None:
+        for handle in handles:
+            with contextlib.suppress(*self._library.errors):  # it then goes with the agent
+                handle.release()
+
+    def _remove(self, agent: Any, known: _Peer) -> None:
+        del self._peers[known.name]
+        agent.remove_remote_agent(known.name)
+
+    def _greet(self, peer: str, scratch: int) -> None:
+        """Write a few bytes that nobody reads.
+
+        Raises:
+            TransferError: The peer did not take them.
+        """
+        near, far = row(SCRATCH.ctypes.data, GREETING), row(scratch, GREETING)
+        deadline = time.monotonic() + self._timeout
+        work = self._post(peer, Op.WRITE, [Part(DRAM, near, DRAM, far)])
+        while work.outcome is None and time.monotonic() < deadline:
+            time.sleep(0.0005)
+            self.poll([work])
+        if work.outcome is None or not work.outcome.ok:
+            silence = f"it did not take a first write within {self._timeout:g} s"
+            cause = work.outcome.reason if work.outcome else silence
+            self.disconnect(peer)
+            raise self._unreachable(peer, cause)
+
+    def _unreachable(self, peer: str, cause: str, hint: str = "") -> TransferError:
+        what = "a peer cannot be connected over NIXL"
+        return TransferError(what, cause=cause, hint=hint, backend=self.name, peer=peer)
+
+
+def _absent(error: ImportError) -> tuple[str, str]:
+    """Why NIXL cannot be imported, and what helps."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "nixl":
+        return "NIXL is not installed", "pip install nixl"
+    return f"NIXL is installed, and its import fails: {error}", ""

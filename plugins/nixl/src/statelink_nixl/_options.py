@@ -1,0 +1,33 @@
+"""What can be set, and with what effect."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Options"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the ``nixl`` backend.
+
+    Attributes:
+        backends: NIXL's own backends to create, in order, and the parameters of each, all of them strings.
+            For UCX: ``num_threads`` (workers that share large batches), ``num_workers``,
+            ``split_batch_size``, ``ucx_devices``, ``ucx_error_handling_mode``, ``engine_config``. NIXL
+            ignores a parameter that it does not know. Both sides need one backend in common.
+        ucx: UCX settings without their ``UCX_``, such as ``{"TLS": "rc,cuda", "NET_DEVICES": "mlx5_0:1"}``.
+            They apply while this link's UCX is set up, take precedence over the environment, and leave it
+            as it was.
+        connect_timeout: Seconds that a peer has to take a first, tiny write when it is connected. This
+            wires the transports up before the first request, and refuses an unreachable peer. 0 skips it.
+    """
+
+    backends: dict[str, dict[str, str]] = msgspec.field(default_factory=lambda: {"UCX": {}})
+    ucx: dict[str, str] = {}
+    connect_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.backends:
+            raise ValueError("`backends` names no backend of NIXL; the usual one is UCX")
+        if not self.connect_timeout >= 0:
+            raise ValueError(f"`connect_timeout` is a number of seconds, not {self.connect_timeout}")

@@ -1,0 +1,154 @@
+"""From Statelink's blocks and regions to NIXL's descriptor arrays and descriptor blob; numpy, no library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from statelink.backend import Blocks, Op, Region
+from statelink.errors import TransferError
+
+__all__ = ["DRAM", "FORMAT", "Descriptor", "Part", "Table", "describe", "place", "row"]
+
+U64 = npt.NDArray[np.uint64]
+
+FORMAT = 1
+DRAM = "DRAM"
+SEGMENTS = {"dram": DRAM, "cuda": "VRAM"}
+NAMES = tuple(SEGMENTS.values())
+
+
+class Descriptor(msgspec.Struct, frozen=True, array_like=True):
+    """What a peer gets.
+
+    Attributes:
+        format: Version of this structure; it stays the first field for ever.
+        agent: Name of the agent, which is its link's name.
+        library: Version of NIXL there; only for error messages.
+        scratch: Address of a few bytes there that peers may overwrite.
+        metadata: NIXL's own description of the agent: transports, addresses, registered memory.
+    """
+
+    format: int
+    agent: str
+    library: str
+    scratch: int
+    metadata: bytes
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, raw: bytes, peer: str) -> Descriptor:
+        """From bytes that came from ``peer``.
+
+        Raises:
+            TransferError: They are not such a descriptor, or that of another agent.
+        """
+        try:
+            found = msgspec.msgpack.decode(raw, type=cls)
+        except msgspec.MsgspecError as error:
+            raise _refused(peer, f"its descriptor does not decode: {error}") from error
+        if found.format != FORMAT:
+            raise _refused(peer, f"its descriptor has format {found.format}, this plugin speaks {FORMAT}")
+        if found.agent != peer:
+            raise _refused(peer, f"its descriptor is that of an agent called {found.agent!r}")
+        if not 0 < found.scratch < 1 << 64:
+            raise _refused(peer, f"its descriptor has the address {found.scratch}")
+        return found
+
+
+class Table:
+    """A region table as columns, in NIXL's words."""
+
+    __slots__ = ("devices", "segment", "segments")
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        places = [place(region) for region in regions]
+        self.devices: U64 = np.array([device for _, device in places], np.uint64)
+        self.segments = np.array([NAMES.index(segment) for segment, _ in places], np.uint8)
+        distinct = {segment for segment, _ in places}
+        self.segment = distinct.pop() if len(distinct) == 1 else None
+        """The kind of memory of all regions, if it is only one; then no block needs sorting."""
+
+    def check(self, regions: npt.NDArray[np.uint32]) -> None:
+        """Refuse an index that is not in the table.
+
+        Raises:
+            TransferError: There is one.
+        """
+        highest = int(regions.max())
+        if highest >= len(self.devices):
+            raise TransferError(
+                "a block is outside all registered memory",
+                cause=f"it refers to region {highest} of {len(self.devices)}",
+                backend="nixl",
+            )
+
+
+class Part(NamedTuple):
+    """One NIXL transfer: each side is of one kind of memory.
+
+    Attributes:
+        near_segment: NIXL's name of the kind of memory here.
+        near: Address, length and device of each block here; NIXL copies the array in one piece.
+        far_segment: The same of the peer.
+        far: The same of the peer.
+    """
+
+    near_segment: str
+    near: U64
+    far_segment: str
+    far: U64
+
+
+def place(region: Region) -> tuple[str, int]:
+    """NIXL's kind of memory, and the device, of a region.
+
+    Raises:
+        TransferError: NIXL has no such kind.
+    """
+    kind, _, device = region.kind.partition(":")
+    if kind not in SEGMENTS or (device and not device.isdecimal()):
+        raise TransferError(
+            f"memory of kind {region.kind!r} is unknown to NIXL",
+            cause=f"the region at {region.address:#x} has it",
+            hint="it moves 'dram' and 'cuda:<device>'",
+            backend="nixl",
+        )
+    return SEGMENTS[kind], int(device or 0)
+
+
+def row(address: int, nbytes: int, device: int = 0) -> U64:
+    """The array that describes one block."""
+    return np.array([[address, nbytes, device]], np.uint64)
+
+
+def describe(blocks: Blocks, op: Op, local: Table, remote: Table) -> list[Part]:
+    """As few transfers as can carry ``blocks``: one, unless the regions are of several kinds of memory.
+
+    Raises:
+        TransferError: A block refers to a region that does not exist.
+    """
+    source, target = (blocks.source, blocks.source_region), (blocks.target, blocks.target_region)
+    (here, here_region), (there, there_region) = (source, target) if op is Op.WRITE else (target, source)
+    local.check(here_region)
+    remote.check(there_region)
+    near = np.column_stack((here, blocks.nbytes, local.devices[here_region]))
+    far = np.column_stack((there, blocks.nbytes, remote.devices[there_region]))
+    if local.segment is not None and remote.segment is not None:
+        return [Part(local.segment, near, remote.segment, far)]
+    pair = local.segments[here_region] * len(NAMES) + remote.segments[there_region]
+    return [
+        Part(NAMES[both // len(NAMES)], near[pair == both], NAMES[both % len(NAMES)], far[pair == both])
+        for both in np.unique(pair).tolist()
+    ]
+
+
+def _refused(peer: str, cause: str) -> TransferError:
+    return TransferError("a peer cannot be connected over NIXL", cause=cause, backend="nixl", peer=peer)

@@ -1,0 +1,1 @@
+"""Set-up scripts and checks of this workspace; nothing here is shipped."""

@@ -110,7 +110,7 @@ def place(count: int, nbytes: int, base: int, scattered: bool, random: np.random
 
 def measure(rounds: int) -> list[dict[str, Any]]:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=target, args=(theirs,))
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(theirs,), daemon=True)
     process.start()
     pid, base, port = ours.recv()
     descriptors = ours.recv()

@@ -5,16 +5,24 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
-
-import pluggy
+from typing import TYPE_CHECKING, Any
 
 from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Side, Strategy
-from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, TransferError, UnsupportedError
+from statelink.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    StatelinkError,
+    TransferError,
+    UnsupportedError,
+)
 from statelink.link import Link, LinkConfig, Node, Rendezvous, StaticRendezvous, read_options
 from statelink.registry import load_backend, plugin_manager
-from statelink.state import Inventory, StateType
 from statelink.wire import PROTOCOL, Card, Channel, is_loopback
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from statelink.state import Inventory, StateType
 
 __all__ = ["__version__", "open"]
 
@@ -24,9 +32,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+source"
 
 
-def open(  # noqa: A001 - the natural name at the package's root
-    config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendezvous: Rendezvous | None = None
-) -> Link:
+def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendezvous: Rendezvous | None = None) -> Link:
     """Open a rank's link: load the backend, register memory, and listen. Blocks until that is done.
 
     Args:
@@ -69,7 +75,9 @@ def open(  # noqa: A001 - the natural name at the package's root
         backend.close()
         if isinstance(error, StatelinkError) or not isinstance(error, Exception):
             raise
-        raise TransferError("memory could not be registered", cause=f"{type(error).__name__}: {error}", **who) from error
+        raise TransferError(
+            "memory could not be registered", cause=f"{type(error).__name__}: {error}", **who
+        ) from error
     return Link(Node(settings, channel, backend, card, strategies, found, hooks))
 
 
@@ -88,7 +96,11 @@ def _construct(backend_type: type[Backend], options: object, name: str, channel:
 
 
 def _card(
-    name: str, settings: LinkConfig, backend: Backend, strategies: Mapping[str, Strategy], inventory: Inventory
+    name: str,
+    settings: LinkConfig,
+    backend: Backend,
+    strategies: Mapping[str, Strategy],
+    inventory: Inventory,
 ) -> Card:
     kinds: dict[str, StateType] = {component.kind.name: component.kind for component in inventory.components}
     return Card(
@@ -105,9 +117,7 @@ def _card(
     )
 
 
-def _strategies(
-    backend_type: type[Backend], inventory: Inventory, hooks: pluggy.PluginManager
-) -> dict[str, Strategy]:
+def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy.PluginManager) -> dict[str, Strategy]:
     """Component to strategy: an installed package's word first, then the backend's own table.
 
     Raises:
@@ -121,7 +131,9 @@ def _strategies(
         if strategy is None and backend_type.capabilities.moves(kind):
             strategy = table.get(kind, table.get("*"))
         if strategy is None:
-            declared = sorted(backend_type.capabilities.state_types & table.keys() or backend_type.capabilities.state_types)
+            declared = sorted(
+                backend_type.capabilities.state_types & table.keys() or backend_type.capabilities.state_types
+            )
             raise UnsupportedError(
                 f"backend {backend_type.name!r} does not move state type {kind!r}",
                 cause=f"it declares {', '.join(declared)}",

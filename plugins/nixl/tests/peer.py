@@ -1,8 +1,8 @@
 """A process with one backend, driven over its standard input, whose memory the tests can see.
 
-Run as a program, it is the other process: ``peer.py <settings as JSON>``. It prints one line of JSON for each line
-that it is given. Its regions lie in files that it shares with whoever started it, so that a test looks at bytes
-without asking the backend about them.
+Run as a program, it is the other process: ``peer.py <settings as JSON>``. It prints one line of JSON for each
+that it is given. Its regions lie in files that it shares with whoever started it, so that a test looks at
+bytes without asking the backend about them.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Region, Transfer
-
 from statelink_nixl import NixlBackend
+
+if TYPE_CHECKING:
+    import signal
 
 KIND: type[Backend] = NixlBackend
 DEADLINE = 30.0
@@ -78,15 +79,15 @@ class Peer:
         self.memory = Memory(folder, layout)
         self.log = folder / "stderr"
         settings = {"folder": str(folder), "link": link, "layout": layout, "options": options or {}}
-        path = os.pathsep.join(filter(None, sys.path))
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log.open("w"),
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
         self.regions: tuple[Region, ...] = ()
         self.descriptor = b""
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
-from statelink.state import StateType
-
-from ._strategy import Strategy
-
 if TYPE_CHECKING:
+    from statelink.state import StateType
+
     from ._report import RoomReport
+    from ._strategy import Strategy
 
 __all__ = ["hookimpl", "hookspec"]
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-from statelink.plan import Blocks
-from statelink.state import Region
+    from statelink.plan import Blocks
+    from statelink.state import Region
 
-from ._capabilities import Capabilities, Op, Probe
-from ._strategy import Strategy
+    from ._capabilities import Capabilities, Op, Probe
+    from ._strategy import Strategy
 
 __all__ = [
     "API_VERSION",
@@ -118,7 +119,7 @@ class Backend(ABC):
     Attributes:
         api_version: The literal plugin API number that the author wrote against.
         name: Entry-point name, and the value in an engine's config.
-        Options: A ``msgspec.Struct`` (or dataclass) of typed options, all with defaults.
+        Options: A ``msgspec.Struct`` of typed options, all with defaults.
         capabilities: What it declares.
         strategies: State type to the strategy that carries it; the key ``"*"`` stands for every other type.
     """
@@ -131,11 +132,15 @@ class Backend(ABC):
 
     @abstractmethod
     def __init__(self, context: BackendContext) -> None:
-        """Open the library: devices, threads, listening ports. Called once, on a data thread."""
+        """Open the library: devices, threads, listening ports. Called once, when a link opens; may block.
+
+        Raises:
+            BackendUnavailableError: The library cannot start here.
+        """
 
     @classmethod
     @abstractmethod
-    def probe(cls, options: Any) -> Probe:  # noqa: ANN401 - an instance of the backend's own Options
+    def probe(cls, options: Any) -> Probe:
         """Say whether it can run here, and if not, why and what to do.
 
         Called before construction and by diagnostics. May import the library; never raises, never ends the process.
@@ -199,7 +204,12 @@ class Fencing(Protocol):
     """What a backend has whose memory's owner can stop inbound bytes alone."""
 
     def grant(
-        self, peer: str, room: int, generation: int, addresses: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint64]
+        self,
+        peer: str,
+        room: int,
+        generation: int,
+        addresses: npt.NDArray[np.uint64],
+        nbytes: npt.NDArray[np.uint64],
     ) -> None:
         """Allow ``peer`` to write these local ranges (uint64, sorted by address, disjoint) for one use of a room.
 

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from statelink.plan import Blocks, Move
-
 if TYPE_CHECKING:
+    from statelink.plan import Blocks, Move
+
     from ._interface import Transfer
 
 __all__ = ["DIRECT", "Arrival", "HookContext", "ReceiveHook", "SendHook", "Strategy"]
@@ -133,7 +133,7 @@ class Strategy(ABC):
     def __repr__(self) -> str:
         return f"<strategy {self.name}>"
 
-    def __eq__(self, other: Any) -> bool:  # noqa: ANN401 - as object.__eq__
+    def __eq__(self, other: Any) -> bool:
         return isinstance(other, Strategy) and self.name == other.name
 
     def __hash__(self) -> int:

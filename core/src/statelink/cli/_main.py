@@ -47,7 +47,9 @@ def _load(point: importlib.metadata.EntryPoint) -> click.Command:
         loaded = point.load()
     except Exception as error:
         brought = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        return _failing(point.name, f"command {point.name!r} ({brought}) failed to load: {type(error).__name__}: {error}")
+        return _failing(
+            point.name, f"command {point.name!r} ({brought}) failed to load: {type(error).__name__}: {error}"
+        )
     if not isinstance(loaded, click.Command):
         return _failing(point.name, f"command {point.name!r} is {loaded!r:.80}, not a click command")
     return loaded

@@ -31,6 +31,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         deadline: Seconds that a room may take on one side, unless it says otherwise.
         heartbeat: Seconds between signs of life.
         liveness: Seconds of silence after which a peer counts as lost; it is suspect after half of that.
+        release_after: Seconds after which decode gives back the memory of a failed room without proof that nobody
+            writes to it any more. ``None``, the default, waits for proof: silence never proves death.
         threads: Most threads that move data.
         slice_bytes: Most bytes that a blocking backend is given at once.
     """
@@ -48,6 +50,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     deadline: float = 120.0
     heartbeat: float = 1.0
     liveness: float = 10.0
+    release_after: float | None = None
     threads: int = 2
     slice_bytes: int = 32 << 20
 
@@ -55,6 +58,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("deadline", "heartbeat", "liveness", "threads", "slice_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero", cause=f"got {getattr(self, name)}")
+        if self.release_after is not None and not self.release_after > 0:
+            raise ConfigError("release_after must be above zero", cause=f"got {self.release_after}")
         if self.liveness < 2 * self.heartbeat:
             raise ConfigError(
                 "liveness must be at least twice the heartbeat",
@@ -71,7 +76,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return given if isinstance(given, cls) else read_options(cls, given, "configuration of a link")
 
 
-def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:  # noqa: ANN401 - any typed struct
+def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
     """Convert a mapping to a struct or dataclass, without coercing types.
 
     Raises:

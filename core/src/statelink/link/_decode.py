@@ -1,11 +1,8 @@
-"""The decode role: finding and greeting prefill instances, asking for rooms, and believing only what adds up."""
+"""The decode role: asking for rooms, and believing only what adds up."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,28 +10,24 @@ import numpy as np
 
 from statelink import wire
 from statelink.backend import MAX_PREPARED, Arrival, Fence, Fencing, Moved, Op, ReceiveHook, Side, Transfer
-from statelink.errors import ConfigError, MismatchError, PeerError, Reason, StatelinkError
+from statelink.errors import Reason, StatelinkError
 
-from ._handshake import check_card
+from ._deadlines import Deadlines
 from ._hook_room import HookRoom
-from ._instance import Instance, Route, Source, Stage, plan_instance
+from ._instance import Instance, Source, Stage
+from ._instances import Instances
 from ._mover import reason_of
 from ._receiving import Receiving, Writer
-from ._rendezvous import Peer
 from ._status import ENDED, Status
 from ._use import Use
 
 if TYPE_CHECKING:
     from ._node import Node
+    from ._rendezvous import Peer
 
 __all__ = ["DecodeRole"]
 
 log = logging.getLogger("statelink.link")
-
-RETRY_REFUSED = 10.0
-"""Seconds after which a refused instance is asked again: it may have been restarted with another configuration."""
-RETRY_RESOLVE = 0.5
-"""Seconds between questions to the rendezvous about an instance that is not complete."""
 
 
 class DecodeRole:
@@ -46,247 +39,28 @@ class DecodeRole:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._instances: dict[str, Instance] = {}
-        self._siblings = {str(wire.parse_endpoint(address)): address for address in node.config.siblings}
-        self._deadlines: list[tuple[float, int, Receiving]] = []
-        self._numbers = itertools.count()
+        self._instances = Instances(node, self)
+        self._deadlines = Deadlines(node, self._expired)
         backend = node.backend
         owner = backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER
         self._fencing = backend if owner and isinstance(backend, Fencing) else None
-
-    # Instances.
-
-    def _instance(self, peer: Peer) -> Instance:
-        key = peer if isinstance(peer, str) else ",".join(peer)
-        instance = self._instances.get(key)
-        if instance is None:
-            instance = self._instances[key] = Instance(key)
-            self._resolve(instance, peer)
-        elif instance.stage is Stage.REFUSED and time.monotonic() - instance.since > RETRY_REFUSED:
-            self._hang_up(instance)
-            self._resolve(instance, peer)
-        return instance
-
-    def _resolve(self, instance: Instance, peer: Peer) -> None:
-        instance.enter(Stage.RESOLVING)
-        instance.reason = None
-        node = self._node
-
-        def job() -> None:
-            try:
-                found = node.rendezvous.resolve(peer)
-            except Exception as error:
-                reason = reason_of(error)
-                node.post(lambda: self._refuse(instance, reason))
-            else:
-                if found is None:
-                    node.post(lambda: node.after(RETRY_RESOLVE, lambda: self._resolve(instance, peer)))
-                else:
-                    node.post(lambda: self._greet(instance, found))
-
-        node.setup.submit(("resolve", instance.key), job)
-
-    def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...]) -> None:
-        now = time.monotonic()
-        instance.enter(Stage.GREETING)
-        instance.sources = {str(endpoint): Source(endpoint, now) for endpoint in endpoints}
-        instance.siblings = dict.fromkeys(self._siblings)
-        try:
-            for address in (*instance.sources, *instance.siblings):
-                self._node.channel.dial(wire.parse_endpoint(address))
-        except ConfigError as error:
-            self._refuse(instance, error.reason)
-            return
-        self._hello(instance)
-
-    def _hello(self, instance: Instance) -> None:
-        """Introduce ourselves to everybody who has not answered."""
-        hello = wire.Hello(sender=self._node.name, card=self._node.card)
-        for address, source in instance.sources.items():
-            if source.card is None:
-                self._node.send(hello, address)
-        for address, card in instance.siblings.items():
-            if card is None:
-                self._node.send(hello, address)
-
-    def _welcome(self, message: wire.Welcome, address: str) -> None:
-        for instance in self._of_address(address):
-            if instance.stage is not Stage.GREETING:
-                continue
-            try:
-                check_card(self._node.card, message.card)
-                source = instance.sources.get(address)
-                if source is not None:
-                    if message.card.role != "prefill":
-                        raise PeerError(
-                            "a peer is not a prefill rank",
-                            cause=f"its role is {message.card.role!r}",
-                            code="peer.role",
-                            peer=message.card.link,
-                        )
-                    source.card = message.card
-                    source.heard = time.monotonic()
-                else:
-                    instance.siblings[address] = message.card
-            except StatelinkError as error:
-                self._refuse(instance, error.reason)
-                continue
-            if instance.greeted:
-                self._plan(instance)
-
-    def _plan(self, instance: Instance) -> None:
-        instance.enter(Stage.PLANNING)
-        node = self._node
-        sources = {address: source.card for address, source in instance.sources.items() if source.card}
-        siblings = [card for card in instance.siblings.values() if card]
-
-        def job() -> None:
-            try:
-                found = plan_instance(node.card, siblings, sources)
-            except Exception as error:
-                reason = reason_of(error, backend=node.backend.name, peer=instance.key)
-                node.post(lambda: self._refuse(instance, reason, tell=True))
-            else:
-                node.post(lambda: self._attach(instance, found))
-
-        node.setup.submit(("plan", instance.key), job)
-
-    def _attach(self, instance: Instance, found: Route) -> None:
-        if instance.stage is not Stage.PLANNING:
-            return
-        instance.enter(Stage.ATTACHING)
-        for address, (assignment, plan, readers) in found.parts.items():
-            source = instance.sources[address]
-            source.assignment, source.plan = assignment, plan
-            attach = wire.Attach(
-                sender=self._node.name,
-                to=source.name,
-                assignment=assignment,
-                destinations=readers,
-                digest=plan.digest,
-            )
-            self._connect(instance, source, lambda a=address, m=attach: self._node.send(m, a))  # type: ignore[misc]
-
-    def _connect(self, instance: Instance, source: Source, then: Callable[[], object]) -> None:
-        """Let our backend know the source; it is told its part afterwards, so that its backend finds ours ready."""
-        node = self._node
-        card = source.card
-        assert card is not None
-
-        def job() -> None:
-            try:
-                node.backend.connect(card.link, card.descriptor, card.inventory.regions)
-            except Exception as error:
-                reason = reason_of(error, backend=node.backend.name, peer=card.link)
-                node.post(lambda: self._refuse(instance, reason, tell=True))
-            else:
-                node.post(done)
-
-        def done() -> None:
-            if source.card is card:
-                source.connected = True
-                then()
-                self._maybe_ready(instance)
-
-        node.setup.submit(("peer", card.link), job)
-
-    def _maybe_ready(self, instance: Instance) -> None:
-        if instance.stage is Stage.ATTACHING and all(s.attached and s.connected for s in instance.parts):
-            instance.enter(Stage.READY)
-            for room in list(instance.rooms.values()):
-                self._ready(room, instance)
-
-    def _refuse(self, instance: Instance, reason: Reason, *, tell: bool = False) -> None:
-        """These instances cannot work together: its rooms fail with the reason, on both sides."""
-        if instance.stage is Stage.REFUSED:
-            return
-        log.warning("refused prefill instance %s: %s", instance.key, reason)
-        instance.enter(Stage.REFUSED)
-        instance.reason = reason
-        for address, source in instance.sources.items():
-            if tell and source.card is not None:
-                self._node.send(wire.Refuse(sender=self._node.name, to=source.name, reason=reason), address)
-        for room in list(instance.rooms.values()):
-            self.fail(room, reason)
-
-    def _lose(self, instance: Instance, source: Source, why: str) -> None:
-        """A rank is gone: its rooms fail, and the instance is greeted anew."""
-        name = source.name
-        for room in list(instance.rooms.values()):
-            if room._requested:
-                code = room._reason_for("peer.lost", "prefill was lost", why, peer=name or source.endpoint.address)
-                self.fail(room, code)
-        node = self._node
-        for each in instance.sources.values():
-            if each.assignment is not None:
-                gone = each.name
-                node.setup.submit(("peer", gone), lambda gone=gone: node.backend.disconnect(gone))  # type: ignore[misc]
-        endpoints = tuple(each.endpoint for each in instance.sources.values())
-        self._hang_up(instance)
-        if instance.rooms:
-            self._greet(instance, endpoints)
-        else:
-            del self._instances[instance.key]
-
-    def _hang_up(self, instance: Instance) -> None:
-        """Close the connections that no other instance uses."""
-        for address in (*instance.sources, *instance.siblings):
-            others = [each for each in self._of_address(address) if each is not instance]
-            if not others:
-                self._node.channel.hang_up(address)
 
     # Messages.
 
     def handle(self, message: wire.Message, address: str | None) -> None:
         """See `Role.handle`."""
-        if address is None:
-            self._answer_sibling(message)
-            return
-        if isinstance(message, wire.Welcome):
-            self._welcome(message, address)
-            return
-        for instance in self._of_address(address):
-            source = instance.sources.get(address)
-            if source is None:
-                continue
-            if isinstance(message, wire.Unknown):
-                if source.card is not None and instance.stage not in (Stage.GREETING, Stage.REFUSED):
-                    self._lose(instance, source, "it does not know this link: it was restarted, or gave it up")
-                continue
-            if isinstance(message, wire.Refuse):
-                self._refuse(instance, message.reason)
-                continue
-            if message.sender != source.name or message.to != self._node.name:
-                continue
-            source.heard = time.monotonic()
-            instance.suspect = False
-            self._from_source(message, instance, source)
+        self._instances.handle(message, address)
 
-    def _answer_sibling(self, message: wire.Message) -> None:
-        if isinstance(message, wire.Hello):
-            answer: wire.Message = wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.card)
-            try:
-                check_card(self._node.card, message.card)
-            except StatelinkError as error:
-                answer = wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason)
-            self._node.send(answer)
-
-    def _from_source(self, message: wire.Message, instance: Instance, source: Source) -> None:
-        if isinstance(message, wire.Attached):
-            if source.plan is not None and message.digest == source.plan.digest:
-                source.attached = True
-                self._maybe_ready(instance)
-        elif isinstance(message, wire.Bye):
-            for waiting in list(instance.rooms.values()):
-                self._close_writer(waiting, source.name)  # it says goodbye only after its writes have ended
-            self._lose(instance, source, "it closed")
-        elif isinstance(message, (wire.Chunk, wire.Finished, wire.Failed, wire.Drained, wire.Note)):
-            room = self._node.rooms.get(message.room)
-            if not isinstance(room, Receiving) or room.generation != message.generation:
-                return
-            writer = room._writers.get(source.name)
-            if writer is not None:
-                self._from_writer(message, room, writer)
+    def from_source(self, message: wire.Message, source: Source) -> None:
+        """See `Watcher.from_source`."""
+        if not isinstance(message, (wire.Chunk, wire.Finished, wire.Failed, wire.Drained, wire.Note)):
+            return
+        room = self._node.rooms.get(message.room)
+        if not isinstance(room, Receiving) or room.generation != message.generation:
+            return
+        writer = room._writers.get(source.name)
+        if writer is not None:
+            self._from_writer(message, room, writer)
 
     def _from_writer(self, message: wire.Message, room: Receiving, writer: Writer) -> None:
         if isinstance(message, wire.Chunk):
@@ -306,13 +80,67 @@ class DecodeRole:
                 payload = message.payload
                 self._run_hook(room, writer, message.component, lambda: hook.message(context, payload))
 
+    # Peers.
+
+    def ready(self, instance: Instance) -> None:
+        """See `Watcher.ready`."""
+        for room in list(instance.rooms.values()):
+            self._ready(room, instance)
+        for room in self._quarantined():
+            for source in instance.parts:
+                writer = room._writers.get(source.name)
+                if writer is not None and not writer.closed and room._reason is not None:
+                    # It was lost and came back, and what it last said of this room may be lost: ask again.
+                    failed = wire.Failed(**self._use(room, writer), reason=room._reason)
+                    self._node.send(failed, source.address)
+
+    def refused(self, instance: Instance, reason: Reason) -> None:
+        """See `Watcher.refused`."""
+        for room in list(instance.rooms.values()):
+            self.fail(room, reason)
+
+    def lost(self, instance: Instance, source: Source, why: str) -> None:
+        """See `Watcher.lost`: rooms that were requested fail; the others wait for the instance to come back."""
+        peer = source.name or source.endpoint.address
+        for room in list(instance.rooms.values()):
+            if room._requested:
+                self.fail(room, room._reason_for("peer.lost", "prefill was lost", why, peer=peer))
+
+    def goodbye(self, source: Source) -> None:
+        """See `Watcher.goodbye`."""
+        with self._node.lock:
+            rooms = [room for room in self._node.rooms.values() if isinstance(room, Receiving)]
+        for room in rooms:
+            self._close_writer(room, source.name)
+
+    def beat(self, now: float) -> None:
+        """See `Role.beat`."""
+        self._instances.beat(now)
+
+    def close(self) -> None:
+        """See `Role.close`."""
+        self._instances.close()
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand."""
+        return self._instances.snapshot()
+
+    def busy(self) -> bool:
+        """See `Role.busy`."""
+        return bool(self._quarantined())
+
+    def _quarantined(self) -> list[Receiving]:
+        """Rooms that ended and whose memory is not quiet."""
+        with self._node.lock:
+            rooms = list(self._node.rooms.values())
+        return [r for r in rooms if isinstance(r, Receiving) and r.status in ENDED and not r.quiesced]
+
     # Rooms.
 
     def open(self, room: Receiving, peer: Peer) -> None:
         """The engine opened a room."""
-        heapq.heappush(self._deadlines, (room._deadline, next(self._numbers), room))
-        self._node.after(room._deadline - time.monotonic(), self._expire)
-        instance = self._instance(peer)
+        self._deadlines.add(room)
+        instance = self._instances.get(peer)
         room._instance = instance
         instance.rooms[room.room] = room
         if instance.stage is Stage.REFUSED and instance.reason is not None:
@@ -387,14 +215,20 @@ class DecodeRole:
                 prepared=writer.prepared,
             )
             if not self._node.send(request, writer.source.address):
-                self.fail(room, room._reason_for("peer.send", "a request could not be sent", peer=writer.source.name))
+                self.fail(
+                    room,
+                    room._reason_for("peer.send", "a request could not be sent", peer=writer.source.name),
+                )
                 return
 
     def _arrived(self, room: Receiving, writer: Writer, message: wire.Chunk) -> None:
         for name, grains in message.grains.items():
             hook = writer.hooks.get(name)
             if hook is not None and type(hook).arrived is not ReceiveHook.arrived and room.status not in ENDED:
-                context, arrival = self._context(room, writer, name), Arrival(message.number, grains, message.layers)
+                context, arrival = (
+                    self._context(room, writer, name),
+                    Arrival(message.number, grains, message.layers),
+                )
                 self._run_hook(room, writer, name, lambda h=hook, c=context, a=arrival: h.arrived(c, a))  # type: ignore[misc]
 
     def _finished(self, room: Receiving, writer: Writer, message: wire.Finished) -> None:
@@ -409,7 +243,10 @@ class DecodeRole:
         if said != wanted:
             names = sorted(name for name in said.keys() | wanted.keys() if said.get(name) != wanted.get(name))
             cause = "; ".join(f"{n}: {wanted.get(n, 0)} bytes promised, {said.get(n, 0)} moved" for n in names)
-            self.fail(room, room._reason_for("room.bytes", "a writer did not move what the plan promised", cause, **who))
+            self.fail(
+                room,
+                room._reason_for("room.bytes", "a writer did not move what the plan promised", cause, **who),
+            )
         writer.finished = message.moved
         for name, hook in writer.hooks.items():
             if type(hook).finish is not ReceiveHook.finish and room.status not in ENDED:
@@ -451,6 +288,22 @@ class DecodeRole:
         if not room._writers and room._instance is not None:
             self._tell_unasked(room, room._instance, reason)
         self._leave(room)
+        release = self._node.config.release_after
+        if release is not None and not room.quiesced:
+            self._node.after(release, lambda: self._release(room, release))
+
+    def _release(self, room: Receiving, after: float) -> None:
+        """Give memory back without proof, as the operator chose."""
+        open_writers = [name for name, writer in room._writers.items() if not writer.closed]
+        if open_writers:
+            log.warning(
+                "room %d: memory is given back %.1f s after the failure without proof that %s stopped writing",
+                room.room,
+                after,
+                ", ".join(open_writers),
+            )
+            for name in open_writers:
+                self._close_writer(room, name)
 
     def _tell_unasked(self, room: Receiving, instance: Instance, reason: Reason) -> None:
         """Prefill ranks may hold the room open, waiting for a request that will not come."""
@@ -491,9 +344,7 @@ class DecodeRole:
 
     # Hooks and transfers that run elsewhere.
 
-    def _run_hook(
-        self, room: Receiving, writer: Writer, component: str, call: Callable[[], Transfer | None]
-    ) -> None:
+    def _run_hook(self, room: Receiving, writer: Writer, component: str, call: Callable[[], Transfer | None]) -> None:
         writer.owes += 1
 
         def done(ok: bool, reason: Reason | None = None) -> None:
@@ -533,36 +384,11 @@ class DecodeRole:
             again: Callable[[], None] = lambda: self._await(transfer, then)  # noqa: E731 - a job
             node.post(lambda: node.after(0.001, lambda: node.fences.submit(("await", id(transfer)), again)))
 
-    # Time.
+    # Small helpers.
 
-    def beat(self, now: float) -> None:
-        """See `Role.beat`: ask who is silent, and give up who stays so."""
-        liveness = self._node.config.liveness
-        for instance in list(self._instances.values()):
-            if instance.stage is Stage.GREETING:
-                self._hello(instance)
-                continue
-            if instance.stage in (Stage.RESOLVING, Stage.REFUSED):
-                continue
-            for source in list(instance.sources.values()):
-                silent = now - source.heard
-                if silent > liveness:
-                    self._lose(instance, source, f"it has been silent for {silent:.1f} s")
-                    break
-                instance.suspect = instance.suspect or silent > liveness / 2
-                self._node.send(wire.Ping(sender=self._node.name, to=source.name), source.address)
-            if instance.stage is Stage.READY and not instance.suspect:
-                for room in list(instance.rooms.values()):
-                    self._ready(room, instance)
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, room = heapq.heappop(self._deadlines)
-            if room.status not in ENDED:
-                cause, hint = self._missing(room)
-                what = "a room passed its deadline on decode"
-                self.fail(room, room._reason_for("room.deadline", what, cause, hint))
+    def _expired(self, room: Receiving) -> None:
+        cause, hint = self._missing(room)
+        self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
 
     def _missing(self, room: Receiving) -> tuple[str, str]:
         """What a room was still waiting for."""
@@ -571,36 +397,13 @@ class DecodeRole:
             stage = instance.stage.value if instance else "unknown"
             silent = instance.silent() if instance else ""
             cause = f"prefill instance {instance.key if instance else ''} is still {stage}"
-            return (f"{cause}; no answer from {silent}" if silent else cause), "is prefill running, and the address right?"
+            return (
+                f"{cause}; no answer from {silent}" if silent else cause
+            ), "is prefill running, and the address right?"
         if not room._accepted:
             return "the engine never accepted it", "call accept() once memory is allocated"
         missing = [name for name, writer in room._writers.items() if writer.finished is None]
         return f"not finished: {', '.join(missing) or 'hooks'}", ""
-
-    def busy(self) -> bool:
-        """See `Role.busy`."""
-        with self._node.lock:
-            return any(room.status in ENDED and not room.quiesced for room in self._node.rooms.values())
-
-    def close(self) -> None:
-        """See `Role.close`."""
-        for instance in self._instances.values():
-            for address, source in instance.sources.items():
-                if source.card is not None:
-                    self._node.send(wire.Bye(sender=self._node.name, to=source.name), address)
-
-    def snapshot(self) -> dict[str, str]:
-        """Peers and how they stand."""
-        return {
-            key: f"{each.stage.value}{' (suspect)' if each.suspect else ''}" for key, each in self._instances.items()
-        }
-
-    # Small helpers.
-
-    def _of_address(self, address: str) -> list[Instance]:
-        return [
-            each for each in self._instances.values() if address in each.sources or address in each.siblings
-        ]
 
     def _use(self, room: Receiving, writer: Writer) -> Use:
         return Use(sender=self._node.name, to=writer.source.name, room=room.room, generation=room.generation)

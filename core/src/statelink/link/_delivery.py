@@ -91,7 +91,9 @@ def _cover(delivery: Delivery, plan: ComponentPlan, piece: Move) -> None:
     first, last = due(plan.source, plan.target, plan.granule, request.tokens, request.prefix)
     covered = delivery.covered.setdefault(name, np.zeros((len(plan.layers), last - first), np.bool_))
     rows = [
-        row for row, layer in enumerate(plan.layers) if piece.layers is None or piece.layers[0] <= layer < piece.layers[1]
+        row
+        for row, layer in enumerate(plan.layers)
+        if piece.layers is None or piece.layers[0] <= layer < piece.layers[1]
     ]
     low, high = piece.grains
     part = covered[np.ix_(rows, range(low - first, high - first))]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from statelink.backend import Op
 from statelink.errors import PeerError
-from statelink.wire import Card
+
+if TYPE_CHECKING:
+    from statelink.wire import Card
 
 __all__ = ["check_card"]
 

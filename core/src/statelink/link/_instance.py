@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from statelink.errors import PeerError, Reason
 from statelink.plan import Assignment, PairPlan, compile_pair, match, route
-from statelink.state import Inventory
-from statelink.wire import Card, Endpoint
 
 if TYPE_CHECKING:
+    from statelink.state import Inventory
+    from statelink.wire import Card, Endpoint
+
     from ._receiving import Receiving
 
 __all__ = ["Instance", "Route", "Source", "Stage", "plan_instance"]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from statelink.errors import ClosedError, ConfigError, RoomError
-from statelink.state import Inventory
+from statelink.errors import ClosedError, ConfigError, RoomError, StatelinkError
 
 from ._decode import DecodeRole
-from ._node import Node
 from ._prefill import PrefillRole
 from ._receiving import Receiving
-from ._rendezvous import Peer
-from ._room import Ready, Room
 from ._sending import Sending
 from ._status import Status
+
+if TYPE_CHECKING:
+    from statelink.state import Inventory
+
+    from ._node import Node
+    from ._rendezvous import Peer
+    from ._room import Ready, Room
 
 __all__ = ["Link"]
 
@@ -96,13 +99,15 @@ class Link:
             peer = tuple(peer)
         generation = secrets.randbits(62) + 1
         receiving = Receiving(self._node, role, self._valid(room, tokens, deadline), tokens, generation, deadline)
-        if items is not None:
-            # Checked before the room exists: a bad list leaves no trace.
-            receiving._check(items, prefix)
         self._enter(receiving)
-        self._node.post(lambda: role.open(receiving, peer))
         if items is not None:
-            receiving.accept(items, prefix=prefix, ready=ready)
+            try:
+                receiving.accept(items, prefix=prefix, ready=ready)
+            except StatelinkError:
+                with self._node.lock:
+                    del self._node.rooms[room]
+                raise
+        self._node.post(lambda: role.open(receiving, peer))
         return receiving
 
     def send(self, room: int, tokens: int, *, deadline: float | None = None) -> Sending:
@@ -150,7 +155,9 @@ class Link:
             raise ClosedError("the link is closed", link=self.name)
         who = {"backend": self.backend, "link": self.name}
         if not isinstance(room, int) or not 0 < room <= MAX_ROOM:
-            raise RoomError(f"{room!r} is not a room id", cause="an integer from 1 to 2^64 - 1 is", code="room.id", **who)
+            raise RoomError(
+                f"{room!r} is not a room id", cause="an integer from 1 to 2^64 - 1 is", code="room.id", **who
+            )
         if not isinstance(tokens, int) or not 0 < tokens <= MAX_TOKENS:
             raise RoomError(f"a room of {tokens!r} tokens", cause="at least one is needed", room=room, **who)
         if deadline is not None and not deadline > 0:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from statelink.backend import Backend, Batch, Blocks, Op, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
-from statelink.state import Region
+
+if TYPE_CHECKING:
+    import threading
+
+    from statelink.state import Region
 
 __all__ = ["Moving", "RegionTable", "move", "reason_of"]
 

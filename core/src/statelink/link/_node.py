@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -10,21 +11,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import pluggy
-
-from statelink.backend import Backend, Strategy
 from statelink.errors import PeerError, WireError
-from statelink.state import Inventory
-from statelink.wire import Card, Channel, Message
 
-from ._config import LinkConfig
 from ._lanes import Lane
 from ._mover import RegionTable
-from ._rendezvous import Rendezvous
-from ._room import Room
 from ._status import ENDED
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from statelink.backend import Backend, Strategy
+    from statelink.state import Inventory
+    from statelink.wire import Card, Channel, Message
+
+    from ._config import LinkConfig
+    from ._rendezvous import Rendezvous
+    from ._room import Room
 
 __all__ = ["Node", "Role"]
 
@@ -121,10 +125,9 @@ class Node:
         self._posted.append(job)
         if not self._awake:
             self._awake = True
-            try:
+            # Full: it will wake up anyway. Closed: nobody is left to wake.
+            with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
-            except OSError:
-                pass  # full: it will wake up anyway; closed: nobody is left to wake
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         """Run ``job`` on the control thread after some time. Control thread only."""
@@ -184,11 +187,11 @@ class Node:
     def _receive(self, timeout: float | None) -> None:
         for message, address in self.channel.receive(timeout):
             self._guard(self._dispatch, message, address)
-        self._awake = False  # before the jobs run: who posts from here on wakes us again
-        try:
+        # In this order: who posts after the byte was taken and before the flag is cleared is among the jobs run next;
+        # who posts later sends a byte. The other way round, a byte could be taken whose flag stays up for good.
+        with contextlib.suppress(BlockingIOError):
             self._wakee.recv(4096)
-        except BlockingIOError:
-            pass
+        self._awake = False
         while self._posted:
             self._guard(self._posted.popleft())
 
@@ -200,7 +203,7 @@ class Node:
         self.role.beat(time.monotonic())
 
     @staticmethod
-    def _guard(job: Callable[..., None], *args: Any) -> None:  # noqa: ANN401 - any job's arguments
+    def _guard(job: Callable[..., None], *args: Any) -> None:
         """No message, timer or job may end the control thread."""
         try:
             job(*args)

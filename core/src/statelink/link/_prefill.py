@@ -1,25 +1,23 @@
-"""The prefill role: who is attached, which rooms are open, what decode asked for."""
+"""The prefill role: which rooms are open, what decode asked for, and what goes out."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from statelink import wire
 from statelink.backend import Moved
 from statelink.errors import MismatchError, Reason, StatelinkError
-from statelink.plan import Items, Pages, PairPlan, compile_pair, required
+from statelink.plan import Items, Pages, required
 
+from ._deadlines import Deadlines
 from ._delivery import Delivered, deliver
-from ._handshake import check_card
+from ._destinations import Destination, Destinations
 from ._hook_room import HookRoom
-from ._mover import RegionTable, reason_of
+from ._mover import reason_of
 from ._sending import Delivery, Push, Sending
 from ._status import ENDED, Status
 from ._use import Use
@@ -27,7 +25,7 @@ from ._use import Use
 if TYPE_CHECKING:
     from ._node import Node
 
-__all__ = ["Destination", "PrefillRole"]
+__all__ = ["PrefillRole"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -38,25 +36,18 @@ REMEMBERED = 65536
 """Most requests, ends and generations that are remembered for rooms that are not open here."""
 
 
-@dataclass
-class Destination:
-    """One decode rank that introduced itself.
+class _End(NamedTuple):
+    """How a room ended before both sides knew of it.
 
     Attributes:
-        name: Its link name.
-        card: Who it is.
-        regions: Its region table, for checks.
-        plan: What this rank writes for it; set once it is attached and reachable.
-        expected: Decode ranks that ask this rank for each room.
-        heard: When it was last heard.
+        reason: Why.
+        remote: Whether decode gave it up; otherwise prefill did.
+        until: When it stops to count.
     """
 
-    name: str
-    card: wire.Card
-    regions: RegionTable
-    heard: float
-    plan: PairPlan | None = None
-    expected: int = 1
+    reason: Reason
+    remote: bool
+    until: float
 
 
 class PrefillRole:
@@ -68,125 +59,55 @@ class PrefillRole:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._destinations: dict[str, Destination] = {}
+        self._destinations = Destinations(node, self)
         self._early: OrderedDict[int, dict[str, wire.Request]] = OrderedDict()
-        self._ends: OrderedDict[int, tuple[Reason, bool]] = OrderedDict()
+        self._ends: OrderedDict[int, _End] = OrderedDict()
         self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
-        self._deadlines: list[tuple[float, int, Sending]] = []
-        self._numbers = itertools.count()
+        self._deadlines = Deadlines(node, self._expired)
         self._handlers: dict[type[wire.Message], Callable[..., None]] = {
-            wire.Attach: self._attach,
             wire.Request: self._request,
             wire.Accepted: self._accepted,
             wire.Failed: self._failed,
             wire.Note: self._note,
-            wire.Refuse: self._refuse,
-            wire.Bye: self._bye,
         }
 
     # Messages.
 
     def handle(self, message: wire.Message, address: str | None) -> None:
         """See `Role.handle`."""
-        peer = self._destinations.get(message.sender)
-        if peer is not None:
-            peer.heard = time.monotonic()
-        if isinstance(message, wire.Hello):
-            self._hello(message)
-        elif message.to != self._node.name or peer is None:
-            # Spoken to an earlier process at this address, or by one that we gave up: let it start over.
-            if not isinstance(message, (wire.Bye, wire.Unknown)):
-                self._send(wire.Unknown(sender=self._node.name, to=message.sender))
-        elif isinstance(message, wire.Ping):
-            self._send(wire.Pong(sender=self._node.name, to=message.sender))
+        self._destinations.handle(message)
+
+    def from_destination(self, message: wire.Message, peer: Destination) -> None:
+        """See `Watcher.from_destination`."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            log.debug("a %s message is not for prefill", type(message).__name__.lower())
         else:
-            handler = self._handlers.get(type(message))
-            if handler is None:
-                log.debug("a %s message is not for prefill", type(message).__name__.lower())
-            else:
-                handler(message, peer)
+            handler(message, peer)
 
-    def _hello(self, message: wire.Hello) -> None:
-        card = message.card
-        try:
-            check_card(self._node.card, card)
-        except StatelinkError as error:
-            log.warning("refused a peer: %s", error)
-            self._send(wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason))
-            return
-        if card.role == "decode" and card.link not in self._destinations and card.link == message.sender:
-            regions = RegionTable(card.inventory.regions)
-            self._destinations[card.link] = Destination(card.link, card, regions, time.monotonic())
-        self._send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.card))
+    def lost(self, peer: Destination, why: str) -> None:
+        """See `Watcher.lost`: its rooms fail."""
+        for number, requests in list(self._early.items()):
+            requests.pop(peer.name, None)
+            if not requests:
+                del self._early[number]
+        for room in self._sending():
+            if peer.name in room._deliveries:
+                self.fail(room, room._reason_for("peer.lost", "decode was lost", why, peer=peer.name))
 
-    def _attach(self, message: wire.Attach, peer: Destination) -> None:
-        if peer.plan is not None:
-            self._send(wire.Attached(sender=self._node.name, to=peer.name, digest=peer.plan.digest))
-            return
-        node = self._node
-
-        def job() -> None:
-            try:
-                plan = self._compile(message, peer)
-                node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
-            except Exception as error:
-                reason = reason_of(error, backend=node.backend.name, peer=peer.name)
-                node.post(lambda: self._attached(peer, message, None, reason))
-            else:
-                node.post(lambda: self._attached(peer, message, plan, None))
-
-        node.setup.submit(("peer", peer.name), job)
-
-    def _compile(self, message: wire.Attach, peer: Destination) -> PairPlan:
-        ours = self._node.inventory
-        theirs = peer.card.inventory
-        assignment = message.assignment
-        if (assignment.source, assignment.target) != (ours.rank, theirs.rank):
-            raise MismatchError(
-                "an assignment is for other ranks",
-                cause=f"from {assignment.source} to {assignment.target}; these are {ours.rank} and {theirs.rank}",
-                code="mismatch.assignment",
-            )
-        plan = compile_pair(ours, theirs, assignment)
-        if plan.digest != message.digest:
-            raise MismatchError(
-                "the two sides compile different plans from one assignment",
-                cause=f"{plan.digest.hex()} here, {message.digest.hex()} there",
-                hint="install the same version of statelink on both sides",
-                code="mismatch.digest",
-            )
-        return plan
-
-    def _attached(
-        self, peer: Destination, message: wire.Attach, plan: PairPlan | None, reason: Reason | None
-    ) -> None:
-        if self._destinations.get(peer.name) is not peer:
-            return
-        if plan is None or reason is not None:
-            log.warning("refused %s: %s", peer.name, reason)
-            if reason is not None:
-                self._send(wire.Refuse(sender=self._node.name, to=peer.name, reason=reason))
-            return
-        peer.plan = plan
-        peer.expected = message.destinations
-        self._send(wire.Attached(sender=self._node.name, to=peer.name, digest=plan.digest))
-
-    def _refuse(self, message: wire.Refuse, peer: Destination) -> None:
-        log.warning("%s refused this instance: %s", peer.name, message.reason)
-
-    def _bye(self, message: wire.Bye, peer: Destination) -> None:
-        self._lose(peer, "it closed")
+    def beat(self, now: float) -> None:
+        """See `Role.beat`."""
+        self._destinations.beat(now)
 
     # Rooms.
 
     def open(self, room: Sending) -> None:
         """The engine opened a room."""
-        heapq.heappush(self._deadlines, (room._deadline, next(self._numbers), room))
-        self._node.after(room._deadline - time.monotonic(), self._expire)
-        end = self._ends.pop(room.room, None)
+        self._deadlines.add(room)
+        end = self._end_of(room.room)
         early = self._early.pop(room.room, {})
-        if end is not None and end[1] and not early:
-            self.fail(room, end[0])
+        if end is not None and end.remote and not early:
+            self.fail(room, end.reason)
             return
         for name, request in early.items():
             peer = self._destinations.get(name)
@@ -208,20 +129,19 @@ class PrefillRole:
         if room is not None:
             self._answer(peer, message, room.reason or room._reason_for("room.ended", "the room has ended on prefill"))
             return
-        end = self._ends.get(message.room)
-        if end is not None and not end[1]:
-            del self._ends[message.room]
-            self._answer(peer, message, end[0])
+        end = self._end_of(message.room)
+        if end is not None and not end.remote:
+            self._answer(peer, message, end.reason)
             return
-        self._ends.pop(message.room, None)
         waiting = self._early.setdefault(message.room, {})
         waiting[peer.name] = message
         while len(self._early) > REMEMBERED:
             number, dropped = self._early.popitem(last=False)
             for name, request in dropped.items():
                 reason = Reason("room.early", "too many requests wait for prefill to open them", {"room": str(number)})
-                if name in self._destinations:
-                    self._answer(self._destinations[name], request, reason)
+                peer_of = self._destinations.get(name)
+                if peer_of is not None:
+                    self._answer(peer_of, request, reason)
 
     def _answer(self, peer: Destination, request: wire.Request, reason: Reason) -> None:
         """A request that will not be served: say why, and that nothing is in flight."""
@@ -314,7 +234,10 @@ class PrefillRole:
         use = self._use(delivery)
         if moving.reason is not None:
             who = {"room": str(room.room), "peer": delivery.destination.name, **moving.reason.who}
-            self.fail(room, Reason(moving.reason.code, moving.reason.what, who, moving.reason.cause, moving.reason.hint))
+            self.fail(
+                room,
+                Reason(moving.reason.code, moving.reason.what, who, moving.reason.cause, moving.reason.hint),
+            )
         elif room.status is Status.TRANSFERRING and not moving.pending:
             if delivery is next(iter(room._deliveries.values())):
                 room._chunks += 1
@@ -357,19 +280,21 @@ class PrefillRole:
         room, delivery = self._find(message, peer)
         if delivery is not None and room is not None:
             self.fail(room, message.reason)
-            return  # drained when its jobs have ended
+            if delivery.drained:
+                self._send(wire.Drained(**self._use(delivery)))  # it was lost, or decode was: say it again
+            return  # else when its jobs have ended
         waiting = self._early.get(message.room, {})
         request = waiting.get(peer.name)
         open_room = self._room(message.room)
         if request is not None and request.generation == message.generation:
             del self._early[message.room]
-            self._remember(self._ends, message.room, (message.reason, True))
+            self._remember_end(message.room, message.reason, remote=True)
         elif (peer.name, message.room, message.generation) not in self._seen:
             if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
                 self.fail(open_room, message.reason)
-            elif open_room is None and self._ends.pop(message.room, None) is None:
+            elif open_room is None and self._end_of(message.room) is None:
                 # Decode gave up before it asked; who opens the room later must not wait for it.
-                self._remember(self._ends, message.room, (message.reason, True))
+                self._remember_end(message.room, message.reason, remote=True)
         use = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
         self._send(wire.Drained(**use))
 
@@ -383,7 +308,7 @@ class PrefillRole:
             self._abort_hooks(delivery)
             self._send(wire.Failed(**self._use(delivery), reason=reason))
         if not room._deliveries:
-            self._remember(self._ends, room.room, (reason, False))
+            self._remember_end(room.room, reason, remote=False)
         self._drain(room)
 
     def _abort_hooks(self, delivery: Delivery) -> None:
@@ -429,42 +354,18 @@ class PrefillRole:
 
         node.fences.submit(("pending", delivery.destination.name), job)
 
-    # Time and peers.
+    # The end.
 
-    def beat(self, now: float) -> None:
-        """See `Role.beat`: destinations that fell silent are lost."""
-        for peer in list(self._destinations.values()):
-            silent = now - peer.heard
-            if silent > self._node.config.liveness:
-                self._lose(peer, f"it has been silent for {silent:.1f} s")
-
-    def _lose(self, peer: Destination, why: str) -> None:
-        """Forget a destination; its rooms fail."""
-        del self._destinations[peer.name]
-        for rooms in list(self._early.values()):
-            rooms.pop(peer.name, None)
-        for room in self._sending():
-            if peer.name in room._deliveries:
-                reason = room._reason_for("peer.lost", "decode was lost", why, peer=peer.name)
-                self.fail(room, reason)
-        node = self._node
-        node.movers.submit(("peer", peer.name), lambda: node.backend.disconnect(peer.name))
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, room = heapq.heappop(self._deadlines)
-            if room.status in ENDED:
-                continue
-            asked = len(room._deliveries)
-            cause = {
-                Status.BOOTSTRAPPING: f"{asked} decode ranks have asked for it" if asked else "decode never asked for it",
-                Status.WAITING: "the engine never pushed",
-                Status.TRANSFERRING: "the transfer or its acknowledgement did not end"
-                if room._complete
-                else "the engine never made the last push",
-            }[room.status]
-            self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on prefill", cause))
+    def _expired(self, room: Sending) -> None:
+        asked = len(room._deliveries)
+        cause = {
+            Status.BOOTSTRAPPING: f"{asked} decode ranks have asked for it" if asked else "decode never asked for it",
+            Status.WAITING: "the engine never pushed",
+            Status.TRANSFERRING: "the transfer or its acknowledgement did not end"
+            if room._complete
+            else "the engine never made the last push",
+        }[room.status]
+        self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on prefill", cause))
 
     def busy(self) -> bool:
         """See `Role.busy`."""
@@ -472,14 +373,22 @@ class PrefillRole:
 
     def close(self) -> None:
         """See `Role.close`."""
-        for peer in list(self._destinations.values()):
-            self._send(wire.Bye(sender=self._node.name, to=peer.name))
+        self._destinations.close()
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""
-        return {name: "attached" if peer.plan else "greeted" for name, peer in self._destinations.items()}
+        return self._destinations.snapshot()
 
     # Small helpers.
+
+    def _remember_end(self, room: int, reason: Reason, *, remote: bool) -> None:
+        """Keep the end of a room whose other side has not spoken yet, for as long as it may still come."""
+        self._remember(self._ends, room, _End(reason, remote, time.monotonic() + self._node.config.deadline))
+
+    def _end_of(self, room: int) -> _End | None:
+        """Take out what was kept of a room's end, unless it is too old to concern who asks."""
+        end = self._ends.pop(room, None)
+        return end if end is not None and end.until > time.monotonic() else None
 
     def _send(self, message: wire.Message) -> None:
         self._node.send(message)
@@ -515,4 +424,3 @@ class PrefillRole:
         table.move_to_end(key)
         while len(table) > REMEMBERED:
             table.popitem(last=False)
-

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Moved, ReceiveHook
 from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Items, PairPlan, due, required
 
@@ -16,6 +15,8 @@ from ._room import Ready, Room
 from ._status import ENDED
 
 if TYPE_CHECKING:
+    from statelink.backend import Moved, ReceiveHook
+
     from ._decode import DecodeRole
     from ._instance import Instance, Source
     from ._node import Node
@@ -74,7 +75,7 @@ class Receiving(Room):
     def accept(self, items: Mapping[str, Any], *, prefix: int = 0, ready: Ready | None = None) -> None:
         """Say where the request's state belongs. From here on the named memory may be written, until `quiesced`.
 
-        Thread-safe.
+        Thread-safe. A room can fail at any moment; accepting one that has does nothing, and its `reason` says why.
 
         Args:
             items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`: for a
@@ -85,12 +86,15 @@ class Receiving(Room):
 
         Raises:
             RoomError: The items are not what must arrive; the room stays as it was.
-            ClosedError: It was accepted before, or has ended.
+            ClosedError: It was accepted before.
         """
         with self._lock:
-            if self._status in ENDED or self._accepted:
-                state = f"it has {self._status.name.lower()}" if self._status in ENDED else "it was accepted before"
-                raise ClosedError("a room cannot be accepted", cause=state, room=self._room, code="room.closed")
+            if self._status in ENDED:
+                return
+            if self._accepted:
+                raise ClosedError(
+                    "a room cannot be accepted", cause="it was accepted before", room=self._room, code="room.closed"
+                )
             if not 0 <= prefix <= self._tokens:
                 raise self._error(f"prefix {prefix} of a room with {self._tokens} tokens", code="room.prefix")
             checked = self._check(items, prefix)

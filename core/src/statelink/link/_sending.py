@@ -8,10 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from statelink.backend import Moved, SendHook, Transfer
 from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Items, PairPlan, pushed
 from statelink.state import IndexSpace
@@ -20,10 +16,15 @@ from ._room import Ready, Room
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from statelink.backend import Moved, SendHook, Transfer
     from statelink.wire import Request
 
+    from ._destinations import Destination
     from ._node import Node
-    from ._prefill import Destination, PrefillRole
+    from ._prefill import PrefillRole
 
 __all__ = ["Delivery", "Push", "Sending"]
 
@@ -115,6 +116,8 @@ class Sending(Room):
     ) -> None:
         """Offer a piece of the request's state. May come before decode has asked; it is then kept.
 
+        A room can fail at any moment; pushing to one that has does nothing, and its `reason` says why.
+
         The named memory must keep its bytes until `quiesced`. Thread-safe; pushes of one room go out in order.
 
         Args:
@@ -129,16 +132,19 @@ class Sending(Room):
 
         Raises:
             RoomError: The items do not fit the span or the pools; nothing was changed.
-            ClosedError: The last push was already made, or the room has ended.
+            ClosedError: The last push was already made.
         """
         with self._lock:
             a, b = self._span(span)
             final = (b == self._tokens and layers is None) if last is None else last
             if layers is not None and not 0 <= layers[0] < layers[1]:
                 raise self._error(f"layers {layers} of a push", cause="[first, last) with first < last is expected")
-            if self._complete or self._status in ENDED:
-                state = "its last push was made" if self._complete else f"it has {self._status.name.lower()}"
-                raise ClosedError("a room takes no more pushes", cause=state, room=self._room, code="room.closed")
+            if self._status is Status.FAILED:
+                return
+            if self._complete:
+                raise ClosedError(
+                    "a room takes no more pushes", cause="its last push was made", room=self._room, code="room.closed"
+                )
             checked = self._check(items, (a, b), final)
             push = Push(self._pushes, checked, (a, b), layers, ready, final)
             self._pushes += 1

@@ -9,14 +9,16 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from statelink.errors import MismatchError
-from statelink.state import Layout, Slab
+
+if TYPE_CHECKING:
+    from statelink.state import Layout, Slab
 
 __all__ = ["Box", "Runs", "cells", "intersect", "merge_boxes", "runs_of", "slab_box"]
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from statelink.errors import MismatchError, StateError
-from statelink.state import Buffer, Component, Inventory
 
 from ._boxes import Box, Runs, runs_of
-from ._route import Assignment, Share
+
+if TYPE_CHECKING:
+    from statelink.state import Buffer, Component, Inventory
+
+    from ._route import Assignment, Share
 
 __all__ = ["ComponentPlan", "Group", "PairPlan", "compile_pair"]
 
@@ -129,10 +132,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
                     raise _refused(assignment, share, name, "a box of it is not held by both sides")
                 runs = tables[key] = made
             plans.setdefault(share.component, []).append(_Pair(a, b, runs))
-    components = {
-        name: _component_plan(source, target, name, pairs)
-        for name, pairs in plans.items()
-    }
+    components = {name: _component_plan(source, target, name, pairs) for name, pairs in plans.items()}
     return PairPlan(assignment, components, _digest(source, target, assignment))
 
 

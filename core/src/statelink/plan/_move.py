@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ._blocks import Blocks
-from ._compile import ComponentPlan, Group
 from ._positions import Items, Pairs, pair
+
+if TYPE_CHECKING:
+    from ._compile import ComponentPlan, Group
 
 __all__ = ["Move", "plan_move"]
 

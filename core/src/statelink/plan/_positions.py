@@ -99,7 +99,7 @@ def due(source: Component, target: Component, granule: int, tokens: int, prefix:
     return low // granule, high // granule
 
 
-def required(component: Component, tokens: int, prefix: int, given: Any) -> Items:  # noqa: ANN401 - user's indices
+def required(component: Component, tokens: int, prefix: int, given: Any) -> Items:
     """Decode's items of one component, checked against exactly what must arrive.
 
     Raises:
@@ -119,7 +119,7 @@ def pushed(
     tokens: int,
     prefix: int | None,
     span: tuple[int, int],
-    given: Any,  # noqa: ANN401 - user's indices
+    given: Any,
 ) -> Items:
     """Prefill's items of one component for a push that covers ``span``.
 
@@ -163,9 +163,7 @@ def pushed(
     return Items(ids, allowed[len(ids)])
 
 
-def pair(
-    source: Items, target: Items, pages: tuple[int, int], granule: int, within: tuple[int, int]
-) -> Pairs:
+def pair(source: Items, target: Items, pages: tuple[int, int], granule: int, within: tuple[int, int]) -> Pairs:
     """Bring two lists of items together over the positions that both hold.
 
     Args:
@@ -199,7 +197,7 @@ def pair(
     )
 
 
-def _listed(component: Component, given: Any, first: int, last: int, what: str) -> Items:  # noqa: ANN401
+def _listed(component: Component, given: Any, first: int, last: int, what: str) -> Items:
     start = None
     if isinstance(given, Pages):
         given, start = given.ids, given.start
@@ -217,7 +215,7 @@ def _listed(component: Component, given: Any, first: int, last: int, what: str) 
     return Items(ids, first)
 
 
-def _one(component: Component, given: Any) -> Items:  # noqa: ANN401 - user's indices
+def _one(component: Component, given: Any) -> Items:
     if isinstance(given, Pages):
         given = given.ids
     ids = _ids(component, [given] if isinstance(given, (int, np.integer)) else given)
@@ -230,7 +228,7 @@ def _one(component: Component, given: Any) -> Items:  # noqa: ANN401 - user's in
     return Items(ids, 0)
 
 
-def _ids(component: Component, given: Any) -> I64:  # noqa: ANN401 - user's indices
+def _ids(component: Component, given: Any) -> I64:
     """A private int64 copy of indices, all of them inside every buffer."""
     try:
         raw = np.asarray(given)

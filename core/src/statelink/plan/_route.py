@@ -105,10 +105,11 @@ def _holders(sources: Sequence[Inventory]) -> dict[tuple[str, str], list[Holder]
 def _owners(target: Layout, held: Sequence[Holder]) -> list[tuple[Box, list[int]]]:
     """Cells of what the destination holds, each with the ranks that hold it, in order of rank."""
     boxes = [(rank, slab_box(layout, slab)) for rank, layout in held for slab in layout.slabs]
-    owned = []
-    for slab in target.slabs:
-        for cell in cells(slab_box(target, slab), (box for _, box in boxes)):
-            owned.append((cell, sorted({rank for rank, box in boxes if intersect(cell, box) == cell})))
+    owned = [
+        (cell, sorted({rank for rank, box in boxes if intersect(cell, box) == cell}))
+        for slab in target.slabs
+        for cell in cells(slab_box(target, slab), (box for _, box in boxes))
+    ]
     for layout in (target, *(layout for _, layout in held)):
         if any(slab.stepped for slab in layout.slabs):
             raise MismatchError(

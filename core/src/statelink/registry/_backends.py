@@ -84,7 +84,7 @@ def load_backend(name: str) -> type[Backend]:
     return backend
 
 
-def _check(chosen: Listed, loaded: Any) -> None:  # noqa: ANN401 - whatever the entry point names
+def _check(chosen: Listed, loaded: Any) -> None:
     who = f"backend {chosen.name!r} ({chosen})"
     if not isinstance(loaded, type) or not issubclass(loaded, Backend):
         raise BackendLoadError(f"{who} is not a backend", cause=f"it is {loaded!r:.120}, not a subclass of Backend")
@@ -103,7 +103,8 @@ def _check(chosen: Listed, loaded: Any) -> None:  # noqa: ANN401 - whatever the 
         raise BackendLoadError(f"{who} is incomplete", cause=f"it lacks {', '.join(missing)}")
     if loaded.name != chosen.name:
         raise BackendLoadError(
-            f"{who} calls itself {loaded.name!r}", hint="entry-point name and Backend.name are one and the same"
+            f"{who} calls itself {loaded.name!r}",
+            hint="entry-point name and Backend.name are one and the same",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -11,7 +11,9 @@ from statelink.errors import StateError
 
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
-from ._memory import Memory
+
+if TYPE_CHECKING:
+    from ._memory import Memory
 
 __all__ = ["Described", "View", "component", "describe"]
 
@@ -189,6 +191,4 @@ def _merge(regions: Iterable[Region]) -> list[Region]:
 
 def _inside(inner: Region, outer: Region) -> bool:
     end = inner.address + inner.nbytes
-    return (
-        inner.kind == outer.kind and outer.address <= inner.address and end <= outer.address + outer.nbytes
-    )
+    return inner.kind == outer.kind and outer.address <= inner.address and end <= outer.address + outer.nbytes

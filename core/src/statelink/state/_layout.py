@@ -91,7 +91,8 @@ class Layout(msgspec.Struct, frozen=True):
         for axis, (a, b, n) in enumerate(zip(slab.start, slab.stop, self.shape, strict=True)):
             if not 0 <= a < b <= n:
                 raise StateError(
-                    f"a slab leaves the item on axis {self.axes[axis]!r}", cause=f"[{a}, {b}) is not within [0, {n})"
+                    f"a slab leaves the item on axis {self.axes[axis]!r}",
+                    cause=f"[{a}, {b}) is not within [0, {n})",
                 )
         if slab.offset < 0 or any(s < 0 for s in slab.strides) or slab.end(self.itemsize) > MAX_BYTES:
             raise StateError(

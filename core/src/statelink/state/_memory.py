@@ -38,7 +38,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     region: Region
 
     @classmethod
-    def of(cls, array: Any) -> Memory:  # noqa: ANN401 - whatever the engine calls a tensor
+    def of(cls, array: Any) -> Memory:
         """Describe a torch tensor, a numpy array, or a `Memory` (returned as it is).
 
         Raises:
@@ -108,7 +108,7 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
     )
 
 
-def _of_tensor(tensor: Any) -> Memory:  # noqa: ANN401 - a torch.Tensor, which the core does not import
+def _of_tensor(tensor: Any) -> Memory:
     itemsize = int(tensor.element_size())
     dtype = str(tensor.dtype).removeprefix("torch.")
     kind = str(tensor.device) if tensor.device.type != "cpu" else "dram"

@@ -7,13 +7,15 @@ the arrays must outlive every link that was opened with the description.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from statelink.errors import StateError
 
 from ._build import Described, View, component
-from ._inventory import Partition
 from ._memory import Memory
+
+if TYPE_CHECKING:
+    from ._inventory import Partition
 
 __all__ = ["aux_rows", "index_pages", "kv_pages", "mamba_slots", "mla_pages", "window_pages"]
 

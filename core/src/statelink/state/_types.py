@@ -155,7 +155,9 @@ def state_type(name: str) -> StateType:
         raise StateError(
             f"no state type named {name!r}",
             cause=f"known types: {', '.join(sorted(_by_name))}",
-            hint=f"did you mean {close[0]!r}?" if close else "a plugin registers its types with the hook "
+            hint=f"did you mean {close[0]!r}?"
+            if close
+            else "a plugin registers its types with the hook "
             "statelink_state_types, or call statelink.state.register_state_type",
             code="state.unknown_type",
         ) from None

@@ -82,7 +82,7 @@ class Proof(msgspec.Struct, frozen=True, tag=True):
 
     proof: Digest
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    address: Annotated[int, msgspec.Meta(ge=0, lt=1 << 64)]
+    address: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):

@@ -6,15 +6,17 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from statelink.errors import ConfigError, PeerError, WireError
 
 from ._codec import MAX_FRAME, decode, encode
-from ._messages import Message
 from ._security import Endpoint, Gate, Keys, host_of, is_loopback, parse_endpoint
+
+if TYPE_CHECKING:
+    from ._messages import Message
 
 __all__ = ["Channel"]
 
@@ -62,6 +64,8 @@ class Channel:
             self._router.curve_server = True
             self._router.curve_secretkey = keys.secret.encode()
         self._router.router_mandatory = True
+        # A peer that dials again, before its old connection is known to be gone, is the same peer.
+        self._router.router_handover = True
         try:
             self._router.bind(endpoint.address)
         except zmq.ZMQError as error:
@@ -144,7 +148,9 @@ class Channel:
             else:
                 self._dialled[address].send_multipart(frames, zmq.NOBLOCK)
         except (zmq.ZMQError, KeyError) as error:
-            raise PeerError("a message could not be sent", cause=str(error), peer=message.to, code="peer.send") from error
+            raise PeerError(
+                "a message could not be sent", cause=str(error), peer=message.to, code="peer.send"
+            ) from error
 
     def receive(self, timeout: float | None) -> Iterator[tuple[Message, str | None]]:
         """Wait for messages, and yield what came with the address it was dialled at (``None``: they dialled us).

@@ -56,7 +56,9 @@ def decode(frames: Sequence[bytes]) -> Message:
     except Exception as error:
         # Besides its own errors, the decoder lets through what our structs' checks raise.
         raise WireError(
-            f"malformed {kind.decode()} message", cause=str(error).splitlines()[0][:300] if str(error) else "", code="wire.body"
+            f"malformed {kind.decode()} message",
+            cause=str(error).splitlines()[0][:300] if str(error) else "",
+            code="wire.body",
         ) from error
     return message
 

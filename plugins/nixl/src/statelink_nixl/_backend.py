@@ -1,7 +1,7 @@
 """The backend: one NIXL agent for each link.
 
 Every call into an agent is made under one lock. NIXL would serialise them itself, but inside the library,
-where a poll would wait for a copy that another thread makes; here it can leave, and whoever holds the lock looks.
+where a poll would wait for a copy that another thread makes; here it can leave, and who holds the lock looks.
 
 NIXL has no cancel. Releasing a handle in progress leaves its bytes moving, and removing a remote agent under
 it makes NIXL free the handle twice. So a handle is kept until it ended, and a remote agent until its last
@@ -35,7 +35,7 @@ from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import SCRATCH, Library, rdma_devices
 from ._options import Options
-from ._tables import DRAM, FORMAT, Descriptor, Part, Table, describe, place, row
+from ._tables import DRAM, Descriptor, Part, Table, describe, place, row
 
 __all__ = ["NixlBackend"]
 
@@ -169,7 +169,7 @@ class NixlBackend(Backend):
         """The agent's metadata: about 45 bytes for each region."""
         with self._lock:
             metadata = self._open().get_agent_metadata()
-        return Descriptor(FORMAT, self._link, self._library.version, SCRATCH.ctypes.data, metadata).encode()
+        return Descriptor.of(self._link, self._library.version, SCRATCH.ctypes.data, metadata).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Load a peer's metadata and write a few bytes to it, which also wires its transports up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from statelink.backend import Blocks, Op, Region
 from statelink.errors import TransferError
 
-__all__ = ["DRAM", "FORMAT", "Descriptor", "Part", "Table", "describe", "place", "row"]
+__all__ = ["DRAM", "Descriptor", "Part", "Table", "describe", "place", "row"]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -31,6 +32,8 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         library: Version of NIXL there; only for error messages.
         scratch: Address of a few bytes there that peers may overwrite.
         metadata: NIXL's own description of the agent: transports, addresses, registered memory.
+        checksum: Of the metadata. NIXL does not survive damaged metadata unharmed: what it loaded of them before
+            it noticed stays, and the agent that they name, connected or not, can never be loaded again.
     """
 
     format: int
@@ -38,6 +41,12 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     library: str
     scratch: int
     metadata: bytes
+    checksum: bytes
+
+    @classmethod
+    def of(cls, agent: str, library: str, scratch: int, metadata: bytes) -> Descriptor:
+        """The descriptor of an agent here."""
+        return cls(FORMAT, agent, library, scratch, metadata, _checksum(metadata))
 
     def encode(self) -> bytes:
         """As bytes."""
@@ -60,6 +69,8 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
             raise _refused(peer, f"its descriptor is that of an agent called {found.agent!r}")
         if not 0 < found.scratch < 1 << 64:
             raise _refused(peer, f"its descriptor has the address {found.scratch}")
+        if found.checksum != _checksum(found.metadata):
+            raise _refused(peer, "its descriptor is damaged: the checksum of the metadata differs")
         return found
 
 
@@ -148,6 +159,10 @@ def describe(blocks: Blocks, op: Op, local: Table, remote: Table) -> list[Part]:
         Part(NAMES[both // len(NAMES)], near[pair == both], NAMES[both % len(NAMES)], far[pair == both])
         for both in np.unique(pair).tolist()
     ]
+
+
+def _checksum(metadata: bytes) -> bytes:
+    return hashlib.blake2b(metadata, digest_size=16).digest()
 
 
 def _refused(peer: str, cause: str) -> TransferError:

@@ -1,0 +1,185 @@
+"""The decode ranks that a prefill rank serves: greeted, attached, heard of, lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from statelink import wire
+from statelink.errors import MismatchError, Reason, StatelinkError
+from statelink.plan import PairPlan, compile_pair
+
+from ._handshake import check_card
+from ._mover import RegionTable, reason_of
+
+if TYPE_CHECKING:
+    from ._node import Node
+
+__all__ = ["Destination", "Destinations"]
+
+log = logging.getLogger("statelink.link")
+
+MAX_PEERS = 4096
+"""Most decode ranks that one prefill rank serves."""
+
+
+@dataclass
+class Destination:
+    """One decode rank that introduced itself.
+
+    Attributes:
+        name: Its link name.
+        card: Who it is.
+        regions: Its region table, for checks.
+        plan: What this rank writes for it; set once it is attached and reachable.
+        expected: Decode ranks that ask this rank for each room.
+        heard: When it was last heard.
+    """
+
+    name: str
+    card: wire.Card
+    regions: RegionTable
+    heard: float
+    plan: PairPlan | None = None
+    expected: int = 1
+
+
+class Watcher(Protocol):
+    """Whom `Destinations` tells what happens. Called on the control thread."""
+
+    def lost(self, peer: Destination, why: str) -> None:
+        """A destination is gone."""
+
+    def from_destination(self, message: wire.Message, peer: Destination) -> None:
+        """A message about a room."""
+
+
+class Destinations:
+    """The decode ranks that introduced themselves. Belongs to the control thread.
+
+    Args:
+        node: The link's control thread.
+        watcher: Whom to tell.
+    """
+
+    def __init__(self, node: Node, watcher: Watcher) -> None:
+        self._node = node
+        self._watcher = watcher
+        self._destinations: dict[str, Destination] = {}
+
+    def get(self, name: str) -> Destination | None:
+        """The destination with this link name, if it is known."""
+        return self._destinations.get(name)
+
+    def handle(self, message: wire.Message) -> None:
+        """A message for this link."""
+        peer = self._destinations.get(message.sender)
+        if peer is not None:
+            peer.heard = time.monotonic()
+        if isinstance(message, wire.Hello):
+            self._hello(message)
+        elif message.to != self._node.name or peer is None:
+            # Spoken to an earlier process at this address, or by one that we gave up: let it start over.
+            if not isinstance(message, (wire.Bye, wire.Unknown)):
+                self._node.send(wire.Unknown(sender=self._node.name, to=message.sender))
+        elif isinstance(message, wire.Ping):
+            self._node.send(wire.Pong(sender=self._node.name, to=message.sender))
+        elif isinstance(message, wire.Attach):
+            self._attach(message, peer)
+        elif isinstance(message, wire.Refuse):
+            log.warning("%s refused this instance: %s", peer.name, message.reason)
+        elif isinstance(message, wire.Bye):
+            self._lose(peer, "it closed")
+        else:
+            self._watcher.from_destination(message, peer)
+
+    def _hello(self, message: wire.Hello) -> None:
+        card = message.card
+        try:
+            check_card(self._node.card, card)
+        except StatelinkError as error:
+            log.warning("refused a peer: %s", error)
+            self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason))
+            return
+        if card.role == "decode" and card.link not in self._destinations and card.link == message.sender:
+            if len(self._destinations) >= MAX_PEERS:
+                reason = Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._node.name})
+                self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=reason))
+                return
+            regions = RegionTable(card.inventory.regions)
+            self._destinations[card.link] = Destination(card.link, card, regions, time.monotonic())
+        self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.card))
+
+    def _attach(self, message: wire.Attach, peer: Destination) -> None:
+        if peer.plan is not None:
+            self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=peer.plan.digest))
+            return
+        node = self._node
+
+        def job() -> None:
+            try:
+                plan = self._compile(message, peer)
+                node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
+            except Exception as error:
+                reason = reason_of(error, backend=node.backend.name, peer=peer.name)
+                node.post(lambda: self._attached(peer, message, None, reason))
+            else:
+                node.post(lambda: self._attached(peer, message, plan, None))
+
+        node.setup.submit(("peer", peer.name), job)
+
+    def _compile(self, message: wire.Attach, peer: Destination) -> PairPlan:
+        ours = self._node.inventory
+        theirs = peer.card.inventory
+        assignment = message.assignment
+        if (assignment.source, assignment.target) != (ours.rank, theirs.rank):
+            raise MismatchError(
+                "an assignment is for other ranks",
+                cause=f"from {assignment.source} to {assignment.target}; these are {ours.rank} and {theirs.rank}",
+                code="mismatch.assignment",
+            )
+        plan = compile_pair(ours, theirs, assignment)
+        if plan.digest != message.digest:
+            raise MismatchError(
+                "the two sides compile different plans from one assignment",
+                cause=f"{plan.digest.hex()} here, {message.digest.hex()} there",
+                hint="install the same version of statelink on both sides",
+                code="mismatch.digest",
+            )
+        return plan
+
+    def _attached(self, peer: Destination, message: wire.Attach, plan: PairPlan | None, reason: Reason | None) -> None:
+        if self._destinations.get(peer.name) is not peer:
+            return
+        if plan is None or reason is not None:
+            log.warning("refused %s: %s", peer.name, reason)
+            if reason is not None:
+                self._node.send(wire.Refuse(sender=self._node.name, to=peer.name, reason=reason))
+            return
+        peer.plan = plan
+        peer.expected = message.destinations
+        self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=plan.digest))
+
+    def beat(self, now: float) -> None:
+        """Give up destinations that fell silent."""
+        for peer in list(self._destinations.values()):
+            silent = now - peer.heard
+            if silent > self._node.config.liveness:
+                self._lose(peer, f"it has been silent for {silent:.1f} s")
+
+    def _lose(self, peer: Destination, why: str) -> None:
+        del self._destinations[peer.name]
+        self._watcher.lost(peer, why)
+        node = self._node
+        node.movers.submit(("peer", peer.name), lambda: node.backend.disconnect(peer.name))
+
+    def close(self) -> None:
+        """Say goodbye."""
+        for peer in self._destinations.values():
+            self._node.send(wire.Bye(sender=self._node.name, to=peer.name))
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand."""
+        return {name: "attached" if peer.plan else "greeted" for name, peer in self._destinations.items()}

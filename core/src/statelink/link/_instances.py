@@ -1,0 +1,317 @@
+"""Finding, greeting and attaching prefill instances, and noticing when they are gone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from statelink import wire
+from statelink.errors import ConfigError, PeerError, Reason, StatelinkError
+
+from ._handshake import check_card
+from ._instance import Instance, Route, Source, Stage, plan_instance
+from ._mover import reason_of
+
+if TYPE_CHECKING:
+    from ._node import Node
+    from ._rendezvous import Peer
+
+__all__ = ["Instances", "Watcher"]
+
+log = logging.getLogger("statelink.link")
+
+RETRY_REFUSED = 10.0
+"""Seconds after which a refused instance is asked again: it may have been restarted with another configuration."""
+RETRY_RESOLVE = 0.5
+"""Seconds between questions to the rendezvous about an instance that is not complete."""
+
+
+class Watcher(Protocol):
+    """Whom `Instances` tells what happens. Called on the control thread."""
+
+    def ready(self, instance: Instance) -> None:
+        """Rooms may be requested."""
+
+    def refused(self, instance: Instance, reason: Reason) -> None:
+        """One side refused."""
+
+    def lost(self, instance: Instance, source: Source, why: str) -> None:
+        """A rank is gone; the instance is about to be greeted anew."""
+
+    def goodbye(self, source: Source) -> None:
+        """A rank closes, after its writes have ended."""
+
+    def from_source(self, message: wire.Message, source: Source) -> None:
+        """A message about a room."""
+
+
+class Instances:
+    """The prefill instances that this decode rank knows. Belongs to the control thread.
+
+    Args:
+        node: The link's control thread.
+        watcher: Whom to tell.
+    """
+
+    def __init__(self, node: Node, watcher: Watcher) -> None:
+        self._node = node
+        self._watcher = watcher
+        self._instances: dict[str, Instance] = {}
+        self._siblings = [str(wire.parse_endpoint(address)) for address in node.config.siblings]
+
+    def get(self, peer: Peer) -> Instance:
+        """The instance that the engine or router calls ``peer``; found and greeted in the background."""
+        key = peer if isinstance(peer, str) else ",".join(peer)
+        instance = self._instances.get(key)
+        if instance is None:
+            instance = self._instances[key] = Instance(key)
+            self._resolve(instance, peer)
+        elif instance.stage is Stage.REFUSED and time.monotonic() - instance.since > RETRY_REFUSED:
+            self._hang_up(instance)
+            self._resolve(instance, peer)
+        return instance
+
+    def _resolve(self, instance: Instance, peer: Peer) -> None:
+        instance.enter(Stage.RESOLVING)
+        instance.reason = None
+        node = self._node
+
+        def job() -> None:
+            try:
+                found = node.rendezvous.resolve(peer)
+            except Exception as error:
+                reason = reason_of(error)
+                node.post(lambda: self._refuse(instance, reason))
+            else:
+                if found is None:
+                    node.post(lambda: node.after(RETRY_RESOLVE, lambda: self._resolve(instance, peer)))
+                else:
+                    node.post(lambda: self._greet(instance, found))
+
+        node.setup.submit(("resolve", instance.key), job)
+
+    def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...]) -> None:
+        now = time.monotonic()
+        instance.enter(Stage.GREETING)
+        instance.sources = {str(endpoint): Source(endpoint, now) for endpoint in endpoints}
+        instance.siblings = dict.fromkeys(self._siblings)
+        try:
+            for address in (*instance.sources, *instance.siblings):
+                self._node.channel.dial(wire.parse_endpoint(address))
+        except ConfigError as error:
+            self._refuse(instance, error.reason)
+            return
+        self._hello(instance)
+
+    def _hello(self, instance: Instance) -> None:
+        """Introduce ourselves to everybody who has not answered."""
+        hello = wire.Hello(sender=self._node.name, card=self._node.card)
+        for address, source in instance.sources.items():
+            if source.card is None:
+                self._node.send(hello, address)
+        for address, card in instance.siblings.items():
+            if card is None:
+                self._node.send(hello, address)
+
+    def _welcome(self, message: wire.Welcome, address: str) -> None:
+        for instance in self._of_address(address):
+            if instance.stage is not Stage.GREETING:
+                continue
+            try:
+                check_card(self._node.card, message.card)
+                source = instance.sources.get(address)
+                if source is not None:
+                    if message.card.role != "prefill":
+                        raise PeerError(
+                            "a peer is not a prefill rank",
+                            cause=f"its role is {message.card.role!r}",
+                            code="peer.role",
+                            peer=message.card.link,
+                        )
+                    source.card = message.card
+                    source.heard = time.monotonic()
+                else:
+                    instance.siblings[address] = message.card
+            except StatelinkError as error:
+                self._refuse(instance, error.reason)
+                continue
+            if instance.greeted:
+                self._plan(instance)
+
+    def _plan(self, instance: Instance) -> None:
+        instance.enter(Stage.PLANNING)
+        node = self._node
+        sources = {address: source.card for address, source in instance.sources.items() if source.card}
+        siblings = [card for card in instance.siblings.values() if card]
+
+        def job() -> None:
+            try:
+                found = plan_instance(node.card, siblings, sources)
+            except Exception as error:
+                reason = reason_of(error, backend=node.backend.name, peer=instance.key)
+                node.post(lambda: self._refuse(instance, reason, tell=True))
+            else:
+                node.post(lambda: self._attach(instance, found))
+
+        node.setup.submit(("plan", instance.key), job)
+
+    def _attach(self, instance: Instance, found: Route) -> None:
+        if instance.stage is not Stage.PLANNING:
+            return
+        instance.enter(Stage.ATTACHING)
+        for address, (assignment, plan, readers) in found.parts.items():
+            source = instance.sources[address]
+            source.assignment, source.plan = assignment, plan
+            attach = wire.Attach(
+                sender=self._node.name,
+                to=source.name,
+                assignment=assignment,
+                destinations=readers,
+                digest=plan.digest,
+            )
+            self._connect(instance, source, lambda a=address, m=attach: self._node.send(m, a))  # type: ignore[misc]
+
+    def _connect(self, instance: Instance, source: Source, then: Callable[[], object]) -> None:
+        """Let our backend know the source; it is told its part afterwards, so that its backend finds ours ready."""
+        node = self._node
+        card = source.card
+        assert card is not None
+
+        def job() -> None:
+            try:
+                node.backend.connect(card.link, card.descriptor, card.inventory.regions)
+            except Exception as error:
+                reason = reason_of(error, backend=node.backend.name, peer=card.link)
+                node.post(lambda: self._refuse(instance, reason, tell=True))
+            else:
+                node.post(done)
+
+        def done() -> None:
+            if source.card is card:
+                source.connected = True
+                then()
+                self._maybe_ready(instance)
+
+        node.setup.submit(("peer", card.link), job)
+
+    def _maybe_ready(self, instance: Instance) -> None:
+        if instance.stage is Stage.ATTACHING and all(s.attached and s.connected for s in instance.parts):
+            instance.enter(Stage.READY)
+            self._watcher.ready(instance)
+
+    def _refuse(self, instance: Instance, reason: Reason, *, tell: bool = False) -> None:
+        """These instances cannot work together: its rooms fail with the reason, on both sides."""
+        if instance.stage is Stage.REFUSED:
+            return
+        log.warning("refused prefill instance %s: %s", instance.key, reason)
+        instance.enter(Stage.REFUSED)
+        instance.reason = reason
+        for address, source in instance.sources.items():
+            if tell and source.card is not None:
+                self._node.send(wire.Refuse(sender=self._node.name, to=source.name, reason=reason), address)
+        self._watcher.refused(instance, reason)
+
+    def _lose(self, instance: Instance, source: Source, why: str) -> None:
+        """A rank is gone: its rooms fail, and the instance is greeted anew."""
+        self._watcher.lost(instance, source, why)
+        node = self._node
+        for each in instance.sources.values():
+            if each.assignment is not None:
+                gone = each.name
+                node.setup.submit(("peer", gone), lambda gone=gone: node.backend.disconnect(gone))  # type: ignore[misc]
+        endpoints = tuple(each.endpoint for each in instance.sources.values())
+        self._hang_up(instance)
+        if instance.rooms:
+            self._greet(instance, endpoints)
+        else:
+            del self._instances[instance.key]
+
+    def _hang_up(self, instance: Instance) -> None:
+        """Close the connections that no other instance uses."""
+        for address in (*instance.sources, *instance.siblings):
+            others = [each for each in self._of_address(address) if each is not instance]
+            if not others:
+                self._node.channel.hang_up(address)
+
+    # Messages.
+
+    def handle(self, message: wire.Message, address: str | None) -> None:
+        """A message for this link; ``address`` is where its sender was dialled, if it was."""
+        if address is None:
+            self._answer_sibling(message)
+            return
+        if isinstance(message, wire.Welcome):
+            self._welcome(message, address)
+            return
+        for instance in self._of_address(address):
+            source = instance.sources.get(address)
+            if source is None:
+                continue
+            if isinstance(message, wire.Unknown):
+                if source.card is not None and instance.stage not in (Stage.GREETING, Stage.REFUSED):
+                    self._lose(instance, source, "it does not know this link: it was restarted, or gave it up")
+            elif isinstance(message, wire.Refuse):
+                self._refuse(instance, message.reason)
+            elif message.sender == source.name and message.to == self._node.name:
+                source.heard = time.monotonic()
+                instance.suspect = False
+                self._from_source(message, instance, source)
+
+    def _answer_sibling(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            answer: wire.Message = wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.card)
+            try:
+                check_card(self._node.card, message.card)
+            except StatelinkError as error:
+                answer = wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason)
+            self._node.send(answer)
+
+    def _from_source(self, message: wire.Message, instance: Instance, source: Source) -> None:
+        if isinstance(message, wire.Attached):
+            if source.plan is not None and message.digest == source.plan.digest:
+                source.attached = True
+                self._maybe_ready(instance)
+        elif isinstance(message, wire.Bye):
+            self._watcher.goodbye(source)
+            self._lose(instance, source, "it closed")
+        else:
+            self._watcher.from_source(message, source)
+
+    # Time.
+
+    def beat(self, now: float) -> None:
+        """Ask who is silent, and give up who stays so."""
+        liveness = self._node.config.liveness
+        for instance in list(self._instances.values()):
+            if instance.stage is Stage.GREETING:
+                self._hello(instance)
+                continue
+            if instance.stage in (Stage.RESOLVING, Stage.REFUSED):
+                continue
+            for source in list(instance.sources.values()):
+                silent = now - source.heard
+                if silent > liveness:
+                    self._lose(instance, source, f"it has been silent for {silent:.1f} s")
+                    break
+                instance.suspect = instance.suspect or silent > liveness / 2
+                self._node.send(wire.Ping(sender=self._node.name, to=source.name), source.address)
+            if instance.stage is Stage.READY and not instance.suspect:
+                self._watcher.ready(instance)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        for instance in self._instances.values():
+            for address, source in instance.sources.items():
+                if source.card is not None:
+                    self._node.send(wire.Bye(sender=self._node.name, to=source.name), address)
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand."""
+        return {
+            key: f"{each.stage.value}{' (suspect)' if each.suspect else ''}" for key, each in self._instances.items()
+        }
+
+    def _of_address(self, address: str) -> list[Instance]:
+        return [each for each in self._instances.values() if address in each.sources or address in each.siblings]

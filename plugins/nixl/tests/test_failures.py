@@ -1,0 +1,206 @@
+"""Peers that stop, die or vanish, over TCP, where a stopped peer leaves a transfer in progress."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+from plugins.nixl.tests.peer import Memory, Peer, finish, make, move
+
+from statelink.backend import Backend, Batch, Blocks, Op, Region
+from statelink.errors import TransferError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
+)
+
+MIB = 1 << 20
+LAYOUT = ((64 * MIB,),)
+TCP = {"ucx": {"TLS": "tcp"}, "connect_timeout": 0.5}
+
+
+class World(NamedTuple):
+    """This process and others, to all of which it is connected."""
+
+    backend: Backend
+    memory: Memory
+    mortal: Peer
+    slow: Peer
+    steady: Peer
+
+
+def blocks(memory: Memory, regions: tuple[Region, ...], nbytes: int = 64 * MIB) -> Blocks:
+    """A mebibyte each, or less."""
+    size = min(nbytes, MIB)
+    offsets = np.arange(0, nbytes, size, dtype=np.uint64)
+    zero = np.zeros(len(offsets), np.uint32)
+    sizes = np.full(len(offsets), size, np.uint64)
+    return Blocks(offsets + memory.regions[0].address, offsets + regions[0].address, sizes, zero, zero)
+
+
+def everything(world: World, peer: Peer) -> Batch:
+    return Batch(Op.WRITE, blocks(world.memory, peer.regions), 1, 1)
+
+
+@pytest.fixture(scope="module")
+def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("tcp")
+    peers = [Peer(folder / name, name, LAYOUT, TCP) for name in ("mortal", "slow", "steady")]
+    backend = make("here", TCP)
+    memory = Memory(folder, LAYOUT)
+    memory.arrays[0][:] = 1
+    backend.register(memory.regions)
+    for peer in peers:
+        peer.ready()
+        backend.connect(peer.link, peer.descriptor, peer.regions)
+    yield World(backend, memory, *peers)
+    backend.close()
+    for peer in peers:
+        peer.kill()
+
+
+@pytest.fixture
+def stopped(tcp: World) -> Iterator[Peer]:
+    """The slow peer, stopped; connected before and after."""
+    tcp.slow.signal(signal.SIGSTOP)
+    yield tcp.slow
+    tcp.slow.signal(signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TransferError):
+            tcp.backend.connect(tcp.slow.link, tcp.slow.descriptor, tcp.slow.regions)
+            break
+    serves(tcp, tcp.slow)
+
+
+def serves(world: World, peer: Peer) -> None:
+    """The peer gets a small write whole."""
+    world.memory.arrays[0][:100] += 1
+    move(world.backend, peer.link, blocks(world.memory, peer.regions, 100))
+    assert np.array_equal(peer.memory.arrays[0][:100], world.memory.arrays[0][:100])
+
+
+def test_peer_dies_during_a_transfer(tcp: World) -> None:
+    """Its transfers fail with a reason, others go on, and it is refused until it is connected again."""
+    tcp.mortal.signal(signal.SIGSTOP)
+    batch = everything(tcp, tcp.mortal)
+    transfers = [tcp.backend.submit(tcp.mortal.link, batch) for _ in range(2)]
+    serves(tcp, tcp.steady)
+    tcp.backend.poll(transfers)
+    assert [transfer.outcome for transfer in transfers] == [None, None]
+    tcp.mortal.kill()
+    for transfer in transfers:
+        finish(tcp.backend, transfer)
+        assert transfer.outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", False)
+    with pytest.raises(TransferError, match=r"the peer is lost .*NIXL_ERR_REMOTE_DISCONNECT"):
+        tcp.backend.submit(tcp.mortal.link, batch)
+    serves(tcp, tcp.steady)
+    with pytest.raises(TransferError, match="cannot be connected over NIXL"):
+        tcp.backend.connect(tcp.mortal.link, tcp.mortal.descriptor, tcp.mortal.regions)
+    serves(tcp, tcp.steady)
+
+
+def test_disconnect_does_not_stop_a_transfer(tcp: World, stopped: Peer) -> None:
+    """So it fails unsettled, its bytes land, and the peer cannot be connected again before they did."""
+    stopped.memory.arrays[0][:] = 0
+    transfer = tcp.backend.submit(stopped.link, everything(tcp, stopped))
+    tcp.backend.disconnect(stopped.link)
+    reason = "the peer was disconnected while the transfer was in progress"
+    assert transfer.outcome == (False, reason, False)
+    with pytest.raises(TransferError, match="transfers of its earlier connection have not ended"):
+        tcp.backend.connect(stopped.link, stopped.descriptor, stopped.regions)
+    serves(tcp, tcp.steady)
+    stopped.signal(signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while not stopped.memory.arrays[0].all() and time.monotonic() < deadline:
+        tcp.backend.poll([])
+    assert stopped.memory.arrays[0].all()
+
+
+def test_connecting_to_a_stopped_peer(tcp: World, stopped: Peer) -> None:
+    tcp.backend.disconnect(stopped.link)
+    with pytest.raises(TransferError, match=r"did not take a first write within 0\.5 s"):
+        tcp.backend.connect(stopped.link, stopped.descriptor, stopped.regions)
+    with pytest.raises(TransferError, match="the peer is not connected"):
+        tcp.backend.submit(stopped.link, everything(tcp, stopped))
+    serves(tcp, tcp.steady)
+
+
+def test_close_during_a_transfer(tcp: World, stopped: Peer) -> None:
+    backend = make("closing", {**TCP, "connect_timeout": 0})
+    backend.register(tcp.memory.regions)
+    backend.connect(stopped.link, stopped.descriptor, stopped.regions)
+    transfer = backend.submit(stopped.link, everything(tcp, stopped))
+    backend.close()
+    backend.close()
+    reason = "the backend was closed while the transfer was in progress"
+    assert transfer.outcome == (False, reason, False)
+
+
+def test_poll_does_not_wait_for_another_thread(tcp: World, stopped: Peer) -> None:
+    """One that copies, say; that one looks for everyone before it leaves."""
+    transfer = tcp.backend.submit(stopped.link, everything(tcp, stopped))
+    with tcp.backend._lock:  # type: ignore[attr-defined]
+        tcp.backend.poll([transfer])
+    stopped.signal(signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while transfer.outcome is None and time.monotonic() < deadline:
+        serves(tcp, tcp.steady)
+    assert transfer.outcome == (True, "", True)
+
+
+def test_threads(tcp: World) -> None:
+    """Each peer has a thread of its own, and one more polls."""
+    peers = (tcp.slow, tcp.steady)
+    for peer in peers:
+        peer.memory.arrays[0][:] = 0
+    errors: list[BaseException] = []
+
+    def work(peer: Peer) -> None:
+        try:
+            whole = blocks(tcp.memory, peer.regions)
+            for first in range(0, whole.count, 2):
+                (transfer,) = move(tcp.backend, peer.link, whole[first : first + 2])
+                assert transfer.outcome == (True, "", True)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(peer,)) for peer in peers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        tcp.backend.poll([])
+    assert not errors
+    for peer in peers:
+        assert np.array_equal(peer.memory.arrays[0], tcp.memory.arrays[0])
+
+
+def test_peer_dies_during_a_copy(tcp: World, tmp_path: Path) -> None:
+    """The same where a write is a copy from process to process, inside the call."""
+    peer = Peer(tmp_path / "copied", "copied", LAYOUT).ready()
+    backend = make("copying")
+    backend.register(tcp.memory.regions)
+    for each in (peer, tcp.steady):
+        backend.connect(each.link, each.descriptor, each.regions)
+    killer = threading.Timer(0.1, peer.process.kill)
+    killer.start()
+    outcome = None
+    while outcome is None or outcome.ok:
+        outcome = finish(backend, backend.submit(peer.link, everything(tcp, peer))).outcome
+    assert outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", False)
+    killer.join()
+    with pytest.raises(TransferError, match="the peer is lost"):
+        backend.submit(peer.link, everything(tcp, peer))
+    serves(tcp._replace(backend=backend), tcp.steady)
+    backend.close()
+    peer.kill()

@@ -1,0 +1,200 @@
+"""Bytes between two processes, looked at from outside the backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from plugins.nixl.tests.peer import Memory, Peer, make, move
+
+from statelink.backend import Backend, Batch, Blocks, Op, Region
+from statelink.errors import TransferError
+from statelink_nixl._tables import Descriptor
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
+)
+
+MIB = 1 << 20
+LAYOUT = ((8 * MIB + 1, 350_001, 8191), (100_000,))
+"""Regions on each side: three side by side, their borders at odd addresses, and one elsewhere."""
+
+
+NOISE = np.random.default_rng(7).integers(0, 256, 9 * MIB, dtype=np.uint8)
+
+
+class World(NamedTuple):
+    """This process and another, connected."""
+
+    link: str
+    backend: Backend
+    memory: Memory
+    peer: Peer
+
+
+@pytest.fixture(scope="module", params=["default", "tcp"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    options = {"ucx": {"TLS": "tcp"}} if request.param == "tcp" else {}
+    folder = tmp_path_factory.mktemp(request.param)
+    link = f"here-{request.param}"
+    peer = Peer(folder / "peer", f"peer-{request.param}", LAYOUT, options)
+    backend = make(link, options)
+    memory = Memory(folder, LAYOUT)
+    backend.register(memory.regions)
+    peer.ready()
+    peer.invite(link, backend.descriptor(), memory.regions)
+    backend.connect(peer.link, peer.descriptor, peer.regions)
+    yield World(link, backend, memory, peer)
+    backend.close()
+    assert peer.end() == 0
+    assert peer.log.read_text() == ""
+
+
+def scattered(world: World, count: int, nbytes: int, region: int, seed: int) -> Blocks:
+    """Blocks at unaligned places in random order; they do not overlap at the destination."""
+    rng = np.random.default_rng(seed)
+    room = world.memory.regions[region].nbytes
+    step = room // count
+    assert step >= nbytes
+    order = rng.permutation(count).astype(np.uint64)
+    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
+    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
+    return Blocks(
+        source + np.uint64(world.memory.regions[region].address),
+        target + np.uint64(world.peer.regions[region].address),
+        np.full(count, nbytes, np.uint64),
+        np.full(count, region, np.uint32),
+        np.full(count, region, np.uint32),
+    )
+
+
+def swapped(blocks: Blocks) -> Blocks:
+    """The same blocks, in the other direction."""
+    return Blocks(blocks.target, blocks.source, blocks.nbytes, blocks.target_region, blocks.source_region)
+
+
+def check(world: World, blocks: Blocks, op: Op) -> None:
+    """Move blocks, and compare both memories with what numpy makes of them."""
+    for number, array in enumerate((*world.memory.arrays, *world.peer.memory.arrays)):
+        array[:] = NOISE[number : number + len(array)]
+    here, there = (world.memory, world.peer.memory)
+    tables = (world.memory.regions, world.peer.regions)
+    expected = [[array.copy() for array in side.arrays] for side in (here, there)]
+    origin, goal = (0, 1) if op is Op.WRITE else (1, 0)
+    before = [array.copy() for array in expected[origin]]
+    for part in (blocks[number : number + 1] for number in range(blocks.count)):
+        source, target, nbytes = int(part.source[0]), int(part.target[0]), int(part.nbytes[0])
+        from_region, to_region = int(part.source_region[0]), int(part.target_region[0])
+        first = source - tables[origin][from_region].address
+        start = target - tables[goal][to_region].address
+        expected[goal][to_region][start : start + nbytes] = before[from_region][first : first + nbytes]
+    transfers = move(world.backend, world.peer.link, blocks, op)
+    assert [transfer.outcome for transfer in transfers] == [(True, "", True)] * len(transfers)
+    for side, arrays in zip((here, there), expected, strict=True):
+        for array, wanted in zip(side.arrays, arrays, strict=True):
+            assert np.array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize(
+    ("count", "nbytes", "region"),
+    [(1, 1, 0), (1, 8 * MIB, 0), (1, 4097, 2), (64, 65537, 0), (1000, 333, 1), (20000, 129, 0)],
+)
+def test_scattered_blocks(world: World, op: Op, count: int, nbytes: int, region: int) -> None:
+    blocks = scattered(world, count, nbytes, region, seed=count)
+    check(world, swapped(blocks) if op is Op.READ else blocks, op)
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_regions_side_by_side(world: World, op: Op) -> None:
+    """The last bytes of one region and the first of its neighbour, and one batch over all regions."""
+    here, there = world.memory.regions, world.peer.regions
+    assert here[0].address + here[0].nbytes == here[1].address
+    rows = [
+        (here[0].address + here[0].nbytes - 5, there[1].address, 5, 0, 1),
+        (here[1].address, there[0].address + there[0].nbytes - 7, 7, 1, 0),
+        (here[2].address, there[2].address, 8191, 2, 2),
+        (here[3].address + 1, there[3].address + 2, 77_777, 3, 3),
+    ]
+    table = np.array(rows, np.uint64).T
+    blocks = Blocks(table[0], table[1], table[2], table[3].astype(np.uint32), table[4].astype(np.uint32))
+    check(world, swapped(blocks) if op is Op.READ else blocks, op)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("side", ["here", "there"])
+@pytest.mark.parametrize("what", ["one past the end", "across a border", "before the start", "elsewhere"])
+def test_unregistered_memory_is_refused(world: World, op: Op, side: str, what: str) -> None:
+    """Nothing of such a batch moves, and the next one works."""
+    good = scattered(world, 2, 100, 3, seed=1)
+    regions = world.memory.regions if side == "here" else world.peer.regions
+    stray = np.zeros(4096, np.uint8)
+    address, region = {
+        "one past the end": (regions[3].address + regions[3].nbytes - 99, 3),
+        "across a border": (regions[0].address + regions[0].nbytes - 50, 0),
+        "before the start": (regions[0].address - 1, 0),
+        "elsewhere": (stray.ctypes.data, 1),
+    }[what]
+    addresses, indices = (good.source, good.source_region) if side == "here" else (good.target, good.target_region)
+    addresses[1], indices[1] = address, region
+    blocks = swapped(good) if op is Op.READ else good
+    before = [array.copy() for array in (*world.memory.arrays, *world.peer.memory.arrays)]
+    with pytest.raises(TransferError, match=r"refused a transfer before it started.*NIXL_ERR_NOT_FOUND"):
+        world.backend.submit(world.peer.link, Batch(op, blocks, 1, 1))
+    for array, wanted in zip((*world.memory.arrays, *world.peer.memory.arrays), before, strict=True):
+        assert np.array_equal(array, wanted)
+    check(world, scattered(world, 5, 100, 3, seed=2), Op.WRITE)
+
+
+def test_unknown_region_or_peer_is_refused(world: World) -> None:
+    blocks = scattered(world, 2, 100, 3, seed=1)
+    beyond = dataclasses.replace(blocks, target_region=np.array([0, 4], np.uint32))
+    with pytest.raises(TransferError, match=r"outside all registered memory.*region 4 of 4"):
+        world.backend.submit(world.peer.link, Batch(Op.WRITE, beyond, 1, 1))
+    with pytest.raises(TransferError, match=r"the peer is not connected.*peer nobody"):
+        world.backend.submit("nobody", Batch(Op.WRITE, blocks, 1, 1))
+
+
+def test_refused_descriptors(world: World) -> None:
+    """Garbage of every kind is refused, and the peers that are connected stay."""
+    mine = Descriptor.decode(world.backend.descriptor(), world.link)
+    theirs = Descriptor.decode(world.peer.descriptor, world.peer.link)
+    good = Descriptor.of("stranger", "nixl", 4096, b"garbage")
+    cases = {
+        b"": "does not decode",
+        b"\xff" * 100: "does not decode",
+        good.encode()[:-1]: "does not decode",
+        msgspec.msgpack.encode({"agent": "x"}): "does not decode",
+        world.peer.descriptor: f"that of an agent called '{world.peer.link}'",
+        replace(good, format=2).encode(): "has format 2, this plugin speaks 1",
+        replace(good, scratch=0).encode(): "has the address 0",
+        replace(theirs, agent="stranger", metadata=theirs.metadata[:200]).encode(): "is damaged",
+        good.encode(): "NIXL_ERR_MISMATCH for metadata of nixl; this is nixl-cu",
+        Descriptor.of("stranger", "nixl", 4096, b"").encode(): "NIXL_ERR",
+        replace(theirs, agent="stranger").encode(): f"metadata is that of an agent called '{world.peer.link}'",
+        replace(mine, agent="stranger").encode(): "NIXL_ERR_INVALID_PARAM",
+    }
+    for raw, cause in cases.items():
+        with pytest.raises(TransferError, match=cause):
+            world.backend.connect("stranger", raw, world.peer.regions)
+    with pytest.raises(TransferError, match="'npu:0' is unknown to NIXL"):
+        world.backend.connect(world.peer.link, world.peer.descriptor, [Region(4096, 1, "npu:0")])
+    check(world, scattered(world, 5, 100, 3, seed=3), Op.WRITE)
+
+
+def test_disconnect_and_connect_again(world: World) -> None:
+    for _ in range(2):
+        world.backend.disconnect(world.peer.link)
+        world.backend.disconnect(world.peer.link)
+        with pytest.raises(TransferError, match="the peer is not connected"):
+            world.backend.submit(world.peer.link, Batch(Op.WRITE, scattered(world, 1, 100, 0, seed=1), 1, 1))
+        world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
+        world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
+        check(world, scattered(world, 100, 100, 0, seed=4), Op.WRITE)
+    world.backend.disconnect("nobody")

@@ -1,0 +1,171 @@
+"""What can be told of the backend without a peer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from plugins.nixl.tests.peer import make, move
+
+import statelink_nixl
+from statelink.backend import Blocks, Fence, Op, Region, SubmitMode
+from statelink.errors import BackendUnavailableError, TransferError
+from statelink_nixl import NixlBackend, Options
+from statelink_nixl._tables import Table, describe
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
+)
+
+
+def test_public_names() -> None:
+    public = [name for name in vars(statelink_nixl) if not name.startswith("_") and name != "annotations"]
+    assert sorted(public) == statelink_nixl.__all__
+
+
+def test_importing_the_plugin_imports_no_library() -> None:
+    code = "import statelink_nixl, sys; print(sorted(sys.modules.keys() & {'nixl', 'nixl._api', 'torch'}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_declaration() -> None:
+    assert (NixlBackend.api_version, NixlBackend.name) == (1, "nixl")
+    assert NixlBackend.capabilities.submit_mode is SubmitMode.BLOCKING
+    assert set(NixlBackend.capabilities.fences.values()) == {Fence.MOVER}
+    assert list(NixlBackend.strategies) == ["*"]
+
+
+@pytest.mark.parametrize("options", [{"tls": "tcp"}, {"backends": {}}, {"connect_timeout": -1}, {"ucx": {"TLS": 1}}])
+def test_refused_options(options: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(options, Options)
+
+
+def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    probe = NixlBackend.probe(Options())
+    assert (probe.ok, probe.reason, probe.hint) == (False, "NIXL is not installed", "pip install nixl")
+    with pytest.raises(BackendUnavailableError, match="NIXL is not installed"):
+        make("nobody")
+
+
+@needs_nixl
+def test_probe_with_a_broken_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl._api", None)
+    probe = NixlBackend.probe(Options())
+    assert not probe.ok
+    assert "its import fails: import of nixl._api halted" in probe.reason
+
+
+@needs_nixl
+def test_probe() -> None:
+    probe = NixlBackend.probe(Options())
+    assert probe.ok, probe.reason
+    assert importlib.metadata.version("nixl") in probe.details["library"]
+    assert probe.reason.startswith(f"{probe.details['library']} with UCX; RDMA devices: ")
+    probe = NixlBackend.probe(Options(backends={"UCX": {}, "CARRIER_PIGEON": {}}))
+    assert not probe.ok
+    assert probe.reason.endswith("has no backend CARRIER_PIGEON")
+    assert "UCX" in probe.hint
+
+
+@needs_nixl
+def test_start_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TransferError, match=r"NIXL could not be started.*NIXL_ERR_BACKEND"):
+        make("nobody", {"ucx": {"TLS": "smoke_signals"}})
+    assert "'smoke_signals' is not available" in capfd.readouterr().out
+
+
+@needs_nixl
+def test_two_links_in_one_process() -> None:
+    """Which is also the shortest life that a backend has."""
+    here, there = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
+    backends = [make("one"), make("two")]
+    tables = []
+    for backend, array in zip(backends, (here, there), strict=True):
+        tables.append((Region(array.ctypes.data, 100),))
+        backend.register(tables[-1])
+    backends[0].connect("two", backends[1].descriptor(), tables[1])
+    address, zero = np.array([0], np.uint64), np.array([0], np.uint32)
+    blocks = Blocks(address + here.ctypes.data, address + there.ctypes.data, np.array([100], np.uint64), zero, zero)
+    move(backends[0], "two", blocks)
+    np.testing.assert_array_equal(here, there)
+    for backend in (*backends, *backends):
+        backend.close()
+    for call in (backends[0].descriptor, lambda: move(backends[0], "two", blocks)):
+        with pytest.raises(TransferError, match="the backend is closed"):
+            call()
+    backends[0].poll([])
+    backends[0].disconnect("two")
+
+
+@needs_nixl
+def test_region_that_cannot_be_registered() -> None:
+    """CUDA memory, where there is none."""
+    array = np.zeros(100, np.uint8)
+    backend = make("register")
+    regions = (Region(array.ctypes.data, 100), Region(array.ctypes.data, 100, "cuda:3"))
+    try:
+        with pytest.raises(TransferError, match=r"region 1 could not be registered.*100 bytes of cuda:3 at 0x"):
+            backend.register(regions)
+        with pytest.raises(TransferError, match="kind 'npu:0' is unknown to NIXL"):
+            backend.register((Region(1, 1, "npu:0"),))
+    finally:
+        backend.close()
+
+
+def test_kinds_of_memory_go_into_transfers_of_their_own() -> None:
+    """NIXL wants one kind of memory on each side of a transfer; devices may differ from block to block."""
+    high = (1 << 64) - 4096
+    near = Table((Region(high, 4096), Region(4096, 4096, "cuda:2"), Region(8192, 4096, "cuda")))
+    far = Table((Region(4096, 4096, "cuda:7"), Region(12288, 4096)))
+    blocks = Blocks(
+        np.array([high + 1, 4100, high, 8192, 4096], np.uint64),
+        np.array([4097, 4096, 12288, 12290, 4200], np.uint64),
+        np.array([1, 2, 3, 4, 5], np.uint64),
+        np.array([0, 1, 0, 2, 1], np.uint32),
+        np.array([0, 0, 1, 1, 0], np.uint32),
+    )
+    expected = [
+        ("DRAM", [[high, 3, 0]], "DRAM", [[12288, 3, 0]]),
+        ("DRAM", [[high + 1, 1, 0]], "VRAM", [[4097, 1, 7]]),
+        ("VRAM", [[8192, 4, 0]], "DRAM", [[12290, 4, 0]]),
+        ("VRAM", [[4100, 2, 2], [4096, 5, 2]], "VRAM", [[4096, 2, 7], [4200, 5, 7]]),
+    ]
+    parts = describe(blocks, Op.WRITE, near, far)
+    assert [(part[0], part[1].tolist(), part[2], part[3].tolist()) for part in parts] == expected
+    arrays = [array for part in parts for array in (part.near, part.far)]
+    assert all(array.dtype == np.uint64 and array.flags.c_contiguous for array in arrays)
+    (part,) = describe(blocks[1:2], Op.READ, far, near)
+    assert (part.near.tolist(), part.far.tolist()) == ([[4096, 2, 7]], [[4100, 2, 2]])
+
+
+@needs_nixl
+def test_process_that_ends_without_closing() -> None:
+    """Its exit status is 0, and nothing was printed, on the way or at the end."""
+    code = (
+        "from plugins.nixl.tests.peer import make, NixlBackend\n"
+        "assert NixlBackend.probe(NixlBackend.Options()).ok\n"
+        "one, two = make('one'), make('two')\n"
+        "one.register(()), two.register(())\n"
+        "one.connect('two', two.descriptor(), ())\n"
+        "two.connect('one', one.descriptor(), ())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -70,6 +70,7 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     try:
         backend.register(inventory.regions)
         card = _card(name, settings, backend, strategies, inventory)
+        node = Node(settings, channel, backend, card, strategies, found, hooks)
     except BaseException as error:
         channel.close()
         backend.close()
@@ -78,7 +79,7 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
         raise TransferError(
             "memory could not be registered", cause=f"{type(error).__name__}: {error}", **who
         ) from error
-    return Link(Node(settings, channel, backend, card, strategies, found, hooks))
+    return Link(node)
 
 
 def _construct(backend_type: type[Backend], options: object, name: str, channel: Channel) -> Backend:

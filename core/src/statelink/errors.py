@@ -23,7 +23,7 @@ A message has the same shape everywhere: what failed, who, the cause, and on a l
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+MAX_SHORT, MAX_TEXT = 256, 8192
+Short = Annotated[str, msgspec.Meta(max_length=MAX_SHORT)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
 _Error = TypeVar("_Error", bound="StatelinkError")
 
 
@@ -61,11 +65,21 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         hint: What the reader can do about it; may be empty.
     """
 
-    code: str
-    what: str
-    who: dict[str, str] = {}
-    cause: str = ""
-    hint: str = ""
+    code: Short
+    what: Text
+    who: Annotated[dict[Short, Text], msgspec.Meta(max_length=32)] = {}
+    cause: Text = ""
+    hint: Text = ""
+
+    def clipped(self) -> Reason:
+        """The same reason, cut to what may be sent."""
+        return Reason(
+            self.code[:MAX_SHORT],
+            self.what[:MAX_TEXT],
+            {key[:MAX_SHORT]: value[:MAX_TEXT] for key, value in list(self.who.items())[:32]},
+            self.cause[:MAX_TEXT],
+            self.hint[:MAX_TEXT],
+        )
 
     def __str__(self) -> str:
         who = ", ".join(f"{key} {value}" for key, value in self.who.items())

@@ -130,9 +130,7 @@ def test_zeroing_a_component_changes_the_first_logits(
     assert not torch.equal(pair.decode().logits, expected[100].logits)
 
 
-def test_zeroing_the_first_token_changes_the_first_logits(
-    pair: Pair, expected: dict[int, Generation]
-) -> None:
+def test_zeroing_the_first_token_changes_the_first_logits(pair: Pair, expected: dict[int, Generation]) -> None:
     assert expected[100].first_token != 0
     pair.pool("output_ids", None).raw()[pair.held.row] = 0
     assert not torch.equal(pair.decode().logits, expected[100].logits)
@@ -265,9 +263,7 @@ def test_exhausted_pools_take_nothing(model: Qwen3NextForCausalLM) -> None:
     assert isinstance(pools.allocate(64), Allocation)
 
 
-def test_another_process_computes_the_same_bits(
-    model: Qwen3NextForCausalLM, expected: dict[int, Generation]
-) -> None:
+def test_another_process_computes_the_same_bits(model: Qwen3NextForCausalLM, expected: dict[int, Generation]) -> None:
     code = (
         "from statelink_demo.model import build_model, model_revision\n"
         "from statelink_demo.prompts import make_prompt\n"
@@ -278,9 +274,7 @@ def test_another_process_computes_the_same_bits(
         "got = reference(model, make_prompt(100, 100))\n"
         "print(model_revision(model), got.logits_digest(), *got.tokens)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     revision, digest, *tokens = done.stdout.split()
     assert revision == model_revision(model)
     assert digest == expected[100].logits_digest()

@@ -56,7 +56,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert peer.log.read_text() == ""
 
 
-def scattered(world: World, count: int, nbytes: int, region: int, seed: int) -> Blocks:
+def scattered(world: World, op: Op, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
     """Blocks at unaligned places in random order; they do not overlap at the destination."""
     rng = np.random.default_rng(seed)
     room = world.memory.regions[region].nbytes
@@ -65,18 +65,15 @@ def scattered(world: World, count: int, nbytes: int, region: int, seed: int) -> 
     order = rng.permutation(count).astype(np.uint64)
     target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
     source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
+    near, far = world.memory.regions[region].address, world.peer.regions[region].address
+    begin, end = (near, far) if op is Op.WRITE else (far, near)
     return Blocks(
-        source + np.uint64(world.memory.regions[region].address),
-        target + np.uint64(world.peer.regions[region].address),
+        source + np.uint64(begin),
+        target + np.uint64(end),
         np.full(count, nbytes, np.uint64),
         np.full(count, region, np.uint32),
         np.full(count, region, np.uint32),
     )
-
-
-def swapped(blocks: Blocks) -> Blocks:
-    """The same blocks, in the other direction."""
-    return Blocks(blocks.target, blocks.source, blocks.nbytes, blocks.target_region, blocks.source_region)
 
 
 def check(world: World, blocks: Blocks, op: Op) -> None:
@@ -107,24 +104,23 @@ def check(world: World, blocks: Blocks, op: Op) -> None:
     [(1, 1, 0), (1, 8 * MIB, 0), (1, 4097, 2), (64, 65537, 0), (1000, 333, 1), (20000, 129, 0)],
 )
 def test_scattered_blocks(world: World, op: Op, count: int, nbytes: int, region: int) -> None:
-    blocks = scattered(world, count, nbytes, region, seed=count)
-    check(world, swapped(blocks) if op is Op.READ else blocks, op)
+    check(world, scattered(world, op, count, nbytes, region), op)
 
 
 @pytest.mark.parametrize("op", list(Op))
 def test_regions_side_by_side(world: World, op: Op) -> None:
     """The last bytes of one region and the first of its neighbour, and one batch over all regions."""
-    here, there = world.memory.regions, world.peer.regions
-    assert here[0].address + here[0].nbytes == here[1].address
+    sides = (world.memory.regions, world.peer.regions)
+    source, target = sides if op is Op.WRITE else sides[::-1]
+    assert source[0].address + source[0].nbytes == source[1].address
     rows = [
-        (here[0].address + here[0].nbytes - 5, there[1].address, 5, 0, 1),
-        (here[1].address, there[0].address + there[0].nbytes - 7, 7, 1, 0),
-        (here[2].address, there[2].address, 8191, 2, 2),
-        (here[3].address + 1, there[3].address + 2, 77_777, 3, 3),
+        (source[0].address + source[0].nbytes - 5, target[1].address, 5, 0, 1),
+        (source[1].address, target[0].address + target[0].nbytes - 7, 7, 1, 0),
+        (source[2].address, target[2].address, 8191, 2, 2),
+        (source[3].address + 1, target[3].address + 2, 77_777, 3, 3),
     ]
     table = np.array(rows, np.uint64).T
-    blocks = Blocks(table[0], table[1], table[2], table[3].astype(np.uint32), table[4].astype(np.uint32))
-    check(world, swapped(blocks) if op is Op.READ else blocks, op)
+    check(world, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op)
 
 
 @pytest.mark.parametrize("op", list(Op))
@@ -132,7 +128,7 @@ def test_regions_side_by_side(world: World, op: Op) -> None:
 @pytest.mark.parametrize("what", ["one past the end", "across a border", "before the start", "elsewhere"])
 def test_unregistered_memory_is_refused(world: World, op: Op, side: str, what: str) -> None:
     """Nothing of such a batch moves, and the next one works."""
-    good = scattered(world, 2, 100, 3, seed=1)
+    bad = scattered(world, op, 2, 100, 3)
     regions = world.memory.regions if side == "here" else world.peer.regions
     stray = np.zeros(4096, np.uint8)
     address, region = {
@@ -141,19 +137,19 @@ def test_unregistered_memory_is_refused(world: World, op: Op, side: str, what: s
         "before the start": (regions[0].address - 1, 0),
         "elsewhere": (stray.ctypes.data, 1),
     }[what]
-    addresses, indices = (good.source, good.source_region) if side == "here" else (good.target, good.target_region)
+    local = (side == "here") == (op is Op.WRITE)
+    addresses, indices = (bad.source, bad.source_region) if local else (bad.target, bad.target_region)
     addresses[1], indices[1] = address, region
-    blocks = swapped(good) if op is Op.READ else good
     before = [array.copy() for array in (*world.memory.arrays, *world.peer.memory.arrays)]
     with pytest.raises(TransferError, match=r"refused a transfer before it started.*NIXL_ERR_NOT_FOUND"):
-        world.backend.submit(world.peer.link, Batch(op, blocks, 1, 1))
+        world.backend.submit(world.peer.link, Batch(op, bad, 1, 1))
     for array, wanted in zip((*world.memory.arrays, *world.peer.memory.arrays), before, strict=True):
         assert np.array_equal(array, wanted)
-    check(world, scattered(world, 5, 100, 3, seed=2), Op.WRITE)
+    check(world, scattered(world, Op.WRITE, 5, 100, 3), Op.WRITE)
 
 
 def test_unknown_region_or_peer_is_refused(world: World) -> None:
-    blocks = scattered(world, 2, 100, 3, seed=1)
+    blocks = scattered(world, Op.WRITE, 2, 100, 3)
     beyond = dataclasses.replace(blocks, target_region=np.array([0, 4], np.uint32))
     with pytest.raises(TransferError, match=r"outside all registered memory.*region 4 of 4"):
         world.backend.submit(world.peer.link, Batch(Op.WRITE, beyond, 1, 1))
@@ -185,7 +181,7 @@ def test_refused_descriptors(world: World) -> None:
             world.backend.connect("stranger", raw, world.peer.regions)
     with pytest.raises(TransferError, match="'npu:0' is unknown to NIXL"):
         world.backend.connect(world.peer.link, world.peer.descriptor, [Region(4096, 1, "npu:0")])
-    check(world, scattered(world, 5, 100, 3, seed=3), Op.WRITE)
+    check(world, scattered(world, Op.WRITE, 5, 100, 3), Op.WRITE)
 
 
 def test_disconnect_and_connect_again(world: World) -> None:
@@ -193,8 +189,8 @@ def test_disconnect_and_connect_again(world: World) -> None:
         world.backend.disconnect(world.peer.link)
         world.backend.disconnect(world.peer.link)
         with pytest.raises(TransferError, match="the peer is not connected"):
-            world.backend.submit(world.peer.link, Batch(Op.WRITE, scattered(world, 1, 100, 0, seed=1), 1, 1))
+            world.backend.submit(world.peer.link, Batch(Op.WRITE, scattered(world, Op.WRITE, 1, 100, 0), 1, 1))
         world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
         world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
-        check(world, scattered(world, 100, 100, 0, seed=4), Op.WRITE)
+        check(world, scattered(world, Op.WRITE, 100, 100, 0, seed=4), Op.WRITE)
     world.backend.disconnect("nobody")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from statelink.errors import Reason
@@ -17,8 +19,8 @@ class Moved(msgspec.Struct, frozen=True):
         blocks: Blocks handed to the backend; on decode, as the writers report.
     """
 
-    nbytes: int
-    blocks: int
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
+    blocks: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RoomReport(msgspec.Struct, frozen=True, kw_only=True):

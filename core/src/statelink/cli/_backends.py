@@ -9,6 +9,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from statelink.backend import ANY, Backend
 from statelink.errors import StatelinkError
@@ -32,22 +33,33 @@ def backends(as_json: bool, probe: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return
+    _print(rows)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    console = Console()
+    if not rows:
+        console.print("no backends are installed")
+        return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "package", "version", "state", "memory", "operations", "state types", "reason"):
-        table.add_column(title, overflow="fold")
+    for title in ("name", "package", "state", "memory", "operations", "state types"):
+        table.add_column(title)
     for row in rows:
         declared = row["capabilities"] or {}
-        table.add_row(
+        cells = (
             row["name"],
-            row["distribution"],
-            row["version"],
+            f"{row['distribution']} {row['version']}",
             row["state"],
-            ", ".join(declared.get("memory_kinds", ())),
-            ", ".join(declared.get("ops", ())),
-            ", ".join(declared.get("state_types", ())),
-            "\n".join(filter(None, (row["reason"], row["hint"] and f"hint: {row['hint']}"))),
+            *(", ".join(declared.get(field, ())) for field in ("memory_kinds", "ops", "state_types")),
         )
-    Console().print(table if rows else "no backends are installed")
+        # As text, not markup: names and reasons may contain brackets.
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    for row in rows:
+        if row["reason"]:
+            console.print(Text(f"\n{row['name']}: {row['reason']}"))
+        if row["hint"]:
+            console.print(Text(f"  hint: {row['hint']}"))
 
 
 def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
@@ -69,7 +81,7 @@ def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
             row.update(_probed(load_backend(listed.name)))
         except StatelinkError as error:
             row.update(state="broken", reason=str(error.reason).partition("\nhint:")[0], hint=error.hint)
-        except Exception as error:  # a plugin's probe must not raise; one that does is broken, not fatal
+        except (Exception, SystemExit) as error:  # a plugin's probe must not raise; one that does is broken, not fatal
             row.update(state="broken", reason=f"{type(error).__name__}: {error}")
     return row
 

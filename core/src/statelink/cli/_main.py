@@ -45,7 +45,7 @@ def _load(point: importlib.metadata.EntryPoint) -> click.Command:
     """The command, or, where its package is broken, one that says how: ``--help`` of the group never fails."""
     try:
         loaded = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         brought = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         return _failing(
             point.name, f"command {point.name!r} ({brought}) failed to load: {type(error).__name__}: {error}"

@@ -96,8 +96,8 @@ class Destinations:
             self._watcher.from_destination(message, peer)
 
     def _hello(self, message: wire.Hello) -> None:
-        card = message.card
         try:
+            card = wire.read_card(message.card)
             check_card(self._node.card, card)
         except StatelinkError as error:
             log.warning("refused a peer: %s", error)
@@ -110,7 +110,7 @@ class Destinations:
                 return
             regions = RegionTable(card.inventory.regions)
             self._destinations[card.link] = Destination(card.link, card, regions, time.monotonic())
-        self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.card))
+        self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction))
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:
         if peer.plan is not None:

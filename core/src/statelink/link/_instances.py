@@ -107,7 +107,7 @@ class Instances:
 
     def _hello(self, instance: Instance) -> None:
         """Introduce ourselves to everybody who has not answered."""
-        hello = wire.Hello(sender=self._node.name, card=self._node.card)
+        hello = wire.Hello(sender=self._node.name, card=self._node.introduction)
         for address, source in instance.sources.items():
             if source.card is None:
                 self._node.send(hello, address)
@@ -120,20 +120,21 @@ class Instances:
             if instance.stage is not Stage.GREETING:
                 continue
             try:
-                check_card(self._node.card, message.card)
+                card = wire.read_card(message.card)
+                check_card(self._node.card, card)
                 source = instance.sources.get(address)
                 if source is not None:
-                    if message.card.role != "prefill":
+                    if card.role != "prefill":
                         raise PeerError(
                             "a peer is not a prefill rank",
-                            cause=f"its role is {message.card.role!r}",
+                            cause=f"its role is {card.role!r}",
                             code="peer.role",
-                            peer=message.card.link,
+                            peer=card.link,
                         )
-                    source.card = message.card
+                    source.card = card
                     source.heard = time.monotonic()
                 else:
-                    instance.siblings[address] = message.card
+                    instance.siblings[address] = card
             except StatelinkError as error:
                 self._refuse(instance, error.reason)
                 continue
@@ -261,9 +262,9 @@ class Instances:
 
     def _answer_sibling(self, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
-            answer: wire.Message = wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.card)
+            answer: wire.Message = wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction)
             try:
-                check_card(self._node.card, message.card)
+                check_card(self._node.card, wire.read_card(message.card))
             except StatelinkError as error:
                 answer = wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason)
             self._node.send(answer)

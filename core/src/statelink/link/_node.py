@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink.errors import PeerError, WireError
+from statelink.wire import write_card
 
 from ._lanes import Lane
 from ._mover import RegionTable
@@ -80,6 +81,7 @@ class Node:
         self.channel = channel
         self.backend = backend
         self.card = card
+        self.introduction = write_card(card)
         self.strategies = strategies
         self.rendezvous = rendezvous
         self.regions = RegionTable(card.inventory.regions)

@@ -24,6 +24,8 @@ __all__ = ["Box", "Runs", "cells", "intersect", "merge_boxes", "runs_of", "slab_
 
 I64 = npt.NDArray[np.int64]
 
+MAX_CELLS = 1 << 12
+"""Bound on the pieces that the sources' edges cut a destination's slab into."""
 MAX_RUNS = 1 << 20
 """Bound on the runs of one pair of items: what a peer describes must not make us allocate without limit."""
 
@@ -113,6 +115,12 @@ def cells(target: Box, sources: Iterable[Box]) -> list[Box]:
         if shared is not None:
             for axis, edge in enumerate(edges):
                 edge.update((shared.start[axis], shared.stop[axis]))
+    if math.prod(len(edge) - 1 for edge in edges) > MAX_CELLS:
+        raise MismatchError(
+            "the slabs of the two sides cut each other into too many pieces",
+            cause=f"more than {MAX_CELLS}",
+            hint="describe what a rank holds in fewer slabs",
+        )
     ranges = [list(itertools.pairwise(sorted(edge))) for edge in edges]
     return [Box(tuple(a for a, _ in cell), tuple(b for _, b in cell)) for cell in itertools.product(*ranges)]
 

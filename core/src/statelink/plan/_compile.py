@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from statelink.errors import MismatchError, StateError
 
-from ._boxes import Box, Runs, runs_of
+from ._boxes import Box, Runs, intersect, runs_of
 
 if TYPE_CHECKING:
     from statelink.state import Buffer, Component, Inventory
@@ -26,6 +26,8 @@ U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
 NO_LAYER = -1
+MAX_BOXES = 1024
+"""Bound on the boxes of one share."""
 
 
 class Group(NamedTuple):
@@ -123,6 +125,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
             a, b = there.get(name), here.get(name)
             if a is None or b is None or not a.count or not b.count:
                 raise _refused(assignment, share, name, "one side does not hold this buffer")
+            _check_boxes(assignment, share, b)
             key = (id(a.layout), id(b.layout), share.boxes)
             runs = tables.get(key)
             if runs is None:
@@ -234,6 +237,19 @@ def _refused(assignment: Assignment, share: Share, buffer: str, cause: str) -> M
         source=assignment.source,
         destination=assignment.target,
     )
+
+
+def _check_boxes(assignment: Assignment, share: Share, buffer: Buffer) -> None:
+    """Boxes that a peer sent: of the right number of axes, not empty, and disjoint."""
+    layout = buffer.layout
+    axes = len(layout.shape) - (layout.position is not None)
+    if not 1 <= len(share.boxes) <= MAX_BOXES:
+        raise _refused(assignment, share, buffer.name, f"{len(share.boxes)} boxes; 1 to {MAX_BOXES} are expected")
+    for number, box in enumerate(share.boxes):
+        if not len(box.start) == len(box.stop) == axes or not all(map(int.__lt__, box.start, box.stop)):
+            raise _refused(assignment, share, buffer.name, f"{box} is not a box of {axes} axes")
+        if any(intersect(box, other) for other in share.boxes[:number]):
+            raise _refused(assignment, share, buffer.name, f"{box} overlaps another box")
 
 
 def _digest(source: Inventory, target: Inventory, assignment: Assignment) -> bytes:

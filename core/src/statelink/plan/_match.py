@@ -20,8 +20,10 @@ def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> l
     component, and each buffer that is not optional, must exist on both sides.
     """
     found: dict[Difference, None] = {}
-    for model in {inventory.model for inventory in sources} - {inventory.model for inventory in targets}:
-        found[Difference("model", repr(targets[0].model), repr(model))] = None
+    for target in targets:
+        for source in sources:
+            if source.model != target.model:
+                found[Difference("model", repr(target.model), repr(source.model))] = None
     here, there = _by_name(targets), _by_name(sources)
     for name in sorted(here.keys() | there.keys()):
         if name not in here or name not in there:

@@ -242,7 +242,8 @@ def _ids(component: Component, given: Any) -> I64:
             cause=f"got shape {raw.shape} of {raw.dtype}",
             code="room.indices",
         )
-    count = min((buffer.count for buffer in component.buffers if buffer.count), default=0)
+    # Where no buffer has items (layers that share another's index), nothing is addressed, whatever the index.
+    count = min((buffer.count for buffer in component.buffers if buffer.count), default=1 << 62)
     if raw.size and not (raw.min() >= 0 and raw.max() < count):
         bad = int(raw[(raw < 0) | (raw >= count)][0])
         raise RoomError(

@@ -7,14 +7,20 @@ import functools
 import importlib.metadata
 import importlib.resources
 import json
+import logging
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+import msgspec
 
 from statelink.backend import API_VERSION, Backend
 from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
 
-__all__ = ["GROUP", "Listed", "allowed", "list_backends", "load_backend"]
+__all__ = ["GROUP", "Listed", "allowed", "entry_points", "list_backends", "load_backend"]
+
+log = logging.getLogger("statelink.registry")
 
 GROUP = "statelink.backends"
 SUPPORTED = range(1, API_VERSION + 1)
@@ -46,12 +52,36 @@ def list_backends() -> list[Listed]:
     ``STATELINK_PLUGINS``, if set, is the comma-separated list of distributions that count besides the core's own.
     """
     found: dict[Listed, None] = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
-        dist = point.dist
-        listed = Listed(point.name, point.value, dist.name if dist else "?", dist.version if dist else "?")
-        if allowed(listed.distribution):
-            found[listed] = None  # a distribution that stands twice on the path is one
+    for point, distribution, version in entry_points(GROUP):
+        if allowed(distribution):
+            found[Listed(point.name, point.value, distribution, version)] = None
     return sorted(found)
+
+
+def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
+    """Entry points of a group with the name and version of the package that brings them.
+
+    Packages are read one by one: one whose metadata cannot be read hides no other. The first of several copies of a
+    package on the path counts, as it does for imports.
+    """
+    seen: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        try:
+            name, version = distribution.name, distribution.version
+            if normalized(name) in seen:
+                continue
+            seen.add(normalized(name))
+            points = [point for point in distribution.entry_points if point.group == group]
+        except Exception as error:
+            log.warning("cannot read the metadata of a package: %s: %s", type(error).__name__, error)
+            continue
+        for point in points:
+            yield point, name, version
+
+
+def normalized(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name or "").lower()
 
 
 def load_backend(name: str) -> type[Backend]:
@@ -75,7 +105,7 @@ def load_backend(name: str) -> type[Backend]:
     (chosen,) = listed
     try:
         loaded: Any = importlib.metadata.EntryPoint(chosen.name, chosen.value, GROUP).load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # some modules call sys.exit() when they dislike the machine
         raise BackendLoadError(
             f"backend {name!r} ({chosen}) failed to load", cause=f"{type(error).__name__}: {error}"
         ) from error
@@ -101,6 +131,8 @@ def _check(chosen: Listed, loaded: Any) -> None:
     missing += sorted(loaded.__abstractmethods__)
     if missing:
         raise BackendLoadError(f"{who} is incomplete", cause=f"it lacks {', '.join(missing)}")
+    if not (isinstance(loaded.Options, type) and issubclass(loaded.Options, msgspec.Struct)):
+        raise BackendLoadError(f"{who} has no typed options", hint="Options is a subclass of msgspec.Struct")
     if loaded.name != chosen.name:
         raise BackendLoadError(
             f"{who} calls itself {loaded.name!r}",
@@ -128,13 +160,9 @@ def _unknown(name: str) -> UnknownBackendError:
 def allowed(distribution: str) -> bool:
     """Whether the environment lets this package's plugins count."""
     listed = os.environ.get("STATELINK_PLUGINS")
-    if listed is None or distribution == "statelink":
+    if listed is None or normalized(distribution) == "statelink":
         return True
-    return distribution in _names(listed)
-
-
-def _names(listed: str) -> Collection[str]:
-    return {name.strip() for name in listed.split(",") if name.strip()}
+    return normalized(distribution) in {normalized(name.strip()) for name in listed.split(",")}
 
 
 def _is_installed(distribution: str) -> bool:

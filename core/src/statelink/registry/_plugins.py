@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import threading
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pluggy
 
 from statelink.backend import _hooks
 from statelink.state import register_state_type
 
-from ._backends import allowed
+from ._backends import allowed, entry_points
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 __all__ = ["GROUP", "PluginFailure", "plugin_failures", "plugin_manager"]
 
@@ -55,11 +57,8 @@ def plugin_manager() -> pluggy.PluginManager:
             if os.environ.get("STATELINK_TRACE_PLUGINS") == "1":
                 manager.trace.root.setwriter(lambda text: log.info("%s", text.rstrip()))
                 manager.enable_tracing()
-            for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda each: each.name):
-                _load(manager, point)
-            for types in manager.hook.statelink_state_types():
-                for state_type in types:
-                    register_state_type(state_type)
+            for point, distribution, _ in sorted(entry_points(GROUP), key=lambda each: (each[0].name, each[1])):
+                _load(manager, point, distribution)
             _manager = manager
         return _manager
 
@@ -69,18 +68,23 @@ def plugin_failures() -> tuple[PluginFailure, ...]:
     return tuple(_failures)
 
 
-def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -> None:
-    distribution = point.dist.name if point.dist else "?"
+def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint, distribution: str) -> None:
     if not allowed(distribution) or manager.has_plugin(point.name):
         return
     try:
-        manager.register(point.load(), name=point.name)
+        plugin = point.load()
+        manager.register(plugin, name=point.name)
         manager.check_pending()
-    except Exception as error:
-        if os.environ.get("STATELINK_STRICT_PLUGINS") == "1":
-            raise
+        for hook in manager.hook.statelink_state_types.get_hookimpls():
+            if hook.plugin is plugin:
+                brought: Any = hook.function()
+                for state_type in brought:
+                    register_state_type(state_type)
+    except (Exception, SystemExit) as error:
         if manager.has_plugin(point.name):
             manager.unregister(name=point.name)
+        if os.environ.get("STATELINK_STRICT_PLUGINS") == "1":
+            raise
         failure = PluginFailure(point.name, distribution, f"{type(error).__name__}: {error}")
         _failures.append(failure)
         log.warning("plugin %s (%s) failed to load: %s", *failure)

@@ -10,6 +10,7 @@ import msgspec
 from statelink.errors import StateError
 
 from ._layout import MAX_BYTES, Layout
+from ._overlap import check_apart
 from ._types import StateType, state_type
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         for component in self.components:
             for buffer in component.buffers:
                 self._check(component, buffer)
+            check_apart(component)
 
     def _check(self, component: Component, buffer: Buffer) -> None:
         if not buffer.count:

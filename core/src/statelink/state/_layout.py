@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from statelink.errors import StateError
 
 __all__ = ["Layout", "Slab"]
 
 MAX_AXES = 8
-MAX_SLABS = 256
+MAX_SLABS = 64
+MAX_STRETCHES = 1 << 16
+"""Bound on the contiguous stretches of one item that are compared for overlap."""
 MAX_BYTES = 1 << 62
 
 
@@ -81,6 +86,13 @@ class Layout(msgspec.Struct, frozen=True):
             raise StateError(f"a layout has 1 to {MAX_SLABS} slabs", cause=f"{len(self.slabs)} given")
         for slab in self.slabs:
             self._check(slab, rank)
+        for a, b in itertools.combinations(self.slabs, 2):
+            if not (a.stepped or b.stepped) and all(
+                max(p, q) < min(r, s) for p, q, r, s in zip(a.start, b.start, a.stop, b.stop, strict=True)
+            ):
+                raise StateError("two slabs of a layout hold the same coordinates", cause=f"{a} and {b}")
+        if len(self.slabs) > 1:
+            self._check_apart()
 
     def _check(self, slab: Slab, rank: int) -> None:
         sizes = {len(slab.start), len(slab.stop), len(slab.strides), len(slab.step) or rank}
@@ -99,8 +111,33 @@ class Layout(msgspec.Struct, frozen=True):
                 "a slab has offsets and strides of zero or more bytes",
                 cause=f"offset {slab.offset}, strides {slab.strides}",
             )
-        if any(n > 1 and s < self.itemsize for n, s in zip(slab.counts, slab.strides, strict=True)):
-            raise StateError("the elements of a slab overlap in memory", cause=f"strides {slab.strides}")
+        extent = self.itemsize
+        for stride, count in sorted(zip(slab.strides, slab.counts, strict=True)):
+            if count > 1:
+                if stride < extent:
+                    raise StateError("the elements of a slab overlap in memory", cause=f"strides {slab.strides}")
+                extent = stride * (count - 1) + extent
+
+    def _check_apart(self) -> None:
+        """Check that no two slabs stand on the same local bytes."""
+        low, high = zip(*(self._stretches(slab) for slab in self.slabs), strict=True)
+        starts, ends = np.concatenate(low), np.concatenate(high)
+        order = np.argsort(starts)
+        if (starts[order][1:] < ends[order][:-1]).any():
+            raise StateError("two slabs of a layout stand on the same bytes", cause=f"{self.slabs}"[:300])
+
+    def _stretches(self, slab: Slab) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where each contiguous stretch of a slab begins and ends, in bytes of the local item."""
+        axes = sorted((s, n) for s, n in zip(slab.strides, slab.counts, strict=True) if n > 1)
+        unit = self.itemsize
+        while axes and axes[0][0] == unit:
+            unit *= axes.pop(0)[1]
+        if math.prod(n for _, n in axes) > MAX_STRETCHES:
+            raise StateError("a slab falls apart into too many pieces", cause=f"more than {MAX_STRETCHES}")
+        starts = np.array([slab.offset], np.int64)
+        for stride, count in axes:
+            starts = (starts[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
+        return starts, starts + unit
 
     @property
     def nbytes(self) -> int:

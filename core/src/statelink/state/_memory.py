@@ -96,13 +96,17 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
     while isinstance(root.base, np.ndarray):
         root = root.base
     low, high = np.lib.array_utils.byte_bounds(root)
+    if array.dtype.hasobject:
+        raise StateError("an array of Python objects has no state to move", cause=f"its dtype is {array.dtype}")
+    # A byte order that is not the machine's own is part of what must agree.
+    dtype = array.dtype.name if array.dtype.isnative else array.dtype.str
     if not array.size:
-        return _empty(array.shape, array.dtype.name, array.itemsize, "dram")
+        return _empty(array.shape, dtype, array.itemsize, "dram")
     return Memory(
         address=array.__array_interface__["data"][0],
         shape=array.shape,
         strides=array.strides,
-        dtype=array.dtype.name,
+        dtype=dtype,
         itemsize=array.itemsize,
         region=Region(low, high - low),
     )

@@ -129,6 +129,8 @@ def register_state_type(new: StateType) -> None:
     Raises:
         StateError: Another type already has this name or alias.
     """
+    if not isinstance(new, StateType):
+        raise StateError(f"{new!r:.80} is not a StateType")
     with _lock:
         for name in (new.name, *new.aliases):
             known = _by_name.get(name)

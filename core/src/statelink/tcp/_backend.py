@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
 
+import numpy as np
+
 from statelink.backend import (
     DIRECT,
     Backend,
@@ -26,7 +28,7 @@ from statelink.backend import (
     SubmitMode,
     Transfer,
 )
-from statelink.errors import TransferError, UnsupportedError
+from statelink.errors import BackendUnavailableError, TransferError, UnsupportedError
 
 from . import _iovec, _options
 from ._descriptor import Descriptor, boot_id, pair_key
@@ -40,6 +42,13 @@ from ._sender import Sender
 __all__ = ["TcpBackend"]
 
 UINT64: Final = 1 << 64
+COLUMNS: Final = (
+    ("source", np.uint64),
+    ("target", np.uint64),
+    ("nbytes", np.uint64),
+    ("source_region", np.uint32),
+    ("target_region", np.uint32),
+)
 
 
 class _Peer(NamedTuple):
@@ -97,7 +106,7 @@ class TcpBackend(Backend):
         try:
             self._listener = Listener(context.link, host, self._options, self._find)
         except OSError as error:
-            raise TransferError(
+            raise BackendUnavailableError(
                 "the data port cannot be opened",
                 cause=str(error),
                 hint="" if not self._options.port else "port 0 lets the system choose one",
@@ -125,9 +134,7 @@ class TcpBackend(Backend):
         try:
             socket.create_server((options.host or "127.0.0.1", options.port)).close()
         except OSError as error:
-            return Probe(
-                ok=False, reason=f"the data port cannot be opened: {error}", hint="see options host and port"
-            )
+            return Probe(ok=False, reason=f"the data port cannot be opened: {error}", hint="see options host and port")
         copy = _same_host_copy(options)
         return Probe(ok=True, reason=f"sockets; same-host copy: {copy}", details={"same_host_copy": copy})
 
@@ -143,9 +150,7 @@ class TcpBackend(Backend):
         try:
             registered = Ranges.of([(region.address, region.nbytes) for region in regions])
         except ValueError as error:
-            raise TransferError(
-                "the regions cannot be registered", cause=str(error), backend="tcp"
-            ) from error
+            raise TransferError("the regions cannot be registered", cause=str(error), backend="tcp") from error
         self._regions = RegionTable(regions)
         self._grants = Grants(registered)
 
@@ -176,16 +181,12 @@ class TcpBackend(Backend):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Queue a batch for the thread that sends to ``peer``. Does not block."""
         if batch.op is not Op.WRITE:
-            raise UnsupportedError(
-                "a batch cannot be moved", cause=f"{batch.op} is not declared", backend="tcp"
-            )
+            raise UnsupportedError("a batch cannot be moved", cause=f"{batch.op} is not declared", backend="tcp")
         with self._lock:
             known = self._peers.get(peer)
         cause = "it is not connected" if known is None else self._wrong(batch, known.regions)
         if known is None or cause:
-            raise TransferError(
-                "a batch cannot be moved", cause=cause, backend="tcp", peer=peer, room=batch.room
-            )
+            raise TransferError("a batch cannot be moved", cause=cause, backend="tcp", peer=peer, room=batch.room)
         return known.sender.submit(batch)
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
@@ -238,6 +239,10 @@ class TcpBackend(Backend):
         blocks = batch.blocks
         if not 0 < blocks.count <= MAX_BLOCKS:
             return f"it has {blocks.count} blocks; at most {MAX_BLOCKS} go into one"
+        for name, dtype in COLUMNS:
+            array = getattr(blocks, name)
+            if array.dtype != dtype or array.shape != (blocks.count,):
+                return f"its {name} is {array.dtype} of shape {array.shape}, not {dtype.__name__} of one shape"
         if not (0 <= batch.room < UINT64 and 0 <= batch.generation < UINT64):
             return f"room {batch.room} and generation {batch.generation} are not unsigned 64-bit numbers"
         at = self._regions.outside(blocks.source_region, blocks.source, blocks.nbytes)
@@ -245,9 +250,7 @@ class TcpBackend(Backend):
             return f"the source of block {at} is not inside region {blocks.source_region[at]} of this side"
         at = theirs.outside(blocks.target_region, blocks.target, blocks.nbytes)
         if at is not None:
-            return (
-                f"the destination of block {at} is not inside region {blocks.target_region[at]} of the peer"
-            )
+            return f"the destination of block {at} is not inside region {blocks.target_region[at]} of the peer"
         return "" if blocks.total <= MAX_BYTES else f"it has {blocks.total} bytes"
 
 
@@ -262,6 +265,4 @@ def _same_host_copy(options: _options.Options) -> str:
         scope = 0
     if scope == 0 or (scope == 1 and options.permit_ptrace):
         return "yes"
-    return (
-        f"only where the peer may trace this process (kernel.yama.ptrace_scope is {scope}; see permit_ptrace)"
-    )
+    return f"only where the peer may trace this process (kernel.yama.ptrace_scope is {scope}; see permit_ptrace)"

@@ -120,9 +120,7 @@ def challenge(key: bytes, hello: Hello) -> Challenge:
 
 def verify(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
     """Whether the sender holds the key."""
-    expected = digest(
-        key, b"sender", *_said(hello, nonce), str(proof.pid).encode(), str(proof.address).encode()
-    )
+    expected = digest(key, b"sender", *_said(hello, nonce), str(proof.pid).encode(), str(proof.address).encode())
     return hmac.compare_digest(expected, proof.proof)
 
 

@@ -46,6 +46,8 @@ class Ranges:
     __slots__ = ("_first", "_last")
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
+        if addresses.dtype != np.uint64 or nbytes.dtype != np.uint64 or addresses.shape != nbytes.shape:
+            raise ValueError("ranges are two uint64 arrays of one length")
         last = addresses + (nbytes - ONE)
         if not (nbytes.all() and (last >= addresses).all() and (addresses[1:] > last[:-1]).all()):
             raise ValueError("ranges are at least one byte long, sorted and disjoint")
@@ -95,9 +97,7 @@ class RegionTable:
         if not known.all():
             return _first_false(known)
         first, last = self._first[region], self._last[region]
-        inside = (
-            (addresses >= first) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
-        )
+        inside = (addresses >= first) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
         return _first_false(inside)
 
 

@@ -91,9 +91,7 @@ class Receiver:
             if not self._stopping:
                 self._next = arrival
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name=f"tcp-receive-{self._peer}", daemon=True
-                    )
+                    self._thread = threading.Thread(target=self._run, name=f"tcp-receive-{self._peer}", daemon=True)
                     self._thread.start()
         if superseded is not None:
             superseded.sock.close()
@@ -140,9 +138,7 @@ class Receiver:
         stream = Stream(arrival.sock, self._waker, self._check)
         readable = self._near and witness(arrival.key, arrival.hello, arrival.nonce, arrival.proof)
         stream.write(frame(Welcome(readable)))
-        connection = _Connection(
-            self._peer, stream, arrival.proof.pid if readable else 0, self._grants, self._options
-        )
+        connection = _Connection(self._peer, stream, arrival.proof.pid if readable else 0, self._grants, self._options)
         while True:
             connection.serve_one()
 
@@ -226,13 +222,9 @@ class _Connection:
                 failed = error
             finally:
                 grant.leave()
-            if (
-                failed is not None
-            ):  # answered out here: a revoke waits for a copy, never for a peer that reads slowly
+            if failed is not None:  # answered out here: a revoke waits for a copy, never for a peer that reads slowly
                 resend = failed.errno in CANNOT_READ
-                self._reply(
-                    header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}"
-                )
+                self._reply(header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}")
                 return
         self._reply(header, Status.DONE)
 

@@ -136,14 +136,10 @@ class Sender:
         write = Write(batch)
         with self._lock:
             if self._stopping:
-                raise TransferError(
-                    "a batch cannot be sent", cause="the peer is disconnected", peer=self._peer.link
-                )
+                raise TransferError("a batch cannot be sent", cause="the peer is disconnected", peer=self._peer.link)
             self._queue.append(write)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True
-                )
+                self._thread = threading.Thread(target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True)
                 self._thread.start()
         self._waker.wake()
         return write
@@ -200,9 +196,7 @@ class Sender:
 
     def _connect(self) -> None:
         try:
-            self._stream, near = dial(
-                self._own, self._peer, self._key, self._options, self._waker, self._check
-            )
+            self._stream, near = dial(self._own, self._peer, self._key, self._options, self._waker, self._check)
         except Lost as lost:
             self._fail_queue(str(lost))
             return
@@ -218,9 +212,7 @@ class Sender:
 
     def _deadline(self) -> float | None:
         waiting = self._current is not None or self._unanswered
-        return (
-            self._progress + self._options.stall_timeout if waiting and self._options.stall_timeout else None
-        )
+        return self._progress + self._options.stall_timeout if waiting and self._options.stall_timeout else None
 
     def _take_replies(self, stream: Stream) -> None:
         """Receive and handle what has been answered.
@@ -243,20 +235,12 @@ class Sender:
 
     def _handle(self, reply: Reply, reason: str) -> None:
         write = self._unanswered[0] if self._unanswered else self._current
-        if (
-            write is None
-            or write.sequence != reply.sequence
-            or (reply.status is Status.DONE and not write.sent)
-        ):
-            raise BadFrameError(
-                f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one"
-            )
+        if write is None or write.sequence != reply.sequence or (reply.status is Status.DONE and not write.sent):
+            raise BadFrameError(f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one")
         if self._unanswered:
             self._unanswered.popleft()
         if reply.status is Status.RESEND and write.sent:
-            log.info(
-                "%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason
-            )
+            log.info("%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason)
             self._mode = Mode.SEND
             self._queue.appendleft(write)
             return

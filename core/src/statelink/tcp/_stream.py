@@ -71,8 +71,8 @@ class Waker:
 
     def close(self) -> None:
         """Give up both descriptors."""
-        self._read.close()
         self._write.close()
+        self._read.close()
 
 
 class Stream:
@@ -213,9 +213,7 @@ def prepare(sock: socket.socket, options: Options) -> None:
 def _lost(error: OSError) -> Lost:
     # A reset comes from a socket that is closed, or a machine that has started anew. A timeout proves
     # nothing.
-    return Lost(
-        f"the connection broke ({error})", ended=isinstance(error, ConnectionResetError | BrokenPipeError)
-    )
+    return Lost(f"the connection broke ({error})", ended=isinstance(error, ConnectionResetError | BrokenPipeError))
 
 
 def _milliseconds(deadline: float | None) -> int | None:

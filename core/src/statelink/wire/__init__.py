@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._channel import Channel
-from ._codec import MAX_FRAME, decode, encode, pack_items, unpack_items
+from ._codec import MAX_FRAME, decode, encode, pack_items, read_card, unpack_items, write_card
 from ._messages import (
     KINDS,
     PROTOCOL,
@@ -60,5 +60,7 @@ __all__ = [
     "is_loopback",
     "pack_items",
     "parse_endpoint",
+    "read_card",
     "unpack_items",
+    "write_card",
 ]

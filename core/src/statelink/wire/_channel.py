@@ -75,7 +75,9 @@ class Channel:
         host = advertise or host_of(endpoint.address)
         port = bound.rpartition(":")[2]
         self.host = host
-        self.endpoint = Endpoint(f"tcp://{host}:{port}", keys.public if keys else "")
+        self.endpoint = Endpoint(
+            f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", keys.public if keys else ""
+        )
         self._dialled: dict[str, zmq.Socket[Any]] = {}
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)

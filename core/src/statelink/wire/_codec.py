@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from statelink.errors import WireError
+from statelink.errors import PeerError, WireError
+from statelink.state import StateType, state_types
 
-from ._messages import KINDS, ItemList, Message
+from ._messages import KINDS, Card, Failed, ItemList, Message, Refuse
 
-__all__ = ["MAX_FRAME", "decode", "encode", "pack_items", "unpack_items"]
+__all__ = ["MAX_FRAME", "decode", "encode", "pack_items", "read_card", "unpack_items", "write_card"]
 
 MAX_FRAME = 64 << 20
 """Most bytes of one frame; the sockets enforce it too."""
@@ -28,6 +29,8 @@ def encode(message: Message) -> list[bytes]:
     Raises:
         WireError: It is larger than a frame may be.
     """
+    if isinstance(message, (Refuse, Failed)):
+        message = msgspec.structs.replace(message, reason=message.reason.clipped())
     body = _encoder.encode(message)
     kind = _kind_of[type(message)]
     if len(body) > MAX_FRAME:
@@ -57,10 +60,61 @@ def decode(frames: Sequence[bytes]) -> Message:
         # Besides its own errors, the decoder lets through what our structs' checks raise.
         raise WireError(
             f"malformed {kind.decode()} message",
-            cause=str(error).splitlines()[0][:300] if str(error) else "",
+            cause=_first_line(error),
             code="wire.body",
         ) from error
     return message
+
+
+class _Introduction(msgspec.Struct):
+    """What of a card can be read without knowing any state type."""
+
+    link: str
+    version: str
+    kinds: tuple[StateType, ...]
+
+
+_introductions = msgspec.msgpack.Decoder(_Introduction)
+_cards = msgspec.msgpack.Decoder(Card)
+
+
+def write_card(card: Card) -> msgspec.Raw:
+    """A card in the form that `Hello` and `Welcome` carry.
+
+    Raises:
+        WireError: It is larger than a frame may be.
+    """
+    raw = _encoder.encode(card)
+    if len(raw) > MAX_FRAME // 2:
+        raise WireError(f"this rank's description is {len(raw)} bytes", cause=f"at most {MAX_FRAME // 2} are sent")
+    return msgspec.Raw(raw)
+
+
+def read_card(raw: msgspec.Raw) -> Card:
+    """A card that a peer sent.
+
+    Raises:
+        PeerError: It holds a state type that is not known here.
+        WireError: It is malformed.
+    """
+    try:
+        introduction = _introductions.decode(raw)
+        known = {kind.name for kind in state_types()}
+        for kind in introduction.kinds:
+            if kind.name not in known:
+                raise PeerError(
+                    f"a peer holds state of type {kind.name!r}, which is not known here",
+                    cause=f"known types: {', '.join(sorted(known))}",
+                    hint="install the package that brings the type on this side too",
+                    code="peer.state_type",
+                    peer=introduction.link,
+                )
+        card = _cards.decode(raw)
+    except PeerError:
+        raise
+    except Exception as error:
+        raise WireError("a peer's description is malformed", cause=_first_line(error), code="wire.card") from error
+    return card
 
 
 def pack_items(ids: npt.NDArray[np.int64], first: int) -> ItemList:
@@ -77,3 +131,8 @@ def unpack_items(items: ItemList) -> npt.NDArray[np.int64]:
     if len(items.ids) % 8:
         raise WireError("a list of indices is cut inside an element", cause=f"{len(items.ids)} bytes")
     return np.frombuffer(items.ids, "<i8").astype(np.int64, copy=False)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -43,7 +43,6 @@ PROTOCOL = (1, 1)
 """Lowest and highest protocol version that this core speaks."""
 
 Name = Annotated[str, msgspec.Meta(max_length=512)]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Room = Annotated[int, msgspec.Meta(ge=1)]  # the encoding itself has no integer above 2^64 - 1
 Generation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -103,15 +102,19 @@ class ItemList(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """A link introduces itself, and asks the other to."""
+    """A link introduces itself, and asks the other to.
 
-    card: Card
+    Attributes:
+        card: A `Card`, encoded: it is read in two steps, so that what this side does not know can be refused by name.
+    """
+
+    card: msgspec.Raw
 
 
 class Welcome(Message, frozen=True, kw_only=True):
     """The answer to `Hello`."""
 
-    card: Card
+    card: msgspec.Raw
 
 
 class Refuse(Message, frozen=True, kw_only=True):

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["load_cache", "store_layer"]
 
 
-def store_layer(
-    cache: DynamicCache, layer: int, pools: StatePools, held: Allocation, start: int, stop: int
-) -> None:
+def store_layer(cache: DynamicCache, layer: int, pools: StatePools, held: Allocation, start: int, stop: int) -> None:
     """Write what one layer computed for tokens `[start, stop)` into the pools."""
     entry: Any = cache.layers[layer]
     if layer in pools.kv.keys:

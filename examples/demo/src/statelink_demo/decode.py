@@ -51,9 +51,7 @@ class DecodeEngine:
         if content.room != room:
             raise RowError(f"row {row} belongs to room {content.room}, not to room {room}")
         if content.tokens < 1 or self.pools.pages_for(content.tokens) != len(pages):
-            raise RowError(
-                f"room {room}: row {row} says {content.tokens} tokens, which is not {len(pages)} pages"
-            )
+            raise RowError(f"room {room}: row {row} says {content.tokens} tokens, which is not {len(pages)} pages")
         if not 0 <= content.first_token < self.model.config.vocab_size:
             raise RowError(f"room {room}: row {row} holds no token but {content.first_token}")
         cache = load_cache(self.model.config, self.pools, pages, slot, content.tokens)

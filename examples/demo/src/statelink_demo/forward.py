@@ -42,7 +42,12 @@ class Generation:
 
     def logits_digest(self) -> str:
         """Return a digest of the logits' bits, to compare between processes."""
-        return hashlib.sha256(self.logits.view(torch.uint8).numpy().tobytes()).hexdigest()
+        return hashlib.sha256(self.logits_bytes()).hexdigest()
+
+    def logits_bytes(self) -> bytes:
+        """Return the logits' bits."""
+        data: bytes = self.logits.view(torch.uint8).numpy().tobytes()
+        return data
 
 
 @torch.inference_mode()
@@ -70,6 +75,4 @@ def generate(
     while len(tokens) < count:
         logits = extend(model, cache, tokens[-1:])
         tokens.append(sample(logits)[0])
-    return Generation(
-        first_token=first_token, first_logprob=first_logprob, logits=first_logits, tokens=tuple(tokens)
-    )
+    return Generation(first_token=first_token, first_logprob=first_logprob, logits=first_logits, tokens=tuple(tokens))

@@ -49,9 +49,7 @@ class KvPool:
             for layer, tensor in pools.items()
         )
 
-    def write(
-        self, layer: int, pages: Sequence[int], start: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
+    def write(self, layer: int, pages: Sequence[int], start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store `[1, kv_heads, tokens, head_dim]` keys and values of the tokens from position `start` on."""
         rows = self._rows(pages, start, start + keys.shape[2])
         self.keys[layer].flatten(0, 1)[rows] = keys[0].transpose(0, 1)

@@ -82,9 +82,7 @@ class StatePools:
             OutOfItemsError: One of the pools is exhausted; nothing is taken.
         """
         if not self._slots.free or not self._rows.free:
-            raise OutOfItemsError(
-                f"{self._slots.free} slots and {self._rows.free} rows free, one of each needed"
-            )
+            raise OutOfItemsError(f"{self._slots.free} slots and {self._rows.free} rows free, one of each needed")
         pages = self._pages.allocate(self.pages_for(tokens))
         (slot,), (row,) = self._slots.allocate(1), self._rows.allocate(1)
         return Allocation(pages=pages, slot=slot, row=row)

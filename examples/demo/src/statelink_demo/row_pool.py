@@ -44,16 +44,12 @@ class RowPool:
     """
 
     def __init__(self, *, rows: int) -> None:
-        self.buffers = {
-            name: torch.empty((rows, width), dtype=dtype) for name, (dtype, width) in _BUFFERS.items()
-        }
+        self.buffers = {name: torch.empty((rows, width), dtype=dtype) for name, (dtype, width) in _BUFFERS.items()}
 
     def layouts(self) -> tuple[PoolLayout, ...]:
         """Describe the buffers."""
         return tuple(
-            PoolLayout(
-                component="metadata", name=name, layer=None, index="row", tensor=tensor, axes=("entry",)
-            )
+            PoolLayout(component="metadata", name=name, layer=None, index="row", tensor=tensor, axes=("entry",))
             for name, tensor in self.buffers.items()
         )
 

@@ -31,9 +31,7 @@ class SlotPool:
         conv = (slots, sum(shape.conv_groups), shape.conv_taps)
         recurrent = (slots, shape.value_heads, shape.key_dim, shape.value_dim)
         self.conv = {layer: torch.empty(conv, dtype=shape.dtype) for layer in shape.linear_layers}
-        self.recurrent = {
-            layer: torch.empty(recurrent, dtype=shape.recurrent_dtype) for layer in shape.linear_layers
-        }
+        self.recurrent = {layer: torch.empty(recurrent, dtype=shape.recurrent_dtype) for layer in shape.linear_layers}
 
     def layouts(self) -> tuple[PoolLayout, ...]:
         """Describe the pools: convolution states of all layers, then recurrent states of all layers."""

@@ -1,0 +1,56 @@
+"""What the user sees at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from statelink_demo.judge import RunReport
+
+__all__ = ["print_reports"]
+
+_CAPTION = "ms: from a component's last push until decode could use the request, on average"
+
+
+def print_reports(console: Console, reports: Sequence[RunReport], backend: str, tokens: int) -> None:
+    """Print what moved, what went wrong, and a verdict for every run."""
+    console.print(_table(reports, backend))
+    for report in reports:
+        good = sum(verdict.ok for verdict in report.verdicts)
+        if report.ok:
+            mark, style = "ok", "bold green"
+            said = f"first-step logits bit-equal, {tokens} tokens identical to one process"
+        else:
+            mark, style = "WRONG", "bold red"
+            said = "not what one process answers, or not at all"
+        count = f"{good if report.ok else len(report.verdicts) - good} of {len(report.verdicts)} requests"
+        _say(console, Text.assemble((f"{mark:5} ", style), f"{report.title}: {count}: {said}"))
+        for verdict in report.verdicts:
+            for problem in verdict.problems:
+                _say(console, Text(f"  request {verdict.request} (room {verdict.room}): {problem}"))
+
+
+def _say(console: Console, text: Text) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _table(reports: Sequence[RunReport], backend: str) -> Table:
+    table = Table(title=f"moved from prefill to decode over {backend}", caption=_CAPTION, title_justify="left")
+    table.add_column("run, component")
+    for name in ("bytes", "blocks", "pushes", "ms"):
+        table.add_column(name, justify="right")
+    for report in reports:
+        table.add_row(Text(report.title, style="bold"))
+        for name, part in report.components.items():
+            table.add_row(f"  {name}", f"{part.nbytes:,}", f"{part.blocks:,}", f"{part.pushes:,}", f"{part.ms:.1f}")
+        if not report.components:
+            table.add_row("  nothing", "0", "0", "0", "")
+        table.add_section()
+    return table

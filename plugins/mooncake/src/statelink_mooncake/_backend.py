@@ -1,0 +1,189 @@
+"""The backend: one engine for each link, and calls that return when their bytes have moved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from statelink.backend import (
+    ANY,
+    DIRECT,
+    Backend,
+    BackendContext,
+    Batch,
+    Capabilities,
+    Fence,
+    Op,
+    Outcome,
+    Probe,
+    Region,
+    Side,
+    SubmitMode,
+    Transfer,
+)
+from statelink.errors import BackendUnavailableError, TransferError
+
+from ._library import Library, absent
+from ._options import Options
+from ._tables import Descriptor, Table, session
+
+__all__ = ["MooncakeBackend"]
+
+
+class _Peer:
+    """An engine elsewhere."""
+
+    __slots__ = ("lock", "session", "table")
+
+    def __init__(self, address: str, table: Table) -> None:
+        self.session = address
+        self.table = table
+        self.lock = threading.Lock()
+        """The limit on entries is one per peer, so batches of two threads to it would fail each other."""
+
+
+class MooncakeBackend(Backend):
+    """Moves bytes with Mooncake's TransferEngine."""
+
+    api_version = 1
+    name = "mooncake"
+    Options = Options
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        memory_kinds=frozenset({"dram", "cuda"}),
+        state_types=ANY,
+        ops=frozenset({Op.WRITE, Op.READ}),
+        submit_mode=SubmitMode.BLOCKING,
+        # There is no cancel, and what a failed call leaves behind goes on in the library's threads.
+        fences={(op, side): Fence.MOVER for op in Op for side in Side},
+        # The TCP transport takes 1024 entries to a peer, keeps 1024 more waiting for a second, and fails a batch that
+        # exceeds both. So what a failed batch left behind never fails the next one.
+        max_blocks=1024,
+        max_bytes=32 << 20,
+        max_transfers=1,
+        thread_safe=True,
+        single_process=True,
+    )
+    strategies: ClassVar = {"*": DIRECT}
+
+    def __init__(self, context: BackendContext) -> None:
+        try:
+            self._library = Library()
+        except ImportError as error:
+            reason, hint = absent(error)
+            raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
+        self._link = context.link
+        self._host = context.host
+        self._table = Table(())
+        self._addresses: list[int] = []
+        self._peers: dict[str, _Peer] = {}
+        self._engine: Any
+        self._engine, status = self._library.engine(context.host, context.options)
+        if status != 0:
+            raise TransferError(
+                "Mooncake's engine could not be started",
+                cause=f"it returned {status}, and printed why to standard error",
+                backend=self.name,
+                library=self._library.version,
+                host=context.host,
+            )
+
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        """Import Mooncake, which loads the shared libraries that it needs."""
+        try:
+            library = Library()
+        except ImportError as error:
+            reason, hint = absent(error)
+            return Probe(ok=False, reason=reason, hint=hint)
+        except Exception as error:  # a probe explains what a broken installation raises, whatever it is
+            return Probe(ok=False, reason=f"Mooncake does not start: {type(error).__name__}: {error}")
+        memory = "host and CUDA memory" if library.cuda else "host memory"
+        return Probe(ok=True, reason=f"{library.version}, {memory}", details={"library": library.version})
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Register all regions at once; if that fails, one by one, to tell which is refused."""
+        engine = self._open()
+        for index, region in enumerate(regions):
+            # A build without CUDA takes any address, and reads it with the CPU.
+            if region.kind != "dram" and not (self._library.cuda and region.kind.startswith("cuda")):
+                raise self._unregistered(index, region, f"{self._library.distribution} does not know such memory")
+        self._table = Table(regions)
+        self._addresses = [region.address for region in regions]
+        if not regions or engine.batch_register_memory(self._addresses, [region.nbytes for region in regions]) == 0:
+            return
+        engine.batch_unregister_memory(self._addresses)
+        for index, region in enumerate(regions):
+            status = engine.batch_register_memory([region.address], [region.nbytes])
+            if status != 0:
+                overlap = " (it overlaps one before it)" if status == -7 else ""
+                raise self._unregistered(index, region, f"the library returned {status}{overlap}")
+
+    def descriptor(self) -> bytes:
+        """Where the engine answers; peers ask it for the rest."""
+        port = self._open().get_rpc_port()
+        return Descriptor.of(self._link, self._library.version, self._host, port).encode()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        """Reach the peer's engine, and fetch what it registered."""
+        offered = Descriptor.decode(descriptor, peer)
+        engine = self._open()
+        address = session(offered.host, offered.port)
+        # First contact inside a transfer holds a lock of the engine: a peer that is stopped or behind a black hole
+        # would stop the transfers of all others, for a minute. The probe holds none.
+        status = engine.send_probe(address)
+        if status == 0:
+            status = engine.batch_transfer_sync_write(address, [], [], [])
+        if status != 0:
+            raise TransferError(
+                "a peer cannot be connected over Mooncake",
+                cause=f"its engine at {address} ({offered.library}) does not answer {self._library.version}: {status}",
+                backend=self.name,
+                peer=peer,
+            )
+        self._peers[peer] = _Peer(address, Table(regions))
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        """Move a batch, and return when it has moved or failed."""
+        engine = self._open()
+        remote = self._peers.get(peer)
+        if remote is None:
+            raise TransferError("the peer is not connected", backend=self.name, peer=peer)
+        blocks = batch.blocks
+        source = (blocks.source, blocks.nbytes, blocks.source_region)
+        target = (blocks.target, blocks.nbytes, blocks.target_region)
+        near, far = (source, target) if batch.op is Op.WRITE else (target, source)
+        self._table.check("here", *near)  # the library does not check it
+        remote.table.check("by the peer", *far)  # it does there, after it has begun to move the others
+        move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
+        with remote.lock:
+            status = move(remote.session, near[0].tolist(), far[0].tolist(), blocks.nbytes.tolist())
+        if status == 0:
+            return Transfer(Outcome(True))
+        # The library gives no reason, and its own threads may go on with any part of the batch.
+        reason = f"Mooncake returned {status} for {blocks.count} blocks; it prints why to standard error"
+        return Transfer(Outcome(False, reason, settled=False))
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        """Nothing is ever in progress, as far as the library tells."""
+
+    def disconnect(self, peer: str) -> None:
+        """Forget a peer; the library keeps its idle connections until it closes them."""
+        self._peers.pop(peer, None)
+
+    def close(self) -> None:
+        """Destroy the engine. Its destructor joins threads for about a second, in which no Python thread runs."""
+        engine, self._engine = self._engine, None
+        self._peers.clear()
+        if engine is not None and self._addresses:
+            engine.batch_unregister_memory(self._addresses)
+
+    def _open(self) -> Any:
+        if self._engine is None:
+            raise TransferError("the backend is closed", backend=self.name)
+        return self._engine
+
+    def _unregistered(self, index: int, region: Region, cause: str) -> TransferError:
+        where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"
+        what = f"region {index} could not be registered"
+        return TransferError(what, cause=f"{where}: {cause}", backend=self.name, library=self._library.version)

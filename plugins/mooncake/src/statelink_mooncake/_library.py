@@ -1,0 +1,101 @@
+"""Mooncake itself: its import, its environment and its engines, when a probe or a link asks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._options import Options
+
+__all__ = ["Library", "absent"]
+
+PACKAGES = {
+    "libcurl.so.4": "libcurl4",
+    "libibverbs.so.1": "libibverbs1",
+    "libnuma.so.1": "libnuma1",
+    "librdmacm.so.1": "librdmacm1",
+    "liburing.so.2": "liburing2",
+}
+"""Shared libraries that builds of Mooncake expect from the system, and the Debian packages that bring them."""
+
+_setup = threading.Lock()
+
+
+class Library:
+    """The imported library.
+
+    Attributes:
+        distribution: Which of its builds is installed, such as ``mooncake-transfer-engine-non-cuda``.
+        version: That, and its version.
+    """
+
+    def __init__(self) -> None:
+        """Import it.
+
+        Raises:
+            ImportError: It is not installed, or its import failed.
+        """
+        # Read when the first engine is made: without it, each one prints a dozen lines.
+        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+        self._engine: Any = importlib.import_module("mooncake.engine").TransferEngine
+        found = importlib.metadata.packages_distributions().get("mooncake", ())
+        self.distribution = found[0] if found else "mooncake"
+        self.version = f"{self.distribution} {importlib.metadata.version(found[0])}" if found else "mooncake"
+
+    @property
+    def cuda(self) -> bool:
+        """Whether this build knows CUDA memory, as far as its name tells."""
+        return not self.distribution.endswith("non-cuda")
+
+    def engine(self, host: str, options: Options) -> tuple[Any, int]:
+        """An engine that listens at ``host``, and its status: 0 if it does."""
+        if ":" in host:
+            os.environ.setdefault("MC_USE_IPV6", "1")  # for good: a process uses one family
+        engine = self._engine()
+        # Regular builds choose a transport by themselves, whatever protocol they are told.
+        forced = {"MC_FORCE_TCP": "1"} if options.protocol == "tcp" else {}
+        told = "tcp" if options.protocol == "auto" else options.protocol
+        with _setup, _environment(forced):
+            return engine, engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
+
+
+def absent(error: ImportError) -> tuple[str, str]:
+    """Why Mooncake cannot be imported, and what helps."""
+    if isinstance(error, ModuleNotFoundError) and error.name in ("mooncake", "mooncake.engine"):
+        builds = "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
+        return "Mooncake's TransferEngine is not installed", builds
+    reason = f"Mooncake is installed, and its import fails: {error}"
+    missing = [package for library, package in PACKAGES.items() if not _loads(library)]
+    if missing and "cannot open shared object file" in str(error):
+        return reason, f"sudo apt-get install -y {' '.join(missing)}"
+    return reason, ""
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while; the caller holds the lock."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

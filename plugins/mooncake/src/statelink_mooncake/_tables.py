@@ -1,0 +1,117 @@
+"""What a peer is told, and the check that the library does not make; numpy, no library."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import TransferError
+
+if TYPE_CHECKING:
+    from statelink.backend import Region
+
+__all__ = ["Descriptor", "Table", "session"]
+
+FORMAT = 1
+
+
+class Descriptor(msgspec.Struct, frozen=True, array_like=True):
+    """What a peer gets.
+
+    Attributes:
+        format: Version of this structure; it stays the first field for ever.
+        link: Name of the link.
+        library: Build and version of Mooncake there; only for error messages.
+        host: Address of the engine, an IP literal.
+        port: Where it answers.
+    """
+
+    format: int
+    link: str
+    library: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, link: str, library: str, host: str, port: int) -> Descriptor:
+        """The descriptor of an engine here."""
+        return cls(FORMAT, link, library, host, port)
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, raw: bytes, peer: str) -> Descriptor:
+        """From bytes that came from ``peer``.
+
+        Raises:
+            TransferError: They are not such a descriptor, or that of another link.
+        """
+        try:
+            found = msgspec.msgpack.decode(raw, type=cls)
+        except msgspec.MsgspecError as error:
+            raise _refused(peer, f"its descriptor does not decode: {error}") from error
+        if found.format != FORMAT:
+            raise _refused(peer, f"its descriptor has format {found.format}, this plugin speaks {FORMAT}")
+        if found.link != peer:
+            raise _refused(peer, f"its descriptor is that of a link called {found.link!r}")
+        try:
+            ipaddress.ip_address(found.host)
+        except ValueError as error:
+            raise _refused(peer, f"its descriptor has a host that is no address: {error}") from error
+        if not 0 < found.port < 1 << 16:
+            raise _refused(peer, f"its descriptor has the port {found.port}")
+        return found
+
+
+class Table:
+    """A region table as columns."""
+
+    __slots__ = ("sizes", "starts")
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self.starts = np.array([region.address for region in regions], np.uint64)
+        self.sizes = np.array([region.nbytes for region in regions], np.uint64)
+
+    def check(
+        self,
+        side: str,
+        addresses: npt.NDArray[np.uint64],
+        nbytes: npt.NDArray[np.uint64],
+        regions: npt.NDArray[np.uint32],
+    ) -> None:
+        """Refuse blocks that are not inside their region.
+
+        Raises:
+            TransferError: One is not.
+        """
+        highest = int(regions.max())
+        if highest >= len(self.sizes):
+            cause = f"region {highest} of {len(self.sizes)}"
+        else:
+            sizes = self.sizes[regions]
+            # Below its region, an address gives an offset that wraps to a huge one.
+            inside = (nbytes <= sizes) & (addresses - self.starts[regions] <= sizes - nbytes)
+            if inside.all():
+                return
+            worst = int(inside.argmin())
+            cause = (
+                f"{nbytes[worst]} bytes at {addresses[worst]:#x} in region {regions[worst]}, which has "
+                f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
+            )
+        raise TransferError(f"a block is outside the memory registered {side}", cause=cause, backend="mooncake")
+
+
+def session(host: str, port: int) -> str:
+    """An engine's address, in the library's form."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _refused(peer: str, cause: str) -> TransferError:
+    return TransferError("a peer cannot be connected over Mooncake", cause=cause, backend="mooncake", peer=peer)

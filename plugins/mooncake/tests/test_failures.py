@@ -1,0 +1,129 @@
+"""Peers that stop, die or vanish."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+from plugins.mooncake.tests.peer import Memory, Peer, make, move
+
+from statelink.backend import Backend, Batch, Blocks, Op, Outcome, Region
+from statelink.errors import TransferError
+from statelink_mooncake import MooncakeBackend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HERE = MooncakeBackend.probe(MooncakeBackend.Options())
+pytestmark = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
+
+MIB = 1 << 20
+LAYOUT = ((64 * MIB,),)
+REASON = "Mooncake returned -1 for 64 blocks; it prints why to standard error"
+
+
+class World(NamedTuple):
+    """This process and two others; it is connected to both."""
+
+    backend: Backend
+    memory: Memory
+    mortal: Peer
+    steady: Peer
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")  # the least that the library takes
+    peers = [Peer(tmp_path / name, name, LAYOUT) for name in ("mortal", "steady")]
+    backend = make("here")
+    memory = Memory(tmp_path, LAYOUT)
+    memory.arrays[0][:] = 1
+    backend.register(memory.regions)
+    for peer in peers:
+        peer.ready()
+        backend.connect(peer.link, peer.descriptor, peer.regions)
+    yield World(backend, memory, *peers)
+    backend.close()
+    for peer in peers:
+        peer.kill()
+
+
+def blocks(memory: Memory, regions: tuple[Region, ...], nbytes: int = 64 * MIB) -> Blocks:
+    """A mebibyte each, or less."""
+    size = min(nbytes, MIB)
+    offsets = np.arange(0, nbytes, size, dtype=np.uint64)
+    zero = np.zeros(len(offsets), np.uint32)
+    sizes = np.full(len(offsets), size, np.uint64)
+    return Blocks(offsets + memory.regions[0].address, offsets + regions[0].address, sizes, zero, zero)
+
+
+def serves(world: World, peer: Peer) -> None:
+    """The peer gets a small write whole."""
+    world.memory.arrays[0][:100] += 1
+    (transfer,) = move(world.backend, peer.link, blocks(world.memory, peer.regions, 100))
+    assert transfer.outcome == (True, "", True)
+    assert np.array_equal(peer.memory.arrays[0][:100], world.memory.arrays[0][:100])
+
+
+def test_peer_dies_during_a_transfer(world: World) -> None:
+    batch = Batch(Op.WRITE, blocks(world.memory, world.mortal.regions), 1, 1)
+    killer = threading.Timer(0.1, world.mortal.process.kill)
+    killer.start()
+    outcome = None
+    while outcome is None or outcome.ok:
+        outcome = world.backend.submit(world.mortal.link, batch).outcome
+    assert outcome == (False, REASON, False)
+    killer.join()
+    serves(world, world.steady)
+    with pytest.raises(TransferError, match=r"does not answer .*: -102"):
+        world.backend.connect(world.mortal.link, world.mortal.descriptor, world.mortal.regions)
+    world.backend.disconnect(world.mortal.link)
+    with pytest.raises(TransferError, match="the peer is not connected"):
+        world.backend.submit(world.mortal.link, batch)
+    serves(world, world.steady)
+
+
+def test_peer_stops_during_a_transfer(world: World) -> None:
+    """Others are served until the library's timeout ends it, and the peer is once it goes on."""
+    world.mortal.signal(signal.SIGSTOP)
+    outcomes: list[Outcome | None] = []
+    batch = Batch(Op.WRITE, blocks(world.memory, world.mortal.regions), 1, 1)
+    thread = threading.Thread(target=lambda: outcomes.append(world.backend.submit(world.mortal.link, batch).outcome))
+    thread.start()
+    served = 0
+    while thread.is_alive():
+        serves(world, world.steady)
+        served += 1
+    assert outcomes == [(False, REASON, False)]
+    assert served > 1
+    world.mortal.signal(signal.SIGCONT)
+    serves(world, world.mortal)
+
+
+def test_threads(world: World) -> None:
+    """Two to each peer: what they submit to one peer takes turns."""
+    peers = (world.mortal, world.steady)
+    errors: list[BaseException] = []
+
+    def work(peer: Peer, part: Blocks) -> None:
+        try:
+            for first in range(0, part.count, 4):
+                (transfer,) = move(world.backend, peer.link, part[first : first + 4])
+                assert transfer.outcome == (True, "", True)
+        except BaseException as error:
+            errors.append(error)
+
+    wholes = [(peer, blocks(world.memory, peer.regions)) for peer in peers]
+    halves = [(peer, half) for peer, whole in wholes for half in (whole[:32], whole[32:])]
+    threads = [threading.Thread(target=work, args=half) for half in halves]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for peer in peers:
+        assert np.array_equal(peer.memory.arrays[0], world.memory.arrays[0])

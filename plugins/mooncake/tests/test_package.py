@@ -1,0 +1,194 @@
+"""What can be told of the backend without a peer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from plugins.mooncake.tests.peer import make, move
+
+import statelink_mooncake
+from statelink.backend import Blocks, Fence, Region, SubmitMode
+from statelink.errors import BackendUnavailableError, TransferError
+from statelink_mooncake import MooncakeBackend, Options
+from statelink_mooncake._tables import Table, session
+
+HERE = MooncakeBackend.probe(Options())
+needs_mooncake = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
+
+
+def test_public_names() -> None:
+    public = [name for name in vars(statelink_mooncake) if not name.startswith("_") and name != "annotations"]
+    assert sorted(public) == statelink_mooncake.__all__
+
+
+def test_importing_the_plugin_imports_no_library() -> None:
+    code = "import statelink_mooncake, sys; print([name for name in sys.modules if name.startswith('mooncake')])"
+    assert run(code).stdout == "[]\n"
+
+
+def test_declaration() -> None:
+    assert (MooncakeBackend.api_version, MooncakeBackend.name) == (1, "mooncake")
+    assert MooncakeBackend.capabilities.submit_mode is SubmitMode.BLOCKING
+    assert set(MooncakeBackend.capabilities.fences.values()) == {Fence.MOVER}
+    assert list(MooncakeBackend.strategies) == ["*"]
+
+
+@pytest.mark.parametrize("options", [{"tls": "tcp"}, {"protocol": ""}, {"protocol": "a b"}, {"devices": 1}])
+def test_refused_options(options: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(options, Options)
+
+
+def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
+    probe = MooncakeBackend.probe(Options())
+    assert (probe.ok, probe.reason) == (False, "Mooncake's TransferEngine is not installed")
+    assert probe.hint == "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
+    with pytest.raises(BackendUnavailableError, match="TransferEngine is not installed"):
+        make("nobody")
+
+
+def test_probe_without_shared_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the Debian packages of all that are missing, not only of the one that the loader names."""
+
+    class Broken:
+        def find_spec(self, name: str, *args: object) -> None:
+            if name.startswith("mooncake"):
+                raise ImportError("libibverbs.so.1: cannot open shared object file: No such file or directory")
+
+    def load(name: str) -> None:
+        if name in ("libibverbs.so.1", "libnuma.so.1"):
+            raise OSError(name)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    probe = MooncakeBackend.probe(Options())
+    assert not probe.ok
+    assert probe.reason.endswith(
+        "its import fails: libibverbs.so.1: cannot open shared object file: No such file or directory"
+    )
+    assert probe.hint == "sudo apt-get install -y libibverbs1 libnuma1"
+
+
+@needs_mooncake
+def test_probe() -> None:
+    assert HERE.reason.startswith("mooncake-transfer-engine")
+    assert HERE.details["library"] in HERE.reason
+
+
+@needs_mooncake
+@pytest.mark.parametrize("protocol", ["auto", "tcp"])
+def test_two_links_in_one_process(protocol: str) -> None:
+    """Which is also the shortest life that a backend has."""
+    here, there = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
+    backends = [make("one", {"protocol": protocol}), make("two", {"protocol": protocol})]
+    assert "MC_FORCE_TCP" not in os.environ
+    tables = []
+    for backend, array in zip(backends, (here, there), strict=True):
+        tables.append((Region(array.ctypes.data, 100),))
+        backend.register(tables[-1])
+    backends[0].connect("two", backends[1].descriptor(), tables[1])
+    address, zero = np.array([0], np.uint64), np.array([0], np.uint32)
+    blocks = Blocks(address + here.ctypes.data, address + there.ctypes.data, address + np.uint64(100), zero, zero)
+    move(backends[0], "two", blocks)
+    assert np.array_equal(here, there)
+    for backend in (*backends, *backends):
+        backend.close()
+    for call in (backends[0].descriptor, lambda: move(backends[0], "two", blocks)):
+        with pytest.raises(TransferError, match="the backend is closed"):
+            call()
+    backends[0].disconnect("two")
+    backends[0].poll([])
+
+
+@needs_mooncake
+def test_regions_that_cannot_be_registered() -> None:
+    array = np.zeros(100, np.uint8)
+    address = array.ctypes.data
+    backend = make("register")
+    try:
+        with pytest.raises(TransferError, match=r"region 1 could not be .*50 bytes of dram at .*-7 \(it overlaps"):
+            backend.register((Region(address, 60), Region(address + 50, 50)))
+        with pytest.raises(TransferError, match=r"region 0 could not be .* of npu:0 at .* does not know such memory"):
+            backend.register((Region(address, 60, "npu:0"),))
+        backend.register(())
+    finally:
+        backend.close()
+
+
+@needs_mooncake
+def test_process_that_ends_without_closing() -> None:
+    """Its exit status is 0, and it printed nothing but two lines that no setting silences."""
+    done = run(
+        "from plugins.mooncake.tests.peer import make\n"
+        "one, two = make('one'), make('two')\n"
+        "one.register(()), two.register(())\n"
+        "one.connect('two', two.descriptor(), ())\n"
+        "two.connect('one', one.descriptor(), ())\n"
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    usual = ("WARNING: Logging before InitGoogleLogging()", "Local segment descriptor not found")
+    assert [line for line in done.stderr.splitlines() if not any(text in line for text in usual)] == []
+
+
+@needs_mooncake
+def test_internet_protocol_6() -> None:
+    """In a process of its own: one process uses one family of addresses."""
+    done = run(
+        "import numpy as np\n"
+        "from plugins.mooncake.tests.peer import MooncakeBackend, move\n"
+        "from statelink.backend import BackendContext, Blocks, Region\n"
+        "options = MooncakeBackend.Options()\n"
+        "one, two = (MooncakeBackend(BackendContext(options=options, link=link, host='::1')) for link in '12')\n"
+        "array = np.arange(20, dtype=np.uint8)\n"
+        "regions = (Region(array.ctypes.data, 20),)\n"
+        "one.register(regions), two.register(regions)\n"
+        "one.connect('2', two.descriptor(), regions)\n"
+        "address, zero = np.array([array.ctypes.data], np.uint64), np.array([0], np.uint32)\n"
+        "ten = np.array([10], np.uint64)\n"
+        "(transfer,) = move(one, '2', Blocks(address, address + ten, ten, zero, zero))\n"
+        "assert transfer.outcome.ok and (array[:10] == array[10:]).all()\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_blocks_at_the_end_of_the_address_space() -> None:
+    """No sum of an address and a length overflows."""
+    high = (1 << 64) - 4096
+    table = Table((Region(high, 4096), Region(4096, 100)))
+    one = np.array([1], np.uint64)
+    first, second = np.array([0], np.uint32), np.array([1], np.uint32)
+    table.check("here", one * np.uint64(high), one * np.uint64(4096), first)
+    table.check("here", one * np.uint64(high + 4095), one, first)
+    for address, nbytes, region in [
+        (high + 4095, 2, first),
+        (high - 1, 4096, first),
+        (0, 1, first),
+        (high, (1 << 64) - 1, first),
+        (4095, 100, second),
+        (4096, 101, second),
+        (high, 1, second),
+    ]:
+        with pytest.raises(TransferError, match="a block is outside the memory registered here"):
+            table.check("here", one * np.uint64(address), one * np.uint64(nbytes), region)
+
+
+def test_session() -> None:
+    assert (session("10.0.0.1", 5), session("::1", 5)) == ("10.0.0.1:5", "[::1]:5")
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,204 @@
+"""Carries out a case with plain copies, and compares every byte of every decode rank with what it should be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from statelink import plan
+from statelink.plan import Assignment, Blocks, PairPlan
+
+from .case import Case, floor_to
+from .engine import Rank, instance
+from .space import Bytes
+
+__all__ = ["Carried", "carry", "copy", "over_the_wire"]
+
+T = TypeVar("T")
+
+
+class Carried(NamedTuple):
+    """What was seen on the way."""
+
+    blocks: int
+    nbytes: int
+    pairs: int
+    idle: int
+
+
+class Push(NamedTuple):
+    """One call of an engine: these components, over this span and these layers."""
+
+    components: tuple[str, ...]
+    span: tuple[int, int]
+    layers: tuple[int, int] | None
+
+
+def over_the_wire(value: T) -> T:
+    """What the other process gets of it."""
+    decoded: T = msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
+    return decoded
+
+
+def carry(case: Case) -> Carried:
+    """Move one request from every prefill rank to every decode rank, and check everything about it."""
+    rng = np.random.default_rng(case.seed)
+    sources = instance(case, case.source, "prefill", rng)
+    targets = instance(case, case.target, "decode", rng)
+    before = [rank.space.data.copy() for rank in (*sources, *targets)]
+    written = [np.zeros(len(rank.space.data), np.uint8) for rank in targets]
+
+    prefill = [rank.inventory for rank in sources]
+    decode = [rank.inventory for rank in targets]
+    plan.match(prefill, decode)
+    parts = plan.route(prefill, decode)
+    shuffled = [[each[int(n)] for n in rng.permutation(len(each))] for each in (prefill, decode)]
+    assert plan.route(over_the_wire(tuple(shuffled[0])) and shuffled[0], shuffled[1]) == parts
+    _check_parts(parts, len(sources), len(targets))
+
+    planned, nbytes, blocks = 0, 0, 0
+    for part in parts:
+        source, target = sources[part.source], targets[part.target]
+        pair = _compile(source, target, part)
+        for component in pair.components.values():
+            first, last = plan.due(
+                component.source, component.target, component.granule, case.tokens, case.prefix
+            )
+            planned += component.grain_nbytes * (last - first)
+            assert component.grain_nbytes == sum(component.layer_nbytes.values())
+        for move in _moves(case, source, target, pair, rng):
+            promised = 0
+            for batch in move.blocks(case.max_blocks):
+                assert 0 < batch.count <= max(case.max_blocks, 1)
+                copy(batch, source, target, written[part.target])
+                promised += batch.total
+                blocks += batch.count
+            assert promised == move.nbytes
+            nbytes += promised
+
+    assert planned == nbytes, "what both sides count is not what moved"
+    for rank, snapshot in zip(sources, before, strict=False):
+        assert np.array_equal(rank.space.data, snapshot), "a source was written to"
+    expected = 0
+    for rank, snapshot, count in zip(targets, before[len(sources) :], written, strict=True):
+        expected += _compare(case, rank, sources, snapshot, count)
+    assert expected == nbytes
+    return Carried(blocks, nbytes, sum(bool(part.shares) for part in parts), sum(not part.shares for part in parts))
+
+
+def copy(batch: Blocks, source: Rank, target: Rank, written: Bytes) -> None:
+    """Plain copies, counting how often each byte of the target is written."""
+    for array, kind in zip(
+        (batch.source, batch.target, batch.nbytes, batch.source_region, batch.target_region), "QQQII", strict=True
+    ):
+        assert array.dtype == np.dtype(kind)
+        assert array.flags.c_contiguous
+    here = _locate(target, batch.target.tolist(), batch.target_region.tolist(), batch.nbytes.tolist())
+    there = _locate(source, batch.source.tolist(), batch.source_region.tolist(), batch.nbytes.tolist())
+    for t, s, n in zip(here, there, batch.nbytes.tolist(), strict=True):
+        target.space.data[t : t + n] = source.space.data[s : s + n]
+        written[t : t + n] += 1
+
+
+def _locate(rank: Rank, addresses: list[int], regions: list[int], sizes: list[int]) -> list[int]:
+    tables = [(region.address, region.nbytes, rank.space.start(region)) for region in rank.inventory.regions]
+    found = []
+    for address, number, nbytes in zip(addresses, regions, sizes, strict=True):
+        base, length, start = tables[number]
+        assert nbytes > 0
+        assert base <= address, "a block begins before its region"
+        assert address + nbytes <= base + length, "a block leaves its region"
+        found.append(address - base + start)
+    return found
+
+
+def _check_parts(parts: list[Assignment], sources: int, targets: int) -> None:
+    assert {part.source for part in parts} == set(range(sources)), "a source does not hear of the request"
+    assert len({(part.source, part.target) for part in parts}) == len(parts)
+    busy = {part.source for part in parts if part.shares}
+    for part in parts:
+        if not part.shares:
+            assert part.source not in busy
+            assert part.target == part.source % targets
+
+
+def _compile(source: Rank, target: Rank, part: Assignment) -> PairPlan:
+    """Both sides compile from what they know themselves and what they were sent."""
+    told = over_the_wire(part)
+    at_source = plan.compile_pair(source.inventory, over_the_wire(target.inventory), told)
+    at_target = plan.compile_pair(over_the_wire(source.inventory), target.inventory, part)
+    assert told == part
+    assert at_source.digest == at_target.digest
+    assert len(at_source.digest) == 16
+    return at_source
+
+
+def _moves(
+    case: Case, source: Rank, target: Rank, pair: PairPlan, rng: np.random.Generator
+) -> Iterator[plan.Move]:
+    prefix = case.prefix if case.prefix_known else None
+    wanted = {
+        name: plan.required(component.target, case.tokens, case.prefix, _accepted(target, name, rng))
+        for name, component in pair.components.items()
+    }
+    for push in _pushes(case, tuple(pair.components)):
+        for name in push.components:
+            component = pair.components[name]
+            given = source.given(name, push.span, rng)
+            items = plan.pushed(component.source, case.tokens, prefix, push.span, given)
+            within = plan.due(component.source, component.target, component.granule, case.tokens, case.prefix)
+            yield plan.plan_move(component, items, wanted[name], within, push.layers)
+
+
+def _accepted(target: Rank, component: str, rng: np.random.Generator) -> Any:
+    ids = target.ids[component]
+    if component not in ("mamba", "aux") and rng.integers(2):
+        return plan.Pages(ids, target.first_page(component) * target.page(component))
+    return ids.tolist()
+
+
+def _pushes(case: Case, components: tuple[str, ...]) -> Iterator[Push]:
+    """What an engine would push: pages chunk by chunk, states with the end, and metadata last of all."""
+    unit = math.lcm(case.source.page, case.source.window_page)
+    start = floor_to(case.prefix, unit) if case.prefix_known else 0
+    ends = [min(max(end * unit, start), case.tokens) for end in case.chunks]
+    spans = list(itertools.pairwise((start, *ends[:-1], case.tokens)))
+    depth = max((case.model.depth, *(layer + 1 for layer in case.model.draft)))
+    layered = tuple(itertools.pairwise((0, *case.layer_cuts, depth))) if case.layer_cuts else (None,)
+    for number, span in enumerate(spans):
+        last = number == len(spans) - 1
+        named = tuple(name for name in components if name != "aux" and (last or name != "mamba"))
+        for layers in layered:
+            yield Push(named, span, layers)
+    if "aux" in components:
+        yield Push(("aux",), spans[-1], None)
+
+
+def _compare(case: Case, rank: Rank, sources: list[Rank], before: Bytes, written: Bytes) -> int:
+    """Build by hand what the rank's memory should be now; returns how many bytes should have come."""
+    image, mask = before.copy(), np.zeros(len(before), np.uint8)
+    sent = {
+        (piece.component, piece.name) for source in sources for piece in source.pieces if piece.placed.shape[0]
+    }
+    for piece in rank.pieces:
+        if piece.placed.shape[0] and (piece.component, piece.name) in sent:
+            rank.write(piece, *case.span(piece.component), image, mask)
+    once = (mask > 0).astype(np.uint8)
+    assert np.array_equal(written, once), _where("is not written exactly once", rank, written != once)
+    assert np.array_equal(rank.space.data, image), _where("holds other bytes", rank, rank.space.data != image)
+    return int(once.sum())
+
+
+def _where(what: str, rank: Rank, wrong: Any) -> str:
+    first = int(np.flatnonzero(wrong)[0])
+    for piece in rank.pieces:
+        mark = np.zeros(len(rank.space.data), np.uint8)
+        rank.space.view(piece.placed, mark)[...] = np.frombuffer(b"\xff" * 8, piece.local.dtype)[0]
+        if mark[first]:
+            return f"{piece.component}/{piece.name} of rank {rank.inventory.rank} {what}: byte {first}"
+    return f"memory of rank {rank.inventory.rank} outside every buffer {what}: byte {first}"

@@ -197,7 +197,9 @@ def main() -> None:
     print(f"{'':26}{'GB/s':^{9 * len(names)}}  of the floor")
     print(f"{'blocks':26}" + "".join(f"{name:>9}" for name in names) + "".join(f"{name:>16}" for name in ratios))
     for result in results:
-        shape = f"{result['blocks']} x {result['nbytes'] >> 10} KiB {'scattered' if result['scattered'] else 'contiguous'}"
+        shape = (
+            f"{result['blocks']} x {result['nbytes'] >> 10} KiB {'scattered' if result['scattered'] else 'contiguous'}"
+        )
         print(
             f"{shape:26}"
             + "".join(f"{result['GB/s'][name]:9.2f}" for name in names)

@@ -72,13 +72,13 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     hint: Text = ""
 
     def clipped(self) -> Reason:
-        """The same reason, cut to what may be sent."""
+        """The same reason, cut to what may be sent, in characters that can be."""
         return Reason(
-            self.code[:MAX_SHORT],
-            self.what[:MAX_TEXT],
-            {key[:MAX_SHORT]: value[:MAX_TEXT] for key, value in list(self.who.items())[:32]},
-            self.cause[:MAX_TEXT],
-            self.hint[:MAX_TEXT],
+            _sendable(self.code, MAX_SHORT),
+            _sendable(self.what, MAX_TEXT),
+            {_sendable(k, MAX_SHORT): _sendable(v, MAX_TEXT) for k, v in list(self.who.items())[:32]},
+            _sendable(self.cause, MAX_TEXT),
+            _sendable(self.hint, MAX_TEXT),
         )
 
     def __str__(self) -> str:
@@ -89,6 +89,10 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.hint:
             text = f"{text}\nhint: {self.hint}"
         return text
+
+
+def _sendable(text: str, longest: int) -> str:
+    return str(text)[:longest].encode("utf-8", "backslashreplace").decode()[:longest]
 
 
 class StatelinkError(Exception):

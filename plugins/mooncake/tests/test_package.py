@@ -141,9 +141,13 @@ def test_process_that_ends_without_closing() -> None:
 
 @needs_mooncake
 def test_internet_protocol_6() -> None:
-    """In a process of its own: one process uses one family of addresses."""
+    """In a process of its own: the library reads the family once, when it is imported."""
+    context = BackendContext(options=Options(), link="six", host="::1")
+    with pytest.raises(BackendUnavailableError, match=r"host is ::1.*\nhint: start the process with MC_USE_IPV6=1"):
+        MooncakeBackend(context)
     done = run(
-        "import numpy as np\n"
+        "import os, numpy as np\n"
+        "os.environ['MC_USE_IPV6'] = '1'\n"
         "from plugins.mooncake.tests.peer import MooncakeBackend, move\n"
         "from statelink.backend import BackendContext, Blocks, Region\n"
         "options = MooncakeBackend.Options()\n"

@@ -64,6 +64,9 @@ class Node:
         self.backends[link] = backend
         return backend.descriptor()
 
+    def descriptor(self, link: str) -> bytes:
+        return self.backends[link].descriptor()
+
     def connect(self, link: str, peer: str, descriptor: bytes, region: tuple[int, int] = EVERYTHING) -> None:
         self.backends[link].connect(peer, descriptor, [Region(*region)])
 
@@ -73,13 +76,14 @@ class Node:
     def revoke(self, link: str, peer: str, room: int, generation: int) -> int:
         return self._keep(self.backends[link].revoke(peer, room, generation))
 
-    def write(self, link: str, peer: str, room: int, generation: int, *arrays: U64) -> int:
-        zeros = np.zeros(len(arrays[0]), np.uint32)
-        batch = Batch(Op.WRITE, Blocks(*arrays, zeros, zeros), room, generation)
+    def write(self, link: str, peer: str, room: int, generation: int, source: U64, target: U64, nbytes: U64) -> int:
+        zeros = np.zeros(len(nbytes), np.uint32)
+        batch = Batch(Op.WRITE, Blocks(source, target, nbytes, zeros, zeros), room, generation)
         return self._keep(self.backends[link].submit(peer, batch))
 
     def outcome(self, transfer: int) -> Outcome:
-        return wait_for(lambda: self._transfers[transfer].outcome, "the end of a transfer")
+        outcome: Outcome = wait_for(lambda: self._transfers[transfer].outcome, "the end of a transfer")
+        return outcome
 
     def pending(self, transfer: int) -> bool:
         return self._transfers[transfer].outcome is None
@@ -100,6 +104,10 @@ class Node:
     def held(self) -> tuple[int, int]:
         """Threads and file descriptors of this process."""
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def do(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method as if this were a `Remote`."""
+        return getattr(self, name)(*arguments, **options)
 
     def _keep(self, transfer: Transfer) -> int:
         self._transfers.append(transfer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -33,24 +34,31 @@ class Deadlines(Generic[AnyRoom]):
         self._heap: list[tuple[float, int, AnyRoom]] = []
         self._numbers = itertools.count()
         self._compact_at = 1024
+        self._armed = math.inf
 
     def add(self, room: AnyRoom) -> None:
         """Watch a room."""
-        entry = (room._deadline, next(self._numbers), room)
-        heapq.heappush(self._heap, entry)
-        if self._heap[0] is entry:
-            self._node.after(room._deadline - time.monotonic(), self._look)
+        heapq.heappush(self._heap, (room._deadline, next(self._numbers), room))
+        self._arm()
         if len(self._heap) > self._compact_at:
             # Rooms that ended long before their deadline would otherwise stay in memory until then.
             self._heap = [each for each in self._heap if each[2].status not in ENDED]
             heapq.heapify(self._heap)
             self._compact_at = max(1024, 2 * len(self._heap))
 
+    def _arm(self) -> None:
+        """Have one timer for the earliest deadline; one that was set for a later time fires in vain."""
+        if self._heap and self._heap[0][0] < self._armed:
+            self._armed = self._heap[0][0]
+            self._node.after(self._armed - time.monotonic(), self._look)
+
     def _look(self) -> None:
         now = time.monotonic()
+        if now < self._armed:
+            return
+        self._armed = math.inf
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].status in ENDED):
             room = heapq.heappop(self._heap)[2]
             if room.status not in ENDED:
                 self._expired(room)
-        if self._heap:
-            self._node.after(self._heap[0][0] - now, self._look)
+        self._arm()

@@ -175,10 +175,10 @@ class Destinations:
         node = self._node
         node.movers.submit(("peer", peer.name), lambda: node.backend.disconnect(peer.name))
 
-    def close(self) -> None:
-        """Say goodbye."""
-        for peer in self._destinations.values():
-            self._node.send(wire.Bye(sender=self._node.name, to=peer.name))
+    def close(self, loud: set[str]) -> None:
+        """Say goodbye; ``loud`` are destinations to which a write may still be in flight."""
+        for name in self._destinations:
+            self._node.send(wire.Bye(sender=self._node.name, to=name, quiet=name not in loud))
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""

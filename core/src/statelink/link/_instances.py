@@ -41,7 +41,7 @@ class Watcher(Protocol):
         """A rank is gone; the instance is about to be greeted anew."""
 
     def goodbye(self, source: Source) -> None:
-        """A rank closes, after its writes have ended."""
+        """A rank closes, and none of its writes can land any more."""
 
     def from_source(self, message: wire.Message, source: Source) -> None:
         """A message about a room."""
@@ -275,7 +275,8 @@ class Instances:
                 source.attached = True
                 self._maybe_ready(instance)
         elif isinstance(message, wire.Bye):
-            self._watcher.goodbye(source)
+            if message.quiet:
+                self._watcher.goodbye(source)
             self._lose(instance, source, "it closed")
         else:
             self._watcher.from_source(message, source)

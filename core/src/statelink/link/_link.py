@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ClosedError, ConfigError, RoomError, StatelinkError
+from statelink.plan import whole
+from statelink.wire import parse_endpoint
 
 from ._decode import DecodeRole
 from ._prefill import PrefillRole
@@ -38,6 +40,7 @@ class Link:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._closed = False
+        self._clean = True
         self._prefill = PrefillRole(node) if node.config.role == "prefill" else None
         self._decode = DecodeRole(node) if node.config.role == "decode" else None
         role = self._prefill or self._decode
@@ -95,10 +98,9 @@ class Link:
         role = self._decode
         if role is None:
             raise ConfigError("receive() is decode's", cause="this link's role is 'prefill'", code="config.role")
-        if not isinstance(peer, str):
-            peer = tuple(peer)
-        generation = secrets.randbits(62) + 1
-        receiving = Receiving(self._node, role, self._valid(room, tokens, deadline), tokens, generation, deadline)
+        where = _valid_peer(peer)
+        room, tokens, deadline = self._valid(room, tokens, deadline)
+        receiving = Receiving(self._node, role, room, tokens, secrets.randbits(62) + 1, deadline)
         self._enter(receiving)
         if items is not None:
             try:
@@ -107,7 +109,7 @@ class Link:
                 with self._node.lock:
                     del self._node.rooms[room]
                 raise
-        self._node.post(lambda: role.open(receiving, peer))
+        self._node.post(lambda: role.open(receiving, where))
         return receiving
 
     def send(self, room: int, tokens: int, *, deadline: float | None = None) -> Sending:
@@ -126,7 +128,8 @@ class Link:
         role = self._prefill
         if role is None:
             raise ConfigError("send() is prefill's", cause="this link's role is 'decode'", code="config.role")
-        sending = Sending(self._node, role, self._valid(room, tokens, deadline), tokens, deadline)
+        room, tokens, deadline = self._valid(room, tokens, deadline)
+        sending = Sending(self._node, role, room, tokens, deadline)
         self._enter(sending)
         self._node.post(lambda: role.open(sending))
         return sending
@@ -150,19 +153,21 @@ class Link:
             "dropped_frames": dict(self._node.channel.dropped),
         }
 
-    def _valid(self, room: int, tokens: int, deadline: float | None) -> int:
+    def _valid(self, room: int, tokens: int, deadline: float | None) -> tuple[int, int, float | None]:
         if self._closed:
             raise ClosedError("the link is closed", link=self.name)
-        who = {"backend": self.backend, "link": self.name}
-        if not isinstance(room, int) or not 0 < room <= MAX_ROOM:
-            raise RoomError(
-                f"{room!r} is not a room id", cause="an integer from 1 to 2^64 - 1 is", code="room.id", **who
-            )
-        if not isinstance(tokens, int) or not 0 < tokens <= MAX_TOKENS:
-            raise RoomError(f"a room of {tokens!r} tokens", cause="at least one is needed", room=room, **who)
-        if deadline is not None and not deadline > 0:
-            raise RoomError(f"a deadline of {deadline!r} seconds", cause="it must be above zero", room=room, **who)
-        return room
+        try:
+            room = whole(room, "a room id", 1, MAX_ROOM, code="room.id")
+            tokens = whole(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
+            if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
+                raise RoomError(
+                    f"the deadline of room {room} is {deadline!r:.80}", cause="seconds above zero are expected"
+                )
+        except RoomError as error:
+            reason = error.reason
+            who = {"backend": self.backend, "link": self.name}
+            raise RoomError(reason.what, cause=reason.cause, code=reason.code, **who) from None
+        return room, tokens, deadline
 
     def _enter(self, room: Room) -> None:
         with self._node.lock:
@@ -189,7 +194,7 @@ class Link:
             Whether everything ended in time. If not, memory named by rooms that are not quiesced is still in danger.
         """
         if self._closed:
-            return True
+            return self._clean
         self._closed = True
         with self._node.lock:
             rooms = list(self._node.rooms.values())
@@ -198,7 +203,8 @@ class Link:
         until = time.monotonic() + timeout
         for room in rooms:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
-        return self._node.stop(timeout)
+        self._clean = self._node.stop(timeout) and all(room.quiesced for room in rooms)
+        return self._clean
 
     def __enter__(self) -> Link:
         return self
@@ -208,3 +214,22 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.name} over {self.backend} at {self.address}>"
+
+
+def _valid_peer(peer: Peer) -> Peer:
+    """What a router gave, checked as far as that is possible without asking anybody.
+
+    Raises:
+        ConfigError: It is neither a name nor addresses.
+    """
+    names = (peer,) if isinstance(peer, str) else tuple(peer) if isinstance(peer, Sequence) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"a peer is {peer!r:.80}",
+            cause="the name of an instance, an address, or the addresses of all of its ranks are expected",
+            code="config.peer",
+        )
+    if not isinstance(peer, str) or peer.startswith("tcp://"):
+        for address in ",".join(names).split(","):
+            parse_endpoint(address)
+    return names[0] if isinstance(peer, str) else names

@@ -287,7 +287,11 @@ class PrefillRole:
         request = waiting.get(peer.name)
         open_room = self._room(message.room)
         if request is not None and request.generation == message.generation:
-            del self._early[message.room]
+            # The other ranks of that instance asked for the same room, which will not be served.
+            for name, other in self._early.pop(message.room).items():
+                another = self._destinations.get(name)
+                if another is not None and another is not peer:
+                    self._answer(another, other, message.reason)
             self._remember_end(message.room, message.reason, remote=True)
         elif (peer.name, message.room, message.generation) not in self._seen:
             if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
@@ -373,7 +377,8 @@ class PrefillRole:
 
     def close(self) -> None:
         """See `Role.close`."""
-        self._destinations.close()
+        rooms = self._sending()
+        self._destinations.close({name for room in rooms for name, d in room._deliveries.items() if not d.still})
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""

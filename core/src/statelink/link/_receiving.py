@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ClosedError, Reason, RoomError
-from statelink.plan import Items, PairPlan, due, required
+from statelink.plan import Items, PairPlan, due, required, whole
 
 from ._room import Ready, Room
 from ._status import ENDED
@@ -95,8 +95,10 @@ class Receiving(Room):
                 raise ClosedError(
                     "a room cannot be accepted", cause="it was accepted before", room=self._room, code="room.closed"
                 )
-            if not 0 <= prefix <= self._tokens:
-                raise self._error(f"prefix {prefix} of a room with {self._tokens} tokens", code="room.prefix")
+            try:
+                prefix = whole(prefix, "the prefix of a room", 0, self._tokens, code="room.prefix")
+            except RoomError as error:
+                raise self._error(error.reason.what, error.reason.cause, code=error.code) from None
             checked = self._check(items, prefix)
             self._items, self._prefix, self._ready, self._accepted = checked, prefix, ready, True
         self._node.post(lambda: self._role.accepted(self))

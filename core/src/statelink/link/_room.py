@@ -113,7 +113,7 @@ class Room:
 
     def abort(self, why: str = "the engine aborted it") -> None:
         """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
-        self._node.post(lambda: self._abort(why))
+        self._node.post(lambda: self._abort(str(why)))
 
     def close(self) -> None:
         """Let go of the room; one that has not ended is aborted. Does not block, and may be called twice."""

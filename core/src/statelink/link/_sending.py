@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink.errors import ClosedError, Reason, RoomError
-from statelink.plan import Items, PairPlan, pushed
+from statelink.plan import Items, PairPlan, pushed, whole
 from statelink.state import IndexSpace
 
 from ._room import Ready, Room
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ._prefill import PrefillRole
 
 __all__ = ["Delivery", "Push", "Sending"]
+
+MAX_LAYERS = 1 << 31
 
 
 class Push(NamedTuple):
@@ -136,8 +138,9 @@ class Sending(Room):
         """
         with self._lock:
             a, b = self._span(span)
-            final = (b == self._tokens and layers is None) if last is None else last
-            if layers is not None and not 0 <= layers[0] < layers[1]:
+            layers = None if layers is None else self._pair("layers", layers, MAX_LAYERS)
+            final = (b == self._tokens and layers is None) if last is None else bool(last)
+            if layers is not None and layers[0] >= layers[1]:
                 raise self._error(f"layers {layers} of a push", cause="[first, last) with first < last is expected")
             if self._status is Status.FAILED:
                 return
@@ -154,10 +157,20 @@ class Sending(Room):
         self._node.post(lambda: self._role.pushed(self, push))
 
     def _span(self, span: tuple[int, int] | None) -> tuple[int, int]:
-        a, b = span if span is not None else (self._reach, self._tokens)
-        if not 0 <= a <= b <= self._tokens:
+        a, b = (self._reach, self._tokens) if span is None else self._pair("span", span, self._tokens)
+        if a > b:
             raise self._error(f"span [{a}, {b}) of a push", cause=f"the room has {self._tokens} tokens")
         return a, b
+
+    def _pair(self, what: str, given: Any, high: int) -> tuple[int, int]:
+        try:
+            first, last = given
+        except (TypeError, ValueError):
+            raise self._error(f"{what} {given!r:.80} of a push", cause="a pair [first, last) is expected") from None
+        try:
+            return whole(first, f"{what} of a push begins", 0, high), whole(last, f"{what} of a push ends", 0, high)
+        except RoomError as error:
+            raise self._error(error.reason.what, error.reason.cause) from None
 
     def _check(self, items: Mapping[str, Any], span: tuple[int, int], final: bool) -> dict[str, Items]:
         inventory = self._node.inventory

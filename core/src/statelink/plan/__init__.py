@@ -12,6 +12,7 @@ from ._boxes import Box
 from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
 from ._match import differences, match
 from ._move import Move, plan_move
+from ._numbers import whole
 from ._positions import Items, Pages, due, pushed, required, required_span
 from ._route import Assignment, Share, route
 
@@ -35,4 +36,5 @@ __all__ = [
     "required",
     "required_span",
     "route",
+    "whole",
 ]

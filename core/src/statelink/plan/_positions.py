@@ -10,6 +10,8 @@ import numpy.typing as npt
 from statelink.errors import RoomError
 from statelink.state import Component, Coverage
 
+from ._numbers import whole
+
 __all__ = ["Items", "Pages", "due", "pair", "pushed", "required", "required_span"]
 
 I64 = npt.NDArray[np.int64]
@@ -134,11 +136,12 @@ def pushed(
     page = component.page
     a, b = span
     if isinstance(given, Pages):
-        ids, first = _ids(component, given.ids), given.start // page
-        if given.start % page or first < a // page or first + len(ids) > -(-b // page):
+        start = whole(given.start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
+        ids, first = _ids(component, given.ids), start // page
+        if start % page or first < a // page or first + len(ids) > -(-b // page):
             raise RoomError(
                 f"items of component {component.name!r} leave the pushed span",
-                cause=f"{len(ids)} pages of {page} tokens from position {given.start}, span [{a}, {b})",
+                cause=f"{len(ids)} pages of {page} tokens from position {start}, span [{a}, {b})",
                 code="room.items",
             )
         return Items(ids, first)
@@ -200,7 +203,8 @@ def pair(source: Items, target: Items, pages: tuple[int, int], granule: int, wit
 def _listed(component: Component, given: Any, first: int, last: int, what: str) -> Items:
     start = None
     if isinstance(given, Pages):
-        given, start = given.ids, given.start
+        start = whole(given.start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
+        given = given.ids
     ids = _ids(component, given)
     if len(ids) != last - first or (start is not None and len(ids) and start != first * component.page):
         said = f"{len(ids)} items" + (f" from position {start}" if start is not None else "")

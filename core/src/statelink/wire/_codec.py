@@ -31,8 +31,13 @@ def encode(message: Message) -> list[bytes]:
     """
     if isinstance(message, (Refuse, Failed)):
         message = msgspec.structs.replace(message, reason=message.reason.clipped())
-    body = _encoder.encode(message)
     kind = _kind_of[type(message)]
+    try:
+        body = _encoder.encode(message)
+    except Exception as error:
+        raise WireError(
+            f"a {kind.decode()} message cannot be encoded", cause=_first_line(error), code="wire.encode"
+        ) from error
     if len(body) > MAX_FRAME:
         raise WireError(
             f"a {kind.decode()} message of {len(body)} bytes",

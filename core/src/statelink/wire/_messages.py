@@ -245,7 +245,13 @@ class Unknown(Message, frozen=True, kw_only=True):
 
 
 class Bye(Message, frozen=True, kw_only=True):
-    """The sender closes."""
+    """The sender closes.
+
+    Attributes:
+        quiet: Whether none of its writes is in flight, and it is certain that none will land later.
+    """
+
+    quiet: bool = False
 
 
 KINDS: dict[bytes, type[Message]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -72,6 +73,13 @@ class MooncakeBackend(Backend):
         except ImportError as error:
             reason, hint = absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
+        if ":" in context.host and "MC_USE_IPV6" not in os.environ:
+            raise BackendUnavailableError(
+                "Mooncake uses IPv4 in this process",
+                cause=f"this link's host is {context.host}, and the library reads the family when it is imported",
+                hint="start the process with MC_USE_IPV6=1 in its environment",
+                backend=self.name,
+            )
         self._link = context.link
         self._host = context.host
         self._table = Table(())

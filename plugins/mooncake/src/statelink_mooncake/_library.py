@@ -56,8 +56,6 @@ class Library:
 
     def engine(self, host: str, options: Options) -> tuple[Any, int]:
         """An engine that listens at ``host``, and its status: 0 if it does."""
-        if ":" in host:
-            os.environ.setdefault("MC_USE_IPV6", "1")  # for good: a process uses one family
         engine = self._engine()
         # Regular builds choose a transport by themselves, whatever protocol they are told.
         forced = {"MC_FORCE_TCP": "1"} if options.protocol == "tcp" else {}

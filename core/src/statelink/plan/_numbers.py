@@ -1,0 +1,28 @@
+"""Whole numbers from engines: Python's or numpy's, never a float or a bool that slipped through."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from statelink.errors import RoomError
+
+__all__ = ["whole"]
+
+
+def whole(value: Any, what: str, low: int, high: int, *, code: str = "room.number") -> int:
+    """``value`` as a Python integer in ``[low, high]``.
+
+    Raises:
+        RoomError: It is not a whole number, or out of bounds; says ``what`` it was meant to be.
+    """
+    try:
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        cause = f"a whole number from {low} to {high} is expected" if number is None else f"not from {low} to {high}"
+        raise RoomError(f"{what} is {value!r:.80}", cause=cause, code=code)
+    return number

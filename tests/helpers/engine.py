@@ -1,0 +1,222 @@
+"""A test's handles on worker processes, their links and their rooms."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+import statelink
+from statelink import Status
+from tests.helpers.pools import Component, Memory
+from tests.helpers.worker import Seen
+
+__all__ = ["PATIENCE", "Engine", "LinkHandle", "RoomHandle"]
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = Path(__file__).parent / "plugins"
+PATIENCE = 60.0
+"""Seconds after which a worker counts as stuck. Nothing here takes that long on a machine that works."""
+Items = Mapping[str, Any]
+
+
+class Engine:
+    """One operating-system process with links in it.
+
+    Args:
+        folder: Where pools lie.
+        name: For messages.
+        environment: More environment variables.
+    """
+
+    def __init__(self, folder: Path, name: str, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.name = name
+        self.links: list[LinkHandle] = []
+        self._numbers = itertools.count()
+        ours, theirs = socket.socketpair()
+        path = os.pathsep.join([str(ROOT), str(PLUGINS)])
+        with ours, theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.helpers.worker", str(theirs.fileno())],
+                cwd=ROOT,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            )
+            self._pipe = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the worker's host; what it raises is raised here."""
+        self._pipe.send((method, arguments))
+        if not self._pipe.poll(PATIENCE):
+            self.process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
+            raise AssertionError(f"{self.name} (pid {self.pid}) did not answer {method}{arguments!r:.300}")
+        try:
+            good, answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise EOFError(f"{self.name} ended in {method}: exit status {self.process.wait(PATIENCE)}") from error
+        if not good:
+            raise answer
+        return answer
+
+    def run(self, module: str, function: str, *arguments: Any) -> Any:
+        """Call a function of a module of the tests in the worker."""
+        return self.call("run", module, function, arguments)
+
+    def open(
+        self,
+        role: str,
+        backend: str,
+        pools: Sequence[Component],
+        *,
+        instance: str = "",
+        rank: int = 0,
+        ranks: int = 1,
+        model: str = "",
+        **config: Any,
+    ) -> LinkHandle:
+        """Open a link over pools of its own, in a file of its own, filled with random bytes."""
+        number = next(self._numbers)
+        path = self.folder / f"{self.name}-{number}"
+        memory = Memory(path, pools)
+        memory.fill(hash((role, number)) & 0xFFFF)
+        who = {"instance": instance or role, "rank": rank, "ranks": ranks, "model": model}
+        key = str(number)
+        address, name = self.call("open", key, path, tuple(pools), who, {"role": role, "backend": backend, **config})
+        handle = LinkHandle(self, key, address, name, memory)
+        self.links.append(handle)
+        return handle
+
+    def gate(self, name: str, raises: str = "") -> str:
+        """Make a closed gate, or one that raises; its name goes where an engine passes its event."""
+        self.call("gate", name, raises)
+        return name
+
+    def release(self, name: str) -> None:
+        """Open a gate."""
+        self.call("release", name)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self._pipe.close()
+
+    def end(self) -> None:
+        """Close its links and end it, however it stands."""
+        if self._pipe.closed:
+            return
+        self._pipe.close()
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(PATIENCE)
+            raise AssertionError(f"{self.name} did not end by itself") from None
+
+
+class LinkHandle:
+    """A link in a worker.
+
+    Attributes:
+        memory: Its pools, mapped here.
+    """
+
+    def __init__(self, engine: Engine, key: str, address: str, name: str, memory: Memory) -> None:
+        self.engine = engine
+        self.key = key
+        self.address = address
+        self.name = name
+        self.memory = memory
+        self.closed = False
+
+    def send(self, room: Any, tokens: Any, **named: Any) -> RoomHandle:
+        number = next(_rooms)
+        self.engine.call("send", self.key, number, room, tokens, named)
+        return RoomHandle(self.engine, number)
+
+    def receive(self, room: Any, peer: Any, tokens: Any, items: Items | None = None, **named: Any) -> RoomHandle:
+        number = next(_rooms)
+        if items is not None:
+            named["items"] = items
+        self.engine.call("receive", self.key, number, room, peer, tokens, named)
+        return RoomHandle(self.engine, number)
+
+    def snapshot(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.engine.call("snapshot", self.key))
+
+    def changes(self) -> list[tuple[int, Status, bool]]:
+        return cast("list[tuple[int, Status, bool]]", self.engine.call("changes", self.key))
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Close it; what it returned."""
+        ended = bool(self.engine.call("close", self.key, timeout))
+        if not self.closed:
+            self.closed = True
+            self.engine.links.remove(self)
+        return ended
+
+
+_rooms = itertools.count(1)
+
+
+class RoomHandle:
+    """A room of a link in a worker."""
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self._engine = engine
+        self._number = number
+
+    def push(self, items: Items, **named: Any) -> None:
+        self._engine.call("push", self._number, items, named)
+
+    def accept(self, items: Items, **named: Any) -> None:
+        self._engine.call("accept", self._number, items, named)
+
+    def abort(self, *why: str) -> None:
+        self._engine.call("abort", self._number, {"why": why[0]} if why else {})
+
+    def close(self) -> None:
+        self._engine.call("drop", self._number)
+
+    def check(self) -> None:
+        self._engine.call("check", self._number)
+
+    def see(self) -> Seen:
+        return cast("Seen", self._engine.call("see", self._number))
+
+    def wait(self, timeout: float = 20.0, *, quiesced: bool = False) -> Seen:
+        return cast("Seen", self._engine.call("wait", self._number, timeout, quiesced))
+
+    def reach(self, status: Status, timeout: float = 20.0) -> Seen:
+        return cast("Seen", self._engine.call("reach", self._number, status, timeout))
+
+    def succeeded(self, timeout: float = 20.0) -> Seen:
+        """Wait for the end, which is a success."""
+        seen = self.wait(timeout, quiesced=True)
+        assert seen.status is statelink.Status.SUCCEEDED, f"{seen.status!r}: {seen.reason}"
+        assert seen.reason is None
+        assert seen.quiesced
+        return seen
+
+    def failed(self, timeout: float = 20.0) -> str:
+        """Wait for the end, which is a failure: its reason, as text."""
+        seen = self.wait(timeout)
+        assert seen.status is statelink.Status.FAILED, seen
+        assert seen.reason is not None
+        return str(seen.reason)

@@ -1,0 +1,203 @@
+"""The other process: links over shared pools, driven by calls that arrive over a pipe.
+
+Run as ``python -m tests.helpers.worker DESCRIPTOR``, where the descriptor is that of a connected socket.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import statelink
+from statelink.backend import RoomReport
+from statelink.errors import Reason, StatelinkError
+from tests.helpers.pools import Component, Memory
+
+__all__ = ["Gate", "Host", "Seen"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A room as it stood at one moment."""
+
+    status: statelink.Status
+    reason: Reason | None
+    quiesced: bool
+    prefix: int | None
+    report: RoomReport
+
+
+@dataclass
+class Gate:
+    """An event that the test opens, or that raises."""
+
+    open: bool = False
+    raises: str = ""
+    asked: int = 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        if self.raises:
+            raise RuntimeError(self.raises)
+        return self.open
+
+
+class Errors(logging.Handler):
+    """Keeps what Statelink logs as an error: in no test is there a reason for one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + "".join(traceback.format_exception(*record.exc_info))
+        self.records.append(text)
+
+
+@dataclass
+class Host:
+    """What lives in a worker process; its public methods are what a test can call."""
+
+    links: dict[str, statelink.Link] = field(default_factory=dict)
+    memories: dict[str, Memory] = field(default_factory=dict)
+    rooms: dict[int, statelink.Room] = field(default_factory=dict)
+    gates: dict[str, Gate] = field(default_factory=dict)
+    errors: Errors = field(default_factory=Errors)
+
+    def open(
+        self, key: str, path: Path, pools: Sequence[Component], who: dict[str, Any], config: dict[str, Any]
+    ) -> tuple[str, str]:
+        memory = Memory(path, pools)
+        link = statelink.open(config, memory.inventory(**who))
+        self.links[key], self.memories[key] = link, memory
+        return link.address, link.name
+
+    def send(self, key: str, number: int, room: Any, tokens: Any, named: dict[str, Any]) -> None:
+        self.rooms[number] = self.links[key].send(room, tokens, **named)
+
+    def receive(self, key: str, number: int, room: Any, peer: Any, tokens: Any, named: dict[str, Any]) -> None:
+        self.rooms[number] = self.links[key].receive(room, peer, tokens, **self._gated(named))
+
+    def push(self, number: int, items: Any, named: dict[str, Any]) -> None:
+        room = self.rooms[number]
+        assert isinstance(room, statelink.Sending)
+        room.push(items, **self._gated(named))
+
+    def accept(self, number: int, items: Any, named: dict[str, Any]) -> None:
+        room = self.rooms[number]
+        assert isinstance(room, statelink.Receiving)
+        room.accept(items, **self._gated(named))
+
+    def wait(self, number: int, timeout: float, quiesced: bool) -> Seen:
+        self.rooms[number].wait(timeout, quiesced=quiesced)
+        return self.see(number)
+
+    def see(self, number: int) -> Seen:
+        room = self.rooms[number]
+        return Seen(room.poll(), room.reason, room.quiesced, room.prefix, room.report)
+
+    def reach(self, number: int, status: statelink.Status, timeout: float) -> Seen:
+        """Wait until a room is at least there, or has failed."""
+        until = time.monotonic() + timeout
+        room = self.rooms[number]
+        while statelink.Status.FAILED < room.status < status and time.monotonic() < until:
+            time.sleep(0.001)
+        return self.see(number)
+
+    def abort(self, number: int, named: dict[str, Any]) -> None:
+        self.rooms[number].abort(**named)
+
+    def check(self, number: int) -> None:
+        self.rooms[number].check()
+
+    def drop(self, number: int) -> None:
+        self.rooms[number].close()
+
+    def gate(self, name: str, raises: str) -> None:
+        self.gates[name] = Gate(raises=raises)
+
+    def release(self, name: str) -> None:
+        self.gates[name].open = True
+
+    def asked(self, name: str) -> int:
+        return self.gates[name].asked
+
+    def changes(self, key: str) -> list[tuple[int, statelink.Status, bool]]:
+        return [(room.room, room.status, room.quiesced) for room in self.links[key].changes()]
+
+    def snapshot(self, key: str) -> dict[str, Any]:
+        return self.links[key].snapshot()
+
+    def close(self, key: str, timeout: float) -> bool:
+        return self.links[key].close(timeout)
+
+    def forget(self, key: str) -> None:
+        """Let go of a closed link and its memory."""
+        del self.links[key], self.memories[key]
+
+    def run(self, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
+        """Call what a module of the tests defines; what needs the host takes it first."""
+        return getattr(importlib.import_module(module), function)(*arguments)
+
+    def run_here(self, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(importlib.import_module(module), function)(self, *arguments)
+
+    def threads(self) -> list[str]:
+        return [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+
+    def cpu(self) -> float:
+        """Seconds of processor time that every thread of this process has used."""
+        return time.process_time()
+
+    def take_errors(self) -> list[str]:
+        found, self.errors.records = self.errors.records, []
+        return found
+
+    def _gated(self, named: dict[str, Any]) -> dict[str, Any]:
+        ready = named.get("ready")
+        return named if ready is None else {**named, "ready": self.gates[ready]}
+
+
+def serve(pipe: Connection) -> None:
+    host = Host()
+    logging.basicConfig(level=logging.WARNING, format=f"[{os.getpid()}] %(levelname)s %(name)s %(message)s")
+    logging.getLogger("statelink").addHandler(host.errors)
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            break
+        try:
+            answer = True, getattr(host, method)(*arguments)
+        except StatelinkError as error:
+            answer = False, error
+        except Exception as error:
+            answer = False, Unexpected(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        pipe.send(answer)
+    for link in host.links.values():
+        link.close(1.0)
+
+
+class Unexpected(Exception):
+    """Something other than Statelink's own errors was raised in the worker."""
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    # So that what is pickled here has the name that the test knows.
+    from tests.helpers import worker
+
+    worker.serve(Connection(int(sys.argv[1])))

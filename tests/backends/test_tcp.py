@@ -233,19 +233,6 @@ def test_ungranted_range(unchecked: Node, target: Remote, mode: str, case: str) 
     assert np.array_equal(target.memory[150:200], unchecked.memory[:50])
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_wrapped_address(unchecked: Node, target: Remote, mode: str) -> None:
-    """The end of the block, computed in 64 bits, lies inside the grant."""
-    join(unchecked, target, mode)
-    grant_all(target)
-    start = target.address + (20 << 20)
-    huge = (1 << 64) - start + target.address + 8
-    outcome = unchecked.outcome(unchecked.write("source", "target", 1, 1, u64(1), u64(start), u64(huge)))
-    assert not outcome.ok
-    assert untouched(target.memory)
-    assert write(unchecked, target).ok
-
-
 @pytest.mark.parametrize(("room", "generation"), [(2, 1), (1, 2), (0, 0), ((1 << 64) - 1, 1)])
 @pytest.mark.parametrize("mode", MODES)
 def test_ungranted_room(source: Remote, target: Remote, mode: str, room: int, generation: int) -> None:
@@ -268,9 +255,10 @@ def test_grant_of_another_peer(source: Remote, target: Remote) -> None:
 
 def test_grants_add_up_and_are_taken_back(source: Remote, target: Remote) -> None:
     join(source, target)
-    for at in (0, 500):
-        target.do("grant", "target", "source", 1, 1, u64(target.address + at), u64(500))
-    assert write(source, target).ok  # one block across both
+    for at, nbytes in ((0, 500), (600, 400), (450, 200)):
+        target.do("grant", "target", "source", 1, 1, u64(target.address + at), u64(nbytes))
+    assert not write(source, target, nbytes=1001).ok
+    assert write(source, target).ok  # one block across all
     assert target.do("outcome", target.do("revoke", "target", "source", 1, 1)).ok
     assert target.do("outcome", target.do("revoke", "target", "source", 1, 1)).ok
     target.memory[:] = POISON
@@ -292,10 +280,10 @@ def batch_of(node: Node, **changes: Any) -> Batch:
         "source_region": zeros,
         "target_region": zeros,
     }
-    return Batch(Op.WRITE, Blocks(**{**columns, **changes}), 1, 1)  # type: ignore[arg-type]
+    return Batch(Op.WRITE, Blocks(**{**columns, **changes}), 1, 1)
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "source before its region": {"source": lambda node: u64(node.address - 1)},
     "source beyond its region": {"nbytes": lambda node: u64(len(node.memory) + 1)},
     "source wraps": {"nbytes": lambda node: u64((1 << 64) - 1)},
@@ -335,14 +323,15 @@ def test_wrong_submit(here: Node) -> None:
 
 def test_wrong_grants(here: Node) -> None:
     here.open("target")
-    for addresses, nbytes in (
+    cases: list[tuple[Any, U64]] = [
         (u64(here.address - 1), u64(2)),
         (u64(here.address), u64(len(here.memory) + 1)),
         (u64(here.address + 10, here.address), u64(5, 5)),
         (u64(here.address, here.address + 4), u64(5, 5)),
         (u64(here.address), u64(0)),
         (np.array([here.address], np.int64), u64(1)),
-    ):
+    ]
+    for addresses, nbytes in cases:
         with pytest.raises(TransferError, match="cannot be granted"):
             here.grant("target", "source", 1, 1, addresses, nbytes)
 
@@ -384,9 +373,16 @@ def test_wrong_descriptors(here: Node) -> None:
 
 
 def test_options() -> None:
-    for wrong in ({"port": -1}, {"host": "localhost"}, {"piece_bytes": 1}, {"connect_timeout": 0}, {"max_pending": 0}):
+    cases: list[dict[str, Any]] = [
+        {"port": -1},
+        {"host": "localhost"},
+        {"piece_bytes": 1},
+        {"connect_timeout": 0},
+        {"max_pending": 0},
+    ]
+    for wrong in cases:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            Options(**wrong)  # type: ignore[arg-type]
+            Options(**wrong)
 
 
 def test_declaration() -> None:
@@ -415,8 +411,12 @@ def test_probe_and_port() -> None:
 
 def start_large(source: Any, target: Any, mode: str) -> int:
     """Start a batch that fills the target's memory, and return in the middle of it."""
-    options: dict[str, Any] = {"piece_bytes": 4096, "drain_timeout": 0.3, "stall_timeout": 0.0}
-    join(source, target, mode, **options, **(SMALL_BUFFERS if mode == "SEND" else {}))
+    options: dict[str, Any] = {"piece_bytes": 4096, "drain_timeout": 10.0, "stall_timeout": 0.0}
+    if mode == "SEND":
+        options.update(SMALL_BUFFERS)
+    else:
+        target.do("slow_down")
+    join(source, target, mode, **options)
     grant_all(target)
     source.memory[:] = 1
     target.memory[:] = POISON
@@ -444,6 +444,28 @@ def test_revoke_in_the_middle(source: Remote, target: Remote, mode: str) -> None
     grant_all(target, room=2)
     assert write(source, target, room=2).ok
     assert np.array_equal(target.memory[:1001], [1] * 1000 + [POISON])
+
+
+def test_revoke_waits_for_the_piece_in_progress(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    join(here, here)
+    grant_all(here)
+    inside, go_on, copy = threading.Event(), threading.Event(), _iovec.copy
+
+    def held_up(*arguments: Any) -> int:
+        inside.set()
+        assert go_on.wait(20)
+        return copy(*arguments)
+
+    monkeypatch.setattr(_iovec, "copy", held_up)
+    half = len(here.memory) // 2
+    transfer = here.write("source", "target", 1, 1, u64(here.address), u64(here.address + half), u64(half))
+    assert inside.wait(20)
+    revokes = [here.revoke("target", "source", 1, 1) for _ in range(2)]
+    time.sleep(0.05)
+    assert all(here.pending(revoke) for revoke in revokes)
+    go_on.set()
+    assert all(here.outcome(revoke).ok for revoke in revokes)
+    assert here.outcome(transfer).settled
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -477,7 +499,7 @@ def test_sender_disconnects_in_the_middle(source: Remote, target: Remote, mode: 
 @pytest.mark.parametrize("mode", MODES)
 def test_stopped_receiver(source: Remote, target: Remote, mode: str) -> None:
     """A peer that stands still fails a transfer in time, but proves nothing: it is not settled."""
-    options: dict[str, Any] = {"stall_timeout": 0.3, "drain_timeout": 0.1, **SMALL_BUFFERS}
+    options: dict[str, Any] = {"stall_timeout": 1.0, "drain_timeout": 0.1, **SMALL_BUFFERS}
     join(source, target, mode, **options)
     grant_all(target)
     assert write(source, target).ok
@@ -671,7 +693,6 @@ def test_slow_callers(here: Node, caller: Caller) -> None:
 def test_wrong_proof_of_memory(here: Node, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pid and address where the token is not: the receiver does not read from there."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    grant_all(here)
     assert still_serves(here)
     assert here.mode("source", "target") == "SEND"
 
@@ -700,6 +721,23 @@ def test_malformed_batches(here: Node, caller: Caller, raw: bytes) -> None:
     stream.close()
     assert untouched(here.memory)
     assert still_serves(here)
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_wrapped_address(here: Node, caller: Caller, mode: int) -> None:
+    """Their end, computed in 64 bits, comes before their start."""
+    stream = caller.dial()
+    blocks = np.array([[here.address, (1 << 64) - 8], [8, 1 << 45], [here.address, 1 << 20]], np.uint64)
+    stream.write(HEADER.pack(b"SLw1", mode, 2, 1, 1, 1, 8 + (1 << 45)) + blocks[: mode + 1].tobytes())
+    answer = bytearray(_frames.REPLY.size)
+    stream.read(memoryview(answer))
+    reply = _frames.unpack_reply(answer)
+    assert reply.status is _frames.Status.REFUSED
+    reason = bytearray(reply.length)
+    stream.read(memoryview(reason))
+    assert b"block 1" in reason
+    stream.close()
+    assert untouched(here.memory)
 
 
 def test_copy_from_a_process_that_was_not_proven(here: Node, caller: Caller) -> None:

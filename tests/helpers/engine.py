@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -90,7 +91,7 @@ class Engine:
         number = next(self._numbers)
         path = self.folder / f"{self.name}-{number}"
         memory = Memory(path, pools)
-        memory.fill(hash((role, number)) & 0xFFFF)
+        memory.fill(zlib.crc32(path.name.encode()))
         who = {"instance": instance or role, "rank": rank, "ranks": ranks, "model": model}
         key = str(number)
         address, name = self.call("open", key, path, tuple(pools), who, {"role": role, "backend": backend, **config})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from plugins.mooncake.tests.peer import make, move
 
 import statelink_mooncake
-from statelink.backend import Blocks, Fence, Region, SubmitMode
+from statelink.backend import BackendContext, Blocks, Fence, Region, SubmitMode
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_mooncake import MooncakeBackend, Options
 from statelink_mooncake._tables import Table, session
@@ -140,8 +142,10 @@ def test_process_that_ends_without_closing() -> None:
 
 
 @needs_mooncake
-def test_internet_protocol_6() -> None:
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="this host has no IPv6")
+def test_internet_protocol_6(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: the library reads the family once, when it is imported."""
+    monkeypatch.delenv("MC_USE_IPV6", raising=False)
     context = BackendContext(options=Options(), link="six", host="::1")
     with pytest.raises(BackendUnavailableError, match=r"host is ::1.*\nhint: start the process with MC_USE_IPV6=1"):
         MooncakeBackend(context)
@@ -149,7 +153,7 @@ def test_internet_protocol_6() -> None:
         "import os, numpy as np\n"
         "os.environ['MC_USE_IPV6'] = '1'\n"
         "from plugins.mooncake.tests.peer import MooncakeBackend, move\n"
-        "from statelink.backend import BackendContext, Blocks, Region\n"
+        "from statelink.backend import BackendContext, BackendContext, Blocks, Region\n"
         "options = MooncakeBackend.Options()\n"
         "one, two = (MooncakeBackend(BackendContext(options=options, link=link, host='::1')) for link in '12')\n"
         "array = np.arange(20, dtype=np.uint8)\n"

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink.backend import BackendContext, Batch, Blocks, Op, Outcome, Region, Transfer
-from statelink.tcp import TcpBackend
+from statelink.tcp import TcpBackend, _iovec
 
 U64 = npt.NDArray[np.uint64]
 EVERYTHING = (1, (1 << 64) - 1)
 PATIENCE = 20.0
+COPY = _iovec.copy
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
@@ -91,6 +92,11 @@ class Node:
     def mode(self, link: str, peer: str) -> str:
         return self.backends[link]._peers[peer].sender._mode.name
 
+    def slow_down(self) -> None:
+        """Make every piece that is copied from now on take a millisecond more, so that a test can get in between."""
+        if _iovec.copy is COPY:
+            _iovec.copy = _slow_copy
+
     def disconnect(self, link: str, peer: str) -> None:
         self.backends[link].disconnect(peer)
 
@@ -100,6 +106,7 @@ class Node:
     def close_all(self) -> None:
         for link in list(self.backends):
             self.close(link)
+        _iovec.copy = COPY
 
     def held(self) -> tuple[int, int]:
         """Threads and file descriptors of this process."""
@@ -145,6 +152,11 @@ class Remote:
         self.process.join()
         self._pipe.close()
         os.unlink(self.path)
+
+
+def _slow_copy(*arguments: Any) -> int:
+    time.sleep(0.001)
+    return COPY(*arguments)
 
 
 def _state(pid: int) -> str:

@@ -163,7 +163,8 @@ class TcpBackend(Backend):
         theirs = Descriptor.decode(descriptor, peer)
         if peer == self._own.link:
             raise TransferError("a link cannot connect to itself", backend="tcp", peer=peer)
-        self.disconnect(peer)
+        if self._find(peer) is not None:
+            self.disconnect(peer)
         key = pair_key(self._own, theirs)
         near = self._own.near(theirs)
         receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)

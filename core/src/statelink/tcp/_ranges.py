@@ -61,15 +61,14 @@ class Ranges:
         return cls(table[:, 0].copy(), table[:, 1].copy())
 
     def union(self, other: Ranges) -> Ranges:
-        """Every byte of either.
-
-        Raises:
-            ValueError: They overlap.
-        """
+        """Every byte of either."""
         first = np.concatenate((self._first, other._first))
-        last = np.concatenate((self._last, other._last))
         order = np.argsort(first, kind="stable")
-        return Ranges(first[order], (last - first + ONE)[order])
+        first, last = first[order], np.concatenate((self._last, other._last))[order]
+        reach = np.maximum.accumulate(last)
+        starts = np.flatnonzero(np.concatenate(([True], first[1:] > reach[:-1])))
+        first, last = first[starts], reach[np.append(starts[1:], len(reach)) - 1]
+        return Ranges(first, last - first + ONE)
 
     def outside(self, addresses: U64, nbytes: U64) -> int | None:
         """Index of the first block that does not lie inside this set, if any."""

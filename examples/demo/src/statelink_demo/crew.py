@@ -39,7 +39,7 @@ class _Worker:
 
     def __init__(self, role: Role, heard: queue.SimpleQueue[tuple[Role, Event | None]]) -> None:
         self.role = role
-        self._printed = tempfile.TemporaryFile()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed by kill()
         self._encoder = msgspec.json.Encoder()
         # A session of its own: an interrupt from the terminal reaches the parent alone, which then ends everything.
         self.process = subprocess.Popen(

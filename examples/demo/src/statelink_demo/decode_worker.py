@@ -115,7 +115,7 @@ class _Server:
             job.room.accept({KV: held.pages, MAMBA: [held.slot], METADATA: [held.row]})
         except ClosedError:
             # It failed meanwhile. The reason is the room's, and the loop reports it.
-            if job.room.status is not statelink.Status.FAILED:
+            if job.room.reason is None:
                 raise
         return True
 

@@ -11,7 +11,6 @@ from transformers import DynamicCache
 from statelink_demo.cache_io import store_layer
 from statelink_demo.forward import extend, sample
 from statelink_demo.hooks import after_each_layer
-from statelink_demo.pools import Allocation
 from statelink_demo.row_pool import MetadataRow
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from transformers import Qwen3NextForCausalLM
 
-    from statelink_demo.pools import StatePools
+    from statelink_demo.pools import Allocation, StatePools
 
 __all__ = ["ChunkCallback", "LayerCallback", "PrefillEngine", "PrefillRequest"]
 

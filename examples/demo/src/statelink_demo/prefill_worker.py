@@ -74,7 +74,7 @@ class _Job:
             self.room.push(items, span=span, layers=layers, last=last)
         except ClosedError:
             # It failed meanwhile. The reason is the room's, and the loop reports it.
-            if self.room.status is not statelink.Status.FAILED:
+            if self.room.reason is None:
                 raise
 
 

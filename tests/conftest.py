@@ -1,0 +1,49 @@
+"""What tests share: the backends to run on, and a look at the threads that a test leaves behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers.availability import problem_of
+
+BACKENDS = ("tcp", "nixl", "mooncake")
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Name of a backend that works here. One that STATELINK_REQUIRE lists has to."""
+    name = str(request.param)
+    problem = problem_of(name)
+    if problem:
+        required = {each.strip() for each in os.environ.get("STATELINK_REQUIRE", "").split(",")}
+        if name == "tcp" or name in required:
+            pytest.fail(f"backend {name} is required and cannot run here: {problem}", pytrace=False)
+        pytest.skip(problem)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    """A link that was closed has no threads."""
+    before = set(threading.enumerate())
+    yield
+    # A link that a fixture of the module or session holds may start threads when they are needed.
+    held = any(thread.name == "statelink-control" for thread in before)
+    until = time.monotonic() + 2.0
+    while True:
+        left = [
+            thread.name
+            for thread in threading.enumerate()
+            if thread not in before and thread.name.startswith("statelink-")
+        ]
+        if held and "statelink-control" not in left:
+            return
+        if not left or time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    assert not left, f"threads were left behind: {left}"

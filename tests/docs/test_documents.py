@@ -1,0 +1,66 @@
+"""The documents say what is: their code runs, and what they list is complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core" / "src" / "statelink"
+
+
+def fenced(text: str, marker: str) -> str:
+    """The code block that follows an HTML comment."""
+    match = re.search(rf"<!-- {re.escape(marker)} -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert match, marker
+    return match.group(1)
+
+
+def test_the_engine_example_of_the_readme_moves_the_bytes() -> None:
+    rng = np.random.default_rng(0)
+    source = [rng.integers(0, 255, (64, 16, 8, 32), dtype=np.uint8) for _ in range(2)]
+    target = [np.zeros_like(array) for array in source]
+    computed, allocated = rng.permutation(64)[:63], rng.permutation(64)[:63]
+    names = {"source": source, "target": target, "computed": computed, "allocated": allocated}
+    code = fenced((ROOT / "README.md").read_text(), "example: engine")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["receiving"].status == 4
+    names["sending"].wait(10)
+    for link in (names["decode"], names["prefill"]):
+        assert link.close()
+    for before, after in zip(source, target, strict=True):
+        np.testing.assert_array_equal(after[allocated], before[computed])
+
+
+def test_the_extract_of_the_readme_is_the_tcp_backends_own_code() -> None:
+    code = fenced((ROOT / "README.md").read_text(), "extract: core/src/statelink/tcp/_backend.py")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    assert code in (CORE / "tcp" / "_backend.py").read_text()
+
+
+def test_every_error_code_in_the_source_is_documented_and_no_other() -> None:
+    found: set[str] = set()
+    patterns = (
+        r'code(?::\s*str)?\s*=\s*"([a-z_.]+)"',
+        r'_code\s*=\s*"([a-z_.]+)"',
+        r'_code: ClassVar\[str\] = "([a-z_.]+)"',
+        r'_reason_for\(\s*"([a-z_.]+)"',
+        r'\bReason\(\s*"([a-z_.]+)"',
+        r'else "((?:backend|room|peer)\.[a-z_]+)"',
+    )
+    for path in CORE.rglob("*.py"):
+        text = path.read_text()
+        for pattern in patterns:
+            found.update(re.findall(pattern, text))
+    documented = set(re.findall(r'<a id="([a-z_.]+)">', (ROOT / "docs" / "errors.md").read_text()))
+    assert found - documented == set()
+    assert documented - found == set()
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -1,0 +1,143 @@
+"""A prefill link and a decode link, and whole requests between them with every byte looked at."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from statelink import Status
+from tests.helpers.engine import LinkHandle, RoomHandle
+from tests.helpers.expect import Case, carry, positions
+from tests.helpers.pools import Index, Kv
+
+__all__ = ["Pair"]
+
+_rooms = itertools.count(1000)
+
+
+class Pair:
+    """Two links whose memories are known, byte by byte.
+
+    Attributes:
+        prefill: The source.
+        decode: The destination.
+        expected: What decode's memory has to hold.
+        untouched: What prefill's memory has to hold: what it held.
+    """
+
+    def __init__(self, prefill: LinkHandle, decode: LinkHandle) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.expected = decode.memory.copy()
+        self.untouched = prefill.memory.copy()
+        self._rng = np.random.default_rng(7)
+        self._busy: dict[str, set[int]] = {pool.name: set() for pool in decode.memory.pools}
+
+    @property
+    def backend(self) -> str:
+        return str(self.prefill.name)
+
+    def case(self, tokens: int = 200, prefix: int = 0, room: int | None = None) -> Case:
+        """A request over items drawn at random; those of decode are nobody else's until `done`."""
+        source: dict[str, list[int]] = {}
+        target: dict[str, list[int]] = {}
+        for pool in self.prefill.memory.pools:
+            each = len(next(iter(self.prefill.memory.arrays[pool.name].values())))
+            wanted = -(-tokens // pool.page) if isinstance(pool, (Kv, Index)) else 1
+            source[pool.name] = self._rng.permutation(each)[:wanted].tolist()
+        for pool in self.decode.memory.pools:
+            each = len(next(iter(self.decode.memory.arrays[pool.name].values())))
+            wanted = 1
+            if isinstance(pool, (Kv, Index)):
+                first, last = positions(pool, tokens, prefix)
+                wanted = -(-last // pool.page) - first // pool.page if first < last else 0
+            free = [n for n in self._rng.permutation(each).tolist() if n not in self._busy[pool.name]]
+            assert len(free) >= wanted, f"the pool of {pool.name} is too small for this test"
+            target[pool.name] = free[:wanted]
+            self._busy[pool.name].update(target[pool.name])
+        return Case(next(_rooms) if room is None else room, tokens, prefix, source, target)
+
+    def receive(self, case: Case, **named: Any) -> RoomHandle:
+        """Open it on decode, and say where it belongs."""
+        return self.decode.receive(
+            case.room, self.prefill.address, case.tokens, case.target, prefix=case.prefix, **named
+        )
+
+    def send(self, case: Case, **named: Any) -> RoomHandle:
+        """Open it on prefill."""
+        return self.prefill.send(case.room, case.tokens, **named)
+
+    def push(self, sending: RoomHandle, case: Case, *cuts: int, **named: Any) -> None:
+        """Push all of it, in chunks that end at ``cuts``."""
+        ends = [0, *cuts, case.tokens]
+        for first, last in itertools.pairwise(ends):
+            sending.push(case.span(first, last, self.prefill.memory.pools), span=(first, last), **named)
+
+    def begin(self, case: Case, **named: Any) -> tuple[RoomHandle, RoomHandle]:
+        """Open it on both sides."""
+        return self.receive(case, **named), self.send(case, **named)
+
+    def run(self, tokens: int = 200, prefix: int = 0, cuts: tuple[int, ...] = (), room: int | None = None) -> None:
+        """One request that goes well, and nothing else happens to any byte."""
+        case = self.case(tokens, prefix, room)
+        receiving, sending = self.begin(case)
+        self.push(sending, case, *cuts)
+        self.ended(case, receiving, sending)
+
+    def ended(self, case: Case, receiving: RoomHandle, sending: RoomHandle) -> None:
+        """Both sides say that it succeeded; so it is here."""
+        receiving.succeeded()
+        sending.succeeded()
+        self.arrived(case)
+
+    def arrived(self, case: Case) -> None:
+        """Look at every byte of both sides, after a request that succeeded."""
+        carry([self.prefill.memory], self.expected, case)
+        self.done(case)
+        self.verify()
+
+    def spoilt(self, case: Case) -> None:
+        """A request failed: the items that it named may hold anything, and nothing else has changed."""
+        for name, items in case.target.items():
+            for label, array in self.expected.arrays[name].items():
+                if len(array) and items:
+                    array[items] = self.decode.memory.arrays[name][label][items]
+        self.done(case)
+        self.verify()
+
+    def done(self, case: Case) -> None:
+        """Give the items back."""
+        for name, items in case.target.items():
+            self._busy[name].difference_update(items)
+
+    def verify(self) -> None:
+        """Every byte of both sides is what it should be."""
+        assert self.decode.memory.differences(self.expected) == []
+        assert self.prefill.memory.differences(self.untouched) == []
+
+    def idle(self, timeout: float = 10.0) -> None:
+        """Nothing is left of any room, on either side."""
+        for link in (self.decode, self.prefill):
+            until = time.monotonic() + timeout
+            while any((seen := link.snapshot())["rooms"].values()) and time.monotonic() < until:
+                time.sleep(0.01)
+            assert not any(seen["rooms"].values()), seen
+            assert seen["quarantined"] == []
+
+    def errors(self) -> list[str]:
+        """What the workers logged as errors."""
+        return [each for link in (self.prefill, self.decode) for each in link.engine.call("take_errors")]
+
+
+def items(case: Case, side: str = "target", **changes: Any) -> dict[str, Any]:
+    """A request's items of one side, with some changed; ``None`` leaves a component out."""
+    usual: Mapping[str, Any] = getattr(case, side)
+    merged = {**usual, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+__all__ += ["Status", "items"]

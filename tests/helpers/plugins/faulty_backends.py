@@ -1,0 +1,160 @@
+"""Backends that work like another one until they are told to fail; found as any installed package's are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from statelink.backend import Backend, Batch, Probe, Transfer
+from statelink.errors import TransferError
+from statelink.registry import load_backend
+from statelink.state import Region
+
+
+class Fault(NamedTuple):
+    """What happens to some calls of one method.
+
+    Attributes:
+        call: The method.
+        what: See `Faulty._strike`.
+        skip: Calls that go well before.
+        times: Calls that it happens to.
+    """
+
+    call: str
+    what: str
+    skip: int
+    times: int
+
+
+_faults: deque[Fault] = deque()
+_hanging: list[Transfer] = []
+_gate = threading.Event()
+_struck: dict[str, int] = {}
+
+
+def plan(call: str, what: str, skip: int = 0, times: int = 1) -> None:
+    """Let something happen in this process."""
+    _gate.clear()
+    _faults.append(Fault(call, what, skip, times))
+
+
+def heal() -> None:
+    """Nothing happens any more; what hangs or waits goes on."""
+    _faults.clear()
+    _struck.clear()
+    _gate.set()
+    for transfer in _hanging:
+        if transfer.outcome is None:
+            transfer.fail("it hung, and ended", settled=True)
+    _hanging.clear()
+
+
+def struck(what: str) -> int:
+    """How often something happened."""
+    return _struck.get(what, 0)
+
+
+def _due(call: str) -> str:
+    for number, fault in enumerate(_faults):
+        if fault.call != call:
+            continue
+        if fault.skip:
+            _faults[number] = fault._replace(skip=fault.skip - 1)
+            return ""
+        if fault.times:
+            _faults[number] = fault._replace(times=fault.times - 1)
+            _struck[fault.what] = _struck.get(fault.what, 0) + 1
+            return fault.what
+    return ""
+
+
+class Faulty(Backend):
+    """The part that is laid over a real backend."""
+
+    def register(self, regions: Sequence[Region]) -> None:
+        self._strike("register")
+        super().register(regions)  # type: ignore[safe-super]
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        self._strike("connect")
+        super().connect(peer, descriptor, regions)  # type: ignore[safe-super]
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        return self._strike("submit") or super().submit(peer, batch)  # type: ignore[safe-super]
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        self._strike("poll")
+        super().poll([each for each in transfers if each not in _hanging])  # type: ignore[safe-super]
+
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        what = _due("probe")
+        if what:
+            return Probe(ok=False, reason=what, hint="plug it in")
+        return super().probe(options)  # type: ignore[safe-super, no-any-return]
+
+    def _strike(self, call: str) -> Transfer | None:
+        what = _due(call)
+        found: Callable[[], Transfer | None] = {
+            "": lambda: None,
+            "refuse": _refuse,
+            "defect": _defect,
+            "fail": lambda: _failed(settled=True),
+            "lose": lambda: _failed(settled=False),
+            "hang": _hang,
+            "block": _block,
+            "slow": _slow,
+            "die": _die,
+        }[what]
+        return found()
+
+
+def _refuse() -> None:
+    raise TransferError("the transport refused", cause="ENOBUFS", backend="faulty")
+
+
+def _defect() -> None:
+    raise ZeroDivisionError("a defect of this backend")
+
+
+def _failed(*, settled: bool) -> Transfer:
+    transfer = Transfer()
+    transfer.fail("the transport failed: EIO", settled=settled)
+    return transfer
+
+
+def _hang() -> Transfer:
+    transfer = Transfer()
+    _hanging.append(transfer)
+    return transfer
+
+
+def _block() -> None:
+    _gate.wait(30)
+
+
+def _slow() -> None:
+    time.sleep(0.05)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def __getattr__(name: str) -> type[Backend]:
+    """Backends whose library is imported when they are picked."""
+    if name == "Narrow":
+        real = load_backend("tcp")
+        declared = dataclasses.replace(real.capabilities, state_types=frozenset({"kv", "aux"}))
+        narrow = {"name": "narrow", "capabilities": declared, "strategies": {each: real.strategies["*"] for each in declared.state_types}}
+        return type("Narrow", (real,), narrow)
+    if name not in ("Tcp", "Nixl", "Mooncake"):
+        raise AttributeError(name)
+    return type(name, (Faulty, load_backend(name.lower())), {"name": f"faulty-{name.lower()}"})

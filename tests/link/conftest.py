@@ -1,0 +1,112 @@
+"""Real processes to run links in: a pair that lives for all tests of a backend, and engines for more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.engine import Engine, LinkHandle
+from tests.helpers.pair import Pair
+from tests.helpers.pools import Component, hybrid
+
+
+class Workshop:
+    """Opens links in a prefill and a decode process, as often as a test likes.
+
+    Attributes:
+        prefill: The process with prefill links.
+        decode: The process with decode links.
+    """
+
+    def __init__(self, backend: str, folder: Path) -> None:
+        self.backend = backend
+        self.folder = folder
+        self.prefill = Engine(folder, "prefill")
+        self.decode = Engine(folder, "decode")
+        self.engines = [self.prefill, self.decode]
+        self.untidy = False
+
+    def engine(self, name: str, **environment: str) -> Engine:
+        """Another process, which ends with the test."""
+        made = Engine(self.folder, f"{name}-{len(self.engines)}", environment)
+        self.engines.append(made)
+        return made
+
+    def open(self, role: str, pools: Sequence[Component] | None = None, **config: Any) -> LinkHandle:
+        """Open a link of the role's process."""
+        engine: Engine = config.pop("engine", self.prefill if role == "prefill" else self.decode)
+        config.setdefault("backend", self.backend)
+        return engine.open(role, config.pop("backend"), hybrid() if pools is None else pools, **config)
+
+    def pair(
+        self,
+        prefill: Sequence[Component] | None = None,
+        decode: Sequence[Component] | None = None,
+        **config: Any,
+    ) -> Pair:
+        """Open a link on each side."""
+        theirs = config.pop("decode_config", {})
+        return Pair(self.open("prefill", prefill, **config), self.open("decode", decode, **{**config, **theirs}))
+
+    def clear(self) -> None:
+        """Close what a test opened, and see that nothing is left."""
+        untidy, self.untidy = self.untidy, False
+        problems: list[str] = []
+        for engine in list(self.engines):
+            if engine not in (self.prefill, self.decode):
+                self.engines.remove(engine)
+            if engine.process.poll() is not None:
+                engine.end()
+                continue
+            ended = [link.close() for link in list(engine.links)]
+            if not untidy and not all(ended):
+                problems.append(f"{engine.name}: close() says that not everything ended")
+            left = [name for name in engine.call("threads") if name.startswith(("statelink-", "tcp-"))]
+            problems += [f"{engine.name} leaves threads {left}"] if left else []
+            problems += [f"{engine.name}: {each}" for each in engine.call("take_errors")]
+            if engine not in (self.prefill, self.decode):
+                engine.end()
+        assert not problems, "\n".join(problems)
+
+    def end(self) -> None:
+        for engine in self.engines:
+            engine.end()
+
+
+@pytest.fixture(scope="session")
+def _home(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp(f"home-{backend}")
+    prefill, decode = Engine(folder, "prefill"), Engine(folder, "decode")
+    try:
+        yield Pair(prefill.open("prefill", backend, hybrid()), decode.open("decode", backend, hybrid()))
+    finally:
+        prefill.end()
+        decode.end()
+
+
+@pytest.fixture
+def pair(_home: Pair) -> Iterator[Pair]:
+    """Links between two processes that serve every test of a backend: what one test does must not harm the next."""
+    yield _home
+    _home.run()
+    _home.idle()
+    assert _home.errors() == []
+
+
+@pytest.fixture(scope="session")
+def _workshop(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    made = Workshop(backend, tmp_path_factory.mktemp(f"workshop-{backend}"))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def workshop(_workshop: Workshop) -> Iterator[Workshop]:
+    """Two processes in which a test opens links of its own. They are closed after it, and nothing may be left."""
+    yield _workshop
+    _workshop.clear()

@@ -449,6 +449,9 @@ def test_revoke_in_the_middle(source: Remote, target: Remote, mode: str) -> None
 def test_revoke_waits_for_the_piece_in_progress(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     join(here, here)
     grant_all(here)
+    half = len(here.memory) // 2
+    blocks = u64(here.address), u64(here.address + half), u64(half)
+    assert here.outcome(here.write("source", "target", 1, 1, *blocks)).ok
     inside, go_on, copy = threading.Event(), threading.Event(), _iovec.copy
 
     def held_up(*arguments: Any) -> int:
@@ -457,8 +460,7 @@ def test_revoke_waits_for_the_piece_in_progress(here: Node, monkeypatch: pytest.
         return copy(*arguments)
 
     monkeypatch.setattr(_iovec, "copy", held_up)
-    half = len(here.memory) // 2
-    transfer = here.write("source", "target", 1, 1, u64(here.address), u64(here.address + half), u64(half))
+    transfer = here.write("source", "target", 1, 1, *blocks)
     assert inside.wait(20)
     revokes = [here.revoke("target", "source", 1, 1) for _ in range(2)]
     time.sleep(0.05)

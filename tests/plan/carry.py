@@ -58,7 +58,7 @@ def carry(case: Case) -> Carried:
     plan.match(prefill, decode)
     parts = plan.route(prefill, decode)
     shuffled = [[each[int(n)] for n in rng.permutation(len(each))] for each in (prefill, decode)]
-    assert plan.route(over_the_wire(tuple(shuffled[0])) and shuffled[0], shuffled[1]) == parts
+    assert plan.route(*([over_the_wire(each) for each in side] for side in shuffled)) == parts
     _check_parts(parts, len(sources), len(targets))
 
     planned, nbytes, blocks = 0, 0, 0
@@ -172,7 +172,8 @@ def _pushes(case: Case, components: tuple[str, ...]) -> Iterator[Push]:
     layered = tuple(itertools.pairwise((0, *case.layer_cuts, depth))) if case.layer_cuts else (None,)
     for number, span in enumerate(spans):
         last = number == len(spans) - 1
-        named = tuple(name for name in components if name != "aux" and (last or name != "mamba"))
+        paged = [name for name in components if name not in ("mamba", "aux") and span[0] < span[1]]
+        named = (*paged, *(name for name in components if name == "mamba" and last))
         for layers in layered:
             yield Push(named, span, layers)
     if "aux" in components:

@@ -63,9 +63,10 @@ class Rank:
         """Put positions ``[a, b)`` of the truth where this rank keeps them; all bits into ``mask``."""
         pool = self.view(piece, data)
         ids = self.ids[piece.component]
-        where: Any = int(ids[0])
-        what = piece.local
-        if piece.component not in ("mamba", "aux"):
+        if piece.component in ("mamba", "aux"):
+            where: Any = int(ids[0])
+            what = piece.local
+        else:
             positions = np.arange(a, b)
             page = self.page(piece.component)
             where = ids[positions // page - self.first_page(piece.component)], positions % page

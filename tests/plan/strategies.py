@@ -16,6 +16,7 @@ PROFILE = settings(
     derandomize=True,
     database=None,
     deadline=None,
+    report_multiple_bugs=False,
     print_blob=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

@@ -54,6 +54,12 @@ class Channel:
                 hint="configure keys, or set insecure = true on a network that you trust wholly",
                 code="config.insecure",
             )
+        if host_of(endpoint.address) in ("*", "0.0.0.0", "::") and not advertise:
+            raise ConfigError(
+                f"this link would listen on {endpoint.address}, which is no address that a peer can dial",
+                hint="set 'advertise' to the host under which peers reach this process",
+                code="config.advertise",
+            )
         self.name = name
         self.dropped: Counter[str] = Counter()
         self._keys = keys

@@ -13,7 +13,8 @@ from statelink_demo.allocator import OutOfItemsError
 from statelink_demo.control import Control, StoppedError
 from statelink_demo.decode import DecodeEngine, RowError
 from statelink_demo.fingerprint import fingerprints, label
-from statelink_demo.inventory import KV, MAMBA, METADATA, describe_pools
+from statelink_demo.inventory import KV, MAMBA, METADATA
+from statelink_demo.linking import linked
 from statelink_demo.messages import (
     Arrived,
     Count,
@@ -27,7 +28,7 @@ from statelink_demo.messages import (
     Start,
     answered,
 )
-from statelink_demo.model import build_model, model_revision
+from statelink_demo.model import build_model
 from statelink_demo.pools import StatePools
 from statelink_demo.runtime import configure_torch
 from statelink_demo.shape import StateShape
@@ -47,9 +48,7 @@ def run(control: Control, start: Start) -> None:
     model = build_model(start.seed)
     # Other sizes and another order than prefill's: only the transfer makes the two agree.
     pools = StatePools(StateShape.of(model.config), pages=80, slots=6, rows=7, seed=2)
-    inventory = describe_pools("decode", pools.layouts(), model_revision(model))
-    config = {"role": "decode", "backend": start.backend, "deadline": start.deadline}
-    with statelink.open(config, inventory) as link:
+    with linked("decode", start, model, pools) as link:
         control.send(Ready(link.address))
         server = _Server(control, link, DecodeEngine(model, pools))
         while (command := control.receive(Expect)) is not None:

@@ -219,9 +219,9 @@ class _Progress:
         }
         self._done = dict.fromkeys(self._totals, 0)
         self._verbs = {
-            "prefill": f"computing, pushing {run.title}",
-            "statelink": "moving requests",
-            "decode": "generating tokens",
+            "prefill": "computing",
+            "statelink": f"moving requests {'by layers' if run.by_layer else 'by chunks'}",
+            "decode": "generating",
         }
         for row in self._totals:
             self._advance(row, 0)

@@ -64,7 +64,7 @@ class Bars(Silent):
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[row]:9}", markup=False),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),

@@ -11,9 +11,10 @@ import statelink
 from statelink.errors import ClosedError
 from statelink_demo.allocator import OutOfItemsError
 from statelink_demo.fingerprint import fingerprints
-from statelink_demo.inventory import KV, MAMBA, METADATA, describe_pools
+from statelink_demo.inventory import KV, MAMBA, METADATA
+from statelink_demo.linking import linked
 from statelink_demo.messages import Computed, Failed, Finished, Ready, Sent, Serve, Start
-from statelink_demo.model import build_model, model_revision
+from statelink_demo.model import build_model
 from statelink_demo.pools import StatePools
 from statelink_demo.prefill import PrefillEngine, PrefillRequest
 from statelink_demo.runtime import configure_torch
@@ -35,9 +36,7 @@ def run(control: Control, start: Start) -> None:
     configure_torch()
     model = build_model(start.seed)
     pools = StatePools(StateShape.of(model.config), pages=64, slots=8, rows=8, seed=1)
-    inventory = describe_pools("prefill", pools.layouts(), model_revision(model))
-    config = {"role": "prefill", "backend": start.backend, "deadline": start.deadline}
-    with statelink.open(config, inventory) as link:
+    with linked("prefill", start, model, pools) as link:
         control.send(Ready(link.address))
         server = _Server(control, link, PrefillEngine(model, pools, chunk_tokens=start.chunk_tokens))
         while (command := control.receive(Serve)) is not None:

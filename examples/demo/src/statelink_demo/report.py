@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["print_reports"]
 
-_CAPTION = "ms: from a component's last push until decode could use the request, on average"
+_CAPTION = "ms: mean, from a component's last push until decode could use the request"
 
 
 def print_reports(console: Console, reports: Sequence[RunReport], backend: str, tokens: int) -> None:
     """Print what moved, what went wrong, and a verdict for every run."""
     console.print(_table(reports, backend))
+    _say(console, Text(_CAPTION, style="italic"))
     for report in reports:
         good = sum(verdict.ok for verdict in report.verdicts)
         if report.ok:
@@ -42,7 +43,7 @@ def _say(console: Console, text: Text) -> None:
 
 
 def _table(reports: Sequence[RunReport], backend: str) -> Table:
-    table = Table(title=f"moved from prefill to decode over {backend}", caption=_CAPTION, title_justify="left")
+    table = Table(title=f"moved from prefill to decode over {backend}", title_justify="left")
     table.add_column("run, component")
     for name in ("bytes", "blocks", "pushes", "ms"):
         table.add_column(name, justify="right")

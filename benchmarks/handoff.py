@@ -23,14 +23,16 @@ import multiprocessing
 import os
 import statistics
 import time
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import statelink
 from statelink import state
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 U8 = npt.NDArray[np.uint8]
 TOKENS, HEADS, DIM = 16, 8, 128

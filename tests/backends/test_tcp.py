@@ -171,6 +171,24 @@ def test_a_peer_may_send_before_it_is_known(source: Remote, target: Remote) -> N
     assert np.array_equal(target.memory[:1000], source.memory[:1000])
 
 
+def test_ipv6(here: Node) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    backends = [TcpBackend(BackendContext(options=Options(), link=link, host="::1")) for link in ("a", "b")]
+    for ours, theirs, name in zip(backends, reversed(backends), ("b", "a"), strict=True):
+        ours.register([Region(*here.region)])
+        ours.connect(name, theirs.descriptor(), [Region(*here.region)])
+    backends[1].grant("a", 1, 1, u64(here.address), u64(100))
+    here.memory[100:200] = 1
+    transfer = backends[0].submit("b", batch_of(here, source=u64(here.address + 100), target=u64(here.address)))
+    assert wait_for(lambda: transfer.outcome, "the end").ok
+    assert np.array_equal(here.memory[:11], [1] * 10 + [POISON])
+    for backend in backends:
+        backend.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_several_senders_at_once(here: Node, mode: str) -> None:
     path = make_file(1 << 20)
@@ -404,6 +422,8 @@ def test_probe_and_port() -> None:
         assert "in use" in probe.reason
         with pytest.raises(BackendUnavailableError, match="in use"):
             TcpBackend(BackendContext(options=Options(port=port), link="x"))
+    with pytest.raises(BackendUnavailableError, match="localhost"):
+        TcpBackend(BackendContext(options=Options(), link="x", host="localhost"))
 
 
 # The fence: nothing lands after a revoke, whatever the sender is doing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def test_the_engine_example_of_the_readme_moves_the_bytes() -> None:
     source = [rng.integers(0, 255, (64, 16, 8, 32), dtype=np.uint8) for _ in range(2)]
     target = [np.zeros_like(array) for array in source]
     computed, allocated = rng.permutation(64)[:63], rng.permutation(64)[:63]
-    names = {"source": source, "target": target, "computed": computed, "allocated": allocated}
+    names: dict[str, Any] = {"source": source, "target": target, "computed": computed, "allocated": allocated}
     code = fenced((ROOT / "README.md").read_text(), "example: engine")
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     exec(compile(code, "README.md", "exec"), names)

@@ -138,6 +138,9 @@ class Host:
     def changes(self, key: str) -> list[tuple[int, statelink.Status, bool]]:
         return [(room.room, room.status, room.quiesced) for room in self.links[key].changes()]
 
+    def backend_of(self, key: str) -> str:
+        return self.links[key].backend
+
     def snapshot(self, key: str) -> dict[str, Any]:
         return self.links[key].snapshot()
 

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from statelink import plan
 from statelink.plan import Assignment, Blocks, PairPlan
 
 from .case import Case, floor_to
-from .engine import Rank, instance
+from .engine import Rank, instance, over_the_wire
 from .space import Bytes
 
-__all__ = ["Carried", "carry", "copy", "over_the_wire"]
-
-T = TypeVar("T")
-
+__all__ = ["Carried", "carry", "copy"]
 
 class Carried(NamedTuple):
     """What was seen on the way."""
 
+    nbytes: dict[str, int]
+    """Bytes per component."""
     blocks: int
-    nbytes: int
     pairs: int
     idle: int
 
@@ -39,12 +37,6 @@ class Push(NamedTuple):
     layers: tuple[int, int] | None
 
 
-def over_the_wire(value: T) -> T:
-    """What the other process gets of it."""
-    decoded: T = msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
-    return decoded
-
-
 def carry(case: Case) -> Carried:
     """Move one request from every prefill rank to every decode rank, and check everything about it."""
     rng = np.random.default_rng(case.seed)
@@ -53,15 +45,15 @@ def carry(case: Case) -> Carried:
     before = [rank.space.data.copy() for rank in (*sources, *targets)]
     written = [np.zeros(len(rank.space.data), np.uint8) for rank in targets]
 
-    prefill = [rank.inventory for rank in sources]
-    decode = [rank.inventory for rank in targets]
-    plan.match(prefill, decode)
-    parts = plan.route(prefill, decode)
-    shuffled = [[each[int(n)] for n in rng.permutation(len(each))] for each in (prefill, decode)]
-    assert plan.route(*([over_the_wire(each) for each in side] for side in shuffled)) == parts
+    plan.match([rank.seen for rank in sources], [rank.inventory for rank in targets])
+    parts = plan.route([rank.seen for rank in sources], [rank.inventory for rank in targets])
+    # Every decode rank finds the same route, whatever order it learns of the others in.
+    shuffled = [[side[int(n)].seen for n in rng.permutation(len(side))] for side in (sources, targets)]
+    assert plan.route(*shuffled) == parts
     _check_parts(parts, len(sources), len(targets))
 
-    planned, nbytes, blocks = 0, 0, 0
+    planned, blocks = 0, 0
+    nbytes: Counter[str] = Counter()
     for part in parts:
         source, target = sources[part.source], targets[part.target]
         pair = _compile(source, target, part)
@@ -79,16 +71,17 @@ def carry(case: Case) -> Carried:
                 promised += batch.total
                 blocks += batch.count
             assert promised == move.nbytes
-            nbytes += promised
+            nbytes[move.component] += promised
 
-    assert planned == nbytes, "what both sides count is not what moved"
+    assert planned == nbytes.total(), "what both sides count is not what moved"
     for rank, snapshot in zip(sources, before, strict=False):
         assert np.array_equal(rank.space.data, snapshot), "a source was written to"
     expected = 0
     for rank, snapshot, count in zip(targets, before[len(sources) :], written, strict=True):
         expected += _compare(case, rank, sources, snapshot, count)
-    assert expected == nbytes
-    return Carried(blocks, nbytes, sum(bool(part.shares) for part in parts), sum(not part.shares for part in parts))
+    assert expected == nbytes.total()
+    busy = sum(bool(part.shares) for part in parts)
+    return Carried(nbytes, blocks, busy, len(parts) - busy)
 
 
 def copy(batch: Blocks, source: Rank, target: Rank, written: Bytes) -> None:
@@ -130,8 +123,8 @@ def _check_parts(parts: list[Assignment], sources: int, targets: int) -> None:
 def _compile(source: Rank, target: Rank, part: Assignment) -> PairPlan:
     """Both sides compile from what they know themselves and what they were sent."""
     told = over_the_wire(part)
-    at_source = plan.compile_pair(source.inventory, over_the_wire(target.inventory), told)
-    at_target = plan.compile_pair(over_the_wire(source.inventory), target.inventory, part)
+    at_source = plan.compile_pair(source.inventory, target.seen, told)
+    at_target = plan.compile_pair(source.seen, target.inventory, part)
     assert told == part
     assert at_source.digest == at_target.digest
     assert len(at_source.digest) == 16

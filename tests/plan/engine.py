@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +15,15 @@ from statelink.plan import Pages
 from .case import Case, Side, heads_of
 from .space import Array, Bytes, Placed, Space, Wanted
 
-__all__ = ["Piece", "Rank", "instance"]
+__all__ = ["Piece", "Rank", "instance", "over_the_wire"]
+
+T = TypeVar("T")
+
+
+def over_the_wire(value: T) -> T:
+    """What the other process gets of it."""
+    decoded: T = msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
+    return decoded
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class Rank:
     side: Side
     space: Space
     inventory: state.Inventory
+    seen: state.Inventory
+    """The inventory as another process gets it."""
     pieces: list[Piece]
     ids: dict[str, Array] = field(default_factory=dict)
 
@@ -142,7 +152,7 @@ def _rank(
     ]
     described = [_describe(case, side, space, component, tp, pieces) for component in shards]
     inventory = state.describe(name, described, rank=number[0], ranks=number[1], axes={"tp": (tp, side.tp)}, model="m")
-    rank = Rank(case, side, space, inventory, pieces)
+    rank = Rank(case, side, space, inventory, over_the_wire(inventory), pieces)
     for component in shards:
         needed = 1
         if component not in ("mamba", "aux"):

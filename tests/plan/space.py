@@ -108,7 +108,7 @@ class Space:
         """Give every allocation an address, and fill it with noise."""
         self.data = self._rng.integers(0, 256, self._top, np.uint8)
         high = self._rng.choice(1 << 12, len(self._starts), replace=False)
-        ends = [*self._starts[1:], self._top]
+        ends = [*self._starts, self._top][1:]
         for number, start, end in zip(high, self._starts, ends, strict=True):
             address = (int(number) << 52) + int(self._rng.integers(1, 1 << 51))
             self._allocations.append(_Allocation(address, start, end - start))

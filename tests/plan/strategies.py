@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from .case import KINDS, Case, Model, Side
 
-__all__ = ["PROFILE", "TOPOLOGIES", "cases"]
+__all__ = ["KINDS", "PROFILE", "TOPOLOGIES", "cases"]
 
 PROFILE = settings(
     derandomize=True,
@@ -25,6 +27,7 @@ PROFILE = settings(
 Draw = st.DrawFn
 WIDTHS = [(a, b) for a in (1, 2, 3, 4, 6, 8) for b in (1, 2, 3, 4, 6, 8)]
 PAGES = (1, 2, 3, 4, 6, 8)
+SUBSETS = [each for n in (1, 2, 3, 6) for each in itertools.combinations(KINDS, n)]
 TOPOLOGIES = (
     "equal widths",
     "wide to narrow",
@@ -53,12 +56,12 @@ _WIDTHS: dict[str, Callable[[int, int], bool]] = {
 
 
 @st.composite
-def cases(draw: Draw, topology: str) -> Case:
-    """A case of one topology; everything that the topology leaves open is free."""
+def cases(draw: Draw, topology: str, kind: str) -> Case:
+    """A case of one topology with one kind of state, among others; what these leave open is free."""
     fits = _WIDTHS.get(topology, lambda s, d: True)
     staged = topology in ("stages to one", "stages to stages", "draft layers on decode")
     widths = draw(st.sampled_from([(s, d) for s, d in WIDTHS if fits(s, d) and (not staged or s <= 3)]))
-    model = draw(_models(topology, widths))
+    model = draw(_models(topology, kind, widths))
     stages = _stage_counts(draw, topology, model, widths)
     source, target = (
         draw(_sides(topology, model, width, count, is_source=number == 0))
@@ -92,11 +95,11 @@ def cases(draw: Draw, topology: str) -> Case:
 
 
 @st.composite
-def _models(draw: Draw, topology: str, widths: tuple[int, int]) -> Model:
-    depth = draw(st.integers(3 if "stage" in topology or topology == "by layers" else 1, 6))
-    kinds = draw(st.sets(st.sampled_from(KINDS), min_size=2))
+def _models(draw: Draw, topology: str, kind: str, widths: tuple[int, int]) -> Model:
+    depth = draw(st.integers(3 if topology.startswith("stages") or topology == "by layers" else 1, 6))
+    kinds = {kind, *draw(st.sampled_from(SUBSETS))}
     some = st.sets(st.integers(0, depth - 1), min_size=1, max_size=3).map(lambda each: tuple(sorted(each)))
-    layers = {kind: draw(some) if kind in kinds else () for kind in KINDS if kind != "aux"}
+    layers = {each: draw(some) if each in kinds else () for each in KINDS if each != "aux"}
     both = math.lcm(*widths)
     shared = [n for n in range(1, 13) if all(n % width == 0 or width % n == 0 for width in widths)]
     heads = [n for n in shared if topology != "replicated heads" or n < max(widths)]
@@ -154,6 +157,4 @@ def _stage_counts(draw: Draw, topology: str, model: Model, widths: tuple[int, in
 
 
 def _with(side: Side, **changes: object) -> Side:
-    from dataclasses import replace
-
-    return replace(side, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(side, **changes)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_probe() -> None:
 
 @needs_nixl
 def test_start_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(TransferError, match=r"NIXL could not be started.*NIXL_ERR_BACKEND"):
+    with pytest.raises(BackendUnavailableError, match=r"NIXL could not be started.*NIXL_ERR_BACKEND"):
         make("nobody", {"ucx": {"TLS": "smoke_signals"}})
     assert "'smoke_signals' is not available" in capfd.readouterr().out
 

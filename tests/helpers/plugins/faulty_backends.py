@@ -117,7 +117,7 @@ class Faulty(Backend):
 
 
 def _refuse() -> None:
-    raise TransferError("the transport refused", cause="ENOBUFS", backend="faulty")
+    raise TransferError("the transport refused", cause="ENOBUFS")
 
 
 def _defect() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
-import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from . import _iovec, _options
 from ._descriptor import Descriptor, boot_id, pair_key
 from ._frames import MAX_BLOCKS, MAX_BYTES
 from ._grants import Grants
-from ._listener import Known, Listener
+from ._listener import Known, Listener, listen
 from ._ranges import U64, Ranges, RegionTable
 from ._receiver import Receiver
 from ._sender import Sender
@@ -104,8 +104,9 @@ class TcpBackend(Backend):
         self._grants = Grants(Ranges.of(()))
         host = self._options.host or context.host
         try:
+            ipaddress.ip_address(context.host)
             self._listener = Listener(context.link, host, self._options, self._find)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise BackendUnavailableError(
                 "the data port cannot be opened",
                 cause=str(error),
@@ -132,7 +133,7 @@ class TcpBackend(Backend):
         if sys.maxsize < 1 << 32:
             return Probe(ok=False, reason="this is a 32-bit process", hint="use a 64-bit Python")
         try:
-            socket.create_server((options.host or "127.0.0.1", options.port)).close()
+            listen(options.host or "127.0.0.1", options.port).close()
         except OSError as error:
             return Probe(ok=False, reason=f"the data port cannot be opened: {error}", hint="see options host and port")
         copy = _same_host_copy(options)

@@ -19,8 +19,7 @@ class Grant:
     """What one peer may write for one use of a room.
 
     A receiver moves bytes in pieces, and brackets each with `enter` and `leave`. A revoke is complete when no
-    piece is
-    inside: it waits for one system call on memory, and never for a peer.
+    piece is inside: it waits for one system call on memory, and never for a peer.
     """
 
     __slots__ = ("_inside", "_lock", "_owner", "_revokes", "key", "ranges", "revoked")

@@ -8,14 +8,12 @@
       Proof(proof of the key, pid, address)  ------>
                                       <------------  Welcome(copy)
 
-Both prove that they hold the pair's key, over everything said before. At ``address`` the sender has meanwhile
-put a token that only this connection can have. A receiver that reads it there has proven that it can read
-that process's memory, and that ``pid`` means the same process to both (it does not across pid namespaces); a
-fresh token, and not a constant that the peer chose, because otherwise a peer could name the memory of
-somebody else.
+Both prove that they hold the pair's key, over everything said before. At ``address`` the sender has put a token
+that only this connection can have. A receiver that reads it there has proven that it can read that process's
+memory, and that ``pid`` means the same process to both (it does not across pid namespaces). The token is fresh,
+and not a constant that the peer chose: otherwise a peer could name the memory of somebody else.
 
-Nothing is encrypted, and the payload carries no authentication code: the network is trusted beyond this
-point.
+Nothing is encrypted, and the payload carries no authentication code: beyond this point the network is trusted.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ._stream import Lost, Waker, prepare
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["Known", "Listener"]
+__all__ = ["Known", "Listener", "listen"]
 
 log = logging.getLogger("statelink.tcp")
 
@@ -73,6 +73,18 @@ class _Pending:
             self._needed += length
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A data port.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
 class Listener:
     """Listens at the data port and hands authenticated connections to the receivers of their peers.
 
@@ -93,10 +105,7 @@ class Listener:
         self._link = link
         self._options = options
         self._find = find
-        self._sock = socket.create_server(
-            (host, options.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
-        )
-        self._sock.setblocking(False)
+        self._sock = listen(host, options.port)
         self.port: int = self._sock.getsockname()[1]
         self._waker = Waker()
         self._selector = selectors.DefaultSelector()
@@ -136,8 +145,7 @@ class Listener:
             if key.fileobj is self._waker:
                 self._waker.clear()
                 for pending in list(self._pending.values()):
-                    if pending.hello is not None and pending.challenge is None:
-                        self._guard(pending, self._greet)
+                    self._guard(pending, self._greet)
             elif key.fileobj is self._sock:
                 self._accept()
             elif isinstance(key.data, _Pending) and key.data.sock in self._pending:
@@ -198,8 +206,11 @@ class Listener:
             raise Lost("it did not wait to be challenged")
 
     def _greet(self, pending: _Pending) -> None:
-        known = self._find(pending.hello.sender) if pending.hello is not None else None
-        if known is None or pending.hello is None:
+        """Challenge a caller, if it has said who it is, and we know it by now."""
+        if pending.hello is None or pending.challenge is not None:
+            return
+        known = self._find(pending.hello.sender)
+        if known is None:
             return
         pending.challenge = challenge(known.key, pending.hello)
         message = frame(pending.challenge)

@@ -43,10 +43,11 @@ SLICE: Final = 4 << 20
 class Write(Transfer):
     """One submitted batch, and how far it has come. Used by its sender's thread alone, once it is queued."""
 
-    __slots__ = ("_batch", "_frame", "_position", "_vectors", "sequence")
+    __slots__ = ("_batch", "_frame", "_position", "_vectors", "mode", "sequence")
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
+        self.mode = Mode.SEND
         self.sequence = 0
         self._batch: Batch | None = batch
         self._frame: npt.NDArray[np.uint8] | None = None
@@ -64,6 +65,7 @@ class Write(Transfer):
         if mode is Mode.SEND:
             addresses = np.concatenate((addresses, blocks.source))
             nbytes = np.concatenate((nbytes, blocks.nbytes))
+        self.mode = mode
         self.sequence = sequence
         self._frame = frame
         self._vectors = Vectors(addresses, nbytes)
@@ -239,7 +241,7 @@ class Sender:
             raise BadFrameError(f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one")
         if self._unanswered:
             self._unanswered.popleft()
-        if reply.status is Status.RESEND and write.sent:
+        if reply.status is Status.RESEND and write.mode is Mode.COPY and write.sent:
             log.info("%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason)
             self._mode = Mode.SEND
             self._queue.appendleft(write)

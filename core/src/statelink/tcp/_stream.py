@@ -26,8 +26,7 @@ class Lost(Exception):
     """The connection is of no more use.
 
     Attributes:
-        ended: Whether the other end certainly closed it. Our receivers do so only after the last byte they
-            copied.
+        ended: Whether the other end certainly closed it. Our receivers do so only after their last copy.
     """
 
     def __init__(self, reason: str, *, ended: bool = False) -> None:
@@ -211,8 +210,7 @@ def prepare(sock: socket.socket, options: Options) -> None:
 
 
 def _lost(error: OSError) -> Lost:
-    # A reset comes from a socket that is closed, or a machine that has started anew. A timeout proves
-    # nothing.
+    # A reset comes from a socket that is closed, or a machine that has started anew. A timeout proves nothing.
     return Lost(f"the connection broke ({error})", ended=isinstance(error, ConnectionResetError | BrokenPipeError))
 
 

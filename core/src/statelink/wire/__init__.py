@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from ._channel import Channel
 from ._codec import MAX_FRAME, decode, encode, pack_items, read_card, unpack_items, write_card
+from ._lists import (
+    pack_descriptors,
+    pack_int_lists,
+    pack_list_of_buffers,
+    unpack_descriptors,
+    unpack_int_lists,
+    unpack_list_of_buffers,
+)
 from ._messages import (
     KINDS,
     PROTOCOL,
@@ -58,9 +66,15 @@ __all__ = [
     "decode",
     "encode",
     "is_loopback",
+    "pack_descriptors",
+    "pack_int_lists",
     "pack_items",
+    "pack_list_of_buffers",
     "parse_endpoint",
     "read_card",
+    "unpack_descriptors",
+    "unpack_int_lists",
     "unpack_items",
+    "unpack_list_of_buffers",
     "write_card",
 ]

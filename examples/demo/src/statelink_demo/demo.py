@@ -136,6 +136,7 @@ def _start(crew: Crew, settings: Settings, display: Display) -> str:
     for role in roles:
         display.show(role, "loading the model")
         crew.send(role, start)
+    display.show("statelink", "waiting")
     address = ""
     while roles:
         role, event = crew.hear(f"{' and '.join(roles)} to load the model")

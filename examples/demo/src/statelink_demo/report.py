@@ -27,12 +27,12 @@ def print_reports(console: Console, reports: Sequence[RunReport], backend: str, 
         good = sum(verdict.ok for verdict in report.verdicts)
         if report.ok:
             mark, style = "ok", "bold green"
-            said = f"first-step logits bit-equal, {tokens} tokens identical to one process"
+            said = f"as in one process: first-step logits bit-equal, {tokens} tokens identical"
         else:
             mark, style = "WRONG", "bold red"
-            said = "not what one process answers, or not at all"
+            said = "not as in one process, or without an answer"
         count = f"{good if report.ok else len(report.verdicts) - good} of {len(report.verdicts)} requests"
-        _say(console, Text.assemble((f"{mark:5} ", style), f"{report.title}: {count}: {said}"))
+        _say(console, Text.assemble((f"{mark:5} ", style), f"{report.title}: {count} {said}"))
         for verdict in report.verdicts:
             for problem in verdict.problems:
                 _say(console, Text(f"  request {verdict.request} (room {verdict.room}): {problem}"))

@@ -58,7 +58,7 @@ class MooncakeBackend(Backend):
         # There is no cancel, and what a failed call leaves behind goes on in the library's threads.
         fences={(op, side): Fence.MOVER for op in Op for side in Side},
         # The TCP transport takes 1024 entries to a peer, keeps 1024 more waiting for a second, and fails a batch that
-        # exceeds both. So what a failed batch left behind never fails the next one.
+        # exceeds both. This way, what a failed batch left behind does not by its number fail the next one.
         max_blocks=1024,
         max_bytes=32 << 20,
         max_transfers=1,
@@ -88,7 +88,7 @@ class MooncakeBackend(Backend):
         self._engine: Any
         self._engine, status = self._library.engine(context.host, context.options)
         if status != 0:
-            raise TransferError(
+            raise BackendUnavailableError(
                 "Mooncake's engine could not be started",
                 cause=f"it returned {status}, and printed why to standard error",
                 backend=self.name,

@@ -23,7 +23,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 def missing(transport: str) -> Iterator[str]:
     """Everything that ``transport`` needs and is not here, each as a clause."""
     if importlib.util.find_spec("mori") is None:
-        yield "the Python package mori is not installed (it is on no package index; build it from ROCm/mori)"
+        yield "the Python package mori is not installed (it is on no package index: build it from ROCm/mori)"
     if importlib.util.find_spec("torch") is None:
         yield "the Python package torch is not installed, and mori imports it"
     libraries = ["librocm_smi64.so", "libamdhip64.so", *(["libibverbs.so.1"] if transport == "rdma" else [])]
@@ -53,12 +53,8 @@ def active_ports() -> list[str]:
 def _loads(name: str) -> bool:
     """Whether the loader loads a library; asked in another process, which it may end as it likes."""
     code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
-    places = (name, str(ROCM / "lib" / name))
-    return any(
-        subprocess.run([sys.executable, "-c", code, place], capture_output=True, check=False, timeout=60).returncode
-        == 0
-        for place in places
-    )
+    tries = ([sys.executable, "-c", code, place] for place in (name, str(ROCM / "lib" / name)))
+    return any(subprocess.run(each, capture_output=True, check=False, timeout=60).returncode == 0 for each in tries)
 
 
 def _text(path: Path) -> str:

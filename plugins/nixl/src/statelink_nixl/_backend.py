@@ -43,7 +43,7 @@ GREETING = 64
 """Bytes of the first write to a peer."""
 
 MAX_KEPT = 256
-"""Most failed transfers that are kept until the library ends them; a lost peer leaves a few."""
+"""Most transfers that failed or whose peer is gone, and that are kept until the library ends them."""
 
 
 class _Peer:
@@ -77,6 +77,13 @@ class _Work(Transfer):
         """
         if self.outcome is None:
             self.fail(reason, settled=False)
+
+    def ended(self) -> None:
+        """Nothing of it failed, and nothing of it is in progress any more."""
+        if self.outcome is None and self.peer.leaving:
+            self.fail("the peer was disconnected while the transfer was in progress", settled=True)
+        elif self.outcome is None:
+            self.succeed()
 
 
 class NixlBackend(Backend):
@@ -118,9 +125,9 @@ class NixlBackend(Backend):
             self._agent: Any = self._library.agent(context.link, options)
             self._agent.register_memory(row(SCRATCH.ctypes.data, SCRATCH.nbytes), DRAM)
         except self._library.errors as error:
-            raise TransferError(
+            raise BackendUnavailableError(
                 "NIXL could not be started",
-                cause=f"{error}; UCX prints to standard error what it missed",
+                cause=f"{error}; UCX prints what it missed",
                 hint="see `backends` and `ucx` in the options, and UCX_* in the environment",
                 backend=self.name,
                 library=self._library.version,
@@ -206,16 +213,17 @@ class NixlBackend(Backend):
                 self._lock.release()
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer. The library does so once nothing is posted to it any more."""
+        """Forget a peer, once nothing is posted to it any more.
+
+        Its transfers fail when the library ends them: then, and not before, their memory is known to be quiet.
+        """
         with self._lock:
             known = self._peers.get(peer)
-            if known is None:
-                return
-            known.leaving = True
-            self._sweep(self._open())
-            for work in self._works:
-                if work.peer is known:
-                    work.failed("the peer was disconnected while the transfer was in progress")
+            if known is not None:
+                agent = self._open()
+                self._sweep(agent)  # what ended before this succeeded
+                known.leaving = True
+                self._sweep(agent)
 
     def close(self) -> None:
         """Destroy the agent: its threads, its connections and its registrations."""
@@ -309,10 +317,12 @@ class NixlBackend(Backend):
             if work.handles:
                 check = agent.check_xfer_state
                 work.handles = [handle for handle in work.handles if not self._ended(work, handle, check)]
-            if work.outcome is None and not work.handles:
-                work.succeed()
-        for work in [work for work in self._works if work.outcome is not None][:-MAX_KEPT]:
-            self._release(work.handles)  # their bytes may go on, as their outcomes said
+            if not work.handles:
+                work.ended()
+        kept = [work for work in self._works if work.handles and (work.outcome or work.peer.leaving)]
+        for work in kept[:-MAX_KEPT]:
+            work.failed("the peer was disconnected, and the transfer did not end")
+            self._release(work.handles)
             work.handles = []
         self._works = [work for work in self._works if work.handles]
         for known in [known for known in self._peers.values() if known.leaving]:

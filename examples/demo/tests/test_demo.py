@@ -1,0 +1,193 @@
+"""The demo as a user runs it: whole processes, real libraries, and answers that must be right to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.helpers.availability import problem_of
+
+from statelink_demo.crew import Crew, DemoError
+from statelink_demo.demo import CHUNK_TOKENS, LENGTHS
+from statelink_demo.messages import Expect, Expected, Failed, Opened, Prompt, Ready, Serve, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEMO = [sys.executable, "-c", "from statelink.cli import main; main()", "demo"]
+REQUIRED = {"tcp", *filter(None, os.environ.get("STATELINK_REQUIRE", "").split(","))}
+
+PAGE = 2 * 2 * 16 * 4 * 32 * 2
+"""Bytes of one page: keys and values, layers, tokens, heads, width, bytes of a number."""
+SLOT = 6 * (384 * 3 * 2 + 8 * 16 * 32 * 4)
+"""Bytes of one slot: layers, then convolution and recurrent state."""
+ROW = 4 * 64
+
+CHANGES_LOGITS = [
+    *(f"{part}.{layer}" for part in "kv" for layer in (3, 7)),
+    *(f"{part}.{layer}" for part in ("conv", "recurrent") for layer in (0, 1, 2, 4, 5, 6)),
+    "output_ids",
+]
+IS_REFUSED = ["counts", "room"]
+POOLS = [*CHANGES_LOGITS, *IS_REFUSED, "logprobs"]
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=110, check=False)
+
+
+@pytest.mark.parametrize("backend", ["tcp", "nixl", "mooncake"])
+def test_decode_answers_as_one_process_does(backend: str) -> None:
+    if backend != "tcp" and (problem := problem_of(backend)):
+        if backend in REQUIRED:
+            pytest.fail(f"backend {backend} is required and cannot run here: {problem}", pytrace=False)
+        pytest.skip(problem)
+    # The backend that needs nothing runs the demo as it is; the others a smaller one.
+    count, args = (4, []) if backend == "tcp" else (2, ["--requests", "2"])
+    done = run("--backend", backend, *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    verdict = f"{count} of {count} requests as in one process: first-step logits bit-equal, 32 tokens identical"
+    assert f"ok    by chunks of {CHUNK_TOKENS} tokens: {verdict}" in done.stdout
+    assert f"ok    by layers, during the forward pass: {verdict}" in done.stdout
+    assert f"moved from prefill to decode over {backend}" in done.stdout
+    rows = re.findall(r"(kv|mamba|metadata) +│ +([\d,]+) │ +([\d,]+) │ +(\d+) │ +(\d+\.\d)", done.stdout)
+    assert [row[0] for row in rows] == ["kv", "mamba", "metadata"] * 2
+    parts = [(name, int(size.replace(",", "")), int(pushes)) for name, size, _, pushes, _ in rows]
+    for chunks, slots, metadata in (parts[:3], parts[3:]):
+        assert chunks[1] % PAGE == 0
+        assert chunks[1] >= count * PAGE * LENGTHS.start // 16
+        assert (slots[1], metadata[1]) == (count * SLOT, count * ROW)
+    by_chunk, by_layer = parts[0][2], parts[3][2]
+    assert by_chunk >= 2 * count
+    assert by_layer >= 2 * 2 * count  # chunks, times layers with keys and values
+    assert [part[2] for part in (*parts[1:3], *parts[4:])] == [count, count, 6 * count, count]
+    assert "run 2 of 2: generating: " in done.stdout  # what a bar becomes in a pipe
+
+
+@pytest.fixture(scope="module")
+def sabotaged() -> dict[str, Any]:
+    """One more request than there are pools: each has one zeroed after it arrived, the last has none."""
+    chosen = [arg for pool in POOLS for arg in ("--sabotage", pool)]
+    done = run("--json", "--no-by-layer", "--tokens", "2", "--requests", str(len(POOLS) + 1), *chosen)
+    assert (done.returncode, done.stderr) == (1, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["ok"] is False
+    return found
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_pool_that_does_not_arrive_shows(sabotaged: dict[str, Any], pool: str) -> None:
+    (verdict,) = (each for each in sabotaged["runs"][0]["verdicts"] if each["sabotage"] == pool)
+    assert verdict["moved"]
+    assert not verdict["ok"]
+    assert verdict["altered"] == [pool]
+    assert verdict["problems"][0] == f"not what prefill held: {pool} (zeroed on purpose: {pool})"
+    assert verdict["refused"] == (pool in IS_REFUSED)
+    if pool in CHANGES_LOGITS:
+        assert not verdict["logits_equal"]
+        assert re.fullmatch(r"first-step logits differ in \d+ of 512 places", verdict["problems"][1])
+    elif pool in IS_REFUSED:
+        assert verdict["problems"][1].startswith("decode refused it: ")
+    else:
+        assert verdict["problems"][1].startswith("prefill's token arrived as ")
+
+
+def test_what_is_left_alone_beside_it_is_right(sabotaged: dict[str, Any]) -> None:
+    """Also: more requests than the pools can hold at once, so that memory is released and used again."""
+    (report,) = sabotaged["runs"]
+    verdict = report["verdicts"][-1]
+    assert verdict["ok"]
+    assert verdict["logits_equal"]
+    assert verdict["tokens_equal"]
+    assert verdict["problems"] == []
+    tokens = [each["tokens"] for each in report["verdicts"]]
+    sizes = {name: part["nbytes"] for name, part in report["components"].items()}
+    assert sizes == {
+        "kv": sum(-(-n // 16) for n in tokens) * PAGE,
+        "mamba": len(tokens) * SLOT,
+        "metadata": len(tokens) * ROW,
+    }
+    assert report["components"]["kv"]["pushes"] == sum(-(-n // CHUNK_TOKENS) for n in tokens)
+
+
+def test_workers_that_do_not_agree_or_end_are_reported() -> None:
+    """Another model on the other side, a pool that does not exist, a worker that is killed."""
+    prompt = Prompt(1, tuple(range(100)))
+    with Crew("prefill", "decode", timeout=60) as crew:
+        crew.send("prefill", Start(0, "tcp", CHUNK_TOKENS, 30))
+        crew.send("decode", Start(1, "tcp", CHUNK_TOKENS, 30))
+        ready = dict(crew.hear("both") for _ in range(2))
+        assert isinstance(ready["prefill"], Ready)
+        crew.send("decode", Expect((Expected(prompt.room, 100),), ready["prefill"].address, 1))
+        assert isinstance(crew.hear("decode")[1], Opened)
+        role, failed = crew.hear("decode")
+        assert role == "decode"
+        assert isinstance(failed, Failed)
+        assert "model" in failed.why
+        crew.hear("decode to finish")
+        crew.send("decode", Expect((Expected(2, 100, "nothing.0"),), ready["prefill"].address, 1))
+        with pytest.raises(DemoError, match=r"no pool named 'nothing\.0' to zero; there are k\.3, k\.7, "):
+            crew.hear("decode")
+        crew.send("prefill", Serve((prompt,), by_layer=False))
+        (pid,) = (pid for pid in children(os.getpid()) if b"prefill" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DemoError, match=r"(prefill was killed by SIGKILL|decode exited with status 1)"):
+            hear_all(crew)
+    assert not children(os.getpid())
+
+
+def test_an_interrupt_ends_everything() -> None:
+    with subprocess.Popen([*DEMO, "--plain"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        started = list(wait_for_children(demo.pid))
+        demo.send_signal(signal.SIGINT)
+        _, printed = demo.communicate(timeout=20)
+    assert demo.returncode == 1
+    assert printed.strip() == "Aborted!"
+    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        (
+            ["--backend", "nixxl"],
+            1,
+            "Error: no backend named 'nixxl' in group 'statelink.backends' (installed: ",
+        ),
+        (
+            ["--sabotage", "k.3", "--sabotage", "v.3", "--requests", "1"],
+            2,
+            "Error: 2 pools to sabotage, one a request, and only 1 requests",
+        ),
+    ],
+)
+def test_a_mistake_is_told_at_once(args: list[str], status: int, message: str) -> None:
+    done = run(*args)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def hear_all(crew: Crew) -> None:
+    while True:
+        crew.hear("a worker's end")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for_children(pid: int) -> Iterator[int]:
+    until = time.monotonic() + 20
+    while len(found := children(pid)) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    yield from found

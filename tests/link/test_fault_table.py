@@ -1,0 +1,241 @@
+"""Every row of the fault table, on every backend: the right outcome, and a process that stays healthy.
+
+The `pair` fixture runs a whole request over the same links after each test, and looks at every byte.
+"""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+
+from statelink import Status
+from statelink.errors import RoomError, UnsupportedError
+from tests.helpers import peers
+from tests.helpers.pair import Pair, items
+from tests.helpers.pools import Index, Kv, Mamba, hybrid
+from tests.link.conftest import Workshop
+
+TYPES = "tests.helpers.types"
+
+
+def test_unknown_state_type_is_moved_once_both_sides_know_it(workshop: Workshop) -> None:
+    for engine in (workshop.prefill, workshop.decode):
+        engine.run(TYPES, "register")
+    pools = hybrid(mystery=Index(name="mystery", type="acme.index"), swa=None, dsa=None)
+    made = workshop.pair(pools, pools)
+    made.run()
+    made.run(200, 64)
+
+
+@pytest.mark.parametrize("knows", ["prefill", "decode"])
+def test_unknown_state_type_is_refused_by_name(pair: Pair, workshop: Workshop, knows: str) -> None:
+    """One side knows a type that the other does not: a refusal, and not a silence."""
+    engine = workshop.prefill if knows == "prefill" else workshop.decode
+    engine.run(TYPES, "register")
+    pools = hybrid(mystery=Index(name="mystery", type="acme.index"))
+    if knows == "decode":
+        link = workshop.open("decode", pools)
+        receiving = link.receive(71, pair.prefill.address, 64, deadline=20)
+    else:
+        link = workshop.open("prefill", pools)
+        receiving = pair.decode.receive(71, link.address, 64, deadline=20)
+    text = receiving.failed()
+    assert "acme.index" in text
+    assert "deadline" not in text
+
+
+def test_decode_offers_fewer_pages_than_the_request_has(pair: Pair) -> None:
+    case = pair.case(256)
+    receiving, sending = pair.decode.receive(case.room, pair.prefill.address, 256), pair.send(case)
+    pair.push(sending, case)
+    with pytest.raises(RoomError) as error:
+        receiving.accept(items(case, kv=case.target["kv"][:12]))
+    assert str(error.value) == (
+        f"12 items of component 'kv' (room {case.room}, backend {error.value.reason.who['backend']}): "
+        "positions [0, 256) need 16 pages of 16 tokens from position 0\n"
+        "hint: both sides name the same positions; nothing is trimmed"
+    )
+    assert receiving.see().status >= Status.BOOTSTRAPPING
+    receiving.accept(case.target)  # the room is as it was
+    pair.ended(case, receiving, sending)
+
+
+def test_prefill_sends_fewer_pages_than_the_request_has(pair: Pair) -> None:
+    case = pair.case(256)
+    receiving, sending = pair.begin(case)
+    with pytest.raises(RoomError, match=r"12 items of component 'kv' for span \[0, 256\)"):
+        sending.push(items(case, "source", kv=case.source["kv"][:12], swa=[], dsa=None))
+    assert sending.see().status is not Status.FAILED
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
+
+
+def test_prefill_says_that_it_is_done_with_fewer_pages(pair: Pair) -> None:
+    case = pair.case(256)
+    receiving, sending = pair.begin(case)
+    sending.push({"kv": case.source["kv"][:12]}, span=(0, 192))
+    sending.push({"mamba": case.source["mamba"], "aux": case.source["aux"]}, span=(192, 256), last=True)
+    for side in (sending, receiving):
+        text = side.failed()
+        assert "the last push leaves component 'kv' incomplete" in text
+        assert "position 192 of layer 0 was never pushed" in text
+    assert receiving.wait(quiesced=True).quiesced
+    assert sending.wait(quiesced=True).quiesced
+    pair.spoilt(case)
+
+
+def test_window_counts_differ(pair: Pair) -> None:
+    case = pair.case(256)  # the window covers the last 72 tokens: positions 184 to 256, five pages
+    assert len(case.target["swa"]) == 5
+    receiving = pair.decode.receive(case.room, pair.prefill.address, 256)
+    with pytest.raises(RoomError, match=r"8 items of component 'swa'.*\[184, 256\) need 5 pages"):
+        receiving.accept(items(case, swa=[*case.target["swa"], *(n for n in range(30) if n not in case.target["swa"])][:8]))
+    receiving.accept(case.target)
+    sending = pair.send(case)
+    with pytest.raises(RoomError, match=r"8 items of component 'swa' for span \[0, 256\)"):
+        sending.push(items(case, "source", swa=case.source["swa"][:8]))
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
+
+
+@pytest.mark.parametrize("slots", [[1, 2], []])
+def test_mamba_indices_are_not_one(pair: Pair, slots: list[int]) -> None:
+    case = pair.case()
+    receiving, sending = pair.decode.receive(case.room, pair.prefill.address, case.tokens), pair.send(case)
+    wanted = f"{len(slots)} items of component 'mamba'"
+    for call in (
+        lambda: receiving.accept(items(case, mamba=slots)),
+        lambda: sending.push({**case.whole(pair.prefill.memory.pools), "mamba": slots}),
+    ):
+        with pytest.raises(RoomError, match=wanted) as error:
+            call()
+        assert error.value.reason.cause == "type 'mamba' has exactly one slot a request"
+    receiving.accept(case.target)
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
+
+
+def test_mamba_strides_differ(workshop: Workshop) -> None:
+    """Slots lie further apart on decode: what is between them stays as it is."""
+    made = workshop.pair(hybrid(), hybrid(mamba=Mamba(pad=3)))
+    made.run()
+    made.run()
+    turned = workshop.pair(hybrid(mamba=Mamba(pad=2)), hybrid())
+    turned.run()
+
+
+def test_mamba_geometry_differs(pair: Pair, workshop: Workshop) -> None:
+    other = Mamba(groups=(32, 32, 96), inner=(8, 32))
+    decode = workshop.open("decode", hybrid(mamba=other))
+    text = decode.receive(72, pair.prefill.address, 64, deadline=20).failed()
+    assert text == (
+        "prefill and decode do not describe the same state "
+        f"(backend {workshop.backend}, peer {pair.prefill.address}, prefill prefill, decode decode): "
+        "mamba/layers.4.conv: extent of axis 'channel': 160 on decode, 128 on prefill; "
+        "mamba/layers.5.conv: extent of axis 'channel': 160 on decode, 128 on prefill; "
+        "mamba/layers.4.ssm: extent of axis 'state1': 32 on decode, 16 on prefill; "
+        "mamba/layers.5.ssm: extent of axis 'state1': 32 on decode, 16 on prefill\n"
+        "hint: both engines must be configured for the same model, cache dtype and layout"
+    )
+
+
+def test_window_keys_are_smaller_than_values(pair: Pair) -> None:
+    """Legal, and every byte is where it belongs, on either side of a smaller page."""
+    swa = next(pool for pool in pair.prefill.memory.pools if pool.name == "swa")
+    assert isinstance(swa, Kv)
+    assert swa.dim < swa.v_dim
+    for tokens in (40, 72, 88, 200, 256):
+        pair.run(tokens)
+
+
+def test_decode_registers_fewer_buffers(pair: Pair, workshop: Workshop) -> None:
+    decode = workshop.open("decode", hybrid(kv=Kv(layers=(0, 1, 2))))
+    text = decode.receive(73, pair.prefill.address, 64, deadline=20).failed()
+    assert "kv/layers.3.k: absent on decode, present on prefill" in text
+    assert "kv/layers.3.v: absent on decode, present on prefill" in text
+
+
+GARBAGE = [
+    [b""],
+    [b"hello"],
+    [b"hello", b""],
+    [b"hello", b"\xc1"],
+    [b"request", b"\x80"],
+    [b"request", b"\x91" * 5000],
+    [b"\xff" * 300, b"\x00"],
+    [b"hello", b"{}", b"surplus"],
+    [b"failed", bytes(range(256))],
+    [b"hello", b"\xdf\xff\xff\xff\xff"],
+    [b"hello", b"\xdb\xff\xff\xff\xff"],
+]
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_garbage_to_a_control_port(pair: Pair, side: str) -> None:
+    link = pair.prefill if side == "prefill" else pair.decode
+    before = sum(link.snapshot()["dropped_frames"].values())
+    case = pair.case()
+    receiving, sending = pair.begin(case)  # a room is open meanwhile
+    with peers.dialled(link.address) as socket:
+        for frames in GARBAGE:
+            socket.send_multipart(frames)
+        peers.until(lambda: sum(link.snapshot()["dropped_frames"].values()) == before + len(GARBAGE))
+        assert not socket.poll(0, zmq.POLLIN), "garbage is not answered"
+    for raw in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" + b"\x00" * 64, bytes(range(256)) * 64):
+        peers.raw_bytes(link.address, raw)
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
+
+
+def test_send_and_every_push_before_the_request(pair: Pair) -> None:
+    case = pair.case()
+    sending = pair.send(case)
+    pair.push(sending, case, 64, 128)
+    assert sending.see().status is Status.BOOTSTRAPPING
+    assert not sending.see().quiesced
+    receiving = pair.receive(case)
+    pair.ended(case, receiving, sending)
+
+
+def test_request_before_the_send(pair: Pair) -> None:
+    case = pair.case()
+    receiving = pair.receive(case)
+    assert receiving.reach(Status.WAITING).status is Status.WAITING
+    sending = pair.send(case)
+    pair.push(sending, case, 16)
+    pair.ended(case, receiving, sending)
+
+
+@pytest.mark.parametrize("fault", ["refuse", "fail", "defect"])
+def test_transport_refuses_one_batch(workshop: Workshop, fault: str) -> None:
+    made = workshop.pair(backend=f"faulty-{workshop.backend}")
+    made.run()
+    case = made.case()
+    workshop.prefill.run("faulty_backends", "plan", "submit", fault)
+    receiving, sending = made.begin(case)
+    made.push(sending, case)
+    texts = {receiving.failed(), sending.failed()}
+    assert len(texts) == 1, "the first reason is the one that both sides report"
+    (text,) = texts
+    cause = {"refuse": "ENOBUFS", "fail": "the transport failed: EIO", "defect": "a defect of this backend"}[fault]
+    assert cause in text
+    assert f"room {case.room}" in text
+    assert f"faulty-{workshop.backend}" in text
+    for side in (sending, receiving):
+        assert side.wait(quiesced=True).quiesced
+    made.spoilt(case)
+    made.run()  # the same links, the same peers
+    made.idle()
+
+
+def test_backend_that_does_not_declare_the_type(workshop: Workshop) -> None:
+    if workshop.backend != "tcp":
+        pytest.skip("its declaration is made over tcp")
+    with pytest.raises(UnsupportedError) as error:
+        workshop.open("decode", backend="narrow")
+    assert str(error.value) == (
+        "backend 'narrow' does not move state type 'swa' (component swa, instance decode, rank 0): it declares aux, kv\n"
+        "hint: use another backend, or install a package that brings a strategy for this type"
+    )
+    made = workshop.pair(hybrid(swa=None, dsa=None, mamba=None), hybrid(swa=None, dsa=None, mamba=None), backend="narrow")
+    made.run()

@@ -1,0 +1,352 @@
+"""What does not fit is refused when it is opened or when the sides meet, with everything that one needs to know.
+
+One backend is enough here: none of this reaches one. After each refusal at connect, the same prefill link serves
+another decode link, byte for byte (the `pair` fixture).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import statelink
+from statelink import state
+from statelink.errors import (
+    BackendUnavailableError,
+    ConfigError,
+    RoomError,
+    StateError,
+    StatelinkError,
+    TransferError,
+    UnknownBackendError,
+    UnsupportedError,
+)
+from tests.helpers.pair import Pair
+from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
+from tests.link.conftest import Workshop
+
+pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+
+SAME = "hint: both engines must be configured for the same model, cache dtype and layout"
+
+
+def mismatch(pair: Pair, cause: str) -> str:
+    who = f"backend tcp, peer {pair.prefill.address}, prefill prefill, decode decode"
+    return f"prefill and decode do not describe the same state ({who}): {cause}\n{SAME}"
+
+
+DIFFERENCES: list[tuple[str, Sequence[Component], str]] = [
+    (
+        "decode expects a component that prefill lacks",
+        hybrid(extra=Index(name="extra")),
+        "component extra (type dsa): present on decode, absent on prefill",
+    ),
+    (
+        "prefill has a component that decode lacks",
+        hybrid(dsa=None),
+        "component dsa (type dsa): absent on decode, present on prefill",
+    ),
+    (
+        "dtype",
+        hybrid(kv=Kv(dtype="float16", layers=(0,))),
+        "kv/layers.0.k: dtype: float16 on decode, uint16 on prefill; "
+        "kv/layers.0.v: dtype: float16 on decode, uint16 on prefill; "
+        + "; ".join(f"kv/layers.{n}.{part}: absent on decode, present on prefill" for n in (1, 2, 3) for part in "kv"),
+    ),
+    ("format", hybrid(kv=Kv(format="swizzled")), "kv: format: 'swizzled' on decode, '' on prefill"),
+    (
+        "number of heads",
+        hybrid(swa=Kv(name="swa", layers=(6, 7), pages=30, heads=8, window=72, v_dim=24)),
+        "; ".join(
+            f"swa/layers.{n}.{part}: extent of axis 'head': 8 on decode, 2 on prefill" for n in (6, 7) for part in "kv"
+        ),
+    ),
+    (
+        "width of keys",
+        hybrid(swa=Kv(name="swa", layers=(6, 7), pages=30, heads=2, window=72, dim=8, v_dim=24)),
+        "; ".join(f"swa/layers.{n}.k: extent of axis 'dim': 8 on decode, 16 on prefill" for n in (6, 7)),
+    ),
+    (
+        "window",
+        hybrid(swa=Kv(name="swa", layers=(6, 7), pages=30, heads=2, window=64, v_dim=24)),
+        "swa: window: 64 on decode, 72 on prefill",
+    ),
+    (
+        "metadata buffer",
+        hybrid(aux=Aux(widths=(("ids", 16, "int32"), ("hidden", 20, "float32")))),
+        "aux/hidden: present on decode, absent on prefill; aux/logprobs: absent on decode, present on prefill",
+    ),
+    (
+        "type of a component",
+        hybrid(dsa=Kv(name="dsa", layers=(0, 1, 2))),
+        "dsa: type: kv on decode, dsa on prefill; "
+        + "; ".join(
+            f"dsa/layers.{n}.{part}: {there}"
+            for n in (0, 1, 2)
+            for part, there in (
+                ("index_k", "absent on decode, present on prefill"),
+                ("k", "present on decode, absent on prefill"),
+                ("v", "present on decode, absent on prefill"),
+            )
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("pools", "cause"), [each[1:] for each in DIFFERENCES], ids=[each[0] for each in DIFFERENCES])
+def test_pools_that_differ(pair: Pair, workshop: Workshop, pools: Sequence[Component], cause: str) -> None:
+    decode = workshop.open("decode", pools)
+    receiving = decode.receive(50, pair.prefill.address, 64, deadline=20)
+    text = receiving.failed()
+    said, wanted = (set(each.partition("): ")[2].split("; ")) for each in (text, mismatch(pair, cause)))
+    assert said == wanted
+    assert len(text) == len(mismatch(pair, cause))
+    with pytest.raises(RoomError):
+        receiving.check()
+    assert receiving.see().quiesced
+    # The next request over the refused pair is told the same, at once.
+    assert decode.receive(51, pair.prefill.address, 64, deadline=20).failed(3) == text
+
+
+def test_many_differences_are_counted(pair: Pair, workshop: Workshop) -> None:
+    decode = workshop.open("decode", hybrid(kv=Kv(layers=tuple(range(10, 40)))))
+    text = decode.receive(50, pair.prefill.address, 64, deadline=20).failed()
+    assert text.count(";") == 12
+    assert "; and 56 more\n" in text
+
+
+def test_another_model(pair: Pair, workshop: Workshop) -> None:
+    decode = workshop.open("decode", model="qwen@2")
+    text = decode.receive(52, pair.prefill.address, 64, deadline=20).failed()
+    assert text == mismatch(pair, "model: 'qwen@2' on decode, '' on prefill")
+
+
+def test_another_backend(pair: Pair, workshop: Workshop) -> None:
+    decode = workshop.open("decode", backend="faulty-tcp")
+    text = decode.receive(53, pair.prefill.address, 64, deadline=20).failed()
+    assert text == (
+        f"the two sides use different backends (peer {decode.name}): 'tcp' here, 'faulty-tcp' there\n"
+        "hint: configure one backend on both sides"
+    )
+
+
+@pytest.mark.parametrize(("low", "high", "older"), [(2, 3, "this side"), (0, 0, "the peer")])
+def test_no_protocol_version_in_common(pair: Pair, workshop: Workshop, low: int, high: int, older: str) -> None:
+    """Prefill refuses; ``this side`` is then prefill, and its version the older one."""
+    stranger = workshop.engine("stranger")
+    stranger.run("tests.helpers.child", "speak", low, high)
+    decode = workshop.open("decode", engine=stranger)
+    text = decode.receive(54, pair.prefill.address, 64, deadline=20).failed()
+    there = f"protocol {low}" if low == high else f"protocols {low} to {high}"
+    version = statelink.__version__
+    assert text == (
+        f"the two sides speak no protocol version in common (peer {decode.name}): "
+        f"protocol 1 here (core {version}), {there} there (core {version})\n"
+        f"hint: upgrade statelink on {older}"
+    )
+
+
+def test_ranks_are_missing(pair: Pair, workshop: Workshop) -> None:
+    lonely = workshop.open("prefill", rank=1, ranks=3)
+    text = pair.decode.receive(55, lonely.address, 64, deadline=20).failed()
+    assert text == (
+        f"the prefill instance 'prefill' is not complete (backend tcp, peer {lonely.address}): "
+        "it has ranks 0 to 2, and the given addresses reach ranks [1]\n"
+        "hint: give the address of every rank once"
+    )
+    decode = workshop.open("decode", rank=0, ranks=2)
+    text = decode.receive(56, pair.prefill.address, 64, deadline=20).failed()
+    assert text == (
+        f"the decode instance 'decode' is not complete (backend tcp, peer {pair.prefill.address}): "
+        "it has ranks 0 to 1, and the given addresses reach ranks [0]\n"
+        "hint: give the address of every rank once; a decode rank learns of the others through 'siblings'"
+    )
+
+
+def test_ranks_of_two_instances(pair: Pair, workshop: Workshop) -> None:
+    others = [workshop.open("prefill", instance=name, ranks=2, rank=n) for n, name in enumerate("ab")]
+    text = pair.decode.receive(57, [each.address for each in others], 64, deadline=20).failed()
+    assert "ranks of several prefill instances were given as one" in text
+    assert text.endswith(": a, b")
+
+
+def test_a_rank_without_its_part_of_the_heads(pair: Pair, workshop: Workshop) -> None:
+    half = workshop.open("prefill", hybrid(kv=Kv(tp=(0, 2))))
+    text = pair.decode.receive(58, half.address, 64, deadline=20).failed()
+    assert text == (
+        f"no source holds a part of buffer 'layers.0.k' (backend tcp, peer {half.address}, component kv, "
+        "decode decode, rank 0): head [2, 4), dim [0, 16) is held by no prefill rank\n"
+        "hint: every rank of the prefill instance must be present, and describe what it holds in global coordinates"
+    )
+
+
+def test_a_decode_link_is_no_prefill_instance(pair: Pair, workshop: Workshop) -> None:
+    other = workshop.open("decode")
+    text = pair.decode.receive(59, other.address, 64, deadline=20).failed()
+    assert text == f"a peer is not a prefill rank (peer {other.name}): its role is 'decode'"
+
+
+def test_an_instance_that_is_not_configured(pair: Pair) -> None:
+    text = pair.decode.receive(60, "east", 64).failed()
+    assert text == (
+        "no instance named 'east': configured peers: none\n"
+        "hint: add it to 'peers', or pass its addresses (tcp://host:port, one a rank)"
+    )
+
+
+def test_an_instance_by_name(pair: Pair, workshop: Workshop) -> None:
+    decode = workshop.open("decode", peers={"west": (pair.prefill.address,)})
+    made = Pair(pair.prefill, decode)
+    case = made.case()
+    receiving = decode.receive(case.room, "west", case.tokens, case.target)
+    sending = made.send(case)
+    made.push(sending, case)
+    made.ended(case, receiving, sending)
+
+
+def test_the_other_sides_calls(pair: Pair) -> None:
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: pair.decode.send(61, 64), "send() is prefill's: this link's role is 'decode'"),
+        (lambda: pair.prefill.receive(61, "x", 64), "receive() is decode's: this link's role is 'prefill'"),
+    ]
+    for call, text in calls:
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert str(error.value) == text
+        assert error.value.code == "config.role"
+
+
+def inventory(**who: Any) -> state.Inventory:
+    """A small one, in this process."""
+    kind = who.pop("kind", "dram")
+    k, v = (state.Memory.pointer(at << 20, (4, 16, 2, 8), "uint16", 2, kind=kind) for at in (1, 2))
+    return state.describe("here", [state.kv_pages({0: (k, v)}, heads=2)], **who)
+
+
+OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
+    (
+        {"role": "prefill", "backend": "tcp", "lisen": "tcp://127.0.0.1:0"},
+        ConfigError,
+        "unknown key 'lisen' in the configuration of a link: known keys: advertise, backend, deadline, direction, "
+        "heartbeat, insecure, keys, listen, liveness, options, peers, release_after, role, siblings, slice_bytes, "
+        "threads\nhint: did you mean 'listen'?",
+    ),
+    (
+        {"role": "prefill", "backend": "tcp", "options": {"stall_timout": 3}},
+        ConfigError,
+        "unknown key 'stall_timout' in the options of backend 'tcp': known keys: connect_timeout, drain_timeout, "
+        "handshake_timeout, host, max_pending, permit_ptrace, piece_bytes, port, receive_buffer, same_host_copy, "
+        "send_buffer, stall_timeout\nhint: did you mean 'stall_timeout'?",
+    ),
+    (
+        {"role": "prefill", "backend": "tcp", "options": {"port": "70"}},
+        ConfigError,
+        "bad value in the options of backend 'tcp': Expected `int`, got `str` - at `$.port`",
+    ),
+    (
+        {"role": "both", "backend": "tcp"},
+        ConfigError,
+        "bad value in the configuration of a link: Invalid enum value 'both' - at `$.role`",
+    ),
+    (
+        {"role": "prefill"},
+        ConfigError,
+        "bad value in the configuration of a link: Object missing required field `backend`",
+    ),
+    (
+        {"role": "prefill", "backend": "tpc"},
+        UnknownBackendError,
+        "did you mean 'tcp'?",
+    ),
+    (
+        {"role": "decode", "backend": "tcp", "listen": "tcp://0.0.0.0:0"},
+        ConfigError,
+        "this link would listen on tcp://0.0.0.0:0 without keys: "
+        "anyone who reaches that address could read and change requests\n"
+        "hint: configure keys, or set insecure = true on a network that you trust wholly",
+    ),
+    (
+        {"role": "decode", "backend": "tcp", "listen": "ipc:///tmp/x"},
+        ConfigError,
+        "'ipc:///tmp/x' is not an address\nhint: tcp://host:port, or tcp://host:port|public-key",
+    ),
+    (
+        {"role": "decode", "backend": "tcp", "keys": {"secret": "short"}},
+        ConfigError,
+        "keys.secret is not a CURVE key: 5 characters, not 40 of Z85",
+    ),
+    (
+        {"role": "decode", "backend": "tcp", "heartbeat": 1.0, "liveness": 1.5},
+        ConfigError,
+        "liveness must be at least twice the heartbeat: liveness is 1.5 s, heartbeat 1.0 s",
+    ),
+    (
+        {"role": "decode", "backend": "tcp", "deadline": 0.0},
+        ConfigError,
+        "deadline must be above zero: got 0.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "kind", "text"), OPEN)
+def test_configurations(backend: str, config: dict[str, Any], kind: type[StatelinkError], text: str) -> None:
+    with pytest.raises(kind) as error:
+        statelink.open(config, inventory())
+    assert text == str(error.value) or (kind is UnknownBackendError and error.value.hint == text)
+
+
+def test_a_kind_of_memory_that_is_not_declared(backend: str) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        statelink.open({"role": "decode", "backend": "tcp"}, inventory(kind="cuda:0"))
+    assert str(error.value) == (
+        "backend 'tcp' cannot register memory of kind 'cuda:0' (instance here, rank 0): it declares dram"
+    )
+
+
+def test_nothing_to_move(backend: str) -> None:
+    with pytest.raises(ConfigError, match="the inventory has no components"):
+        statelink.open({"role": "decode", "backend": "tcp"}, state.describe("here", []))
+
+
+def test_an_unknown_type_in_an_inventory(backend: str) -> None:
+    with pytest.raises(StateError, match="no state type named 'mamab'.*\nhint: did you mean 'mamba'"):
+        state.Component(name="x", type="mamab", buffers=inventory().components[0].buffers)
+
+
+def test_a_backend_that_fails_while_it_opens(workshop: Workshop) -> None:
+    refused: list[tuple[str, str, type[StatelinkError], str]] = [
+        ("probe", "no such card", BackendUnavailableError, "cannot run here: no such card\nhint: plug it in"),
+        ("register", "refuse", TransferError, "the transport refused: ENOBUFS"),
+        ("register", "defect", TransferError, "memory could not be registered (backend faulty-tcp): ZeroDivisionError"),
+    ]
+    for call, what, kind, text in refused:
+        workshop.decode.run("faulty_backends", "plan", call, what)
+        with pytest.raises(kind) as error:
+            workshop.open("decode", backend="faulty-tcp")
+        assert text in str(error.value)
+        assert not [name for name in workshop.decode.call("threads") if name.startswith(("statelink-", "tcp-"))]
+    workshop.open("decode", backend="faulty-tcp")
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("what", ["refuse", "defect"])
+def test_a_backend_that_fails_to_connect(workshop: Workshop, side: str, what: str) -> None:
+    made = workshop.pair(backend="faulty-tcp")
+    engine = workshop.prefill if side == "prefill" else workshop.decode
+    engine.run("faulty_backends", "plan", "connect", what)
+    text = made.decode.receive(62, made.prefill.address, 64, deadline=20).failed()
+    cause = {"refuse": "ENOBUFS", "defect": "a defect of this backend"}[what]
+    assert cause in text
+    assert "backend faulty-tcp" in text
+    assert "peer " in text
+
+
+def test_mamba_layers_of_another_name(pair: Pair, workshop: Workshop) -> None:
+    """Layers are paired by their numbers, and not by where they stand."""
+    decode = workshop.open("decode", hybrid(mamba=Mamba(layers=(5, 6))))
+    text = decode.receive(63, pair.prefill.address, 64, deadline=20).failed()
+    for label, there in (("4", "absent on decode, present on prefill"), ("6", "present on decode, absent on prefill")):
+        assert f"mamba/layers.{label}.conv: {there}" in text
+    assert "layers.5" not in text

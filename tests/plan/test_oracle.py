@@ -1,0 +1,32 @@
+"""The planner against an oracle that knows nothing of it: see `carry` for what is compared with what."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from .carry import carry
+from .case import Case
+from .strategies import KINDS, PROFILE, TOPOLOGIES, cases
+
+EXAMPLES = 8
+"""Cases per topology and kind of state."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_decode_rank_holds_its_slice_of_the_global_state(topology: str, kind: str) -> None:
+    counted: Counter[str] = Counter()
+
+    @settings(PROFILE, max_examples=EXAMPLES)
+    @given(cases(topology, kind))
+    def check(case: Case) -> None:
+        carried = carry(case)
+        counted["cases"] += kind in case.kinds
+        counted["moved"] += bool(carried.nbytes[kind])
+
+    check()
+    assert counted["cases"] >= EXAMPLES
+    assert counted["moved"] >= EXAMPLES // 2, "too many of the cases have nothing to move"

@@ -43,7 +43,7 @@ class Engine:
         self.links: list[LinkHandle] = []
         self._numbers = itertools.count()
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join([str(ROOT), str(PLUGINS)])
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(PLUGINS)]))
         with ours, theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.helpers.worker", str(theirs.fileno())],
@@ -188,6 +188,10 @@ class RoomHandle:
 
     def accept(self, items: Items, **named: Any) -> None:
         self._engine.call("accept", self._number, items, named)
+
+    def spoiling(self, call: str, items: Items, **named: Any) -> None:
+        """`push` or `accept` with arrays that are overwritten once the call has returned."""
+        self._engine.call("spoiling", self._number, call, items, named)
 
     def abort(self, *why: str) -> None:
         self._engine.call("abort", self._number, {"why": why[0]} if why else {})

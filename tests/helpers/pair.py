@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from statelink import Status
 from tests.helpers.engine import LinkHandle, RoomHandle
 from tests.helpers.expect import Case, carry, positions
 from tests.helpers.pools import Index, Kv
 
-__all__ = ["Pair"]
+__all__ = ["Pair", "items"]
 
 _rooms = itertools.count(1000)
 
@@ -39,7 +38,8 @@ class Pair:
 
     @property
     def backend(self) -> str:
-        return str(self.prefill.name)
+        """Name of the backend, as the link says it."""
+        return str(self.prefill.engine.call("backend_of", self.prefill.key))
 
     def case(self, tokens: int = 200, prefix: int = 0, room: int | None = None) -> Case:
         """A request over items drawn at random; those of decode are nobody else's until `done`."""
@@ -102,12 +102,21 @@ class Pair:
 
     def spoilt(self, case: Case) -> None:
         """A request failed: the items that it named may hold anything, and nothing else has changed."""
+        self.pardon(case)
+        self.done(case)
+        self.verify()
+
+    def pardon(self, case: Case) -> None:
+        """Expect whatever the items that a request named hold now."""
         for name, items in case.target.items():
             for label, array in self.expected.arrays[name].items():
                 if len(array) and items:
                     array[items] = self.decode.memory.arrays[name][label][items]
-        self.done(case)
-        self.verify()
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every request's items were given back."""
+        return not any(self._busy.values())
 
     def done(self, case: Case) -> None:
         """Give the items back."""
@@ -138,6 +147,3 @@ def items(case: Case, side: str = "target", **changes: Any) -> dict[str, Any]:
     usual: Mapping[str, Any] = getattr(case, side)
     merged = {**usual, **changes}
     return {name: value for name, value in merged.items() if value is not None}
-
-
-__all__ += ["Status", "items"]

@@ -19,6 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 import statelink
 from statelink.backend import RoomReport
 from statelink.errors import Reason, StatelinkError
@@ -101,6 +104,12 @@ class Host:
         assert isinstance(room, statelink.Receiving)
         room.accept(items, **self._gated(named))
 
+    def spoiling(self, number: int, call: str, items: dict[str, list[int]], named: dict[str, Any]) -> None:
+        arrays = {name: np.array(ids) for name, ids in items.items()}
+        getattr(self, call)(number, arrays, named)
+        for array in arrays.values():
+            array[:] = -1
+
     def wait(self, number: int, timeout: float, quiesced: bool) -> Seen:
         self.rooms[number].wait(timeout, quiesced=quiesced)
         return self.see(number)
@@ -140,6 +149,10 @@ class Host:
 
     def backend_of(self, key: str) -> str:
         return self.links[key].backend
+
+    def card(self, key: str) -> bytes:
+        """How the link introduces itself."""
+        return msgspec.msgpack.encode(self.links[key]._node.card)
 
     def snapshot(self, key: str) -> dict[str, Any]:
         return self.links[key].snapshot()

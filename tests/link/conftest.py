@@ -61,7 +61,7 @@ class Workshop:
             if engine.process.poll() is not None:
                 engine.end()
                 continue
-            ended = [link.close() for link in list(engine.links)]
+            ended = [link.close(0.5 if untidy else 5.0) for link in list(engine.links)]
             if not untidy and not all(ended):
                 problems.append(f"{engine.name}: close() says that not everything ended")
             left = [name for name in engine.call("threads") if name.startswith(("statelink-", "tcp-"))]
@@ -76,24 +76,56 @@ class Workshop:
             engine.end()
 
 
+class Home:
+    """The pair that every test of a backend uses, made anew when a test has harmed it."""
+
+    def __init__(self, backend: str, folder: Path) -> None:
+        self._backend = backend
+        self._engines = Engine(folder, "prefill"), Engine(folder, "decode")
+        self.pair = self._open()
+
+    def _open(self) -> Pair:
+        prefill, decode = self._engines
+        return Pair(prefill.open("prefill", self._backend, hybrid()), decode.open("decode", self._backend, hybrid()))
+
+    def check(self) -> None:
+        """The next request succeeds, and nothing is left of those before it."""
+        if not self.pair.all_done:
+            self._renew()  # the test failed, and has said so
+            return
+        try:
+            self.pair.run()
+            self.pair.idle()
+            assert self.pair.errors() == []
+        except BaseException:
+            self._renew()
+            raise
+
+    def _renew(self) -> None:
+        self.pair.prefill.close(0.5)
+        self.pair.decode.close(0.5)
+        self.pair = self._open()
+        self.pair.errors()
+
+    def end(self) -> None:
+        for engine in self._engines:
+            engine.end()
+
+
 @pytest.fixture(scope="session")
-def _home(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp(f"home-{backend}")
-    prefill, decode = Engine(folder, "prefill"), Engine(folder, "decode")
+def _home(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(backend, tmp_path_factory.mktemp(f"home-{backend}"))
     try:
-        yield Pair(prefill.open("prefill", backend, hybrid()), decode.open("decode", backend, hybrid()))
+        yield made
     finally:
-        prefill.end()
-        decode.end()
+        made.end()
 
 
 @pytest.fixture
-def pair(_home: Pair) -> Iterator[Pair]:
+def pair(_home: Home) -> Iterator[Pair]:
     """Links between two processes that serve every test of a backend: what one test does must not harm the next."""
-    yield _home
-    _home.run()
-    _home.idle()
-    assert _home.errors() == []
+    yield _home.pair
+    _home.check()
 
 
 @pytest.fixture(scope="session")

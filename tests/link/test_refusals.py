@@ -275,7 +275,7 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
     (
         {"role": "decode", "backend": "tcp", "keys": {"secret": "short"}},
         ConfigError,
-        "keys.secret is not a CURVE key: 5 characters, not 40 of Z85",
+        "keys.secret is not a CURVE key: 40 characters of Z85 are expected",
     ),
     (
         {"role": "decode", "backend": "tcp", "heartbeat": 1.0, "liveness": 1.5},

@@ -21,7 +21,7 @@ def test_token_counts_disagree(pair: Pair) -> None:
     said = {receiving.failed(), sending.failed()}
     assert said == {
         "the two sides disagree on the number of tokens "
-        f"(room {case.room}, peer {pair.decode.name}, backend {backend_of(pair)}): 201 on prefill, 200 on decode"
+        f"(room {case.room}, peer {pair.decode.name}, backend {pair.backend}): 201 on prefill, 200 on decode"
     }
     assert receiving.wait(quiesced=True).quiesced
     pair.spoilt(case)
@@ -35,10 +35,6 @@ def test_token_counts_disagree_and_prefill_is_late(pair: Pair) -> None:
     assert "184 on prefill, 200 on decode" in sending.failed()
     assert "184 on prefill, 200 on decode" in receiving.failed()
     pair.spoilt(case)
-
-
-def backend_of(pair: Pair) -> str:
-    return str(pair.prefill.engine.call("backend_of", pair.prefill.key))
 
 
 WRONG_TARGETS: list[tuple[str, Any, str]] = [
@@ -118,16 +114,16 @@ def test_numpy_integers_are_integers(pair: Pair) -> None:
 WRONG_PUSHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"kv": 12}, {"span": (0, 200)}, "12 items of component 'kv' for span [0, 200): 13 pages of 16 tokens"),
     ({"kv": 14}, {"span": (0, 200)}, "14 items of component 'kv' for span [0, 200)"),
-    ({"kv": 13}, {"span": (0, 201)}, "span [0, 201) of a push: the room has 200 tokens"),
-    ({"kv": 13}, {"span": (-16, 200)}, "span [-16, 200) of a push"),
-    ({"kv": 13}, {"span": (200, 0)}, "span [200, 0) of a push"),
+    ({"kv": 13}, {"span": (0, 201)}, "span of a push ends is 201: not from 0 to 200"),
+    ({"kv": 13}, {"span": (-16, 200)}, "span of a push begins is -16: not from 0 to 200"),
+    ({"kv": 13}, {"span": (200, 0)}, "span [200, 0) of a push: the room has 200 tokens"),
     ({"kv": 5}, {"span": (8, 80)}, "span [8, 80) splits a page of component 'kv': a page has 16 tokens"),
     ({"kv": 5}, {"span": (0, 72)}, "span [0, 72) splits a page of component 'kv'"),
     ({"kv": 13}, {"span": (0.0, 200.0)}, "span"),
     ({"kv": 13}, {"span": (0,)}, "span"),
     ({"kv": 13}, {"span": "ab"}, "span"),
     ({"kv": 13}, {"layers": (2, 2)}, "layers (2, 2) of a push"),
-    ({"kv": 13}, {"layers": (-1, 2)}, "layers (-1, 2) of a push"),
+    ({"kv": 13}, {"layers": (-1, 2)}, "layers of a push begins is -1"),
     ({"kv": 13}, {"layers": (0.5, 2)}, "layers"),
     ({"kv": 13}, {"layers": (0, 1 << 70)}, "layers"),
     ({"mamba": 1}, {"span": (0, 64)}, "component 'mamba' is pushed with span [0, 64)"),
@@ -146,7 +142,9 @@ def test_pushes_that_do_not_fit(pair: Pair) -> None:
         given = {name: list(range(count)) for name, count in counts.items()}
         with pytest.raises(RoomError) as error:
             sending.push(given, **named)
-        assert text in str(error.value), (counts, named)
+        reason = error.value.reason
+        assert text in f"{reason.what}: {reason.cause}", (counts, named)
+        assert reason.who == {"room": str(case.room), "backend": pair.backend}
     for bad in ([48] * 13, [-1] * 13, np.arange(13.0), np.zeros((13, 1), int)):
         with pytest.raises(RoomError, match="component 'kv'"):
             sending.push({**case.whole(pair.prefill.memory.pools), "kv": bad})
@@ -161,7 +159,7 @@ def test_pushes_that_do_not_fit(pair: Pair) -> None:
 @pytest.mark.parametrize("room", [0, -1, 1 << 64, 1.0, "7", None, True, b"\x01"])
 def test_ids_that_are_none(pair: Pair, room: Any) -> None:
     for call in (lambda: pair.prefill.send(room, 64), lambda: pair.decode.receive(room, pair.prefill.address, 64)):
-        with pytest.raises(RoomError, match=r"is not a room id .*: an integer from 1 to 2\^64 - 1 is"):
+        with pytest.raises(RoomError, match=f"a room id is .*from 1 to {(1 << 64) - 1}"):
             call()
 
 
@@ -169,7 +167,7 @@ def test_ids_that_are_none(pair: Pair, room: Any) -> None:
 @pytest.mark.parametrize("tokens", [0, -5, 1.5, None, True, 1 << 60])
 def test_numbers_of_tokens_that_are_none(pair: Pair, tokens: Any) -> None:
     for call in (lambda: pair.prefill.send(9, tokens), lambda: pair.decode.receive(9, pair.prefill.address, tokens)):
-        with pytest.raises(RoomError, match="a room of .* tokens"):
+        with pytest.raises(RoomError, match="the number of tokens of room 9 is .*from 1 to "):
             call()
 
 
@@ -201,11 +199,8 @@ def test_a_room_is_used_twice(pair: Pair) -> None:
         receiving.accept(case.target)
     pair.push(sending, case)
     pair.ended(case, receiving, sending)
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError, match="its last push was made"):
         sending.push({"kv": []})
-    with pytest.raises(ClosedError):
-        receiving.accept(case.target)
-
 
 def test_a_room_id_is_used_again(pair: Pair) -> None:
     for _ in range(5):

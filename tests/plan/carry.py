@@ -58,10 +58,8 @@ def carry(case: Case) -> Carried:
         source, target = sources[part.source], targets[part.target]
         pair = _compile(source, target, part)
         for component in pair.components.values():
-            first, last = plan.due(
-                component.source, component.target, component.granule, case.tokens, case.prefix
-            )
-            planned += component.grain_nbytes * (last - first)
+            owed = plan.due(component.source, component.target, case.tokens, case.prefix)
+            planned += component.grain_nbytes * len(owed)
             assert component.grain_nbytes == sum(component.layer_nbytes.values())
         for move in _moves(case, source, target, pair, rng):
             promised = 0
@@ -144,8 +142,8 @@ def _moves(
             component = pair.components[name]
             given = source.given(name, push.span, rng)
             items = plan.pushed(component.source, case.tokens, prefix, push.span, given)
-            within = plan.due(component.source, component.target, component.granule, case.tokens, case.prefix)
-            yield plan.plan_move(component, items, wanted[name], within, push.layers)
+            owed = plan.due(component.source, component.target, case.tokens, case.prefix)
+            yield plan.plan_move(component, items, wanted[name], owed, push.layers)
 
 
 def _accepted(target: Rank, component: str, rng: np.random.Generator) -> Any:

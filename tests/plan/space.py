@@ -64,7 +64,7 @@ class Space:
         """Lay arrays out: ``separate``, ``stacked`` in one allocation, or in one ``envelope`` per item."""
         if style == "envelope" and len({each.items for each in wanted}) == 1:
             return self._envelope(wanted, padded)
-        if style == "stacked":
+        if style != "separate":
             self._begin()
         placed = []
         for each in wanted:

@@ -50,13 +50,13 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     backend_type = load_backend(settings.backend)
     who = {"backend": settings.backend}
     options = read_options(backend_type.Options, settings.options, f"options of backend {settings.backend!r}")
-    strategies = _strategies(backend_type, inventory, hooks)
-    _check_capabilities(backend_type, settings, inventory)
     probe = backend_type.probe(options)
     if not probe.ok:
         raise BackendUnavailableError(
             f"backend {settings.backend!r} cannot run here", cause=probe.reason, hint=probe.hint
         )
+    strategies = _strategies(backend_type, inventory, hooks)
+    _check_capabilities(backend_type, settings, inventory)
     found = rendezvous or StaticRendezvous(settings.peers)
     name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
     channel = Channel(

@@ -73,7 +73,7 @@ def test_wrong_answers_are_named() -> None:
         "request 3 (room 3): token 2 is 9, the reference has 2",
         "request 4 (room 4): prefill's token arrived as 6 with logprob -0.5, the reference has 5 with -0.5",
         "request 5 (room 5): decode refused it: row 3 belongs to room 0, not to room 5",
-        "request 6 (room 6): the room failed on decode: component 'kv' was never pushed",
+        "request 6 (room 6): the room failed: component 'kv' was never pushed",
         "request 7 (room 7): prefill and decode did not come to an end",
     ):
         assert line in text

@@ -9,7 +9,7 @@ import numpy as np
 
 from statelink.backend import Blocks, Moved
 from statelink.errors import Reason, RoomError
-from statelink.plan import ComponentPlan, Move, due, plan_move
+from statelink.plan import ComponentPlan, Move, plan_move
 
 from ._hook_room import HookRoom
 from ._mover import Moving, move, reason_of
@@ -69,13 +69,11 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
 
 
 def _moves(delivery: Delivery, push: Push) -> Iterator[tuple[ComponentPlan, Move]]:
-    request = delivery.request
     for name, items in push.items.items():
         plan = delivery.plan.components.get(name)
         if plan is None:
             continue  # held by this rank, and assigned to another writer: the plan's digest vouches for it
-        within = due(plan.source, plan.target, plan.granule, request.tokens, request.prefix)
-        piece = plan_move(plan, items, delivery.targets[name], within, push.layers)
+        piece = plan_move(plan, items, delivery.targets[name], delivery.owed(name), push.layers)
         if piece.nbytes:
             yield plan, piece
 
@@ -87,25 +85,23 @@ def _cover(delivery: Delivery, plan: ComponentPlan, piece: Move) -> None:
         RoomError: Some of them were moved before: the engine's pushes overlap.
     """
     name = piece.component
-    request = delivery.request
-    first, last = due(plan.source, plan.target, plan.granule, request.tokens, request.prefix)
-    covered = delivery.covered.setdefault(name, np.zeros((len(plan.layers), last - first), np.bool_))
-    rows = [
-        row
-        for row, layer in enumerate(plan.layers)
-        if piece.layers is None or piece.layers[0] <= layer < piece.layers[1]
-    ]
-    low, high = piece.grains
-    part = covered[np.ix_(rows, range(low - first, high - first))]
-    if part.any():
+    covered = delivery.covered.setdefault(name, np.zeros((len(plan.layers), len(delivery.owed(name))), np.bool_))
+    layers = np.array(plan.layers)
+    rows = slice(None)
+    if piece.layers is not None:
+        # Layers are in order, so that those of a push are neighbours.
+        rows = slice(*np.searchsorted(layers, piece.layers).tolist())
+    if covered[rows, piece.due].any():
+        low, high = piece.grains
         raise RoomError(
             f"component {name!r} is pushed twice",
-            cause=f"granules of {plan.granule} tokens from {low * plan.granule} to {high * plan.granule} overlap "
-            "with an earlier push",
+            cause=f"some of positions {low * plan.granule} to {high * plan.granule} were in an earlier push"
+            if plan.target.page
+            else "its item was in an earlier push",
             component=name,
             code="room.overlap",
         )
-    covered[np.ix_(rows, range(low - first, high - first))] = True
+    covered[rows, piece.due] = True
 
 
 def _check_covered(delivery: Delivery) -> None:
@@ -114,18 +110,16 @@ def _check_covered(delivery: Delivery) -> None:
     Raises:
         RoomError: Names the component and the first position or layer that is missing.
     """
-    request = delivery.request
     for name, plan in delivery.plan.components.items():
-        first, last = due(plan.source, plan.target, plan.granule, request.tokens, request.prefix)
+        owed = delivery.owed(name)
         covered = delivery.covered.get(name)
-        if covered is not None and covered.all():
-            continue
-        if first == last:
+        if not len(owed) or (covered is not None and covered.all()):
             continue
         holes = np.argwhere(~covered) if covered is not None else np.array([[0, 0]])
-        row, grain = (int(n) for n in holes[0])
+        row, place = (int(n) for n in holes[0])
         layer = plan.layers[row]
-        where = f"position {(first + grain) * plan.granule}" if plan.target.page else "its item"
+        grain = owed.first + place if owed.grains is None else int(owed.grains[place])
+        where = f"position {grain * plan.granule}" if plan.target.page else "its item"
         raise RoomError(
             f"the last push leaves component {name!r} incomplete",
             cause=f"{where}{f' of layer {layer}' if layer >= 0 else ''} was never pushed",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from statelink import wire
 from statelink.backend import Moved
 from statelink.errors import MismatchError, Reason, StatelinkError
-from statelink.plan import Items, Pages, required
+from statelink.plan import Items, required
 
 from ._deadlines import Deadlines
 from ._delivery import Delivered, deliver
@@ -191,10 +191,8 @@ class PrefillRole:
             given = request.items.get(name)
             if given is None:
                 raise MismatchError(f"a request lacks component {name!r}", code="room.items", component=name)
-            ids = wire.unpack_items(given)
-            target = component_plan.target
-            listed = Pages(ids, given.first * target.page) if target.page else ids
-            targets[name] = required(target, request.tokens, request.prefix, listed)
+            listed = Items(wire.unpack_items(given), given.first)
+            targets[name] = required(component_plan.target, request.tokens, request.prefix, listed)
         hooks = {name: self._node.strategies[name].sender() for name in plan.components}
         for name, hook in hooks.items():
             hook.open(HookRoom(self._node, request, peer.name, name), request.prepared.get(name, b""))

@@ -142,8 +142,7 @@ class Receiving(Room):
         """Bytes that a writer must move, per component: computed here, never taken from the writer."""
         expected = {}
         for name, part in plan.components.items():
-            first, last = due(part.source, part.target, part.granule, self._tokens, self._prefix or 0)
-            expected[name] = part.grain_nbytes * (last - first)
+            expected[name] = part.grain_nbytes * len(due(part.source, part.target, self._tokens, self._prefix or 0))
         return expected
 
     def _settle(self) -> None:

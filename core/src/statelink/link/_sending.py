@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink.errors import ClosedError, Reason, RoomError
-from statelink.plan import Items, PairPlan, pushed, whole
+from statelink.plan import Due, Items, PairPlan, due, item_positions, pushed, whole
 from statelink.state import IndexSpace
 
 from ._room import Ready, Room
@@ -62,6 +62,7 @@ class Delivery:
         targets: Destination items per component.
         hooks: Send hook per component.
         covered: Per component, which granules of which layer were moved: bool, one row a layer.
+        dues: What is due, per component; kept once it was computed.
         moved: What was moved.
         cancelled: Set when the room failed.
         jobs: Jobs that were posted and have not reported back.
@@ -78,6 +79,7 @@ class Delivery:
     targets: dict[str, Items]
     hooks: dict[str, SendHook]
     covered: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    dues: dict[str, Due] = field(default_factory=dict)
     moved: dict[str, Moved] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
     jobs: int = 0
@@ -86,6 +88,14 @@ class Delivery:
     finished: bool = False
     accepted: bool = False
     drained: bool = False
+
+    def owed(self, component: str) -> Due:
+        """What of a component must move, all pushes together."""
+        known = self.dues.get(component)
+        if known is None:
+            plan = self.plan.components[component]
+            known = self.dues[component] = due(plan.source, plan.target, self.request.tokens, self.request.prefix)
+        return known
 
     @property
     def still(self) -> bool:
@@ -184,10 +194,11 @@ class Sending(Room):
                 )
             kind = component.kind
             if kind.positional:
-                if span[0] % component.page or (span[1] % component.page and span[1] != self._tokens):
+                step = item_positions(component)
+                if span[0] % step or (span[1] % step and span[1] != self._tokens):
                     raise self._error(
                         f"span [{span[0]}, {span[1]}) splits a page of component {name!r}",
-                        cause=f"a page has {component.page} tokens",
+                        cause=f"a page has {step} tokens",
                     )
             elif span[1] != self._tokens or (kind.with_last and not final):
                 when = "the last push" if kind.with_last else "a push that reaches the end of the request"

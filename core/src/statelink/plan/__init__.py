@@ -10,10 +10,12 @@ from __future__ import annotations
 from ._blocks import Blocks
 from ._boxes import Box
 from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
+from ._items import Items, Pages, pushed, required
 from ._match import differences, match
 from ._move import Move, plan_move
 from ._numbers import whole
-from ._positions import Items, Pages, due, pushed, required, required_span
+from ._pairing import Due, due
+from ._positions import item_positions, required_span
 from ._route import Assignment, Share, route
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Blocks",
     "Box",
     "ComponentPlan",
+    "Due",
     "Items",
     "Move",
     "Pages",
@@ -30,6 +33,7 @@ __all__ = [
     "compile_pair",
     "differences",
     "due",
+    "item_positions",
     "match",
     "plan_move",
     "pushed",

@@ -153,7 +153,7 @@ def runs_of(source: Layout, target: Layout, boxes: Sequence[Box], granule: int) 
         source: The source's item.
         target: The destination's item; same dtype, axes and position axis.
         boxes: Disjoint boxes that this source writes.
-        granule: Positions that move together; the whole item where it has no position axis.
+        granule: Rows of the position axis that move together; not used where there is none.
     """
     parts: list[Runs] = []
     for box in boxes:

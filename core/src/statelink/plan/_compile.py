@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -13,11 +12,13 @@ import numpy.typing as npt
 from statelink.errors import MismatchError, StateError
 
 from ._boxes import Box, Runs, intersect, runs_of
+from ._pairing import granule_of
 
 if TYPE_CHECKING:
     from statelink.state import Buffer, Component, Inventory
 
     from ._route import Assignment, Share
+
 
 __all__ = ["ComponentPlan", "Group", "PairPlan", "compile_pair"]
 
@@ -115,7 +116,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
     named: set[tuple[str, str]] = set()
     for share in assignment.shares:
         ours, theirs = _component(target, share), _component(source, share)
-        granule = _granule(theirs, ours)
+        granule = granule_of(theirs, ours)
         here = {buffer.name: buffer for buffer in ours.buffers}
         there = {buffer.name: buffer for buffer in theirs.buffers}
         for name in share.buffers:
@@ -130,7 +131,8 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
             runs = tables.get(key)
             if runs is None:
                 fits = a.layout.axes == b.layout.axes and a.layout.itemsize == b.layout.itemsize
-                made = runs_of(a.layout, b.layout, share.boxes, granule) if fits else None
+                rows = _rows(assignment, share, theirs, a, granule)
+                made = runs_of(a.layout, b.layout, share.boxes, rows) if fits else None
                 if made is None:
                     raise _refused(assignment, share, name, "a box of it is not held by both sides")
                 runs = tables[key] = made
@@ -149,7 +151,7 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
     return ComponentPlan(
         source=theirs,
         target=ours,
-        granule=_granule(theirs, ours),
+        granule=granule_of(theirs, ours),
         groups=groups,
         fused=_groups(source, target, _fuse(pairs)) if len(pairs) > 1 else groups,
         grain_nbytes=sum(layer_nbytes.values()),
@@ -214,8 +216,13 @@ def _addresses(inventory: Inventory, buffers: list[Buffer]) -> U64:
     return np.array(addresses, np.uint64)
 
 
-def _granule(source: Component, target: Component) -> int:
-    return math.gcd(source.page, target.page) or 1
+def _rows(assignment: Assignment, share: Share, component: Component, buffer: Buffer, granule: int) -> int:
+    """Rows of a granule: fewer than its positions where a buffer is compressed."""
+    ratio = component.ratio(buffer) or 1
+    if granule % ratio:
+        cause = f"a row stands for {ratio} positions, and the two sides' pages are cut every {granule}"
+        raise _refused(assignment, share, buffer.name, cause)
+    return granule // ratio
 
 
 def _component(inventory: Inventory, share: Share) -> Component:

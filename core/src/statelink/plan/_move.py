@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ._blocks import Blocks
-from ._positions import Items, Pairs, pair
+from ._pairing import Due, Pairs, pair
 
 if TYPE_CHECKING:
     from ._compile import ComponentPlan, Group
+    from ._items import Items
 
 __all__ = ["Move", "plan_move"]
 
@@ -47,8 +48,13 @@ class Move:
 
     @property
     def grains(self) -> tuple[int, int]:
-        """``[first, last)`` granules of the sequence that move (positions divided by the plan's granule)."""
-        return self._pairs.first, self._pairs.first + len(self._pairs)
+        """``[first, last)`` granules of the sequence between which everything lies that moves."""
+        return self._pairs.grains
+
+    @property
+    def due(self) -> slice | I64:
+        """Places of the granules that move, among those that are due."""
+        return self._pairs.due
 
     def blocks(self, max_blocks: int = MAX_BATCH) -> Iterator[Blocks]:
         """The blocks of this move, in batches of at most ``max_blocks``.
@@ -83,11 +89,7 @@ class Move:
 
 
 def plan_move(
-    plan: ComponentPlan,
-    source: Items,
-    target: Items,
-    within: tuple[int, int],
-    layers: tuple[int, int] | None = None,
+    plan: ComponentPlan, source: Items, target: Items, owed: Due, layers: tuple[int, int] | None = None
 ) -> Move:
     """Pair up two lists of items and say what moves between them.
 
@@ -95,11 +97,10 @@ def plan_move(
         plan: Compiled for this pair of ranks.
         source: The source's items.
         target: The destination's items.
-        within: The granules that are `due` for the request.
+        owed: What is `due` for the request.
         layers: ``[first, last)`` model layers; all buffers when not given.
     """
-    pairs = pair(source, target, (plan.source.page, plan.target.page), plan.granule, within)
-    return Move(plan, pairs, layers)
+    return Move(plan, pair(plan.source, plan.target, source, target, owed), layers)
 
 
 def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from statelink.errors import MismatchError
-from statelink.state import Buffer, Inventory, Layout
+from statelink.state import Buffer, Component, Inventory, Layout, Partition
 
 from ._boxes import Box, cells, intersect, merge_boxes, slab_box
 
@@ -42,15 +44,25 @@ class Assignment(msgspec.Struct, frozen=True):
     shares: tuple[Share, ...]
 
 
-Holder = tuple[int, Layout]
+class _Cell(NamedTuple):
+    box: Box
+    owners: list[int]
+    optional: bool
+
+
+class _Holder(NamedTuple):
+    rank: int
+    layout: Layout
+    partition: Partition
 
 
 def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[Assignment]:
     """Assign every byte of every destination slab to exactly one source.
 
-    Sources that hold the same box share the load: the election rotates by destination and by buffer. A source that
-    nobody reads from still gets an assignment, without shares, from destination ``rank mod number of destinations``,
-    so that each source rank hears of each request.
+    Sources that hold the same box of the same positions share the load: the election rotates by destination and by
+    buffer. Sources that hold different positions each write theirs. A source that nobody reads from still gets an
+    assignment, without shares, from destination ``rank mod number of destinations``, so that each source rank hears of
+    each request.
 
     Every decode rank computes the same list from the same inventories. Inventories are taken in order of rank.
 
@@ -58,27 +70,30 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
         MismatchError: No source holds some part of a destination's buffer, or a slab has gaps.
     """
     routes: dict[tuple[int, int], dict[tuple[str, tuple[Box, ...]], list[str]]] = {}
-    cut: dict[tuple[object, ...], list[tuple[Box, list[int]]]] = {}
+    cut: dict[tuple[object, ...], list[list[_Cell]]] = {}
     sources = sorted(sources, key=lambda inventory: inventory.rank)
     targets = sorted(targets, key=lambda inventory: inventory.rank)
     holders = _holders(sources)
     for target in targets:
         for component in target.components:
-            _check_partition(component.name, component.partition.kind, target)
             for number, buffer in enumerate(component.buffers):
                 held = holders.get((component.name, buffer.name), [])
-                if not buffer.count or (not held and _may_stay(buffer, component.kind.elide_empty)):
+                if not buffer.count or (not held and (buffer.optional or component.kind.elide_empty)):
                     continue
                 # Buffers of one geometry, held by the same ranks, are cut alike.
-                key = (buffer.layout, *held)
+                key = (buffer.layout, component.partition, *held)
                 owned = cut.get(key)
                 if owned is None:
-                    owned = cut[key] = _owners(buffer.layout, held)
+                    owned = cut[key] = [
+                        _owners(buffer.layout, sharing) for sharing in _sharings(target, component, buffer, held)
+                    ]
                 chosen: dict[int, list[Box]] = {}
-                for cell, owners in owned:
-                    if not owners:
-                        raise _unheld(target, component.name, buffer, cell)
-                    chosen.setdefault(owners[(target.rank + number) % len(owners)], []).append(cell)
+                for cell in itertools.chain.from_iterable(owned):
+                    if cell.owners:
+                        writer = cell.owners[(target.rank + number) % len(cell.owners)]
+                        chosen.setdefault(writer, []).append(cell.box)
+                    elif not cell.optional:
+                        raise _unheld(target, component.name, buffer, cell.box)
                 for writer, boxes in chosen.items():
                     shares = routes.setdefault((writer, target.rank), {})
                     shares.setdefault((component.name, merge_boxes(boxes)), []).append(buffer.name)
@@ -91,48 +106,73 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
     ]
 
 
-def _holders(sources: Sequence[Inventory]) -> dict[tuple[str, str], list[Holder]]:
-    found: dict[tuple[str, str], list[Holder]] = {}
+def _holders(sources: Sequence[Inventory]) -> dict[tuple[str, str], list[_Holder]]:
+    found: dict[tuple[str, str], list[_Holder]] = {}
     for source in sources:
         for component in source.components:
-            _check_partition(component.name, component.partition.kind, source)
             for buffer in component.buffers:
                 if buffer.count:
-                    found.setdefault((component.name, buffer.name), []).append((source.rank, buffer.layout))
+                    holder = _Holder(source.rank, buffer.layout, component.partition)
+                    found.setdefault((component.name, buffer.name), []).append(holder)
     return found
 
 
-def _owners(target: Layout, held: Sequence[Holder]) -> list[tuple[Box, list[int]]]:
+def _sharings(
+    target: Inventory, component: Component, buffer: Buffer, held: Sequence[_Holder]
+) -> list[Sequence[_Holder]]:
+    """Holders by the positions that they hold: each such set must hold the whole box, since its positions are its own.
+
+    Raises:
+        MismatchError: Some positions are held by nobody, or positions are spread in two ways at once.
+    """
+    found: dict[Partition, list[_Holder]] = {}
+    for holder in held:
+        found.setdefault(holder.partition, []).append(holder)
+    if Partition() in found:
+        return [found[Partition()]]
+    ways = {(partition.kind, partition.size, partition.block) for partition in found}
+    if len(ways) > 1:
+        raise _spread(target, component, buffer, f"prefill spreads its positions in {len(ways)} ways")
+    if not found:
+        return [held]
+    ours = component.partition
+    kind, size, block = ways.pop()
+    # Where both sides deal positions out alike, each destination has its one counterpart.
+    alike = kind == "cyclic" and (ours.kind, ours.size, ours.block) == (kind, size, block)
+    indices = [ours.index] if alike else list(range(size))
+    missing = [index for index in indices if Partition(kind, size, index, block) not in found]
+    if missing:
+        raise _spread(target, component, buffer, f"nobody holds share {missing[0]} of {size} of its positions")
+    return [found[Partition(kind, size, index, block)] for index in indices]
+
+
+def _owners(target: Layout, held: Sequence[_Holder]) -> list[_Cell]:
     """Cells of what the destination holds, each with the ranks that hold it, in order of rank."""
-    boxes = [(rank, slab_box(layout, slab)) for rank, layout in held for slab in layout.slabs]
-    owned = [
-        (cell, sorted({rank for rank, box in boxes if intersect(cell, box) == cell}))
-        for slab in target.slabs
-        for cell in cells(slab_box(target, slab), (box for _, box in boxes))
-    ]
-    for layout in (target, *(layout for _, layout in held)):
+    for layout in (target, *(holder.layout for holder in held)):
         if any(slab.stepped for slab in layout.slabs):
             raise MismatchError(
                 "slabs with gaps between their coordinates cannot be routed",
                 hint="describe positions that are dealt out over ranks by the component's partition",
                 code="mismatch.step",
             )
-    return owned
+    boxes = [(holder.rank, slab_box(holder.layout, slab)) for holder in held for slab in holder.layout.slabs]
+    return [
+        _Cell(cell, sorted({rank for rank, box in boxes if intersect(cell, box) == cell}), slab.optional)
+        for slab in target.slabs
+        for cell in cells(slab_box(target, slab), (box for _, box in boxes))
+    ]
 
 
-def _may_stay(buffer: Buffer, elide: bool) -> bool:
-    return buffer.optional or elide
-
-
-def _check_partition(component: str, kind: str, inventory: Inventory) -> None:
-    if kind != "all":
-        raise MismatchError(
-            f"positions of component {component!r} are partitioned as {kind!r}",
-            cause="this version plans components whose ranks hold all positions",
-            instance=inventory.instance,
-            rank=inventory.rank,
-            code="mismatch.partition",
-        )
+def _spread(target: Inventory, component: Component, buffer: Buffer, cause: str) -> MismatchError:
+    return MismatchError(
+        f"the positions of buffer {buffer.name!r} cannot be put together",
+        cause=cause,
+        hint="every prefill rank that holds a share of the positions must be present",
+        code="mismatch.partition",
+        component=component.name,
+        decode=target.instance,
+        rank=target.rank,
+    )
 
 
 def _unheld(target: Inventory, component: str, buffer: Buffer, cell: Box) -> MismatchError:

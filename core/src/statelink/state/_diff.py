@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._inventory import Buffer, Component, Inventory
+    from ._layout import Layout
 
 __all__ = ["Difference", "diff_components", "diff_inventories"]
 
@@ -51,7 +52,7 @@ def diff_components(ours: Component, theirs: Component) -> list[Difference]:
     found: list[Difference] = []
     if ours.kind.name != theirs.kind.name:
         found.append(Difference(f"{name}: type", ours.type, theirs.type))
-    for field in ("format", "window"):
+    for field in ("format", "window", "group", "keep"):
         a, b = getattr(ours, field), getattr(theirs, field)
         if a != b:
             found.append(Difference(f"{name}: {field}", repr(a), repr(b)))
@@ -59,7 +60,7 @@ def diff_components(ours: Component, theirs: Component) -> list[Difference]:
     whole: list[str] = []
     for buffer in ours.buffers:
         if buffer.name in other:
-            found.extend(_diff_buffers(name, buffer, other[buffer.name], ours.kind.elide_empty))
+            found.extend(_diff_buffers(ours, theirs, buffer, other[buffer.name]))
             if None in (buffer.layout.position, other[buffer.name].layout.position):
                 whole.append(buffer.name)
     if ours.page != theirs.page and whole:
@@ -68,9 +69,9 @@ def diff_components(ours: Component, theirs: Component) -> list[Difference]:
     return found
 
 
-def _diff_buffers(component: str, ours: Buffer, theirs: Buffer, elide_empty: bool) -> Iterator[Difference]:
-    path = f"{component}/{ours.name}"
-    if bool(ours.count) != bool(theirs.count) and not elide_empty:
+def _diff_buffers(mine: Component, other: Component, ours: Buffer, theirs: Buffer) -> Iterator[Difference]:
+    path = f"{mine.name}/{ours.name}"
+    if bool(ours.count) != bool(theirs.count) and not mine.kind.elide_empty:
         yield Difference(f"{path}: items", str(ours.count), str(theirs.count))
     if not ours.count or not theirs.count:
         return
@@ -78,16 +79,25 @@ def _diff_buffers(component: str, ours: Buffer, theirs: Buffer, elide_empty: boo
     for field in ("dtype", "itemsize", "axes"):
         if getattr(a, field) != getattr(b, field):
             yield Difference(f"{path}: {field}", str(getattr(a, field)), str(getattr(b, field)))
-    if ours.layer != theirs.layer:
-        yield Difference(f"{path}: layer", str(ours.layer), str(theirs.layer))
+    for field in ("layer", "scale"):
+        if getattr(ours, field) != getattr(theirs, field):
+            yield Difference(f"{path}: {field}", str(getattr(ours, field)), str(getattr(theirs, field)))
+    if mine.ratio(ours) != other.ratio(theirs) and a.position == b.position:
+        yield Difference(f"{path}: positions a row", str(mine.ratio(ours)), str(other.ratio(theirs)))
     if a.position != b.position:
         yield Difference(f"{path}: position axis", str(a.position), str(b.position))
     elif len(a.shape) == len(b.shape):
         for axis, (n, m) in enumerate(zip(a.shape, b.shape, strict=True)):
-            if n != m and axis != a.position:
+            if n != m and axis != a.position and not _surplus_is_optional(a, b, axis):
                 yield Difference(f"{path}: extent of axis {a.axes[axis]!r}", str(n), str(m))
     else:
         yield Difference(f"{path}: shape of an item", str(a.shape), str(b.shape))
+
+
+def _surplus_is_optional(a: Layout, b: Layout, axis: int) -> bool:
+    """Whether what the larger side has beyond the smaller one, on this axis, is only held by optional slabs."""
+    larger, smaller = (a, b) if a.shape[axis] > b.shape[axis] else (b, a)
+    return all(slab.optional or slab.stop[axis] <= smaller.shape[axis] for slab in larger.slabs)
 
 
 def _presence(path: str, ours: bool) -> Difference:

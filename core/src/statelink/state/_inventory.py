@@ -11,7 +11,7 @@ from statelink.errors import StateError
 
 from ._layout import MAX_BYTES, Layout
 from ._overlap import check_apart
-from ._types import StateType, state_type
+from ._types import Coverage, StateType, state_type
 
 if TYPE_CHECKING:
     from ._diff import Difference
@@ -59,6 +59,7 @@ class Buffer(msgspec.Struct, frozen=True):
         layout: What one item is.
         layer: Global model layer, or ``None`` where it belongs to no layer.
         optional: Whether the other side may lack it (draft layers that only decode has).
+        scale: Static quantisation scale of its elements, compared exactly; ``None`` where there is none.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Buffer(msgspec.Struct, frozen=True):
     layout: Layout
     layer: int | None = None
     optional: bool = False
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         _check_name("buffer", self.name)
@@ -90,8 +92,9 @@ class Partition(msgspec.Struct, frozen=True):
     """Which positions of a sequence a rank holds.
 
     Attributes:
-        kind: ``all``; ``contiguous`` (``size`` ranks hold consecutive page ranges, the first ones a page more); or
-            ``cyclic`` (block ``b`` of ``block`` positions is held by rank ``b mod size``).
+        kind: ``all``; ``contiguous`` (the request's pages are cut into ``size`` consecutive ranges, the first ones a
+            page longer where it does not come out even; items are numbered as in the whole sequence); or ``cyclic``
+            (block ``b`` of ``block`` positions is held by rank ``b mod size``; items are numbered on each rank).
         size: Number of ranks that share the positions.
         index: This rank's place among them.
         block: Positions of one block, for ``cyclic``.
@@ -119,7 +122,9 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
         type: Name of its state type.
         buffers: What its indices address, all of them at the same index.
         page: Positions of one item; 0 where items do not stand for positions.
-        window: Positions that a window-covered component keeps, else ``None``.
+        window: Positions that a component with coverage ``window`` or ``recent`` keeps, else ``None``.
+        group: Positions of one group, for coverage ``tail`` and for types that count complete groups; else 1.
+        keep: Positions before the open group that are kept too, for coverage ``tail``.
         partition: Which positions this rank holds.
         format: Opaque tag compared verbatim, for what strides cannot say (a swizzle, a quantisation packing).
     """
@@ -129,6 +134,8 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
     buffers: tuple[Buffer, ...]
     page: int = 0
     window: int | None = None
+    group: int = 1
+    keep: int = 0
     partition: Partition = Partition()
     format: str = ""
 
@@ -140,10 +147,17 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
                 f"component {self.name!r} of type {kind.name!r} has {self.page} positions an item",
                 cause="items of this type stand for positions" if kind.positional else "its items are one a request",
             )
-        if (kind.coverage.value == "window") != (self.window is not None) or (self.window or 1) < 1:
+        windowed = kind.coverage in (Coverage.WINDOW, Coverage.RECENT)
+        if windowed != (self.window is not None) or (self.window is not None and self.window < 1):
             raise StateError(
                 f"component {self.name!r} of type {kind.name!r} has window {self.window}",
                 hint="a window-covered type needs its window in tokens, and only such a type has one",
+            )
+        grouped = kind.coverage is Coverage.TAIL or kind.complete
+        if self.group < 1 or self.keep < 0 or (not grouped and (self.group, self.keep) != (1, 0)):
+            raise StateError(
+                f"component {self.name!r} of type {kind.name!r} has groups of {self.group} and keeps {self.keep}",
+                hint="groups are at least 1, and belong to types with coverage 'tail' or complete groups",
             )
         names = [buffer.name for buffer in self.buffers]
         if not names or len(names) > MAX_BUFFERS or len(set(names)) != len(names):
@@ -162,19 +176,24 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
         axis = layout.position
         if axis is None:
             return
-        if not self.page or layout.shape[axis] != self.page:
+        rows = layout.shape[axis]
+        if not self.page or self.page % rows:
             raise StateError(
-                f"buffer {buffer.name!r} of component {self.name!r} has {layout.shape[axis]} positions "
-                f"on axis {layout.axes[axis]!r}",
-                cause=f"an item of the component has {self.page}",
+                f"buffer {buffer.name!r} of component {self.name!r} has {rows} rows on axis {layout.axes[axis]!r}",
+                cause=f"an item of the component has {self.page} positions: each row stands for as many of them",
             )
         for slab in layout.slabs:
-            if (slab.start[axis], slab.counts[axis]) != (0, self.page):
+            if (slab.start[axis], slab.counts[axis]) != (0, rows):
                 raise StateError(
                     f"a slab of buffer {buffer.name!r} of component {self.name!r} holds only some positions of an item",
-                    cause=f"[{slab.start[axis]}, {slab.stop[axis]}) of {self.page}",
+                    cause=f"rows [{slab.start[axis]}, {slab.stop[axis]}) of {rows}",
                     hint="say with the component's partition which positions a rank holds",
                 )
+
+    def ratio(self, buffer: Buffer) -> int:
+        """Positions that one row of ``buffer`` stands for: above 1 where it is compressed, 0 where it has no rows."""
+        axis = buffer.layout.position
+        return 0 if axis is None else self.page // buffer.layout.shape[axis]
 
     @property
     def kind(self) -> StateType:

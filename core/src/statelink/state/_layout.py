@@ -29,6 +29,7 @@ class Slab(msgspec.Struct, frozen=True):
         offset: Bytes from the start of the local item to the element at ``start``.
         strides: Bytes between neighbouring elements of the box, per axis, in the local item.
         step: Distance between the global coordinates held, per axis; empty means 1 everywhere.
+        optional: Whether the source may lack it; it then stays as it is (the half that only speculation uses).
     """
 
     start: tuple[int, ...]
@@ -36,6 +37,7 @@ class Slab(msgspec.Struct, frozen=True):
     offset: int
     strides: tuple[int, ...]
     step: tuple[int, ...] = ()
+    optional: bool = False
 
     @property
     def counts(self) -> tuple[int, ...]:

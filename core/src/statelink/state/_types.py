@@ -18,6 +18,8 @@ class IndexSpace(enum.Enum):
 
     PAGE = "page"
     """A block of consecutive positions."""
+    RING = "ring"
+    """One row of a request's ring: ``slot * ring + position mod ring``."""
     SLOT = "slot"
     """The one item of a request in a pool of recurrent states."""
     ROW = "row"
@@ -33,6 +35,10 @@ class Coverage(enum.Enum):
     """``[0, N)``: also what a prefix hit covers."""
     WINDOW = "window"
     """``[max(P, N - W), N)``."""
+    RECENT = "recent"
+    """``[max(0, N - W), N)``: the window, whatever decode holds of the prefix."""
+    TAIL = "tail"
+    """``[max(0, N - N mod q - k), N)``: the open group of q positions, and the k before it."""
     REQUEST = "request"
     """No positions: exactly one item, which is final when the last position has been computed."""
 
@@ -50,6 +56,7 @@ class StateType(msgspec.Struct, frozen=True, kw_only=True):
             (true where a decode-side prefix ends between two items).
         elide_empty: Whether a buffer that either side lists with zero items is left out of the plan;
             otherwise a one-sided empty buffer is a mismatch.
+        complete: Whether only complete groups of positions count: N is rounded down to the component's group first.
         with_last: Whether items move only with a request's last push (metadata rows, which are final last).
         aliases: Other names that mean this type.
         doc: What it is.
@@ -60,6 +67,7 @@ class StateType(msgspec.Struct, frozen=True, kw_only=True):
     coverage: Coverage
     aligned: bool = False
     elide_empty: bool = False
+    complete: bool = False
     with_last: bool = False
     aliases: tuple[str, ...] = ()
     doc: str = ""
@@ -67,10 +75,10 @@ class StateType(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.name:
             raise StateError("a state type needs a name")
-        if (self.index is IndexSpace.PAGE) == (self.coverage is Coverage.REQUEST):
+        if (self.index in (IndexSpace.PAGE, IndexSpace.RING)) == (self.coverage is Coverage.REQUEST):
             raise StateError(
                 f"state type {self.name!r} has index space {self.index.value!r} but coverage {self.coverage.value!r}",
-                hint="pages cover positions; slots and rows have coverage 'request'",
+                hint="pages and ring rows cover positions; slots and rows have coverage 'request'",
             )
 
     @property
@@ -79,23 +87,31 @@ class StateType(msgspec.Struct, frozen=True, kw_only=True):
         return self.coverage is not Coverage.REQUEST
 
 
+_PAGE, _RING, _SLOT, _ROW = IndexSpace.PAGE, IndexSpace.RING, IndexSpace.SLOT, IndexSpace.ROW
+
 _BUILT_IN = (
     StateType(
         name="kv",
-        index=IndexSpace.PAGE,
+        index=_PAGE,
         coverage=Coverage.SUFFIX,
         aligned=True,
         doc="Keys and values (MHA, GQA) or latents (MLA) of full attention, in pages.",
     ),
     StateType(
         name="swa",
-        index=IndexSpace.PAGE,
+        index=_PAGE,
         coverage=Coverage.WINDOW,
         doc="Keys and values of sliding-window layers in a page pool of their own; indices are that pool's pages.",
     ),
     StateType(
+        name="swa_ring",
+        index=_RING,
+        coverage=Coverage.RECENT,
+        doc="Keys and values of sliding-window layers in a ring of each request.",
+    ),
+    StateType(
         name="dsa",
-        index=IndexSpace.PAGE,
+        index=_PAGE,
         coverage=Coverage.SUFFIX,
         aligned=True,
         elide_empty=True,
@@ -103,14 +119,106 @@ _BUILT_IN = (
         doc="Sparse-attention index keys, in the pages of the full pool; layers that share an index list no items.",
     ),
     StateType(
+        name="dsa_tail",
+        index=_RING,
+        coverage=Coverage.TAIL,
+        elide_empty=True,
+        doc="Keys and scores of the positions that do not fill a pooling group of the index yet, in a ring.",
+    ),
+    StateType(
+        name="dsv4",
+        index=_PAGE,
+        coverage=Coverage.SUFFIX,
+        aligned=True,
+        aliases=("dsv4_kv",),
+        doc="Compressed keys, values and index keys in the pages of the full pool: an item has fewer rows than tokens.",
+    ),
+    StateType(
+        name="dsv4_c128",
+        index=_PAGE,
+        coverage=Coverage.SUFFIX,
+        complete=True,
+        doc="Compressed keys and values in pages of their own, one row for each complete group of positions.",
+    ),
+    StateType(
+        name="dsv4_c4_state",
+        index=_RING,
+        coverage=Coverage.TAIL,
+        doc="Rows of a compressor's ring: the open group, and the group before it, which overlaps it.",
+    ),
+    StateType(
+        name="c128_state",
+        index=_PAGE,
+        coverage=Coverage.TAIL,
+        aliases=("dsv4_state",),
+        doc="A compressor's open group as one item of a request-scoped pool; nothing where no group is open.",
+    ),
+    StateType(
+        name="minimax_index_k",
+        index=_PAGE,
+        coverage=Coverage.SUFFIX,
+        aligned=True,
+        aliases=("index_k",),
+        doc="Index keys of sparse layers, without values.",
+    ),
+    StateType(
+        name="minimax_dense_kv",
+        index=_PAGE,
+        coverage=Coverage.WHOLE,
+        aliases=("dense_kv",),
+        doc="Keys and values of the dense layers of a sparse model, in the pages of the full pool.",
+    ),
+    StateType(
+        name="qsa_compressed",
+        index=_PAGE,
+        coverage=Coverage.WHOLE,
+        doc="Compressed index keys in the pages of the full pool.",
+    ),
+    StateType(
+        name="block_scale",
+        index=_PAGE,
+        coverage=Coverage.WHOLE,
+        doc="Scales of block-quantised keys and values, in the pages of the full pool.",
+    ),
+    StateType(
+        name="block_scale_swa",
+        index=_PAGE,
+        coverage=Coverage.WINDOW,
+        doc="Scales of block-quantised keys and values, in the pages of the sliding pool.",
+    ),
+    StateType(
         name="mamba",
-        index=IndexSpace.SLOT,
+        index=_SLOT,
         coverage=Coverage.REQUEST,
         doc="Convolution and recurrent states of Mamba, gated-delta and linear-attention layers, one slot a request.",
     ),
     StateType(
+        name="qsa_pending",
+        index=_SLOT,
+        coverage=Coverage.REQUEST,
+        doc="Raw index keys of the open compression group, and its rotary positions: one ring a request, moved whole.",
+    ),
+    StateType(
+        name="request_row",
+        index=_ROW,
+        coverage=Coverage.REQUEST,
+        doc="One row of a per-request pool, such as from where a draft's window is valid.",
+    ),
+    StateType(
+        name="hidden",
+        index=_ROW,
+        coverage=Coverage.REQUEST,
+        doc="Hidden states that a draft model starts from, one row a request.",
+    ),
+    StateType(
+        name="encoder",
+        index=_ROW,
+        coverage=Coverage.REQUEST,
+        doc="Encoder outputs of a request, in one row.",
+    ),
+    StateType(
         name="aux",
-        index=IndexSpace.ROW,
+        index=_ROW,
         coverage=Coverage.REQUEST,
         with_last=True,
         doc="Metadata of one request (first token, logprobs, draft state, ...), one row a request.",

@@ -20,7 +20,7 @@ from statelink_demo.messages import Command, Event, Stopped
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Crew", "DemoError", "Role"]
+__all__ = ["Crew", "DemoError", "Role", "SilenceError"]
 
 Role = Literal["reference", "prefill", "decode"]
 
@@ -32,6 +32,10 @@ LAST_WORDS = 2000
 
 class DemoError(Exception):
     """The demo cannot go on; the message is for the user."""
+
+
+class SilenceError(DemoError):
+    """Nobody said anything in time."""
 
 
 class _Worker:
@@ -123,13 +127,14 @@ class Crew:
             timeout: Seconds to wait instead of the crew's own.
 
         Raises:
-            DemoError: A worker stopped or crashed, or nobody said anything in time.
+            SilenceError: Nobody said anything in time.
+            DemoError: A worker stopped or crashed.
         """
         seconds = self._timeout if timeout is None else timeout
         try:
             role, event = self._heard.get(timeout=seconds)
         except queue.Empty:
-            raise DemoError(f"nothing was heard for {seconds:g} s while waiting for {waiting_for}") from None
+            raise SilenceError(f"nothing was heard for {seconds:g} s while waiting for {waiting_for}") from None
         if event is None:
             raise DemoError(self._obituary(role))
         if isinstance(event, Stopped):

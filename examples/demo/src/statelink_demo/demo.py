@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from statelink_demo.crew import Crew, DemoError, Role
+from statelink_demo.crew import Crew, DemoError, Role, SilenceError
 from statelink_demo.messages import (
     Answered,
     Arrived,
@@ -38,6 +38,8 @@ CHUNK_TOKENS = 64
 """Tokens per forward pass of prefill."""
 LENGTHS = range(100, 221)
 """Lengths of prompts: at least two chunks, and hardly ever a whole number of pages."""
+LOADING = 180.0
+"""Seconds for the workers to import torch and build the model, from a cold disk."""
 GRACE = 5.0
 """Seconds for the others to end once a request has failed."""
 
@@ -139,7 +141,7 @@ def _start(crew: Crew, settings: Settings, display: Display) -> str:
     display.show("statelink", "waiting")
     address = ""
     while roles:
-        role, event = crew.hear(f"{' and '.join(roles)} to load the model")
+        role, event = crew.hear(f"{' and '.join(roles)} to load the model", LOADING)
         if not isinstance(event, Ready):
             raise _unexpected(role, event)
         display.show(role, "ready")
@@ -176,7 +178,7 @@ def _serve(crew: Crew, settings: Settings, run: Run, peer: str, progress: _Progr
         failed = any(log.failures for log in run.logs.values())
         try:
             role, event = crew.hear(f"{' and '.join(sorted(busy))} to finish", GRACE if failed else None)
-        except DemoError:
+        except SilenceError:
             if failed:
                 return  # what is known already says more
             raise

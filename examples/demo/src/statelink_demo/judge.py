@@ -98,8 +98,7 @@ def judge(run: Run) -> RunReport:
 def _verdict(number: int, log: Log) -> Verdict:
     problems: list[str] = []
     # The first reason crosses the wire: both sides give the same one, and one of them is enough.
-    for role, why in list(log.failures.items())[:1]:
-        problems.append(f"the room failed on {role}: {why}")
+    problems.extend(f"the room failed: {why}" for why in list(log.failures.values())[:1])
     if not log.failures and (log.sent is None or log.arrived is None):
         missing = [role for role, end in (("prefill", log.sent), ("decode", log.arrived)) if end is None]
         problems.append(f"{' and '.join(missing)} did not come to an end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -35,7 +36,10 @@ def print_reports(console: Console, reports: Sequence[RunReport], backend: str, 
         _say(console, Text.assemble((f"{mark:5} ", style), f"{report.title}: {count} {said}"))
         for verdict in report.verdicts:
             for problem in verdict.problems:
-                _say(console, Text(f"  request {verdict.request} (room {verdict.room}): {problem}"))
+                _say(
+                    console,
+                    Text(f"  request {verdict.request} (room {verdict.room}): {indent(problem, '    ').lstrip()}"),
+                )
 
 
 def _say(console: Console, text: Text) -> None:

@@ -1,0 +1,173 @@
+"""From an engine's lists of indices to checked items."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import RoomError
+from statelink.state import Component, Coverage
+
+from ._numbers import whole
+from ._positions import MAX_TOKENS, held_items, item_positions, local, required_span
+
+__all__ = ["Items", "Pages", "pushed", "required"]
+
+I64 = npt.NDArray[np.int64]
+
+
+class Pages(NamedTuple):
+    """Indices together with the position at which the first of them starts.
+
+    Attributes:
+        ids: Indices into the component's buffers, in order of position; anything one-dimensional and integral.
+        start: First position of the first item, in tokens; where an item begins.
+    """
+
+    ids: Any
+    start: int
+
+
+class Items(NamedTuple):
+    """Checked indices of one component, in order of position.
+
+    Attributes:
+        ids: int64, owned by this object.
+        first: The rank's number of the first item; 0 where items do not stand for positions.
+    """
+
+    ids: I64
+    first: int
+
+
+def required(component: Component, tokens: int, prefix: int, given: Any) -> Items:
+    """Decode's items of one component, checked against exactly what must arrive.
+
+    Args:
+        component: Decode's component.
+        tokens: N.
+        prefix: P.
+        given: Bare indices, `Pages`, or `Items` as they came over the wire.
+
+    Raises:
+        RoomError: They are not what the coverage rule derives.
+    """
+    if not component.kind.positional:
+        return _one(component, given)
+    a, b = required_span(component, tokens, prefix)
+    first, last = held_items(component, tokens, (a, b))
+    start = None
+    if isinstance(given, Items):
+        given, start = given
+    elif isinstance(given, Pages):
+        start = _start(component, given)
+        given = given.ids
+    ids = _ids(component, given)
+    if len(ids) != last - first or (start is not None and len(ids) and start != first):
+        said = f"{len(ids)} items" + (f" from item {start} of the sequence" if start is not None else "")
+        raise RoomError(
+            f"{said} of component {component.name!r}",
+            cause=f"positions [{a}, {b}) need {last - first} pages of {component.page} tokens from item {first}",
+            hint="both sides name the same positions; nothing is trimmed",
+            code="room.items",
+        )
+    if len(np.unique(ids)) != len(ids):
+        raise RoomError(f"an item of component {component.name!r} is named twice", code="room.items")
+    return Items(ids, first)
+
+
+def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[int, int], given: Any) -> Items:
+    """Prefill's items of one component for a push that covers ``span``.
+
+    Bare indices are those of the rank's items in ``span`` that the coverage rule asks for, with the prefix if it is
+    known, or without. `Pages` may stand for any items inside the span.
+
+    Raises:
+        RoomError: Their number fits no rule, or they leave the span.
+    """
+    if not component.kind.positional:
+        return _one(component, given)
+    a, b = span
+    everything = held_items(component, tokens, span)
+    if isinstance(given, Pages):
+        ids, first = _ids(component, given.ids), _start(component, given)
+        if first < everything[0] or first + len(ids) > everything[1]:
+            raise RoomError(
+                f"items of component {component.name!r} leave the pushed span",
+                cause=f"{len(ids)} pages of {component.page} tokens from position {given.start}, span [{a}, {b})",
+                code="room.items",
+            )
+        return Items(ids, first)
+    ids = _ids(component, given)
+    step = item_positions(component)
+    allowed: dict[int, int] = {}
+    for known in {prefix or 0, 0}:
+        # A whole-span list is what an engine has that does not know of prefixes.
+        low, high = required_span(component, tokens, known - known % step)
+        first, last = held_items(component, tokens, (max(low, a), min(high, b)))
+        allowed[last - first] = first
+    if component.kind.coverage is Coverage.SUFFIX:
+        allowed[everything[1] - everything[0]] = everything[0]
+    if len(ids) not in allowed:
+        wanted = " or ".join(str(n) for n in sorted(allowed))
+        raise RoomError(
+            f"{len(ids)} items of component {component.name!r} for span [{a}, {b})",
+            cause=f"{wanted} pages of {component.page} tokens are expected there",
+            hint="name the position of the first page with statelink.Pages(ids, start) where the lists differ",
+            code="room.items",
+        )
+    return Items(ids, allowed[len(ids)])
+
+
+def _start(component: Component, given: Pages) -> int:
+    """The rank's number of the item at which `Pages` starts."""
+    position = whole(given.start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
+    number, rest = divmod(local(component.partition, position), component.page)
+    if rest:
+        raise RoomError(
+            f"Pages of component {component.name!r} start at position {position}",
+            cause=f"no item begins there; a page has {component.page} tokens",
+            code="room.items",
+        )
+    return number
+
+
+def _one(component: Component, given: Any) -> Items:
+    if isinstance(given, (Pages, Items)):
+        given = given.ids
+    ids = _ids(component, [given] if isinstance(given, (int, np.integer)) else given)
+    if len(ids) != 1:
+        raise RoomError(
+            f"{len(ids)} items of component {component.name!r}",
+            cause=f"type {component.kind.name!r} has exactly one {component.kind.index.value} a request",
+            code="room.items",
+        )
+    return Items(ids, 0)
+
+
+def _ids(component: Component, given: Any) -> I64:
+    """A private int64 copy of indices, all of them inside every buffer."""
+    try:
+        raw = np.asarray(given)
+    except Exception as error:
+        raise RoomError(
+            f"indices of component {component.name!r} cannot be read", cause=str(error), code="room.indices"
+        ) from error
+    if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
+        raise RoomError(
+            f"indices of component {component.name!r} are not a list of integers",
+            cause=f"got shape {raw.shape} of {raw.dtype}",
+            code="room.indices",
+        )
+    # Where no buffer has items (layers that share another's index), nothing is addressed, whatever the index.
+    count = min((buffer.count for buffer in component.buffers if buffer.count), default=1 << 62)
+    if raw.size and not (raw.min() >= 0 and raw.max() < count):
+        bad = int(raw[(raw < 0) | (raw >= count)][0])
+        raise RoomError(
+            f"index {bad} of component {component.name!r} is out of range",
+            cause=f"its buffers have {count} items",
+            code="room.indices",
+        )
+    return np.array(raw, dtype=np.int64)

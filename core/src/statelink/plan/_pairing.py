@@ -1,0 +1,178 @@
+"""Bringing the items of two ranks together over the positions that both hold.
+
+A *granule* is the largest block of positions that neither side's items, nor the way positions are dealt out over ranks,
+ever cut. Two pages of 16 and 24 tokens have granules of 8; where decode deals single tokens out over ranks, a granule
+is one token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._positions import held_span, required_span
+
+if TYPE_CHECKING:
+    from statelink.state import Component, Partition
+
+    from ._items import Items
+
+__all__ = ["Due", "Pairs", "due", "granule_of", "pair"]
+
+I64 = npt.NDArray[np.int64]
+
+
+class Due(NamedTuple):
+    """The granules that one source owes to one destination for a request.
+
+    Attributes:
+        first: Number of the first granule in the sequence.
+        last: One past the last.
+        grains: Which ones, where not all in between; int64, ascending.
+    """
+
+    first: int
+    last: int
+    grains: I64 | None = None
+
+    def __len__(self) -> int:
+        return self.last - self.first if self.grains is None else len(self.grains)
+
+
+class Pairs(NamedTuple):
+    """Granules that both sides hold, in order of position.
+
+    Attributes:
+        source: Source item per granule; int64.
+        target: Destination item per granule; int64.
+        source_part: Which granule of the source's item; int64, or ``None`` where it is always 0.
+        target_part: Which granule of the destination's item; likewise.
+        due: Their places among the granules that are due.
+        grains: ``[first, last)`` numbers of granules between which they lie.
+    """
+
+    source: I64
+    target: I64
+    source_part: I64 | None
+    target_part: I64 | None
+    due: slice | I64
+    grains: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def granule_of(source: Component, target: Component) -> int:
+    """Positions of a granule; 1 where items do not stand for positions."""
+    sizes = [source.page, target.page]
+    sizes += [each.partition.block for each in (source, target) if each.partition.kind == "cyclic"]
+    return math.gcd(*sizes) or 1
+
+
+def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
+    """What must move for a request: what decode requires, rounded out to items that both sides hold.
+
+    Both sides compute it alike, and count bytes with it. Where items do not stand for positions it is one granule.
+
+    Raises:
+        RoomError: The prefix ends inside an item of a type that moves whole items.
+    """
+    if not target.kind.positional:
+        return Due(0, 1)
+    a, b = required_span(target, tokens, prefix)
+    if a >= b:
+        return Due(0, 0)
+    granule = granule_of(source, target)
+    dealt = "cyclic" in (source.partition.kind, target.partition.kind)
+    if dealt:
+        low, high = a // granule * granule, -(-b // granule) * granule
+    else:
+        # The rest of an item that straddles the edge moves where both sides hold it.
+        low = max(a // page * page for page in (source.page, target.page))
+        high = min(-(-b // page) * page for page in (source.page, target.page))
+    for side in (source, target):
+        if side.partition.kind == "contiguous":
+            span = held_span(side, tokens)
+            low, high = max(low, span[0]), min(high, span[1])
+    first, last = low // granule, max(low, high) // granule
+    if not dealt:
+        return Due(first, last)
+    grains = np.arange(first, last, dtype=np.int64)
+    for side in (source, target):
+        grains = grains[_holds(side.partition, grains, granule)]
+    return Due(first, last, grains)
+
+
+def pair(source: Component, target: Component, theirs: Items, ours: Items, owed: Due) -> Pairs:
+    """Pair up the items of a push with the destination's, over the granules that are due.
+
+    Args:
+        source: The source's component.
+        target: The destination's component.
+        theirs: The source's items.
+        ours: The destination's items.
+        owed: What `due` says of this request.
+    """
+    if not source.page:
+        return Pairs(theirs.ids, ours.ids, None, None, slice(0, 1), (0, 1))
+    granule = granule_of(source, target)
+    per_source, per_target = source.page // granule, target.page // granule
+    if owed.grains is not None:
+        local_source = _numbered(source.partition, owed.grains, granule)
+        local_target = _numbered(target.partition, owed.grains, granule)
+        item_source = local_source // per_source - theirs.first
+        item_target = local_target // per_target - ours.first
+        both = (item_source >= 0) & (item_source < len(theirs.ids)) & (item_target >= 0) & (item_target < len(ours.ids))
+        places = np.flatnonzero(both)
+        owed.grains[places]
+        return Pairs(
+            theirs.ids[item_source[places]],
+            ours.ids[item_target[places]],
+            local_source[places] % per_source,
+            local_target[places] % per_target,
+            places,
+            (int(owed.grains[places[0]]), int(owed.grains[places[-1]]) + 1)
+            if len(places)
+            else (owed.first, owed.first),
+        )
+    low = max(theirs.first * per_source, ours.first * per_target, owed.first)
+    ends = (theirs.first + len(theirs.ids)) * per_source, (ours.first + len(ours.ids)) * per_target
+    high = max(min(*ends, owed.last), low)
+    places_range = slice(low - owed.first, high - owed.first)
+    if per_source == per_target == 1:
+        return Pairs(
+            theirs.ids[low - theirs.first : high - theirs.first],
+            ours.ids[low - ours.first : high - ours.first],
+            None,
+            None,
+            places_range,
+            (low, high),
+        )
+    grains = np.arange(low, high, dtype=np.int64)
+    return Pairs(
+        theirs.ids[grains // per_source - theirs.first],
+        ours.ids[grains // per_target - ours.first],
+        grains % per_source,
+        grains % per_target,
+        places_range,
+        (low, high),
+    )
+
+
+def _holds(partition: Partition, grains: I64, granule: int) -> npt.NDArray[np.bool_]:
+    """Which granules a rank with this partition holds; contiguous ranges are dealt with before."""
+    if partition.kind != "cyclic":
+        return np.ones(len(grains), np.bool_)
+    held: npt.NDArray[np.bool_] = grains // (partition.block // granule) % partition.size == partition.index
+    return held
+
+
+def _numbered(partition: Partition, grains: I64, granule: int) -> I64:
+    """The rank's own numbers of granules that it holds."""
+    if partition.kind != "cyclic":
+        return grains
+    block = partition.block // granule
+    return grains // (block * partition.size) * block + grains % block

@@ -1,0 +1,200 @@
+"""How rooms end early: aborts at every phase, deadlines on each side. Reasons cross over, and both sides get quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from statelink import Status
+from tests.helpers.engine import RoomHandle
+from tests.helpers.expect import Case
+from tests.helpers.pair import Pair
+from tests.link.conftest import Workshop
+
+PHASES = ["opened", "asked", "gated", "mid-chunk", "all but the last"]
+
+
+def reach(phase: str, pair: Pair, case: Case) -> tuple[RoomHandle, RoomHandle]:
+    """Bring a room to a phase, and hold it there."""
+    if phase == "opened":
+        receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens)
+        sending = pair.send(case)
+        receiving.reach(Status.WAITING)
+        return receiving, sending
+    receiving, sending = pair.begin(case)
+    sending.reach(Status.WAITING)
+    if phase == "gated":
+        pair.push(sending, case, ready=pair.prefill.engine.gate(f"{case.room}"))
+    elif phase == "mid-chunk":
+        sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
+        receiving.reach(Status.TRANSFERRING)
+    elif phase == "all but the last":
+        given = case.whole(pair.prefill.memory.pools)
+        del given["aux"]
+        sending.push(given, span=(0, case.tokens), last=False)
+        receiving.reach(Status.TRANSFERRING)
+    return receiving, sending
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_aborts(pair: Pair, phase: str, side: str) -> None:
+    case = pair.case(200)
+    receiving, sending = reach(phase, pair, case)
+    (sending if side == "prefill" else receiving).abort("the user left")
+    (sending if side == "prefill" else receiving).abort("this comes too late")
+    if phase == "opened" and side == "prefill":
+        receiving.accept(case.target)  # decode had not asked; it hears of it when it does
+    wanted = f"{side} aborted the request (room {case.room}, backend {pair.backend}): the user left"
+    assert receiving.failed() == wanted
+    assert sending.failed() == wanted
+    assert receiving.wait(quiesced=True).quiesced
+    assert sending.wait(quiesced=True).quiesced
+    pair.prefill.engine.call("gate", str(case.room), "")
+    pair.spoilt(case)
+    pair.run(room=case.room)  # the id is free again, at once
+
+
+def test_an_abort_before_the_other_side_knows(pair: Pair) -> None:
+    """Whoever comes second is told, and does not wait for its deadline."""
+    case = pair.case(200)
+    sending = pair.send(case)
+    pair.push(sending, case)
+    sending.abort("gone before decode came")
+    assert sending.wait(quiesced=True).quiesced
+    receiving = pair.receive(case)
+    assert "gone before decode came" in receiving.failed()
+    assert receiving.wait(quiesced=True).quiesced
+    receiving = pair.receive(case)
+    receiving.reach(Status.WAITING)
+    receiving.abort("gone before prefill came")
+    assert receiving.wait(quiesced=True).quiesced
+    assert "gone before prefill came" in pair.send(case).failed()
+    pair.spoilt(case)
+
+
+def test_nothing_comes_after_an_end(pair: Pair) -> None:
+    case = pair.case(200)
+    receiving, sending = pair.begin(case)
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
+    for room in (receiving, sending):
+        room.abort("too late")
+        room.close()
+        room.check()
+        seen = room.see()
+        assert (seen.status, seen.reason, seen.quiesced) == (Status.SUCCEEDED, None, True)
+
+
+def test_calls_on_a_room_that_has_failed(pair: Pair) -> None:
+    """An engine cannot know that its room failed a moment ago: its calls do nothing."""
+    case = pair.case(200)
+    receiving, sending = pair.decode.receive(case.room, pair.prefill.address, 200), pair.send(case)
+    receiving.abort("enough")
+    receiving.failed()
+    sending.failed()
+    receiving.accept(case.target)
+    pair.push(sending, case, 64)
+    assert receiving.see().quiesced
+    assert sending.see().quiesced
+    pair.done(case)
+    pair.verify()
+
+
+@pytest.mark.parametrize("why", ["bad \udcff name", "x" * 2_000_000, "", "\0\x1b[31m"])
+def test_reasons_of_any_kind(pair: Pair, why: str) -> None:
+    for side in ("prefill", "decode"):
+        case = pair.case(200)
+        receiving, sending = pair.begin(case)
+        sending.reach(Status.WAITING)
+        (sending if side == "prefill" else receiving).abort(why)
+        for room in (receiving, sending):
+            text = room.failed(10)
+            assert f"{side} aborted the request" in text
+            assert len(text) < 20_000
+        assert receiving.wait(quiesced=True).quiesced
+        pair.spoilt(case)
+
+
+DEADLINES = [
+    ("never sent", "decode", "a room passed its deadline on decode", "not finished: "),
+    ("never accepted", "decode", "a room passed its deadline on decode", "the engine never accepted it"),
+    ("never asked", "prefill", "a room passed its deadline on prefill", "decode never asked for it"),
+    ("never pushed", "prefill", "a room passed its deadline on prefill", "the engine never pushed"),
+    ("never the last", "prefill", "a room passed its deadline on prefill", "the engine never made the last push"),
+    ("never ready", "prefill", "a room passed its deadline on prefill", ""),
+    ("never the last", "decode", "a room passed its deadline on decode", "not finished: "),
+]
+
+
+@pytest.mark.parametrize(("what", "side", "text", "cause"), DEADLINES, ids=[f"{each[0]}-{each[1]}" for each in DEADLINES])
+def test_deadlines(pair: Pair, what: str, side: str, text: str, cause: str) -> None:
+    case = pair.case(200)
+    soon, later = {"deadline": 0.4}, {"deadline": 60.0}
+    ours, theirs = (soon, later) if side == "decode" else (later, soon)
+    rooms: list[RoomHandle] = []
+    if what == "never accepted":
+        rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, **ours))
+    elif what != "never asked":
+        rooms.append(pair.receive(case, **ours))
+    if what != "never sent":
+        sending = pair.send(case, **theirs)
+        rooms.append(sending)
+        if what == "never the last":
+            sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
+        elif what == "never ready":
+            pair.push(sending, case, ready=pair.prefill.engine.gate("never"))
+        elif what == "never asked":
+            pair.push(sending, case)
+    for room in rooms:  # also the side that had time left, because it was told
+        said = room.failed(10)
+        assert text in said
+        assert cause in said
+        assert f"room {case.room}" in said
+        assert room.wait(quiesced=True).quiesced
+    pair.spoilt(case)
+
+
+def test_a_deadline_while_nobody_is_there(pair: Pair) -> None:
+    receiving = pair.decode.receive(12, "tcp://127.0.0.1:9", 64, deadline=0.5)
+    assert receiving.see().status is Status.BOOTSTRAPPING
+    text = receiving.failed(10)
+    assert "prefill instance tcp://127.0.0.1:9 is still greeting; no answer from tcp://127.0.0.1:9" in text
+    assert "hint: is prefill running, and the address right?" in text
+
+
+@pytest.fixture
+def slow(workshop: Workshop) -> Iterator[Pair]:
+    """Links over which a batch waits in the library until it is told to go on."""
+    made = workshop.pair(backend=f"faulty-{workshop.backend}")
+    made.run()
+    yield made
+    workshop.prefill.run("faulty_backends", "heal")
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("how", ["block", "hang"])
+def test_aborts_while_a_batch_is_in_the_library(slow: Pair, workshop: Workshop, side: str, how: str) -> None:
+    """The room fails at once, on both sides; prefill's memory is quiet only when the library has let go."""
+    case = slow.case(200)
+    workshop.prefill.run("faulty_backends", "plan", "submit", how)
+    receiving, sending = slow.begin(case)
+    slow.push(sending, case)
+    sending.reach(Status.TRANSFERRING)
+    while not workshop.prefill.run("faulty_backends", "struck", how):
+        pass
+    (sending if side == "prefill" else receiving).abort("the user left")
+    assert "the user left" in sending.failed(5)
+    assert "the user left" in receiving.failed(5)
+    assert not sending.see().quiesced
+    if workshop.backend != "tcp":  # decode cannot fence by itself, and nobody has told it that writes ended
+        assert not receiving.see().quiesced
+        assert slow.decode.snapshot()["quarantined"] == [case.room]
+    assert slow.prefill.snapshot()["quarantined"] == [case.room]
+    workshop.prefill.run("faulty_backends", "heal")
+    assert sending.wait(quiesced=True).quiesced
+    assert receiving.wait(quiesced=True).quiesced
+    slow.spoilt(case)
+    slow.run()
+    slow.idle()

@@ -1,0 +1,182 @@
+"""Frames that no link would send, by the thousand: counted, and otherwise as if they had not come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from statelink import wire
+from tests.helpers import peers
+from tests.helpers.engine import LinkHandle
+from tests.helpers.pair import Pair
+
+pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+
+FRAMES = 3000
+BATCH = 250
+
+
+def dropped(link: LinkHandle) -> int:
+    return sum(link.snapshot()["dropped_frames"].values())
+
+
+def examples(link: LinkHandle, name: str) -> list[list[bytes]]:
+    """One well-formed message of each kind from ``name``, of which most are about things that are not there."""
+    use: dict[str, Any] = {"sender": name, "to": link.name, "room": 5, "generation": 7}
+    reason = wire.KINDS[b"failed"]
+    assert reason is wire.Failed
+    from statelink.backend import Moved
+    from statelink.errors import Reason
+    from statelink.plan import Assignment
+
+    why = Reason("x", "what", {"a": "b"}, "cause", "hint")
+    items = {"kv": wire.ItemList(0, bytes(104)), "aux": wire.ItemList(0, bytes(8))}
+    messages: list[wire.Message] = [
+        wire.Attach(
+            sender=name, to=link.name, assignment=Assignment(0, 0, ()), destinations=1, digest=bytes(16)
+        ),
+        wire.Attached(sender=name, to=link.name, digest=bytes(16)),
+        wire.Request(**use, tokens=200, prefix=0, items=items, prepared={"kv": b"x"}),
+        wire.Chunk(**use, number=0, grains={"kv": (0, 3)}, layers=(0, 2), nbytes=77),
+        wire.Finished(**use, digest=bytes(16), moved={"kv": Moved(1, 2)}, chunks=1),
+        wire.Accepted(**use),
+        wire.Failed(**use, reason=why),
+        wire.Drained(**use),
+        wire.Note(**use, component="kv", payload=b"hello"),
+        wire.Refuse(sender=name, to=link.name, reason=why),
+        wire.Ping(sender=name, to=link.name),
+        wire.Pong(sender=name, to=link.name),
+        wire.Unknown(sender=name, to=link.name),
+        wire.Bye(sender=name, to=link.name),
+    ]
+    return [wire.encode(message) for message in messages]
+
+
+def mutated(frames: list[bytes], order: random.Random) -> list[bytes]:
+    """The same frames, with something wrong."""
+    kind, body = frames
+    raw = bytearray(body)
+    choice = order.randrange(9)
+    if choice == 0:
+        return [kind, bytes(raw[: order.randrange(len(raw))])]
+    if choice == 1:
+        raw[order.randrange(len(raw))] = order.randrange(256)
+        return [kind, bytes(raw)]
+    if choice == 2:
+        at = order.randrange(len(raw))
+        return [kind, bytes(raw[:at]) + order.randbytes(order.randrange(1, 40)) + bytes(raw[at:])]
+    if choice == 3:
+        return [order.choice(list(wire.KINDS)), body]
+    if choice == 4:
+        return [kind, body, order.randbytes(8)]
+    if choice == 5:
+        return [kind]
+    if choice == 6:
+        return [kind, b"\x91" * order.randrange(1, 3000) + body]
+    if choice == 7:
+        return [order.randbytes(order.randrange(20)), order.randbytes(order.randrange(200))]
+    found = msgspec.msgpack.decode(body)
+    field = order.choice(list(found))
+    found[field] = order.choice(
+        [None, -1, 2**63, 2**64 - 1, 1.5, "", "x" * 5000, b"", [], {}, [[[]]], {"a": {"b": {}}}, True, [1] * 100]
+    )
+    return [kind, msgspec.msgpack.encode(found)]
+
+
+@pytest.fixture(params=["prefill", "decode"])
+def link(request: pytest.FixtureRequest, pair: Pair) -> Iterator[LinkHandle]:
+    """A link that has a room open meanwhile; it ends well."""
+    case = pair.case()
+    receiving, sending = pair.begin(case)
+    sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
+    yield pair.prefill if request.param == "prefill" else pair.decode
+    sending.push(case.span(96, 200, pair.prefill.memory.pools), span=(96, 200))
+    pair.ended(case, receiving, sending)
+
+
+def test_noise(link: LinkHandle) -> None:
+    """Nothing of it is a message: each is counted, none is answered."""
+    order = random.Random(1)
+    before = dropped(link)
+    with peers.dialled(link.address) as socket:
+        for _ in range(FRAMES):
+            count = order.choice([1, 2, 2, 2, 3, 10])
+            socket.send_multipart([order.randbytes(order.choice([0, 1, 5, 60, 4000])) for _ in range(count)])
+        peers.until(lambda: dropped(link) == before + FRAMES)
+        assert not socket.poll(0, zmq.POLLIN)
+    assert set(link.snapshot()["dropped_frames"]) <= {"wire.frames", "wire.kind", "wire.body", "wire.sender"}
+
+
+def test_messages_that_are_almost_right(link: LinkHandle) -> None:
+    """From a stranger, who has not introduced himself."""
+    order = random.Random(2)
+    before = link.snapshot()
+    with peers.dialled(link.address, "stranger") as socket:
+        good = examples(link, "stranger")
+        for _ in range(FRAMES // BATCH):
+            for _ in range(BATCH):
+                socket.send_multipart(mutated(order.choice(good), order))
+            while socket.poll(50, zmq.POLLIN):
+                socket.recv_multipart()
+        for frames in good:  # and the right ones, which are not for a stranger to say
+            socket.send_multipart(frames)
+        peers.until(lambda: dropped(link) > FRAMES // 4)
+        peers.until(lambda: link.snapshot()["rooms"] == before["rooms"])
+    after = link.snapshot()
+    assert after["peers"] == before["peers"]
+    assert after["quarantined"] == []
+
+
+def test_a_stranger_with_a_friends_name(link: LinkHandle, pair: Pair) -> None:
+    """Frames whose sender is not who is connected are dropped, whatever they say."""
+    friend = pair.decode.name if link is pair.prefill else pair.prefill.name
+    before = dropped(link)
+    with peers.dialled(link.address, "stranger") as socket:
+        for frames in examples(link, friend):
+            socket.send_multipart(frames)
+        peers.until(lambda: dropped(link) == before + len(examples(link, friend)))
+        assert not socket.poll(0, zmq.POLLIN)
+    assert link.snapshot()["dropped_frames"]["wire.sender"] >= len(examples(link, friend))
+
+
+def test_introductions_that_are_almost_right(link: LinkHandle) -> None:
+    """A hello carries everything that a rank holds; each part of it may be nonsense."""
+    card = link.engine.call("card", link.key)
+    order = random.Random(3)
+    sent = 0
+    with peers.dialled(link.address, "stranger") as socket:
+        for _ in range(300):
+            tree = msgspec.msgpack.decode(card)
+            tree["link"] = "stranger"
+            _spoil(tree, order)
+            raw = msgspec.msgpack.encode(tree)
+            body = msgspec.msgpack.encode({"sender": "stranger", "to": "", "card": order.choice([raw, tree])})
+            socket.send_multipart([b"hello", body])
+            sent += 1
+            while socket.poll(0, zmq.POLLIN):
+                kind, _ = socket.recv_multipart()
+                assert kind in (b"refuse", b"welcome")
+        socket.send_multipart([b"bye", wire.encode(wire.Bye(sender="stranger", to=link.name))[1]])
+        peers.until(lambda: "stranger" not in link.snapshot()["peers"])
+
+
+def _spoil(tree: Any, order: random.Random) -> None:
+    """Change one value somewhere in a tree of maps and lists."""
+    while True:
+        keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        if not keys:
+            return
+        key = order.choice(keys)
+        inner = tree[key]
+        if isinstance(inner, (dict, list)) and inner and order.random() < 0.85:
+            tree = inner
+            continue
+        tree[key] = order.choice(
+            [None, -1, 0, 1, 2**31, 2**62, 2**63, 2**64 - 1, 1.5, "", "kv", "x" * 3000, b"", [], {}, [[]], True]
+        )
+        return

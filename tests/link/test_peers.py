@@ -1,0 +1,319 @@
+"""Processes that die, stop, close and come back. Whoever is left fails its rooms with a reason, and serves others.
+
+Liveness is two seconds here; what is asserted of time is only that nothing waits for a deadline, which is far off.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+
+from typing import Any
+
+import pytest
+
+from statelink import Status
+from tests.helpers.engine import Engine, LinkHandle, RoomHandle
+from tests.helpers.expect import Case, carry
+from tests.helpers.pair import Pair
+from tests.helpers.peers import until
+from tests.helpers.pools import Kv, hybrid
+from tests.link.conftest import Workshop
+
+LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 60.0}
+SOON = 15.0
+"""Seconds within which a loss has to be noticed, on a machine that has other things to do."""
+TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def threads(engine: Engine) -> list[str]:
+    return sorted(name for name in engine.call("threads") if name.startswith("statelink-"))
+
+
+def mid_chunk(pair: Pair, case: Case) -> tuple[RoomHandle, RoomHandle]:
+    """A room of which a part has arrived, and the rest waits for an event."""
+    receiving, sending = pair.begin(case)
+    sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
+    pair.prefill.engine.gate("later")
+    sending.push(case.span(96, case.tokens, pair.prefill.memory.pools), span=(96, case.tokens), ready="later")
+    receiving.reach(Status.TRANSFERRING)
+    return receiving, sending
+
+
+def quarantined(link: LinkHandle, room: int) -> bool:
+    return room in link.snapshot()["quarantined"]
+
+
+@pytest.mark.parametrize("when", ["idle", "mid-chunk", "in the library"])
+def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
+    """Decode's rooms fail; its memory is given back only where it can see to that itself; others serve it."""
+    backend = f"faulty-{workshop.backend}"
+    doomed, other = workshop.engine("doomed"), workshop.prefill
+    decode = workshop.open("decode", backend=backend, **LIVE)
+    first = Pair(workshop.open("prefill", engine=doomed, backend=backend, instance="doomed", **LIVE), decode)
+    second = Pair(workshop.open("prefill", engine=other, backend=backend, **LIVE), decode)
+    first.run()
+    second.expected = first.expected
+    second.run()
+    before = threads(workshop.decode)
+    case = first.case()
+    if when == "in the library":
+        receiving, sending = first.begin(case)
+        doomed.run("faulty_backends", "plan", "submit", "die")
+        first.push(sending, case)
+        doomed.process.wait(20)
+    elif when == "mid-chunk":
+        receiving, _ = mid_chunk(first, case)
+        doomed.kill()
+    else:
+        doomed.kill()
+        receiving = first.receive(case)
+    if when == "idle":  # it may have been asked, or not: a room fails, or waits for the next process at the address
+        receiving.abort("tired of waiting")
+        assert receiving.failed(SOON)
+        workshop.untidy = workshop.backend != "tcp"
+    else:
+        text = receiving.failed(SOON)
+        assert "prefill was lost" in text
+        assert f"room {case.room}" in text
+        assert first.prefill.name in text
+        if workshop.backend == "tcp":
+            assert receiving.wait(SOON, quiesced=True).quiesced
+        else:  # silence proves nothing
+            assert not receiving.see().quiesced
+            assert quarantined(decode, case.room)
+            workshop.untidy = True
+    second.expected = first.expected
+    second.pardon(case)
+    second.run()
+    assert set(before) <= set(threads(workshop.decode))
+    until(lambda: not decode.engine.call("take_errors"))
+
+
+@pytest.mark.parametrize("when", ["idle", "mid-chunk", "in the library"])
+def test_decode_is_killed(workshop: Workshop, when: str) -> None:
+    backend = f"faulty-{workshop.backend}"
+    doomed = workshop.engine("doomed")
+    prefill = workshop.open("prefill", backend=backend, **LIVE)
+    first = Pair(prefill, workshop.open("decode", engine=doomed, backend=backend, instance="doomed", **LIVE))
+    first.run()
+    second = Pair(prefill, workshop.open("decode", backend=backend, **LIVE))
+    second.run()
+    before = threads(workshop.prefill)
+    case = first.case()
+    if when == "idle":
+        doomed.kill()
+        until(lambda: first.decode.name not in prefill.snapshot()["peers"], SOON)
+    else:
+        if when == "mid-chunk":
+            _, sending = mid_chunk(first, case)
+            doomed.kill()
+        else:
+            _, sending = first.begin(case)
+            workshop.prefill.run("faulty_backends", "plan", "submit", "block")
+            first.push(sending, case)
+            until(lambda: bool(workshop.prefill.run("faulty_backends", "struck", "block")))
+            doomed.kill()
+            time.sleep(0.3)
+            workshop.prefill.run("faulty_backends", "heal")
+        text = sending.failed(SOON)
+        assert f"room {case.room}" in text
+        assert first.decode.name in text
+        if when == "mid-chunk":
+            assert "decode was lost" in text
+            assert sending.wait(SOON, quiesced=True).quiesced, "nothing of it is in the library"
+    second.run()
+    assert set(before) <= set(threads(workshop.prefill))
+    workshop.untidy = when == "in the library"
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) -> None:
+    """With other pools, too: nothing of its former self is believed."""
+    address = free_address()
+    decode = workshop.open("decode", **LIVE)
+    doomed = workshop.engine("doomed")
+    first = Pair(workshop.open("prefill", engine=doomed, listen=address, **LIVE), decode)
+    first.run()
+    case = first.case()
+    receiving = mid_chunk(first, case)[0] if busy else None
+    doomed.kill()
+    pools = hybrid(kv=Kv(pages=60, order="hnd"))
+    again = Pair(workshop.open("prefill", pools, engine=workshop.engine("reborn"), listen=address, **LIVE), decode)
+    again.expected = first.expected
+    if receiving is not None:
+        assert "prefill was lost" in receiving.failed(SOON)
+        again.pardon(case)
+        workshop.untidy = workshop.backend != "tcp"
+    else:  # it may be asked as what it was before; whoever hears that says so, and the next one is right
+        late = again.case()
+        asked = again.receive(late)
+        seen = again.send(late, deadline=2.0)
+        again.push(seen, late)
+        if asked.wait(SOON).status is Status.FAILED:
+            assert "it was restarted" in str(asked.see().reason)
+            again.pardon(late)
+            workshop.untidy = workshop.backend != "tcp"
+        else:
+            carry([again.prefill.memory], again.expected, late)
+        seen.wait()
+        again.done(late)
+    again.run()
+    again.run(cuts=(96,))
+
+
+def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
+    """Nothing was asked of it yet, so nothing is lost."""
+    address = free_address()
+    decode = workshop.open("decode", **LIVE)
+    early = decode.receive(90, address, 200)
+    assert early.see().status is Status.BOOTSTRAPPING
+    made = Pair(workshop.open("prefill", listen=address, **LIVE), decode)
+    case = made.case(200, room=90)
+    early.accept(case.target)
+    sending = made.send(case)
+    made.push(sending, case)
+    made.ended(case, early, sending)
+
+
+def test_decode_comes_back(workshop: Workshop) -> None:
+    prefill = workshop.open("prefill", **LIVE)
+    for _ in range(2):
+        doomed = workshop.engine("doomed")
+        made = Pair(prefill, workshop.open("decode", engine=doomed, **LIVE))
+        made.run()
+        case = made.case(room=91)
+        made.receive(case)  # early, and then gone
+        doomed.kill()
+    until(lambda: not prefill.snapshot()["peers"], SOON)
+    made = Pair(prefill, workshop.open("decode", **LIVE))
+    made.run(room=91)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_side_closes(workshop: Workshop, side: str) -> None:
+    """A goodbye is noticed at once, and says that nothing is in flight."""
+    made = workshop.pair(**{**LIVE, "liveness": 50.0})
+    made.run()
+    case = made.case()
+    receiving, sending = mid_chunk(made, case)
+    leaving, staying = (made.prefill, receiving) if side == "prefill" else (made.decode, sending)
+    assert leaving.close()
+    text = staying.failed(10)
+    assert f"{side} was lost" in text or "the link was closed" in text
+    assert staying.wait(10, quiesced=True).quiesced
+    assert leaving.close(), "it may be closed twice"
+    if side == "prefill":
+        other = Pair(workshop.open("prefill", **LIVE), made.decode)
+        other.expected = made.expected
+    else:
+        other = Pair(made.prefill, workshop.open("decode", **LIVE))
+    other.pardon(case)
+    other.run()
+
+
+def test_a_goodbye_does_not_vouch_for_what_hangs(workshop: Workshop) -> None:
+    """Prefill closes while it is not known whether a batch has ended: decode's memory stays where it is."""
+    made = workshop.pair(backend=f"faulty-{workshop.backend}", **LIVE)
+    made.run()
+    case = made.case()
+    workshop.prefill.run("faulty_backends", "plan", "submit", "lose")
+    receiving, sending = made.begin(case)
+    made.push(sending, case)
+    receiving.failed()
+    sending.failed()
+    assert not sending.see().quiesced
+    assert quarantined(made.prefill, case.room)
+    workshop.untidy = True
+    assert not made.prefill.close(0.5), "not everything has ended"
+    other = Pair(workshop.open("prefill", backend=f"faulty-{workshop.backend}", **LIVE), made.decode)
+    other.expected = made.expected
+    other.pardon(case)
+    other.run()
+    fenced = workshop.backend == "tcp"  # where decode can stop it alone
+    assert receiving.see().quiesced == fenced
+    assert quarantined(made.decode, case.room) != fenced
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("stop", [0.6, 5.0])
+def test_a_side_is_stopped(workshop: Workshop, side: str, stop: float) -> None:
+    """Shorter than liveness, and longer. Either way the links go on afterwards."""
+    made = workshop.pair(**LIVE)
+    made.run()
+    case = made.case()
+    receiving, sending = mid_chunk(made, case)
+    engine, awake = (made.prefill.engine, receiving) if side == "prefill" else (made.decode.engine, sending)
+    engine.signal(signal.SIGSTOP)
+    try:
+        if stop > LIVE["liveness"]:
+            assert f"{side} was lost" in awake.failed(SOON)
+        else:
+            time.sleep(stop)
+            assert awake.see().status is Status.TRANSFERRING
+    finally:
+        engine.signal(signal.SIGCONT)
+    made.prefill.engine.release("later")
+    if stop > LIVE["liveness"]:
+        for room in (receiving, sending):  # also who slept hears of it, and need not wait for its deadline
+            assert room.failed(SOON)
+            assert room.wait(SOON, quiesced=True).quiesced
+        made.spoilt(case)
+    else:
+        made.ended(case, receiving, sending)
+    made.run()
+    made.run()
+    made.idle()
+
+
+@TCP
+@pytest.mark.parametrize("patient", ["prefill", "decode"])
+def test_only_one_side_gives_up(workshop: Workshop, patient: str) -> None:
+    """A stop that is long for one side and short for the other: they find together again."""
+    impatient = {**LIVE, "heartbeat": 0.1, "liveness": 0.5}
+    long = {**LIVE, "liveness": 50.0}
+    mine, theirs = (long, impatient) if patient == "prefill" else (impatient, long)
+    made = workshop.pair(**mine, decode_config=theirs)
+    made.run()
+    engine = made.prefill.engine if patient == "prefill" else made.decode.engine
+    case = made.case()
+    receiving, sending = mid_chunk(made, case)
+    engine.signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    engine.signal(signal.SIGCONT)
+    made.prefill.engine.release("later")
+    for room in (receiving, sending):
+        room.failed(SOON)
+        assert room.wait(SOON, quiesced=True).quiesced
+    made.spoilt(case)
+    made.run()
+    made.run()
+    made.idle()
+
+
+@TCP
+def test_one_instance_under_two_names(workshop: Workshop) -> None:
+    prefill = workshop.open("prefill", **LIVE)
+    made = Pair(prefill, workshop.open("decode", peers={"west": (prefill.address,)}, **LIVE))
+    case = made.case()
+    receiving, sending = mid_chunk(made, case)
+    other = made.case()
+    named = made.decode.receive(other.room, "west", other.tokens, other.target)
+    more = made.send(other)
+    made.push(more, other)
+    named.succeeded()
+    more.succeeded()
+    made.prefill.engine.release("later")
+    receiving.succeeded()
+    sending.succeeded()
+    carry([prefill.memory], made.expected, other)
+    made.arrived(case)
+
+

@@ -1,0 +1,85 @@
+"""One full message of every kind, with every optional field set."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from statelink import state, wire
+from statelink.backend import Moved
+from statelink.errors import Reason
+from statelink.plan import Assignment, Box, Share
+
+__all__ = ["card", "messages"]
+
+REASON = Reason("room.deadline", "the room ran out of time", {"room": "7", "peer": "decode.0-ab"}, "30 s", "wait")
+LINK = {"sender": "decode.0-ab", "to": "prefill.1-cd"}
+USE = {**LINK, "room": (1 << 64) - 1, "generation": (1 << 63) - 1}
+
+
+def card() -> wire.Card:
+    """A card whose inventory has every struct that an inventory can have."""
+    pages = {layer: tuple(_pointer(2 * layer + part, (8, 4, 2, 3)) for part in range(2)) for layer in (0, 3)}
+    described = [
+        state.kv_pages(pages, heads=4, tp=(1, 2), optional=True, format="nvfp4"),
+        state.window_pages({1: (_pointer(20, (6, 4, 2, 3)), _pointer(21, (6, 4, 2, 3)))}, heads=2, window=9),
+        state.mamba_slots(
+            conv={2: _pointer(30, (5, 8, 3))}, ssm={2: _pointer(31, (5, 2, 2, 2))}, conv_groups=(4, 4, 8), heads=4, tp=(1, 2)
+        ),
+        state.index_pages({4: _pointer(40, (7, 4, 2)), 5: np.zeros((0, 4, 2), np.uint8)}),
+        state.aux_rows({"tokens": _pointer(50, (9, 4))}),
+    ]
+    inventory = state.describe(
+        "decode", described, rank=1, ranks=2, axes={"tp": (1, 2), "pp": (0, 1)}, model="rev-1+lora"
+    )
+    return wire.Card(
+        link=LINK["sender"],
+        protocol=(1, 1),
+        version="0.1.0",
+        role="decode",
+        backend="tcp",
+        ops=("write",),
+        kinds=tuple(state.state_type(name) for name in ("aux", "dsa", "kv", "mamba", "swa")),
+        strategies={"kv": "direct"},
+        descriptor=b"\x00\xffdescriptor",
+        inventory=inventory,
+    )
+
+
+def _pointer(number: int, shape: tuple[int, ...]) -> state.Memory:
+    return state.Memory.pointer((number + 1) << 57, shape, "uint8", 1)
+
+
+def messages() -> dict[str, wire.Message]:
+    """By kind."""
+    box = Box((0, 1), (4, 2))
+    raw = wire.write_card(card())
+    made = (
+        wire.Hello(**LINK, card=raw),
+        wire.Welcome(**LINK, card=raw),
+        wire.Refuse(**LINK, reason=REASON),
+        wire.Attach(
+            **LINK,
+            assignment=Assignment(1, 0, (Share("kv", ("layers.0.k", "layers.0.v"), (box, box)),)),
+            destinations=1 << 16,
+            digest=b"\x01" * 16,
+        ),
+        wire.Attached(**LINK, digest=b"\x01" * 16),
+        wire.Request(
+            **USE,  # type: ignore[arg-type]
+            tokens=1 << 40,
+            prefix=64,
+            items={"kv": wire.ItemList(4, b"\x01\x00\x00\x00\x00\x00\x00\x00" * 3)},
+            prepared={"kv": b"ring"},
+        ),
+        wire.Chunk(**USE, number=3, grains={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),  # type: ignore[arg-type]
+        wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4),  # type: ignore[arg-type]
+        wire.Accepted(**USE),  # type: ignore[arg-type]
+        wire.Failed(**USE, reason=REASON),  # type: ignore[arg-type]
+        wire.Drained(**USE),  # type: ignore[arg-type]
+        wire.Note(**USE, component="kv", payload=b"\x00" * 100),  # type: ignore[arg-type]
+        wire.Ping(**LINK),
+        wire.Pong(**LINK),
+        wire.Unknown(**LINK),
+        wire.Bye(**LINK, quiet=True),
+    )
+    return {type(message).__name__.lower(): message for message in made}

@@ -1,0 +1,296 @@
+"""The authenticated channel: who may speak, who is dropped, and that nothing bad ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import zmq
+
+from statelink import wire
+from statelink.errors import ConfigError, PeerError
+
+DEADLINE = 10.0
+QUIET = 0.4
+"""Seconds in which a message on this machine would have come."""
+
+Open = Callable[..., wire.Channel]
+
+
+def key_pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+@pytest.fixture(name="channel")
+def channel_fixture() -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def make(
+            name: str,
+            listen: str = "tcp://127.0.0.1:0",
+            *,
+            advertise: str = "",
+            keys: wire.Keys | None = None,
+            insecure: bool = False,
+        ) -> wire.Channel:
+            made = wire.Channel(name, listen, advertise=advertise, keys=keys, insecure=insecure)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture(name="stranger")
+def stranger_fixture() -> Iterator[zmq.Socket[bytes]]:
+    """A socket that knows nothing of Statelink."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
+        made.linger = 0
+        yield made
+
+
+def receive(channel: wire.Channel, seconds: float = DEADLINE) -> list[tuple[wire.Message, str | None]]:
+    """What comes, as soon as something does."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        got = list(channel.receive(0.02))
+        if got:
+            return got
+    return []
+
+
+def until(happened: Callable[[], bool], *channels: wire.Channel) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        for channel in channels:
+            assert list(channel.receive(0.01)) == []
+
+
+def ping(sender: str, to: str = "") -> wire.Ping:
+    return wire.Ping(sender=sender, to=to)
+
+
+def test_who_dialled_gets_its_answers_over_the_same_connection(channel: Open) -> None:
+    prefill, decode = channel("prefill"), channel("decode")
+    address = str(prefill.endpoint)
+    assert prefill.endpoint.address.startswith("tcp://127.0.0.1:")
+    assert not prefill.endpoint.address.endswith(":0")
+    decode.dial(prefill.endpoint)
+    decode.dial(prefill.endpoint)
+    decode.send(ping("decode"), address)
+    assert receive(prefill) == [(ping("decode"), None)]
+    prefill.send(wire.Pong(sender="prefill", to="decode"), None)
+    assert receive(decode) == [(wire.Pong(sender="prefill", to="decode"), address)]
+    assert not prefill.dropped
+    assert not decode.dropped
+
+
+def test_with_keys_only_who_is_allowed_and_finds_the_right_one_can_speak(
+    channel: Open, stranger: zmq.Socket[bytes]
+) -> None:
+    (server, server_secret), (friend, friend_secret), (_, foe_secret), (other, _) = (key_pair() for _ in range(4))
+    prefill = channel("prefill", keys=wire.Keys(secret=server_secret, allow=(friend,)))
+    assert prefill.endpoint.key == server
+    good = channel("good", keys=wire.Keys(secret=friend_secret, allow=(server,)))
+    foe = channel("foe", keys=wire.Keys(secret=foe_secret, allow=(server,)))
+    lost = channel("lost", keys=wire.Keys(secret=friend_secret, allow=(server,)))
+    wrong = wire.Endpoint(prefill.endpoint.address, other)
+
+    foe.dial(prefill.endpoint)
+    foe.send(ping("foe"), str(prefill.endpoint))
+    lost.dial(wrong)
+    lost.send(ping("lost"), str(wrong))
+    stranger.setsockopt_string(zmq.ROUTING_ID, "stranger")
+    stranger.connect(prefill.endpoint.address)
+    stranger.send_multipart(wire.encode(ping("stranger")))
+    assert receive(prefill, QUIET) == []
+
+    good.dial(prefill.endpoint)
+    good.send(ping("good"), str(prefill.endpoint))
+    assert receive(prefill) == [(ping("good"), None)]
+    prefill.send(wire.Pong(sender="prefill", to="good"), None)
+    assert receive(good) == [(wire.Pong(sender="prefill", to="good"), str(prefill.endpoint))]
+    assert receive(prefill, QUIET) == []
+    for name in ("foe", "lost", "stranger"):
+        with pytest.raises(PeerError):
+            prefill.send(wire.Pong(sender="prefill", to=name), None)
+
+
+@pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://10.1.2.3:0"])
+def test_it_does_not_listen_beyond_loopback_without_keys(listen: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wire.Channel("prefill", listen, advertise="10.1.2.3", keys=None, insecure=False)
+    assert caught.value.code == "config.insecure"
+    assert str(caught.value) == (
+        f"this link would listen on {listen} without keys: anyone who reaches that address could read and change "
+        "requests\nhint: configure keys, or set insecure = true on a network that you trust wholly"
+    )
+
+
+def test_the_insecure_switch_and_keys_each_let_it_listen_everywhere(channel: Open) -> None:
+    _, secret = key_pair()
+    for number, open_ in enumerate(({"insecure": True}, {"keys": wire.Keys(secret=secret)})):
+        made = channel(f"prefill{number}", "tcp://0.0.0.0:0", advertise="node7.example", **open_)
+        assert made.host == "node7.example"
+        assert made.endpoint.address.startswith("tcp://node7.example:")
+
+
+def test_an_address_that_nobody_can_dial_needs_another_to_advertise() -> None:
+    with pytest.raises(ConfigError) as caught:
+        wire.Channel("prefill", "tcp://0.0.0.0:0", advertise="", keys=None, insecure=True)
+    assert caught.value.code == "config.advertise"
+
+
+def test_ipv6_addresses_keep_their_brackets(channel: Open) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this Python has no IPv6")
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback: {error}")
+    prefill, decode = channel("prefill", "tcp://[::1]:0"), channel("decode")
+    assert prefill.endpoint.address.startswith("tcp://[::1]:")
+    assert wire.parse_endpoint(str(prefill.endpoint)) == prefill.endpoint
+    decode.dial(prefill.endpoint)
+    decode.send(ping("decode"), str(prefill.endpoint))
+    assert receive(prefill) == [(ping("decode"), None)]
+
+
+def test_an_address_in_use_is_a_configuration_error(channel: Open) -> None:
+    first = channel("first")
+    with pytest.raises(ConfigError, match="cannot listen on tcp://127.0.0.1:"):
+        channel("second", first.endpoint.address)
+
+
+def test_a_sender_that_is_not_who_is_connected_is_dropped_and_counted(channel: Open) -> None:
+    prefill, mallory = channel("prefill"), channel("mallory")
+    mallory.dial(prefill.endpoint)
+    for _ in range(3):
+        mallory.send(ping("decode"), str(prefill.endpoint))
+    until(lambda: prefill.dropped["wire.sender"] == 3, prefill)
+    mallory.send(ping("mallory"), str(prefill.endpoint))
+    assert receive(prefill) == [(ping("mallory"), None)]
+
+
+def test_frames_that_are_no_message_are_counted_and_harm_nothing(
+    channel: Open, stranger: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = channel("prefill")
+    stranger.setsockopt_string(zmq.ROUTING_ID, "stranger")
+    stranger.connect(prefill.endpoint.address)
+    bad = {
+        "wire.frames": [[b"hello"], [b"ping", b"\x80", b""], [b""]],
+        "wire.kind": [[b"teleport", b"\x80"], [b"", b""], [b"\xff" * 999, b"\x80"]],
+        "wire.body": [[b"ping", b""], [b"hello", b"\xc1"], [b"request", os.urandom(99)], [b"ping", b"\x91" * 9999]],
+    }
+    with caplog.at_level(logging.WARNING, "statelink.wire"):
+        for frames in (each for kind in bad.values() for each in kind):
+            stranger.send_multipart(frames)
+        until(lambda: prefill.dropped.total() == sum(map(len, bad.values())), prefill)
+    assert prefill.dropped == {code: len(each) for code, each in bad.items()}
+    # The first, second, fourth of a kind and so on: a flood does not fill the log.
+    assert len(caplog.records) == 2 + 2 + 3
+    assert all(len(record.getMessage()) < 600 for record in caplog.records)
+    stranger.send_multipart(wire.encode(ping("stranger")))
+    assert receive(prefill) == [(ping("stranger"), None)]
+
+
+def test_a_frame_that_is_too_large_ends_its_connection_and_not_the_channel(
+    channel: Open, stranger: zmq.Socket[bytes]
+) -> None:
+    prefill, decode = channel("prefill"), channel("decode")
+    stranger.connect(prefill.endpoint.address)
+    stranger.send_multipart([b"ping", bytes(wire.MAX_FRAME + 1)])
+    assert receive(prefill, QUIET) == []
+    decode.dial(prefill.endpoint)
+    decode.send(ping("decode"), str(prefill.endpoint))
+    assert receive(prefill) == [(ping("decode"), None)]
+
+
+def test_a_peer_that_comes_back_under_its_name_takes_over(channel: Open) -> None:
+    prefill, old = channel("prefill"), channel("decode")
+    old.dial(prefill.endpoint)
+    old.send(ping("decode"), str(prefill.endpoint))
+    assert receive(prefill)
+    new = channel("decode")
+    new.dial(prefill.endpoint)
+    new.send(ping("decode"), str(prefill.endpoint))
+    assert receive(prefill)
+    prefill.send(wire.Pong(sender="prefill", to="decode"), None)
+    assert receive(new) == [(wire.Pong(sender="prefill", to="decode"), str(prefill.endpoint))]
+
+
+@pytest.mark.parametrize("address", [None, "tcp://127.0.0.1:1"])
+def test_a_message_to_nobody_is_an_error_that_names_whom_it_was_for(channel: Open, address: str | None) -> None:
+    with pytest.raises(PeerError) as caught:
+        channel("prefill").send(ping("prefill", "decode.3-ff"), address)
+    assert caught.value.code == "peer.send"
+    assert caught.value.reason.who == {"peer": "decode.3-ff"}
+
+
+def test_hanging_up_closes_one_connection(channel: Open) -> None:
+    prefill, decode = channel("prefill"), channel("decode")
+    address = str(prefill.endpoint)
+    decode.dial(prefill.endpoint)
+    decode.hang_up(address)
+    decode.hang_up(address)
+    with pytest.raises(PeerError):
+        decode.send(ping("decode"), address)
+    decode.dial(prefill.endpoint)
+    decode.send(ping("decode"), address)
+    assert receive(prefill) == [(ping("decode"), None)]
+
+
+def test_keys_on_one_side_only_are_refused_before_anything_is_sent(channel: Open) -> None:
+    public, secret = key_pair()
+    plain, keyed = channel("plain"), channel("keyed", keys=wire.Keys(secret=secret, allow=(public,)))
+    with pytest.raises(ConfigError) as caught:
+        plain.dial(keyed.endpoint)
+    assert caught.value.code == "config.keys"
+    assert "its address has a key and this link has none" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        keyed.dial(plain.endpoint)
+    assert "this link has keys and its address has none" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint", [wire.Endpoint("tcp://no such host:1"), wire.Endpoint("nonsense"), wire.Endpoint("tcp://127.0.0.1:1", '"' * 40)]
+)
+def test_what_cannot_be_dialled_is_one_kind_of_error(channel: Open, endpoint: wire.Endpoint) -> None:
+    _, secret = key_pair()
+    made = channel("decode", keys=wire.Keys(secret=secret) if endpoint.key else None)
+    with pytest.raises(ConfigError):
+        made.dial(endpoint)
+    with pytest.raises(PeerError):
+        made.send(ping("decode"), str(endpoint))
+
+
+def test_a_watched_descriptor_ends_the_wait(channel: Open) -> None:
+    made = channel("prefill")
+    read, write = os.pipe()
+    try:
+        made.watch(read)
+        os.write(write, b"x")
+        start = time.monotonic()
+        assert list(made.receive(DEADLINE)) == []
+        assert time.monotonic() - start < DEADLINE / 2
+    finally:
+        made.close()
+        os.close(read)
+        os.close(write)
+
+
+def test_closing_twice_is_harmless(channel: Open) -> None:
+    made, peer = channel("prefill"), channel("decode")
+    made.dial(peer.endpoint)
+    made.close()
+    made.close()
+    # The port is free again.
+    channel("next", made.endpoint.address)

@@ -1,0 +1,104 @@
+"""Addresses and keys as text, and what is refused without them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import zmq
+
+from statelink import wire
+from statelink.errors import ConfigError
+
+PUBLIC, SECRET = (part.decode() for part in zmq.curve_keypair())
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "key"),
+    [
+        ("tcp://127.0.0.1:5000", "tcp://127.0.0.1:5000", ""),
+        ("tcp://node-7.fleet:0", "tcp://node-7.fleet:0", ""),
+        ("tcp://[fe80::1]:65535", "tcp://[fe80::1]:65535", ""),
+        (f"tcp://10.0.0.1:1|{PUBLIC}", "tcp://10.0.0.1:1", PUBLIC),
+    ],
+)
+def test_addresses_are_read(text: str, address: str, key: str) -> None:
+    endpoint = wire.parse_endpoint(text)
+    assert endpoint == (address, key)
+    assert str(endpoint) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1:5000",
+        "tcp://",
+        "tcp://host",
+        "tcp://host:",
+        "tcp://:5000",
+        "tcp://host:65536",
+        "tcp://host:-1",
+        "tcp://host:5x",
+        "udp://host:5000",
+        "ipc:///tmp/socket",
+        "TCP://host:5000",
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wire.parse_endpoint(text)
+    assert str(caught.value) == (
+        f"{text!r} is not an address\nhint: tcp://host:port, or tcp://host:port|public-key"
+    )
+
+
+@pytest.mark.parametrize("key", ["short", "x" * 39, "x" * 41, '"' * 40, "é" * 40, " " * 40, "\x00" * 40, "#####" * 8])
+def test_what_is_no_key_is_refused_in_an_address(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wire.parse_endpoint(f"tcp://host:1|{key}")
+    assert caught.value.code == "config.keys"
+    assert str(caught.value) == (
+        "the key in address 'tcp://host:1' is not a CURVE key: 40 characters of Z85 are expected"
+    )
+
+
+@pytest.mark.parametrize("key", ["", "short", "x" * 41, '"' * 40, "é" * 40])
+def test_what_is_no_key_is_refused_in_keys(key: str) -> None:
+    for made, what in (({"secret": key}, "secret"), ({"secret": SECRET, "allow": (PUBLIC, key)}, "allow")):
+        with pytest.raises(ConfigError) as caught:
+            wire.Keys(**made)  # type: ignore[arg-type]
+        assert caught.value.code == "config.keys"
+        assert str(caught.value).startswith(f"keys.{what} is not a CURVE key")
+
+
+def test_the_public_key_follows_from_the_secret_one_which_is_never_shown() -> None:
+    keys = wire.Keys(secret=SECRET, allow=(PUBLIC,))
+    assert keys.public == PUBLIC
+    assert repr(keys) == f"Keys(public={PUBLIC!r}, secret=..., 1 allowed)"
+    assert SECRET not in f"{keys}{keys!r}{[keys]}"
+
+
+def test_unknown_fields_of_keys_are_errors() -> None:
+    with pytest.raises(msgspec.ValidationError, match="alow"):
+        msgspec.convert({"secret": SECRET, "alow": []}, wire.Keys)
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://127.9.9.9:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://[::1]:1", True),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://*:1", False),
+        ("tcp://[::]:1", False),
+        ("tcp://10.0.0.1:1", False),
+        ("tcp://128.0.0.1:1", False),
+        ("tcp://127.0.0.1.example.org:1", False),
+        ("tcp://localhost.example.org:1", False),
+        ("tcp://eth0:1", False),
+    ],
+)
+def test_only_addresses_of_this_machine_alone_are_loopback(address: str, loopback: bool) -> None:
+    assert wire.is_loopback(address) is loopback

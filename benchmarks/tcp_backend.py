@@ -12,8 +12,8 @@ Each round runs, one right after the other, for every shape:
     socket    as ``copy``, with same_host_copy off
 
 Blocks are ``contiguous`` at both ends, which the backend makes use of and the floors do not; or ``scattered``: in
-random order at both ends, with gaps, and granted one by one. On a shared machine only ratios within a run mean
-anything; those given are medians over rounds of each round's own ratio.
+random order at both ends, with gaps, and granted one by one. Each figure is that of the quickest round, the one
+that other work on the machine disturbed least; only the ratios mean anything elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import json
 import multiprocessing
 import os
 import socket
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -222,13 +221,13 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def summary(blocks: Blocks, scattered: bool, seconds: dict[str, list[float]]) -> dict[str, Any]:
-    times = {name: np.array(each[WARM_UP:]) / (STREAM if name == "stream" else 1) for name, each in seconds.items()}
+    best = {name: min(each[WARM_UP:]) / (STREAM if name == "stream" else 1) for name, each in seconds.items()}
     return {
         "blocks": blocks.count,
         "nbytes": int(blocks.nbytes[0]),
         "scattered": scattered,
-        "GB/s": {name: blocks.total / statistics.median(each) / 1e9 for name, each in times.items()},
-        "of the floor": {name: float(np.median(times[floor] / times[way])) for name, (floor, way) in RATIOS.items()},
+        "GB/s": {name: blocks.total / each / 1e9 for name, each in best.items()},
+        "of the floor": {name: best[floor] / best[way] for name, (floor, way) in RATIOS.items()},
     }
 
 

@@ -264,6 +264,23 @@ def test_ungranted_room(source: Remote, target: Remote, mode: str, room: int, ge
     assert write(source, target).ok
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refusal_does_not_harm_its_neighbours(source: Remote, target: Remote, mode: str) -> None:
+    """They are on one connection, and all under way at once."""
+    join(source, target, mode)
+    grant_all(target)
+    source.memory[:] = np.random.default_rng(0).integers(0, 255, SPACE, np.uint8)
+    step = 100_000
+    transfers = [
+        source.do("write", "source", "target", room, 1, u64(source.address + at), u64(target.address + at), u64(step))
+        for room, at in ((1, 0), (2, step), (1, 2 * step), (2, 3 * step), (1, 4 * step))
+    ]
+    assert [source.do("outcome", transfer).ok for transfer in transfers] == [True, False, True, False, True]
+    for part, at in enumerate(range(0, 5 * step, step)):
+        there = target.memory[at : at + step]
+        assert untouched(there) if part % 2 else np.array_equal(there, source.memory[at : at + step])
+
+
 def test_grant_of_another_peer(source: Remote, target: Remote) -> None:
     join(source, target)
     grant_all(target, a="somebody else")
@@ -717,6 +734,22 @@ def test_wrong_proof_of_memory(here: Node, caller: Caller, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getpid", lambda: 1)
     assert still_serves(here)
     assert here.mode("source", "target") == "SEND"
+
+
+def test_only_the_token_proves_a_memory(here: Node) -> None:
+    key, hello, nonce = bytes(32), _handshake.Hello("a", "b", bytes(32)), bytes(32)
+    right = np.frombuffer(_handshake._token(key, hello, nonce), np.uint8)
+    stale = np.frombuffer(_handshake._token(key, hello, bytes(31) + b"x"), np.uint8)
+    cases = (
+        (os.getpid(), right, True),
+        (os.getpid(), stale, False),
+        (os.getpid(), right[1:], False),
+        (0, right, False),
+    )
+    for pid, memory, expected in cases:
+        proof = _handshake.Proof(bytes(32), pid, memory.ctypes.data)
+        assert _handshake.witness(key, hello, nonce, proof) is expected
+    assert not _handshake.witness(key, hello, nonce, _handshake.Proof(bytes(32), os.getpid(), 1))
 
 
 HEADER = struct.Struct("<4sBxxxI4xQQQQ")

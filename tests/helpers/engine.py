@@ -12,12 +12,15 @@ import zlib
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from tests.helpers.pools import Component, Memory
 
 import statelink
 from statelink import Status
-from tests.helpers.pools import Component, Memory
-from tests.helpers.worker import Seen
+
+if TYPE_CHECKING:
+    from tests.helpers.worker import Seen
 
 __all__ = ["PATIENCE", "Engine", "LinkHandle", "RoomHandle"]
 
@@ -42,6 +45,7 @@ class Engine:
         self.name = name
         self.links: list[LinkHandle] = []
         self._numbers = itertools.count()
+        self._asked = ""
         ours, theirs = socket.socketpair()
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(PLUGINS)]))
         with ours, theirs:
@@ -59,14 +63,23 @@ class Engine:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the worker's host; what it raises is raised here."""
+        self.ask(method, *arguments)
+        return self.answer()
+
+    def ask(self, method: str, *arguments: Any) -> None:
+        """The first half of a call, for things that take their time in several processes."""
+        self._asked = f"{method}{arguments!r:.300}"
         self._pipe.send((method, arguments))
+
+    def answer(self) -> Any:
+        """The second half of a call."""
         if not self._pipe.poll(PATIENCE):
             self.process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
-            raise AssertionError(f"{self.name} (pid {self.pid}) did not answer {method}{arguments!r:.300}")
+            raise AssertionError(f"{self.name} (pid {self.pid}) did not answer {self._asked}")
         try:
             good, answer = self._pipe.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise EOFError(f"{self.name} ended in {method}: exit status {self.process.wait(PATIENCE)}") from error
+            raise EOFError(f"{self.name} ended in {self._asked}: exit status {self.process.wait(PATIENCE)}") from error
         if not good:
             raise answer
         return answer

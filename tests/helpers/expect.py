@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, Memory
 
-__all__ = ["Case", "carry", "positions"]
+__all__ = ["Case", "carry", "held", "positions"]
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -73,8 +72,7 @@ def _carry(source: Component, target: Component, label: str, here: Array, there:
         return
     from_, to = _rows(source, target, label)
     if isinstance(target, Mamba):
-        at, onto = case.source[source.name][0], case.target[target.name][0]
-        there[onto, to] = here[at, from_]
+        there[case.target[target.name][0], to] = here[case.source[source.name][0], from_]
     elif isinstance(target, Aux):
         there[case.target[target.name][0]] = here[case.source[source.name][0]]
     else:
@@ -99,12 +97,12 @@ def _carry(source: Component, target: Component, label: str, here: Array, there:
 
 def _rows(source: Component, target: Component, label: str) -> tuple[Ints, Ints]:
     """Rows of the sharded axis that both hold: at the source, and at the target."""
-    ours, theirs = _held(source, label), _held(target, label)
+    ours, theirs = held(source, label), held(target, label)
     _, near, far = np.intersect1d(ours, theirs, return_indices=True)
     return near, far
 
 
-def _held(pool: Component, label: str) -> Ints:
+def held(pool: Component, label: str) -> Ints:
     """Which rows of the whole model each local row of the sharded axis is."""
     if isinstance(pool, Kv):
         rank, width = pool.tp

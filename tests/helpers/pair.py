@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from tests.helpers.engine import LinkHandle, RoomHandle
 from tests.helpers.expect import Case, carry, positions
 from tests.helpers.pools import Index, Kv
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle, RoomHandle
 
 __all__ = ["Pair", "items"]
 

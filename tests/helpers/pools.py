@@ -9,14 +9,16 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from statelink import state
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Arrays", "Aux", "Component", "Index", "Kv", "Mamba", "Memory", "hybrid"]
 
@@ -136,7 +138,10 @@ class Mamba(Component):
         found: Shapes = {}
         for layer in self.layers:
             found[f"layers.{layer}.conv"] = ((self.slots, rows + self.pad, self.kernel), "float32")
-            found[f"layers.{layer}.ssm"] = ((self.slots, self.heads // self.tp[1] + bool(self.pad), *self.inner), "float32")
+            found[f"layers.{layer}.ssm"] = (
+                (self.slots, self.heads // self.tp[1] + bool(self.pad), *self.inner),
+                "float32",
+            )
         return found
 
     def _describe(self, arrays: dict[str, Array]) -> state.Described:
@@ -208,7 +213,7 @@ class Memory:
                 self._places.append((start, start + nbytes, f"{pool.name}/{label}"))
                 end = start + nbytes + GUARD
         self.nbytes = -(-end // 4096) * 4096
-        self._view = memoryview(bytes_) if bytes_ is not None else memoryview(_map(path, self.nbytes))
+        self._view: memoryview = bytes_.data if bytes_ is not None else memoryview(_map(path, self.nbytes))
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._view, np.uint8)
         for pool, label, shape, kind, start in places:
             nbytes = int(np.prod(shape)) * kind.itemsize

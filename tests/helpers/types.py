@@ -7,7 +7,5 @@ from statelink.state import Coverage, IndexSpace, StateType, register_state_type
 __all__ = ["register"]
 
 
-def register(**other: bool) -> None:
-    register_state_type(
-        StateType(name="acme.index", index=IndexSpace.PAGE, coverage=Coverage.SUFFIX, aligned=True, **other)
-    )
+def register() -> None:
+    register_state_type(StateType(name="acme.index", index=IndexSpace.PAGE, coverage=Coverage.SUFFIX, aligned=True))

@@ -16,16 +16,19 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from tests.helpers.pools import Component, Memory
 
 import statelink
-from statelink.backend import RoomReport
 from statelink.errors import Reason, StatelinkError
-from tests.helpers.pools import Component, Memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from statelink.backend import RoomReport
 
 __all__ = ["Gate", "Host", "Seen"]
 
@@ -160,9 +163,13 @@ class Host:
     def close(self, key: str, timeout: float) -> bool:
         return self.links[key].close(timeout)
 
-    def forget(self, key: str) -> None:
-        """Let go of a closed link and its memory."""
-        del self.links[key], self.memories[key]
+    def close_all(self, timeout: float) -> bool:
+        """Close every link, and let go of them and their memory; whether all of them ended."""
+        ended = [link.close(timeout) for link in self.links.values()]
+        self.links.clear()
+        self.memories.clear()
+        self.rooms.clear()
+        return all(ended)
 
     def run(self, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
         """Call what a module of the tests defines; what needs the host takes it first."""

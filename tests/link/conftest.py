@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from tests.helpers.engine import Engine, LinkHandle
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Component, hybrid
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Workshop:
@@ -55,14 +56,17 @@ class Workshop:
         """Close what a test opened, and see that nothing is left."""
         untidy, self.untidy = self.untidy, False
         problems: list[str] = []
+        living = [engine for engine in self.engines if engine.process.poll() is None]
+        for engine in living:
+            engine.ask("close_all", 0.5 if untidy else 5.0)
         for engine in list(self.engines):
             if engine not in (self.prefill, self.decode):
                 self.engines.remove(engine)
-            if engine.process.poll() is not None:
+            if engine not in living:
                 engine.end()
                 continue
-            ended = [link.close(0.5 if untidy else 5.0) for link in list(engine.links)]
-            if not untidy and not all(ended):
+            engine.links.clear()
+            if not engine.answer() and not untidy:
                 problems.append(f"{engine.name}: close() says that not everything ended")
             left = [name for name in engine.call("threads") if name.startswith(("statelink-", "tcp-"))]
             problems += [f"{engine.name} leaves threads {left}"] if left else []

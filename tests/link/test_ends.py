@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from statelink import Status
-from tests.helpers.engine import RoomHandle
-from tests.helpers.expect import Case
-from tests.helpers.pair import Pair
-from tests.link.conftest import Workshop
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import RoomHandle
+    from tests.helpers.expect import Case
+    from tests.helpers.pair import Pair
+    from tests.link.conftest import Workshop
 
 PHASES = ["opened", "asked", "gated", "mid-chunk", "all but the last"]
 
@@ -128,18 +131,19 @@ DEADLINES = [
 ]
 
 
-@pytest.mark.parametrize(("what", "side", "text", "cause"), DEADLINES, ids=[f"{each[0]}-{each[1]}" for each in DEADLINES])
+@pytest.mark.parametrize(
+    ("what", "side", "text", "cause"), DEADLINES, ids=[f"{each[0]}-{each[1]}" for each in DEADLINES]
+)
 def test_deadlines(pair: Pair, what: str, side: str, text: str, cause: str) -> None:
     case = pair.case(200)
-    soon, later = {"deadline": 0.4}, {"deadline": 60.0}
-    ours, theirs = (soon, later) if side == "decode" else (later, soon)
+    ours, theirs = (0.4, 60.0) if side == "decode" else (60.0, 0.4)
     rooms: list[RoomHandle] = []
     if what == "never accepted":
-        rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, **ours))
+        rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, deadline=ours))
     elif what != "never asked":
-        rooms.append(pair.receive(case, **ours))
+        rooms.append(pair.receive(case, deadline=ours))
     if what != "never sent":
-        sending = pair.send(case, **theirs)
+        sending = pair.send(case, deadline=theirs)
         rooms.append(sending)
         if what == "never the last":
             sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))

@@ -5,15 +5,20 @@ The `pair` fixture runs a whole request over the same links after each test, and
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import pytest
 import zmq
-
-from statelink import Status
-from statelink.errors import RoomError, UnsupportedError
 from tests.helpers import peers
 from tests.helpers.pair import Pair, items
 from tests.helpers.pools import Index, Kv, Mamba, hybrid
-from tests.link.conftest import Workshop
+
+from statelink import Status
+from statelink.errors import RoomError, UnsupportedError
+
+if TYPE_CHECKING:
+    from tests.link.conftest import Workshop
 
 TYPES = "tests.helpers.types"
 
@@ -52,7 +57,7 @@ def test_decode_offers_fewer_pages_than_the_request_has(pair: Pair) -> None:
         receiving.accept(items(case, kv=case.target["kv"][:12]))
     assert str(error.value) == (
         f"12 items of component 'kv' (room {case.room}, backend {error.value.reason.who['backend']}): "
-        "positions [0, 256) need 16 pages of 16 tokens from position 0\n"
+        "positions [0, 256) need 16 pages of 16 tokens from item 0\n"
         "hint: both sides name the same positions; nothing is trimmed"
     )
     assert receiving.see().status >= Status.BOOTSTRAPPING
@@ -89,7 +94,9 @@ def test_window_counts_differ(pair: Pair) -> None:
     assert len(case.target["swa"]) == 5
     receiving = pair.decode.receive(case.room, pair.prefill.address, 256)
     with pytest.raises(RoomError, match=r"8 items of component 'swa'.*\[184, 256\) need 5 pages"):
-        receiving.accept(items(case, swa=[*case.target["swa"], *(n for n in range(30) if n not in case.target["swa"])][:8]))
+        receiving.accept(
+            items(case, swa=[*case.target["swa"], *(n for n in range(30) if n not in case.target["swa"])][:8])
+        )
     receiving.accept(case.target)
     sending = pair.send(case)
     with pytest.raises(RoomError, match=r"8 items of component 'swa' for span \[0, 256\)"):
@@ -102,13 +109,12 @@ def test_window_counts_differ(pair: Pair) -> None:
 def test_mamba_indices_are_not_one(pair: Pair, slots: list[int]) -> None:
     case = pair.case()
     receiving, sending = pair.decode.receive(case.room, pair.prefill.address, case.tokens), pair.send(case)
-    wanted = f"{len(slots)} items of component 'mamba'"
-    for call in (
-        lambda: receiving.accept(items(case, mamba=slots)),
-        lambda: sending.push({**case.whole(pair.prefill.memory.pools), "mamba": slots}),
+    for give in (
+        partial(receiving.accept, items(case, mamba=slots)),
+        partial(sending.push, {**case.whole(pair.prefill.memory.pools), "mamba": slots}),
     ):
-        with pytest.raises(RoomError, match=wanted) as error:
-            call()
+        with pytest.raises(RoomError, match=f"{len(slots)} items of component 'mamba'") as error:
+            give()
         assert error.value.reason.cause == "type 'mamba' has exactly one slot a request"
     receiving.accept(case.target)
     pair.push(sending, case)
@@ -234,8 +240,9 @@ def test_backend_that_does_not_declare_the_type(workshop: Workshop) -> None:
     with pytest.raises(UnsupportedError) as error:
         workshop.open("decode", backend="narrow")
     assert str(error.value) == (
-        "backend 'narrow' does not move state type 'swa' (component swa, instance decode, rank 0): it declares aux, kv\n"
+        "backend 'narrow' does not move state type 'swa' (component swa, instance decode, rank 0): "
+        "it declares aux, kv\n"
         "hint: use another backend, or install a package that brings a strategy for this type"
     )
-    made = workshop.pair(hybrid(swa=None, dsa=None, mamba=None), hybrid(swa=None, dsa=None, mamba=None), backend="narrow")
-    made.run()
+    pools = hybrid(swa=None, dsa=None, mamba=None)
+    workshop.pair(pools, pools, backend="narrow").run()

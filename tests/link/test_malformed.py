@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 import zmq
-
-from statelink import wire
 from tests.helpers import peers
-from tests.helpers.engine import LinkHandle
-from tests.helpers.pair import Pair
+
+from statelink import Status, wire
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle
+    from tests.helpers.pair import Pair
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
@@ -37,9 +39,7 @@ def examples(link: LinkHandle, name: str) -> list[list[bytes]]:
     why = Reason("x", "what", {"a": "b"}, "cause", "hint")
     items = {"kv": wire.ItemList(0, bytes(104)), "aux": wire.ItemList(0, bytes(8))}
     messages: list[wire.Message] = [
-        wire.Attach(
-            sender=name, to=link.name, assignment=Assignment(0, 0, ()), destinations=1, digest=bytes(16)
-        ),
+        wire.Attach(sender=name, to=link.name, assignment=Assignment(0, 0, ()), destinations=1, digest=bytes(16)),
         wire.Attached(sender=name, to=link.name, digest=bytes(16)),
         wire.Request(**use, tokens=200, prefix=0, items=items, prepared={"kv": b"x"}),
         wire.Chunk(**use, number=0, grains={"kv": (0, 3)}, layers=(0, 2), nbytes=77),
@@ -94,6 +94,7 @@ def link(request: pytest.FixtureRequest, pair: Pair) -> Iterator[LinkHandle]:
     case = pair.case()
     receiving, sending = pair.begin(case)
     sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
+    receiving.reach(Status.TRANSFERRING)
     yield pair.prefill if request.param == "prefill" else pair.decode
     sending.push(case.span(96, 200, pair.prefill.memory.pools), span=(96, 200))
     pair.ended(case, receiving, sending)

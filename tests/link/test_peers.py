@@ -8,18 +8,19 @@ from __future__ import annotations
 import signal
 import socket
 import time
-
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from statelink import Status
-from tests.helpers.engine import Engine, LinkHandle, RoomHandle
 from tests.helpers.expect import Case, carry
 from tests.helpers.pair import Pair
 from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
-from tests.link.conftest import Workshop
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import Engine, LinkHandle, RoomHandle
+    from tests.link.conftest import Workshop
 
 LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 60.0}
 SOON = 15.0
@@ -315,5 +316,3 @@ def test_one_instance_under_two_names(workshop: Workshop) -> None:
     sending.succeeded()
     carry([prefill.memory], made.expected, other)
     made.arrived(case)
-
-

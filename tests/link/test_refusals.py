@@ -7,9 +7,11 @@ another decode link, byte for byte (the `pair` fixture).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.helpers.pair import Pair
+from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
 
 import statelink
 from statelink import state
@@ -23,9 +25,9 @@ from statelink.errors import (
     UnknownBackendError,
     UnsupportedError,
 )
-from tests.helpers.pair import Pair
-from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
-from tests.link.conftest import Workshop
+
+if TYPE_CHECKING:
+    from tests.link.conftest import Workshop
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
@@ -311,7 +313,7 @@ def test_nothing_to_move(backend: str) -> None:
 
 
 def test_an_unknown_type_in_an_inventory(backend: str) -> None:
-    with pytest.raises(StateError, match="no state type named 'mamab'.*\nhint: did you mean 'mamba'"):
+    with pytest.raises(StateError, match=r"no state type named 'mamab'.*\nhint: did you mean 'mamba'"):
         state.Component(name="x", type="mamab", buffers=inventory().components[0].buffers)
 
 

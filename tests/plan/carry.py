@@ -19,6 +19,7 @@ from .space import Bytes
 
 __all__ = ["Carried", "carry", "copy"]
 
+
 class Carried(NamedTuple):
     """What was seen on the way."""
 
@@ -129,9 +130,7 @@ def _compile(source: Rank, target: Rank, part: Assignment) -> PairPlan:
     return at_source
 
 
-def _moves(
-    case: Case, source: Rank, target: Rank, pair: PairPlan, rng: np.random.Generator
-) -> Iterator[plan.Move]:
+def _moves(case: Case, source: Rank, target: Rank, pair: PairPlan, rng: np.random.Generator) -> Iterator[plan.Move]:
     prefix = case.prefix if case.prefix_known else None
     wanted = {
         name: plan.required(component.target, case.tokens, case.prefix, _accepted(target, name, rng))
@@ -174,9 +173,7 @@ def _pushes(case: Case, components: tuple[str, ...]) -> Iterator[Push]:
 def _compare(case: Case, rank: Rank, sources: list[Rank], before: Bytes, written: Bytes) -> int:
     """Build by hand what the rank's memory should be now; returns how many bytes should have come."""
     image, mask = before.copy(), np.zeros(len(before), np.uint8)
-    sent = {
-        (piece.component, piece.name) for source in sources for piece in source.pieces if piece.placed.shape[0]
-    }
+    sent = {(piece.component, piece.name) for source in sources for piece in source.pieces if piece.placed.shape[0]}
     for piece in rank.pieces:
         if piece.placed.shape[0] and (piece.component, piece.name) in sent:
             rank.write(piece, *case.span(piece.component), image, mask)

@@ -201,9 +201,7 @@ def _shards(case: Case, side: Side, layers: set[int], last: bool, tp: int) -> di
     return found
 
 
-def _describe(
-    case: Case, side: Side, space: Space, component: str, tp: int, pieces: list[Piece]
-) -> state.Described:
+def _describe(case: Case, side: Side, space: Space, component: str, tp: int, pieces: list[Piece]) -> state.Described:
     """Tell Statelink about it, in the words of its constructors."""
     model = case.model
     arrays = {piece.name: space.memory(piece.placed) for piece in pieces if piece.component == component}

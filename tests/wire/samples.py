@@ -23,7 +23,11 @@ def card() -> wire.Card:
         state.kv_pages(pages, heads=4, tp=(1, 2), optional=True, format="nvfp4"),
         state.window_pages({1: (_pointer(20, (6, 4, 2, 3)), _pointer(21, (6, 4, 2, 3)))}, heads=2, window=9),
         state.mamba_slots(
-            conv={2: _pointer(30, (5, 8, 3))}, ssm={2: _pointer(31, (5, 2, 2, 2))}, conv_groups=(4, 4, 8), heads=4, tp=(1, 2)
+            conv={2: _pointer(30, (5, 8, 3))},
+            ssm={2: _pointer(31, (5, 2, 2, 2))},
+            conv_groups=(4, 4, 8),
+            heads=4,
+            tp=(1, 2),
         ),
         state.index_pages({4: _pointer(40, (7, 4, 2)), 5: np.zeros((0, 4, 2), np.uint8)}),
         state.aux_rows({"tokens": _pointer(50, (9, 4))}),

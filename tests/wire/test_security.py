@@ -47,9 +47,7 @@ def test_addresses_are_read(text: str, address: str, key: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         wire.parse_endpoint(text)
-    assert str(caught.value) == (
-        f"{text!r} is not an address\nhint: tcp://host:port, or tcp://host:port|public-key"
-    )
+    assert str(caught.value) == (f"{text!r} is not an address\nhint: tcp://host:port, or tcp://host:port|public-key")
 
 
 @pytest.mark.parametrize("key", ["short", "x" * 39, "x" * 41, '"' * 40, "é" * 40, " " * 40, "\x00" * 40, "#####" * 8])

@@ -9,12 +9,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink.backend import Backend, Batch, Probe, Transfer
 from statelink.errors import TransferError
 from statelink.registry import load_backend
-from statelink.state import Region
+
+if TYPE_CHECKING:
+    from statelink.state import Region
 
 
 class Fault(NamedTuple):
@@ -98,7 +100,7 @@ class Faulty(Backend):
         what = _due("probe")
         if what:
             return Probe(ok=False, reason=what, hint="plug it in")
-        return super().probe(options)  # type: ignore[safe-super, no-any-return]
+        return super().probe(options)
 
     def _strike(self, call: str) -> Transfer | None:
         what = _due(call)
@@ -153,7 +155,11 @@ def __getattr__(name: str) -> type[Backend]:
     if name == "Narrow":
         real = load_backend("tcp")
         declared = dataclasses.replace(real.capabilities, state_types=frozenset({"kv", "aux"}))
-        narrow = {"name": "narrow", "capabilities": declared, "strategies": {each: real.strategies["*"] for each in declared.state_types}}
+        narrow = {
+            "name": "narrow",
+            "capabilities": declared,
+            "strategies": {each: real.strategies["*"] for each in declared.state_types},
+        }
         return type("Narrow", (real,), narrow)
     if name not in ("Tcp", "Nixl", "Mooncake"):
         raise AttributeError(name)

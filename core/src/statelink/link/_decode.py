@@ -106,6 +106,12 @@ class DecodeRole:
             if room._requested:
                 self.fail(room, room._reason_for("peer.lost", "prefill was lost", why, peer=peer))
 
+    def untaken(self, room: int, generation: int, source: Source) -> None:
+        """See `Watcher.untaken`."""
+        known = self._node.rooms.get(room)
+        if isinstance(known, Receiving) and known.generation == generation:
+            self._close_writer(known, source.name)
+
     def goodbye(self, source: Source) -> None:
         """See `Watcher.goodbye`."""
         with self._node.lock:
@@ -113,9 +119,9 @@ class DecodeRole:
         for room in rooms:
             self._close_writer(room, source.name)
 
-    def beat(self, now: float) -> None:
+    def beat(self, now: float, late: float) -> None:
         """See `Role.beat`."""
-        self._instances.beat(now)
+        self._instances.beat(now, late)
 
     def close(self) -> None:
         """See `Role.close`."""

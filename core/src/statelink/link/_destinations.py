@@ -83,7 +83,11 @@ class Destinations:
         elif message.to != self._node.name or peer is None:
             # Spoken to an earlier process at this address, or by one that we gave up: let it start over.
             if not isinstance(message, (wire.Bye, wire.Unknown)):
-                self._node.send(wire.Unknown(sender=self._node.name, to=message.sender))
+                room, generation = 0, 0
+                if isinstance(message, wire.Request):
+                    room, generation = message.room, message.generation
+                unknown = wire.Unknown(sender=self._node.name, to=message.sender, room=room, generation=generation)
+                self._node.send(unknown)
         elif isinstance(message, wire.Ping):
             self._node.send(wire.Pong(sender=self._node.name, to=message.sender))
         elif isinstance(message, wire.Attach):
@@ -162,9 +166,10 @@ class Destinations:
         peer.expected = message.destinations
         self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=plan.digest))
 
-    def beat(self, now: float) -> None:
-        """Give up destinations that fell silent."""
+    def beat(self, now: float, late: float) -> None:
+        """Give up destinations that fell silent. What this process slept through is nobody's silence."""
         for peer in list(self._destinations.values()):
+            peer.heard += late
             silent = now - peer.heard
             if silent > self._node.config.liveness:
                 self._lose(peer, f"it has been silent for {silent:.1f} s")

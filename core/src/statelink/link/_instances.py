@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +41,9 @@ class Watcher(Protocol):
     def lost(self, instance: Instance, source: Source, why: str) -> None:
         """A rank is gone; the instance is about to be greeted anew."""
 
+    def untaken(self, room: int, generation: int, source: Source) -> None:
+        """A request reached a process that does not know this link: nobody took it."""
+
     def goodbye(self, source: Source) -> None:
         """A rank closes, and none of its writes can land any more."""
 
@@ -59,6 +63,7 @@ class Instances:
         self._node = node
         self._watcher = watcher
         self._instances: dict[str, Instance] = {}
+        self._connected: Counter[str] = Counter()
         self._siblings = [str(wire.parse_endpoint(address)) for address in node.config.siblings]
 
     def get(self, peer: Peer) -> Instance:
@@ -179,10 +184,14 @@ class Instances:
         node = self._node
         card = source.card
         assert card is not None
+        # One rank may be known under several names or addresses; the backend sees it once.
+        self._connected[card.link] += 1
+        first = self._connected[card.link] == 1
 
         def job() -> None:
             try:
-                node.backend.connect(card.link, card.descriptor, card.inventory.regions)
+                if first:
+                    node.backend.connect(card.link, card.descriptor, card.inventory.regions)
             except Exception as error:
                 reason = reason_of(error, backend=node.backend.name, peer=card.link)
                 node.post(lambda: self._refuse(instance, reason, tell=True))
@@ -209,6 +218,9 @@ class Instances:
         log.warning("refused prefill instance %s: %s", instance.key, reason)
         instance.enter(Stage.REFUSED)
         instance.reason = reason
+        for each in instance.parts:
+            self._disconnect(each.name)
+            each.assignment = None
         for address, source in instance.sources.items():
             if tell and source.card is not None:
                 self._node.send(wire.Refuse(sender=self._node.name, to=source.name, reason=reason), address)
@@ -217,17 +229,22 @@ class Instances:
     def _lose(self, instance: Instance, source: Source, why: str) -> None:
         """A rank is gone: its rooms fail, and the instance is greeted anew."""
         self._watcher.lost(instance, source, why)
-        node = self._node
-        for each in instance.sources.values():
-            if each.assignment is not None:
-                gone = each.name
-                node.setup.submit(("peer", gone), lambda gone=gone: node.backend.disconnect(gone))  # type: ignore[misc]
+        for each in instance.parts:
+            self._disconnect(each.name)
         endpoints = tuple(each.endpoint for each in instance.sources.values())
         self._hang_up(instance)
         if instance.rooms:
             self._greet(instance, endpoints)
         else:
             del self._instances[instance.key]
+
+    def _disconnect(self, name: str) -> None:
+        """Let the backend forget a rank, once nobody here counts on it."""
+        self._connected[name] -= 1
+        if self._connected[name] <= 0:
+            del self._connected[name]
+            node = self._node
+            node.setup.submit(("peer", name), lambda: node.backend.disconnect(name))
 
     def _hang_up(self, instance: Instance) -> None:
         """Close the connections that no other instance uses."""
@@ -251,6 +268,8 @@ class Instances:
             if source is None:
                 continue
             if isinstance(message, wire.Unknown):
+                if message.room:
+                    self._watcher.untaken(message.room, message.generation, source)
                 if source.card is not None and instance.stage not in (Stage.GREETING, Stage.REFUSED):
                     self._lose(instance, source, "it does not know this link: it was restarted, or gave it up")
             elif isinstance(message, wire.Refuse):
@@ -283,8 +302,8 @@ class Instances:
 
     # Time.
 
-    def beat(self, now: float) -> None:
-        """Ask who is silent, and give up who stays so."""
+    def beat(self, now: float, late: float) -> None:
+        """Ask who is silent, and give up who stays so. What this process slept through is nobody's silence."""
         liveness = self._node.config.liveness
         for instance in list(self._instances.values()):
             if instance.stage is Stage.GREETING:
@@ -293,6 +312,7 @@ class Instances:
             if instance.stage in (Stage.RESOLVING, Stage.REFUSED):
                 continue
             for source in list(instance.sources.values()):
+                source.heard += late
                 silent = now - source.heard
                 if silent > liveness:
                     self._lose(instance, source, f"it has been silent for {silent:.1f} s")

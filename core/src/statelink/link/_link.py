@@ -188,7 +188,7 @@ class Link:
         """Abort what has not ended, wait for transfers, say goodbye, and free everything. May be called twice.
 
         Args:
-            timeout: Seconds to wait for each of: transfers to end, threads to end.
+            timeout: Seconds to wait, about, for transfers and threads to end.
 
         Returns:
             Whether everything ended in time. If not, memory named by rooms that are not quiesced is still in danger.
@@ -203,7 +203,8 @@ class Link:
         until = time.monotonic() + timeout
         for room in rooms:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
-        self._clean = self._node.stop(timeout) and all(room.quiesced for room in rooms)
+        left = max(0.5, until - time.monotonic())
+        self._clean = self._node.stop(left) and all(room.quiesced for room in rooms)
         return self._clean
 
     def __enter__(self) -> Link:

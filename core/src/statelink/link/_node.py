@@ -42,8 +42,8 @@ class Role(Protocol):
     def handle(self, message: Message, address: str | None) -> None:
         """A message for this link; ``address`` is where its sender was dialled, if it was."""
 
-    def beat(self, now: float) -> None:
-        """Signs of life are due."""
+    def beat(self, now: float, late: float) -> None:
+        """Signs of life are due; ``late`` are seconds that this process did not run for since the last ones."""
 
     def close(self) -> None:
         """Say goodbye."""
@@ -105,6 +105,7 @@ class Node:
         self._wakee.setblocking(False)
         self._awake = False
         self._stop = False
+        self._due_beat = 0.0
         self._thread = threading.Thread(target=self._run, name="statelink-control", daemon=True)
 
     @property
@@ -177,6 +178,7 @@ class Node:
                     del self.rooms[room.room]
 
     def _run(self) -> None:
+        self._due_beat = time.monotonic() + self.config.heartbeat
         self.after(self.config.heartbeat, self._beat)
         while not self._stop:
             timeout = self._timers[0][0] - time.monotonic() if self._timers else None
@@ -201,8 +203,11 @@ class Node:
         self.role.handle(message, address)
 
     def _beat(self) -> None:
+        now = time.monotonic()
+        late = now - self._due_beat
+        self._due_beat = now + self.config.heartbeat
         self.after(self.config.heartbeat, self._beat)
-        self.role.beat(time.monotonic())
+        self.role.beat(now, late if late > self.config.heartbeat else 0.0)
 
     @staticmethod
     def _guard(job: Callable[..., None], *args: Any) -> None:

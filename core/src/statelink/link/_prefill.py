@@ -95,9 +95,9 @@ class PrefillRole:
             if peer.name in room._deliveries:
                 self.fail(room, room._reason_for("peer.lost", "decode was lost", why, peer=peer.name))
 
-    def beat(self, now: float) -> None:
+    def beat(self, now: float, late: float) -> None:
         """See `Role.beat`."""
-        self._destinations.beat(now)
+        self._destinations.beat(now, late)
 
     # Rooms.
 
@@ -293,15 +293,21 @@ class PrefillRole:
             self._remember_end(message.room, message.reason, remote=True)
         elif (peer.name, message.room, message.generation) not in self._seen:
             if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
-                self.fail(open_room, message.reason)
+                self.fail(open_room, message.reason, known=True)
             elif open_room is None and self._end_of(message.room) is None:
                 # Decode gave up before it asked; who opens the room later must not wait for it.
                 self._remember_end(message.room, message.reason, remote=True)
         use = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
         self._send(wire.Drained(**use))
 
-    def fail(self, room: Sending, reason: Reason) -> None:
-        """End a room in failure, tell every destination, and stop its transfers."""
+    def fail(self, room: Sending, reason: Reason, *, known: bool = False) -> None:
+        """End a room in failure, tell every destination, and stop its transfers.
+
+        Args:
+            room: The room.
+            reason: Why.
+            known: Whether decode knows, though it never asked for the room.
+        """
         if not room._fail(reason):
             return
         room._queue.clear()
@@ -309,7 +315,7 @@ class PrefillRole:
             delivery.cancelled.set()
             self._abort_hooks(delivery)
             self._send(wire.Failed(**self._use(delivery), reason=reason))
-        if not room._deliveries:
+        if not room._deliveries and not known:
             self._remember_end(room.room, reason, remote=False)
         self._drain(room)
 

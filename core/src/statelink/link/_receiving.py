@@ -12,7 +12,7 @@ from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Items, PairPlan, due, required, whole
 
 from ._room import Ready, Room
-from ._status import ENDED
+from ._status import Status
 
 if TYPE_CHECKING:
     from statelink.backend import Moved, ReceiveHook
@@ -89,7 +89,7 @@ class Receiving(Room):
             ClosedError: It was accepted before.
         """
         with self._lock:
-            if self._status in ENDED:
+            if self._status is Status.FAILED:
                 return
             if self._accepted:
                 raise ClosedError(

@@ -173,7 +173,7 @@ class Room:
         """End in failure, if it has not ended; the first reason is the one that stays."""
         if self._status in ENDED:
             return False
-        self._reason = reason
+        self._reason = reason.clipped()
         return self._set(Status.FAILED)
 
     def _abort(self, why: str) -> None:

@@ -43,11 +43,11 @@ __all__ = ["TcpBackend"]
 
 UINT64: Final = 1 << 64
 COLUMNS: Final = (
-    ("source", np.uint64),
-    ("target", np.uint64),
-    ("nbytes", np.uint64),
-    ("source_region", np.uint32),
-    ("target_region", np.uint32),
+    ("source", np.dtype(np.uint64)),
+    ("target", np.dtype(np.uint64)),
+    ("nbytes", np.dtype(np.uint64)),
+    ("source_region", np.dtype(np.uint32)),
+    ("target_region", np.dtype(np.uint32)),
 )
 
 
@@ -244,7 +244,7 @@ class TcpBackend(Backend):
         for name, dtype in COLUMNS:
             array = getattr(blocks, name)
             if array.dtype != dtype or array.shape != (blocks.count,):
-                return f"its {name} is {array.dtype} of shape {array.shape}, not {dtype.__name__} of one shape"
+                return f"its {name} is {array.dtype} of shape {array.shape}, not {dtype} of one shape"
         if not (0 <= batch.room < UINT64 and 0 <= batch.generation < UINT64):
             return f"room {batch.room} and generation {batch.generation} are not unsigned 64-bit numbers"
         at = self._regions.outside(blocks.source_region, blocks.source, blocks.nbytes)

@@ -79,7 +79,8 @@ class Vectors:
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
         addresses, nbytes = merge(addresses, nbytes)
-        self._vectors = np.stack((addresses, nbytes), axis=1)
+        self._vectors = np.empty((len(nbytes), 2), np.uint64)
+        self._vectors[:, 0], self._vectors[:, 1] = addresses, nbytes
         self._ends = np.cumsum(nbytes, dtype=np.uint64)
         self._window = np.empty((min(len(nbytes), IOV_MAX), 2), np.uint64)
         self._address = self._window.ctypes.data

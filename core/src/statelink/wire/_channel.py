@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ log = logging.getLogger("statelink.wire")
 
 QUEUE = 100_000
 """Messages that may wait for one peer before it counts as not taking any."""
+MAX_ROUTES = 65536
+"""Most peers whose connections are remembered for answers."""
+MARK = "#"
+"""Between a link's name and the number of its connection, in a routing id."""
 BURST = 256
 """Messages taken from one socket before the others get their turn."""
 
@@ -70,8 +75,6 @@ class Channel:
             self._router.curve_server = True
             self._router.curve_secretkey = keys.secret.encode()
         self._router.router_mandatory = True
-        # A peer that dials again, before its old connection is known to be gone, is the same peer.
-        self._router.router_handover = True
         try:
             self._router.bind(endpoint.address)
         except zmq.ZMQError as error:
@@ -85,6 +88,8 @@ class Channel:
             f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", keys.public if keys else ""
         )
         self._dialled: dict[str, zmq.Socket[Any]] = {}
+        self._dials = itertools.count()
+        self._routes: OrderedDict[str, bytes] = OrderedDict()
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         if self._gate is not None:
@@ -121,7 +126,8 @@ class Channel:
                 code="config.keys",
             )
         socket = self._socket(zmq.DEALER)
-        socket.setsockopt_string(zmq.ROUTING_ID, self.name)
+        # Each connection has an id of its own: one that is dialled anew is not mistaken for its predecessor.
+        socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}{next(self._dials)}")
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
         if self._keys is not None:
             socket.curve_serverkey = endpoint.key.encode()
@@ -152,7 +158,7 @@ class Channel:
         frames = encode(message)
         try:
             if address is None:
-                self._router.send_multipart([message.to.encode(), *frames], zmq.NOBLOCK)
+                self._router.send_multipart([self._routes[message.to], *frames], zmq.NOBLOCK)
             else:
                 self._dialled[address].send_multipart(frames, zmq.NOBLOCK)
         except (zmq.ZMQError, KeyError) as error:
@@ -188,12 +194,21 @@ class Channel:
             routing = frames.pop(0) if address is None and frames else None
             try:
                 message = decode(frames)
-                if routing is not None and routing != message.sender.encode():
-                    raise WireError("the sender is not who is connected", cause=message.sender[:80], code="wire.sender")
+                if routing is not None:
+                    self._note_route(routing, message)
             except WireError as error:
                 self._count(error)
                 continue
             yield message, address
+
+    def _note_route(self, routing: bytes, message: Message) -> None:
+        """Remember by which connection a peer spoke last: answers go there."""
+        if routing.rpartition(MARK.encode())[0] != message.sender.encode():
+            raise WireError("the sender is not who is connected", cause=message.sender[:80], code="wire.sender")
+        self._routes[message.sender] = routing
+        self._routes.move_to_end(message.sender)
+        if len(self._routes) > MAX_ROUTES:
+            self._routes.popitem(last=False)
 
     def _count(self, error: WireError) -> None:
         self.dropped[error.code] += 1

@@ -241,7 +241,15 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class Unknown(Message, frozen=True, kw_only=True):
-    """The sender knows nothing of the link that spoke, or is not the one that was spoken to: introduce yourself."""
+    """The sender knows nothing of the link that spoke, or is not the one that was spoken to: introduce yourself.
+
+    Attributes:
+        room: The room of the request that this answers, which nobody took; 0 for other messages.
+        generation: Which use of the room id.
+    """
+
+    room: Annotated[int, msgspec.Meta(ge=0)] = 0
+    generation: Generation = 0
 
 
 class Bye(Message, frozen=True, kw_only=True):

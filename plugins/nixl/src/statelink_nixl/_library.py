@@ -23,6 +23,7 @@ SCRATCH = np.zeros(4096, np.uint8)
 """Where peers write their first bytes. Never freed: a late write must not land in anybody's memory."""
 
 _setup = threading.Lock()
+_pacing = threading.Lock()
 
 
 class Library:
@@ -63,17 +64,38 @@ class Library:
         """An agent with its backends created: devices are open and the progress thread runs."""
         settings = {f"UCX_{key}": value for key, value in options.ucx.items()}
         with _setup, _environment(settings):
-            agent = self._agent(name)
+            agent = self._agent(name, options.progress_interval_us)
             for backend, parameters in options.backends.items():
                 agent.create_backend(backend, dict(parameters))
             return agent
 
-    def _agent(self, name: str) -> Any:
+    def _agent(self, name: str, interval: int = 0) -> Any:
         # NIXL's default is no lock at all, and two threads then hang in it.
         strict = self._api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         # The progress thread stays on: over TCP it is what receives a peer's bytes while nobody here polls.
         config = self._api.nixl_agent_config(enable_prog_thread=True, backends=[], sync_mode=strict)
-        return self._api.nixl_agent(name, config)
+        with _paced(self._api.nixlBind, interval):
+            return self._api.nixl_agent(name, config)
+
+
+@contextlib.contextmanager
+def _paced(bindings: Any, interval: int) -> Iterator[None]:
+    """Let an agent that is made meanwhile rest ``interval`` microseconds between two rounds of its progress thread.
+
+    The Python API sets 0, which keeps a core busy for as long as the agent lives, and has no parameter for it.
+    """
+    real = bindings.nixlAgentConfig
+
+    class Paced(real):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, interval if name == "pthrDelay" else value)
+
+    with _pacing:
+        bindings.nixlAgentConfig = Paced
+        try:
+            yield
+        finally:
+            bindings.nixlAgentConfig = real
 
 
 def rdma_devices() -> list[str]:

@@ -20,14 +20,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             as it was.
         connect_timeout: Seconds that a peer has to take a first, tiny write when it is connected. This
             wires the transports up before the first request, and refuses an unreachable peer. 0 skips it.
+        progress_interval_us: Microseconds that NIXL's progress thread rests between two rounds while nothing
+            happens. 0 keeps a core busy for as long as the link is open.
     """
 
     backends: dict[str, dict[str, str]] = msgspec.field(default_factory=lambda: {"UCX": {}})
     ucx: dict[str, str] = {}
     connect_timeout: float = 10.0
+    progress_interval_us: int = 100
 
     def __post_init__(self) -> None:
         if not self.backends:
             raise ValueError("`backends` names no backend of NIXL; the usual one is UCX")
         if not self.connect_timeout >= 0:
             raise ValueError(f"`connect_timeout` is a number of seconds, not {self.connect_timeout}")
+        if self.progress_interval_us < 0:
+            raise ValueError(f"`progress_interval_us` is not below 0, but {self.progress_interval_us}")

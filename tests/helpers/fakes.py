@@ -1,0 +1,208 @@
+"""Peers that speak the protocol by hand, and can therefore say at any time what no link would say."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+import zmq
+from tests.helpers.pools import Component, Index, Kv, Memory
+
+from statelink import wire
+from statelink.backend import Backend, BackendContext
+from statelink.link._instance import plan_instance
+from statelink.registry import load_backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.helpers.expect import Case
+
+    from statelink.plan import PairPlan
+
+__all__ = ["FakeDecode", "FakePrefill"]
+
+Spoken = TypeVar("Spoken", bound=wire.Message)
+_numbers = itertools.count(1)
+
+
+class Fake:
+    """What both kinds have: memory of their own, a real backend to reach it, and a bare socket.
+
+    Args:
+        folder: Where the memory lies.
+        role: ``prefill`` or ``decode``.
+        pools: What it holds.
+    """
+
+    def __init__(self, folder: Path, role: str, pools: Sequence[Component]) -> None:
+        self.name = f"fake.{role}-{next(_numbers)}"
+        self.memory = Memory(folder / self.name, pools)
+        kind = load_backend("tcp")
+        options: Any = msgspec.convert({}, kind.Options)
+        self.backend: Backend = kind(BackendContext(options=options, link=self.name))
+        inventory = self.memory.inventory(self.name)
+        self.backend.register(inventory.regions)
+        self.card = wire.Card(
+            link=self.name,
+            protocol=wire.PROTOCOL,
+            version="0",
+            role=role,
+            backend="tcp",
+            ops=("write",),
+            kinds=tuple({each.kind.name: each.kind for each in inventory.components}.values()),
+            strategies={each.name: "direct" for each in inventory.components},
+            descriptor=self.backend.descriptor(),
+            inventory=inventory,
+        )
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.heard: list[wire.Message] = []
+        self.theirs: wire.Card | None = None
+
+    @property
+    def peer(self) -> str:
+        """Link name of the other side."""
+        assert self.theirs is not None
+        return self.theirs.link
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+        self.backend.close()
+
+    def _take(self, frames: list[bytes]) -> None:
+        self.heard.append(wire.decode(frames))
+
+    def _listen(self, timeout: float) -> None:
+        raise NotImplementedError
+
+    def hear(self, kind: type[Spoken], timeout: float = 20.0) -> Spoken:
+        """The next message of a kind that the other side sends; those before it are thrown away."""
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            while self.heard:
+                message = self.heard.pop(0)
+                if isinstance(message, kind):
+                    return message
+            self._listen(0.05)
+        raise AssertionError(f"no {kind.__name__.lower()} came")
+
+    def silent(self, kind: type[wire.Message], seconds: float = 0.3) -> bool:
+        """Whether no message of a kind comes for a while."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._listen(0.02)
+        return not any(isinstance(message, kind) for message in self.heard)
+
+
+class FakeDecode(Fake):
+    """A decode rank that asks by hand."""
+
+    def __init__(self, folder: Path, address: str, pools: Sequence[Component]) -> None:
+        super().__init__(folder, "decode", pools)
+        self.address = address
+        self._socket = self.context.socket(zmq.DEALER)
+        self._socket.setsockopt_string(zmq.ROUTING_ID, self.name)
+        self._socket.connect(address)
+
+    def say(self, message: wire.Message) -> None:
+        self._socket.send_multipart(wire.encode(message))
+
+    def _listen(self, timeout: float) -> None:
+        while self._socket.poll(int(timeout * 1000)):
+            timeout = 0
+            self._take(self._socket.recv_multipart())
+
+    def greet(self) -> None:
+        self.say(wire.Hello(sender=self.name, card=wire.write_card(self.card)))
+        self.theirs = wire.read_card(self.hear(wire.Welcome).card)
+
+    def plan(self) -> tuple[wire.Attach, PairPlan]:
+        """The right part for prefill, and what it compiles to."""
+        assert self.theirs is not None
+        ((assignment, plan, readers),) = plan_instance(self.card, [], {"x": self.theirs}).parts.values()
+        attach = wire.Attach(
+            sender=self.name, to=self.peer, assignment=assignment, destinations=readers, digest=plan.digest
+        )
+        return attach, plan
+
+    def attach(self) -> PairPlan:
+        self.greet()
+        assert self.theirs is not None
+        attach, plan = self.plan()
+        self.backend.connect(self.peer, self.theirs.descriptor, self.theirs.inventory.regions)
+        self.say(attach)
+        assert self.hear(wire.Attached).digest == plan.digest
+        return plan
+
+    def request(self, case: Case, generation: int, **changes: Any) -> wire.Request:
+        """What a decode link would ask; everything is granted to whoever writes for it."""
+        regions = self.card.inventory.regions
+        low = np.array(sorted(region.address for region in regions), np.uint64)
+        sizes = {region.address: region.nbytes for region in regions}
+        grant: Any = self.backend
+        grant.grant(self.peer, case.room, generation, low, np.array([sizes[int(at)] for at in low], np.uint64))
+        items: dict[str, wire.ItemList] = {}
+        for pool in self.memory.pools:
+            ids = np.array(case.target[pool.name], np.int64)
+            pages = pool.page if isinstance(pool, (Kv, Index)) else 0
+            window = pool.window if isinstance(pool, Kv) else 0
+            first = max(case.prefix, case.tokens - window if window else 0) // pages if pages else 0
+            items[pool.name] = wire.pack_items(ids, first)
+        items.update(changes.pop("items", {}))
+        usual: dict[str, Any] = {
+            "sender": self.name,
+            "to": self.peer,
+            "room": case.room,
+            "generation": generation,
+            "tokens": case.tokens,
+            "prefix": case.prefix,
+            "items": {name: given for name, given in items.items() if given is not None},
+        }
+        return wire.Request(**{**usual, **changes})
+
+
+class FakePrefill(Fake):
+    """A prefill rank that answers by hand."""
+
+    def __init__(self, folder: Path, pools: Sequence[Component]) -> None:
+        super().__init__(folder, "prefill", pools)
+        self._socket = self.context.socket(zmq.ROUTER)
+        self._socket.router_mandatory = True
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.address = f"tcp://127.0.0.1:{port}"
+        self._dialled = b""
+        self.plan: PairPlan | None = None
+
+    def say(self, message: wire.Message) -> None:
+        self._socket.send_multipart([self._dialled, *wire.encode(message)])
+
+    def say_raw(self, frames: list[bytes]) -> None:
+        self._socket.send_multipart([self._dialled, *frames])
+
+    def _listen(self, timeout: float) -> None:
+        while self._socket.poll(int(timeout * 1000)):
+            timeout = 0
+            self._dialled, *frames = self._socket.recv_multipart()
+            self._take(frames)
+
+    def welcome(self, **changes: Any) -> None:
+        """Answer a hello."""
+        self.theirs = wire.read_card(self.hear(wire.Hello).card)
+        card = msgspec.structs.replace(self.card, **changes)
+        self.say(wire.Welcome(sender=self.name, to=self.peer, card=wire.write_card(card)))
+
+    def attached(self, **changes: Any) -> None:
+        """Answer all of a handshake."""
+        from statelink.plan import compile_pair
+
+        self.welcome()
+        assert self.theirs is not None
+        attach = self.hear(wire.Attach)
+        self.plan = compile_pair(self.card.inventory, self.theirs.inventory, attach.assignment)
+        assert self.plan.digest == attach.digest
+        usual: dict[str, Any] = {"sender": self.name, "to": self.peer, "digest": attach.digest}
+        self.say(wire.Attached(**{**usual, **changes}))

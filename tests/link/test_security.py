@@ -1,0 +1,93 @@
+"""Links with keys: who holds an allowed key is served, and nobody else is heard."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zmq
+from tests.helpers import peers
+from tests.helpers.pair import Pair
+
+from statelink.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tests.link.conftest import Workshop
+
+pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+
+_keys = [tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(3)]
+OURS, THEIRS, STRANGE = ({"public": public, "secret": secret} for public, secret in _keys)
+_rooms = itertools.count(70_000)
+
+
+def keys(own: dict[str, str], *allowed: dict[str, str]) -> dict[str, Any]:
+    return {"keys": {"secret": own["secret"], "allow": tuple(each["public"] for each in allowed)}}
+
+
+def test_two_that_know_each_other(workshop: Workshop) -> None:
+    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
+    decode = workshop.open("decode", **keys(THEIRS, OURS))
+    assert prefill.address.endswith("|" + OURS["public"])
+    made = Pair(prefill, decode)
+    made.run()
+    made.idle()
+
+
+def test_beyond_loopback_with_keys(workshop: Workshop) -> None:
+    """Listening everywhere, and told to peers as what they can reach."""
+    prefill = workshop.open("prefill", listen="tcp://0.0.0.0:0", advertise="127.0.0.1", **keys(OURS, THEIRS))
+    Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
+
+
+@pytest.mark.parametrize("who", ["a stranger", "someone who takes prefill for another"])
+def test_one_that_is_not_allowed(workshop: Workshop, who: str) -> None:
+    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
+    own, address = (
+        (STRANGE, prefill.address) if who == "a stranger" else (THEIRS, f"{prefill.address[:-40]}{STRANGE['public']}")
+    )
+    decode = workshop.open("decode", **keys(own, OURS))
+    text = decode.receive(next(_rooms), address, 64, deadline=1.0).failed(10)
+    assert "no answer from tcp://127.0.0.1:" in text
+    assert prefill.snapshot()["peers"] == {}
+    Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_only_one_side_has_keys(workshop: Workshop, with_key: bool) -> None:
+    prefill = workshop.open("prefill", **(keys(OURS, THEIRS) if with_key else {}))
+    decode = workshop.open("decode", **({} if with_key else keys(THEIRS, OURS)))
+    text = decode.receive(next(_rooms), prefill.address, 64, deadline=20).failed(10)
+    cause = (
+        "its address has a key and this link has none" if with_key else "this link has keys and its address has none"
+    )
+    assert text == (
+        f"cannot dial {prefill.address.partition('|')[0]}: {cause}\n"
+        "hint: write the address as tcp://host:port|public-key, and configure keys on both sides"
+    )
+
+
+def test_bare_sockets_are_not_heard(workshop: Workshop) -> None:
+    """Without a key, nothing gets as far as being dropped."""
+    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
+    with peers.dialled(prefill.address.partition("|")[0]) as socket:
+        for _ in range(200):
+            socket.send_multipart([b"hello", b"\xc1"])
+        Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
+    assert prefill.snapshot()["dropped_frames"] == {}
+
+
+@pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://[::]:0"])
+def test_not_beyond_loopback_without_keys(workshop: Workshop, listen: str) -> None:
+    with pytest.raises(ConfigError, match="without keys") as error:
+        workshop.open("prefill", listen=listen)
+    assert error.value.code == "config.insecure"
+    insecure = workshop.open("prefill", listen="tcp://0.0.0.0:0", advertise="127.0.0.1", insecure=True)
+    Pair(insecure, workshop.open("decode")).run()
+
+
+def test_a_key_is_in_no_message(workshop: Workshop) -> None:
+    with pytest.raises(ConfigError) as error:
+        workshop.open("prefill", keys={"secret": OURS["secret"], "allow": ("short",)})
+    assert OURS["secret"] not in str(error.value)

@@ -1,0 +1,274 @@
+"""Several ranks on a side, over real links: TP of either ratio, PP, ranks without a part; and layouts that differ.
+
+A process hosts the links of one side. What replicated ranks hold is the same bytes on each, as it is in an engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.helpers.expect import Case, carry, held
+from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, Memory, hybrid
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle, RoomHandle
+    from tests.link.conftest import Workshop
+
+TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+TCP_AND_NIXL = pytest.mark.parametrize("backend", ["tcp", "nixl"], indirect=True, scope="session")
+FAST: dict[str, Any] = {"heartbeat": 0.25, "liveness": 5.0}
+_rooms = itertools.count(40_000)
+
+
+def addresses(count: int) -> list[str]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    found = [f"tcp://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    return found
+
+
+class Group:
+    """The ranks of one side, and a request over all of them."""
+
+    def __init__(self, workshop: Workshop, role: str, pools: Sequence[Sequence[Component]]) -> None:
+        listen = addresses(len(pools))
+        self.links: list[LinkHandle] = []
+        for rank, each in enumerate(pools):
+            config: dict[str, Any] = {"listen": listen[rank], "rank": rank, "ranks": len(pools), **FAST}
+            if role == "decode":
+                config["siblings"] = tuple(address for address in listen if address != listen[rank])
+            self.links.append(workshop.open(role, each, **config))
+
+    @property
+    def memories(self) -> list[Memory]:
+        return [link.memory for link in self.links]
+
+
+class Fleet:
+    """Prefill ranks and decode ranks."""
+
+    def __init__(
+        self, workshop: Workshop, prefill: Sequence[Sequence[Component]], decode: Sequence[Sequence[Component]]
+    ) -> None:
+        self.prefill = Group(workshop, "prefill", prefill)
+        self.decode = Group(workshop, "decode", decode)
+        self.peer = [link.address for link in self.prefill.links]
+        replicate(self.prefill.memories)
+        self.expected = [memory.copy() for memory in self.decode.memories]
+        self.rng = np.random.default_rng(3)
+
+    def case(self, tokens: int, prefix: int = 0) -> Case:
+        """Every rank of a side uses the same items, as engines do."""
+        source: dict[str, list[int]] = {}
+        target: dict[str, list[int]] = {}
+        for memories, found, start in ((self.prefill.memories, source, 0), (self.decode.memories, target, prefix)):
+            for pool in (each for memory in memories for each in memory.pools):
+                each = len(next(iter(next(m for m in memories if pool.name in m.arrays).arrays[pool.name].values())))
+                wanted = 1
+                if isinstance(pool, (Kv, Index)):
+                    window = pool.window if isinstance(pool, Kv) else 0
+                    first = max(start, tokens - window if window and start is prefix and found is target else start)
+                    wanted = -(-tokens // pool.page) - first // pool.page
+                found.setdefault(pool.name, self.rng.permutation(each)[:wanted].tolist())
+        return Case(next(_rooms), tokens, prefix, source, target)
+
+    def receive(self, case: Case) -> list[RoomHandle]:
+        return [
+            link.receive(case.room, self.peer, case.tokens, only(case.target, link), prefix=case.prefix, deadline=30)
+            for link in self.decode.links
+        ]
+
+    def send(self, case: Case, cuts: Sequence[int] = ()) -> list[RoomHandle]:
+        rooms = []
+        for link in self.prefill.links:
+            room = link.send(case.room, case.tokens, deadline=30)
+            for first, last in itertools.pairwise([0, *cuts, case.tokens]):
+                room.push(case.span(first, last, link.memory.pools), span=(first, last))
+            rooms.append(room)
+        return rooms
+
+    def run(self, tokens: int, prefix: int = 0, cuts: Sequence[int] = ()) -> None:
+        case = self.case(tokens, prefix)
+        before = [memory.copy() for memory in self.prefill.memories]
+        rooms = [*self.receive(case), *self.send(case, cuts)]
+        for room in rooms:
+            room.succeeded()
+        for memory, expected in zip(self.decode.memories, self.expected, strict=True):
+            carry(self.prefill.memories, expected, case)
+            assert memory.differences(expected) == []
+        for memory, same in zip(self.prefill.memories, before, strict=True):
+            assert memory.differences(same) == []
+
+
+def only(items: Any, link: LinkHandle) -> dict[str, list[int]]:
+    return {name: ids for name, ids in items.items() if name in link.memory.arrays}
+
+
+def replicate(memories: Sequence[Memory]) -> None:
+    """Give every rank that holds a part the same bytes for it."""
+    seen: dict[tuple[str, str, bytes], Any] = {}
+    for memory in memories:
+        for pool in memory.pools:
+            for label, array in memory.arrays[pool.name].items():
+                array[:] = seen.setdefault((pool.name, label, held(pool, label).tobytes()), array)
+
+
+def sharded(rank: int, width: int, **changes: Component | None) -> tuple[Component, ...]:
+    """A rank's pools where attention and recurrent states are sharded, and the others are not."""
+    swa = Kv(name="swa", layers=(6, 7), pages=30, heads=2, window=72, v_dim=24, tp=(rank, width))
+    return hybrid(**{"kv": Kv(tp=(rank, width)), "swa": swa, "mamba": Mamba(tp=(rank, width)), **changes})
+
+
+@TCP_AND_NIXL
+@pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
+def test_tensor_parallel(workshop: Workshop, sources: int, targets: int) -> None:
+    fleet = Fleet(
+        workshop,
+        [sharded(rank, sources) for rank in range(sources)],
+        [sharded(rank, targets) for rank in range(targets)],
+    )
+    fleet.run(200)
+    fleet.run(200, 64, (96, 160))
+    fleet.run(48, 48)
+
+
+@TCP
+@pytest.mark.parametrize(("sources", "targets"), [(4, 2), (2, 4)])
+def test_tensor_parallel_of_more_ranks(workshop: Workshop, sources: int, targets: int) -> None:
+    """With more ranks than the window has heads: some of them hold copies."""
+    fleet = Fleet(
+        workshop,
+        [sharded(rank, sources) for rank in range(sources)],
+        [sharded(rank, targets) for rank in range(targets)],
+    )
+    fleet.run(200, 16)
+
+
+def staged(stage: int) -> tuple[Component, ...]:
+    """One of two pipeline stages: layers by name, and metadata on the last one only."""
+    if stage == 0:
+        return hybrid(
+            kv=Kv(layers=(0, 1)), swa=Kv(name="swa", layers=(6,), pages=30, heads=2, window=72, v_dim=24),
+            dsa=Index(layers=(0,)), mamba=Mamba(layers=(4,)), aux=None,
+        )  # fmt: skip
+    return hybrid(
+        kv=Kv(layers=(2, 3)), swa=Kv(name="swa", layers=(7,), pages=30, heads=2, window=72, v_dim=24),
+        dsa=Index(layers=(1, 2), shared=(1,)), mamba=Mamba(layers=(5,)),
+    )  # fmt: skip
+
+
+@TCP_AND_NIXL
+def test_pipeline_stages(workshop: Workshop) -> None:
+    fleet = Fleet(workshop, [staged(0), staged(1)], [hybrid()])
+    fleet.run(200)
+    fleet.run(200, 96, (112,))
+
+
+@TCP
+def test_pipeline_stages_on_decode(workshop: Workshop) -> None:
+    fleet = Fleet(workshop, [hybrid()], [staged(0), staged(1)])
+    fleet.run(200)
+
+
+@TCP
+def test_a_source_rank_without_a_part(workshop: Workshop) -> None:
+    """Both ranks hold the same, and there is too little to share: one writes nothing, and succeeds all the same."""
+    one = (Index(name="dsa", layers=(0,)),)
+    fleet = Fleet(workshop, [one, one], [one])
+    case = fleet.case(64)
+    rooms = [*fleet.receive(case), *fleet.send(case)]
+    moved = [room.succeeded().report.moved for room in rooms[1:]]
+    assert sorted(len(each) for each in moved) == [0, 1]
+    carry(fleet.prefill.memories, fleet.expected[0], case)
+    assert fleet.decode.memories[0].differences(fleet.expected[0]) == []
+
+
+@TCP
+def test_replicated_sources_share_the_load(workshop: Workshop) -> None:
+    pools = (Kv(layers=tuple(range(8)), heads=2), Aux())
+    fleet = Fleet(workshop, [pools, pools], [pools])
+    case = fleet.case(64)
+    rooms = [*fleet.receive(case), *fleet.send(case)]
+    shares = [room.succeeded().report.moved["kv"].nbytes for room in rooms[1:]]
+    assert shares[0] == shares[1]
+
+
+@TCP
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_decode_rank_gives_up(workshop: Workshop, who: int, early: bool) -> None:
+    """All the others are told, whether prefill had opened the room or not."""
+    fleet = Fleet(workshop, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet.run(64)
+    case = fleet.case(64)
+    receiving = fleet.receive(case)
+    for room in receiving:
+        room.reach(Status.WAITING)
+    if early:
+        time.sleep(0.2)  # both requests are there, as far as one can tell
+        receiving[who].abort("one of us has left")
+        receiving[who].failed()
+        (sending,) = fleet.send(case)
+    else:
+        sending = fleet.prefill.links[0].send(case.room, 64)
+        sending.reach(Status.WAITING)
+        receiving[who].abort("one of us has left")
+    for room in (*receiving, sending):
+        assert "one of us has left" in room.failed(10)
+        assert room.wait(10, quiesced=True).quiesced
+    fleet.expected = [memory.copy() for memory in fleet.decode.memories]
+    fleet.run(64)
+
+
+@TCP
+def test_one_prefill_rank_fails(workshop: Workshop) -> None:
+    fleet = Fleet(workshop, [sharded(rank, 2) for rank in range(2)], [hybrid()])
+    case = fleet.case(64)
+    receiving = fleet.receive(case)
+    first, second = (link.send(case.room, 64) for link in fleet.prefill.links)
+    first.push(case.span(0, 64, fleet.prefill.links[0].memory.pools))
+    second.reach(Status.WAITING)
+    second.abort("this rank is broken")
+    for room in (*receiving, first, second):
+        assert "this rank is broken" in room.failed(10)
+        assert room.wait(10, quiesced=True).quiesced
+    fleet.expected = [memory.copy() for memory in fleet.decode.memories]
+    fleet.run(64)
+
+
+LAYOUTS: list[tuple[str, Component, Component]] = [
+    ("nhd to hnd", Kv(), Kv(order="hnd")),
+    ("hnd to nhd", Kv(order="hnd"), Kv()),
+    ("pages 16 to 32", Kv(), Kv(page=32)),
+    ("pages 32 to 16", Kv(page=32), Kv()),
+    ("pages 16 to 24, hnd", Kv(), Kv(page=24, order="hnd")),
+    ("another number of pages", Kv(pages=20), Kv(pages=61)),
+    ("layers in another order", Kv(layers=(3, 0, 2, 1)), Kv()),
+]
+
+
+@TCP_AND_NIXL
+@pytest.mark.parametrize(("source", "target"), [each[1:] for each in LAYOUTS], ids=[each[0] for each in LAYOUTS])
+def test_layouts_differ(workshop: Workshop, source: Component, target: Component) -> None:
+    fleet = Fleet(workshop, [(source, Aux())], [(target, Aux())])
+    fleet.run(200)
+    fleet.run(240, 96, (96, 192))
+
+
+@TCP
+def test_draft_layers_on_decode_only(workshop: Workshop) -> None:
+    """An optional component may be missing on the other side; nobody touches it."""
+    draft = Kv(name="draft", layers=(40,), optional=True)
+    fleet = Fleet(workshop, [hybrid()], [hybrid(draft=draft)])
+    fleet.run(200)

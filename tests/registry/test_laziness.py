@@ -55,19 +55,13 @@ def test_importing_the_core_imports_no_backend_and_no_program(apart: Site) -> No
     assert not modules & {"statelink.tcp", "statelink.cli", "statelink.testing", "click", "rich"}
 
 
-def test_errors_and_state_need_little(apart: Site) -> None:
-    assert "zmq" not in imported(apart, "import sys; sys.modules['zmq'] = None; import statelink.errors") - {"zmq"}
-
-
 def test_listing_imports_nothing(apart: Site) -> None:
     for name in ("good", "broken"):
         apart.backend(name, source=f"raise AssertionError('{name} was imported')")
     before = imported(apart, "import statelink")
     after = imported(apart, "import statelink; assert len(statelink.list_backends()) >= 3")
-    assert {name.partition(".")[0] for name in after - before} <= {"email", "csv", "zipfile", "importlib", "_csv"} | {
-        name.partition(".")[0] for name in before
-    }
-    assert not after & {"statelink_good", "statelink_broken", "statelink.tcp", *HEAVY}
+    assert not [name for name in after - before if name.startswith("statelink")]
+    assert not after & HEAVY
 
 
 def test_loading_one_imports_only_that_one(apart: Site) -> None:

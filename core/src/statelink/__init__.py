@@ -9,7 +9,7 @@ A backend author starts with `statelink.backend`; errors are in `statelink.error
 
 from __future__ import annotations
 
-from ._open import __version__, open
+from ._open import __version__, open, probe
 from .backend import hookimpl
 from .errors import StatelinkError
 from .link import Link, LinkConfig, Receiving, Rendezvous, Room, Sending, Status
@@ -33,4 +33,5 @@ __all__ = [
     "hookimpl",
     "list_backends",
     "open",
+    "probe",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Side, Strategy
+from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Probe, Side, Strategy
 from statelink.errors import (
     BackendUnavailableError,
     ConfigError,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from statelink.state import Inventory, StateType
 
-__all__ = ["__version__", "open"]
+__all__ = ["__version__", "open", "probe"]
 
 try:
     __version__ = version("statelink")
@@ -82,6 +82,22 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     return Link(node)
 
 
+def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
+    """Whether a backend can run on this machine, and if not, why. Imports the backend; opens nothing.
+
+    Args:
+        backend: Its name.
+        options: Its options.
+
+    Raises:
+        UnknownBackendError: No such backend is installed.
+        BackendLoadError: It does not load.
+        ConfigError: An option is wrong.
+    """
+    backend_type = load_backend(backend)
+    return backend_type.probe(read_options(backend_type.Options, options or {}, f"options of backend {backend!r}"))
+
+
 def _construct(backend_type: type[Backend], options: object, name: str, channel: Channel) -> Backend:
     context = BackendContext(
         options=options, link=name, host=channel.host, loopback=is_loopback(channel.endpoint.address)
@@ -128,7 +144,15 @@ def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy
     chosen: dict[str, Strategy] = {}
     for component in inventory.components:
         kind = component.kind.name
-        strategy = hooks.hook.statelink_strategy(backend=backend_type.name, state_type=kind)
+        try:
+            strategy = hooks.hook.statelink_strategy(backend=backend_type.name, state_type=kind)
+        except Exception as error:
+            raise UnsupportedError(
+                f"a plugin's choice of a strategy for state type {kind!r} over backend {backend_type.name!r} failed",
+                cause=f"{type(error).__name__}: {error}",
+                code="backend.defect",
+                component=component.name,
+            ) from error
         if strategy is None and backend_type.capabilities.moves(kind):
             strategy = table.get(kind, table.get("*"))
         if strategy is None:

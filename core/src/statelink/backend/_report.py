@@ -38,6 +38,7 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
         chunks: Pushes that were moved.
         waited: Seconds from the call that opened the room until both sides knew of it.
         transferred: Seconds from then to the end.
+        ended: When the room ended, in seconds since the epoch; ``None`` while it has not.
     """
 
     room: int
@@ -51,3 +52,4 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     waited: float
     transferred: float
+    ended: float | None = None

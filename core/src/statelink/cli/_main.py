@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+from typing import TYPE_CHECKING
 
 import click
 
 from statelink import __version__
+from statelink.registry import entry_points
 
 from ._backends import backends
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 __all__ = ["main"]
 
@@ -38,7 +42,7 @@ class _Commands(click.Group):
 
 
 def _points() -> list[importlib.metadata.EntryPoint]:
-    return list(importlib.metadata.entry_points(group=GROUP))
+    return [point for point, _, _ in entry_points(GROUP)]
 
 
 def _load(point: importlib.metadata.EntryPoint) -> click.Command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from ._room import Ready, Room
 
 __all__ = ["Link"]
+
+log = logging.getLogger("statelink.link")
 
 MAX_ROOM = (1 << 64) - 1
 MAX_TOKENS = 1 << 40
@@ -134,9 +137,14 @@ class Link:
         self._node.post(lambda: role.open(sending))
         return sending
 
-    def changes(self) -> list[Room]:
-        """Rooms whose status or quiescence changed since the last call. Does not block."""
-        return self._node.take_changes()
+    def changes(self, timeout: float | None = 0.0) -> list[Room]:
+        """Rooms whose status or quiescence changed since the last call.
+
+        Args:
+            timeout: Seconds to wait for the first change; ``None`` waits for as long as it takes. Does not wait by
+                default.
+        """
+        return self._node.take_changes(timeout)
 
     def snapshot(self) -> dict[str, Any]:
         """Peers, rooms by status, rooms that hold memory after their end, and dropped frames."""
@@ -211,7 +219,8 @@ class Link:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        if not self.close():
+            log.warning("%r did not come to rest: memory of rooms that are not quiesced may still be touched", self)
 
     def __repr__(self) -> str:
         return f"<Link {self.name} over {self.backend} at {self.address}>"

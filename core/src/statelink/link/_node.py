@@ -100,6 +100,7 @@ class Node:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._changes: deque[Room] = deque()
+        self._any_change = threading.Event()
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
@@ -153,9 +154,12 @@ class Node:
         if not room._changed:
             room._changed = True
             self._changes.append(room)
+            self._any_change.set()
 
-    def take_changes(self) -> list[Room]:
-        """Rooms that changed since the last call. Callable from any thread."""
+    def take_changes(self, timeout: float | None) -> list[Room]:
+        """Rooms that changed since the last call; waits for one for up to ``timeout`` seconds. Any thread."""
+        self._any_change.wait(timeout)
+        self._any_change.clear()  # before looking: a change from here on sets it again
         found = []
         while self._changes:
             room = self._changes.popleft()

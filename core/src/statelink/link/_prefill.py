@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from statelink import wire
 from statelink.backend import Moved
 from statelink.errors import MismatchError, Reason, StatelinkError
-from statelink.plan import Items, required
+from statelink.plan import Items, required, whole
 
 from ._deadlines import Deadlines
 from ._delivery import Delivered, deliver
@@ -177,6 +177,7 @@ class PrefillRole:
                 cause=f"{room.tokens} on prefill, {request.tokens} on decode",
                 code="room.tokens",
             )
+        whole(request.prefix, "the prefix of a request", 0, room.tokens, code="room.prefix")
         for other in room._deliveries.values():
             if other.destination.card.inventory.instance != peer.card.inventory.instance:
                 raise MismatchError("two decode instances ask for one room", code="room.instances")

@@ -136,6 +136,7 @@ class Room:
             chunks=self._chunks,
             waited=met - self._opened,
             transferred=now - met,
+            ended=None if self._over is None else time.time() - (time.monotonic() - self._over),
         )
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,6 +130,12 @@ class Sending(Room):
 
         A room can fail at any moment; pushing to one that has does nothing, and its `reason` says why.
 
+        By layers, during the forward pass of the last chunk, and then the metadata row::
+
+            for layer in range(model.layers):
+                sending.push(pages_or_slot(layer), span=(a, N), layers=(layer, layer + 1), ready=event)
+            sending.push({"aux": [row]}, span=(a, N), last=True)
+
         The named memory must keep its bytes until `quiesced`. Thread-safe; pushes of one room go out in order.
 
         Args:
@@ -159,6 +165,8 @@ class Sending(Room):
                     "a room takes no more pushes", cause="its last push was made", room=self._room, code="room.closed"
                 )
             checked = self._check(items, (a, b), final)
+            if layers is not None:
+                self._check_layered(checked, final)
             push = Push(self._pushes, checked, (a, b), layers, ready, final)
             self._pushes += 1
             self._reach = max(self._reach, b)
@@ -213,6 +221,16 @@ class Sending(Room):
         if final:
             self._check_complete(known.keys() - checked.keys() - self._given)
         return checked
+
+    def _check_layered(self, names: Iterable[str], final: bool) -> None:
+        """A push of layers moves nothing of a component that has none: that is not what the engine meant."""
+        for name in names:
+            if all(buffer.layer is None for buffer in self._node.inventory.component(name).buffers):
+                raise self._error(
+                    f"component {name!r} is pushed by layers",
+                    cause="none of its buffers belongs to a layer",
+                    hint="push it without layers" + (", as a last push of its own" if final else ""),
+                )
 
     def _check_complete(self, missing: set[str]) -> None:
         for component in self._node.inventory.components:

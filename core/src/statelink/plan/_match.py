@@ -27,6 +27,8 @@ def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> l
     here, there = _by_name(targets), _by_name(sources)
     for name in sorted(here.keys() | there.keys()):
         if name not in here or name not in there:
+            if all(buffer.optional for each in (here.get(name) or there[name]) for buffer in each.buffers):
+                continue
             kinds = (here.get(name) or there[name])[0].kind.name
             path = f"component {name} (type {kinds})"
             found[_presence(path, name in here)] = None

@@ -39,6 +39,8 @@ def diff_inventories(ours: Inventory, theirs: Inventory) -> list[Difference]:
     other = {component.name: component for component in theirs.components}
     for name in sorted(mine.keys() | other.keys()):
         if name not in mine or name not in other:
+            if all(buffer.optional for buffer in (mine.get(name) or other[name]).buffers):
+                continue
             found.append(_presence(name, name in mine))
             continue
         found.extend(diff_components(mine[name], other[name]))

@@ -21,6 +21,7 @@ __all__ = ["Axis", "Buffer", "Component", "Inventory", "Partition", "Region"]
 MAX_NAME = 255
 MAX_REGIONS = 1 << 16
 MAX_BUFFERS = 1 << 16
+MAX_COMPONENTS = 1024
 MAX_RANKS = 1 << 16
 UINT64 = 1 << 64
 
@@ -240,6 +241,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.regions) > MAX_REGIONS:
             raise StateError(f"an inventory has at most {MAX_REGIONS} regions", cause=f"{len(self.regions)} given")
         names = [component.name for component in self.components]
+        if len(names) > MAX_COMPONENTS:
+            raise StateError(f"an inventory has at most {MAX_COMPONENTS} components", cause=f"{len(names)} given")
         if len(set(names)) != len(names):
             raise StateError("every component has a name of its own", cause=f"names are {', '.join(names)}")
         for component in self.components:

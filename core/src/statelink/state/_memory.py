@@ -78,6 +78,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             region: The allocation around it; the array's own extent when not given.
             kind: Memory kind of that extent.
         """
+        if not math.prod(shape):
+            return _empty(shape, dtype, itemsize, region.kind if region else kind)
         if strides is None:
             strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         if region is None:

@@ -129,14 +129,14 @@ class Channel:
         # Each connection has an id of its own: one that is dialled anew is not mistaken for its predecessor.
         socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}{next(self._dials)}")
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
-        if self._keys is not None:
-            socket.curve_serverkey = endpoint.key.encode()
-            socket.curve_secretkey = self._keys.secret.encode()
-            socket.curve_publickey = self._keys.public.encode()
         try:
+            if self._keys is not None:
+                socket.curve_serverkey = endpoint.key.encode()
+                socket.curve_secretkey = self._keys.secret.encode()
+                socket.curve_publickey = self._keys.public.encode()
             socket.connect(endpoint.address)
-        except zmq.ZMQError as error:
-            socket.close()
+        except (zmq.ZMQError, ValueError) as error:
+            socket.close(linger=0)
             raise ConfigError(f"cannot dial {endpoint.address}", cause=str(error)) from error
         self._dialled[address] = socket
         self._poller.register(socket, zmq.POLLIN)
@@ -224,4 +224,4 @@ class Channel:
         if self._gate is not None:
             self._gate.socket.close()
         self._router.close()
-        self._context.term()
+        self._context.destroy(linger=200)

@@ -17,6 +17,8 @@ __all__ = ["MAX_FRAME", "decode", "encode", "pack_items", "read_card", "unpack_i
 
 MAX_FRAME = 64 << 20
 """Most bytes of one frame; the sockets enforce it too."""
+MAX_INVENTORY = 4 << 20
+"""Most bytes of an encoded inventory: a bound on what a peer can make us check."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in KINDS.items()}
@@ -77,6 +79,7 @@ class _Introduction(msgspec.Struct):
     link: str
     version: str
     kinds: tuple[StateType, ...]
+    inventory: msgspec.Raw
 
 
 _introductions = msgspec.msgpack.Decoder(_Introduction)
@@ -89,10 +92,10 @@ def write_card(card: Card) -> msgspec.Raw:
     Raises:
         WireError: It is larger than a frame may be.
     """
-    raw = _encoder.encode(card)
-    if len(raw) > MAX_FRAME // 2:
-        raise WireError(f"this rank's description is {len(raw)} bytes", cause=f"at most {MAX_FRAME // 2} are sent")
-    return msgspec.Raw(raw)
+    size = len(_encoder.encode(card.inventory))
+    if size > MAX_INVENTORY:
+        raise WireError(f"this rank's inventory is {size} bytes long", cause=f"at most {MAX_INVENTORY} are sent")
+    return msgspec.Raw(_encoder.encode(card))
 
 
 def read_card(raw: msgspec.Raw) -> Card:
@@ -104,6 +107,9 @@ def read_card(raw: msgspec.Raw) -> Card:
     """
     try:
         introduction = _introductions.decode(raw)
+        size = len(introduction.inventory)
+        if size > MAX_INVENTORY:
+            raise ValueError(f"its inventory is {size} bytes long; at most {MAX_INVENTORY} are read")
         known = {kind.name for kind in state_types()}
         for kind in introduction.kinds:
             if kind.name not in known:

@@ -7,6 +7,7 @@ these reject every input that was cut, padded, or announces other lengths than i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -42,7 +43,10 @@ def pack_list_of_buffers(buffers: Sequence[bytes | bytearray | memoryview]) -> b
     """
     if not buffers:
         return b""
-    views = [memoryview(buffer).cast("B") if len(buffer) else memoryview(b"") for buffer in buffers]
+    try:
+        views = [memoryview(buffer).cast("B") if len(buffer) else memoryview(b"") for buffer in buffers]
+    except TypeError as error:
+        raise WireError("a list holds what is no contiguous buffer", cause=str(error), code="wire.list") from error
     if len(views) > MAX_LISTS:
         raise WireError(f"{len(views)} buffers in a list", cause=f"at most {MAX_LISTS}", code="wire.list")
     sizes = [view.nbytes for view in views]
@@ -107,7 +111,18 @@ def pack_descriptors(nested: Sequence[Sequence[bytes | None]] | Sequence[bytes])
     """Descriptors as a msgpack array of bin, or of arrays of bin or nil (a buffer that keeps its place).
 
     An empty outer list is zero bytes.
+
+    Raises:
+        WireError: An entry is something else.
     """
+    for number, each in enumerate(nested):
+        inner = each if isinstance(each, (list, tuple)) else [each]
+        if not all(isinstance(item, bytes) or (item is None and inner is each) for item in inner):
+            raise WireError(
+                f"entry {number} is no descriptor",
+                cause=f"{each!r:.80}: bytes, or a list of bytes or None",
+                code="wire.list",
+            )
     return msgspec.msgpack.encode(nested) if len(nested) else b""
 
 
@@ -158,9 +173,15 @@ def _array(values: Any, number: int, code: ElementCode) -> npt.NDArray[np.intege
 
 
 def _from_list(values: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    if any(isinstance(value, (bool, float)) for value in values):
-        raise TypeError("a value is not an integer")
-    return np.array(values, kind)
+    numbers = []
+    for value in values:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError("a bool is not an integer here")
+        numbers.append(operator.index(value))
+    limits = np.iinfo(kind)
+    if numbers and (min(numbers) < limits.min or max(numbers) > limits.max):
+        raise OverflowError(f"{min(numbers)} to {max(numbers)}; it holds {limits.min} to {limits.max}")
+    return np.array(numbers, kind)
 
 
 def _element(code: ElementCode) -> npt.DTypeLike:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.helpers.pair import Pair
     from tests.link.conftest import Workshop
 
+TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 PHASES = ["opened", "asked", "gated", "mid-chunk", "all but the last"]
 
 
@@ -105,6 +106,7 @@ def test_calls_on_a_room_that_has_failed(pair: Pair) -> None:
     pair.verify()
 
 
+@TCP
 @pytest.mark.parametrize("why", ["bad \udcff name", "x" * 2_000_000, "", "\0\x1b[31m"])
 def test_reasons_of_any_kind(pair: Pair, why: str) -> None:
     for side in ("prefill", "decode"):
@@ -131,6 +133,7 @@ DEADLINES = [
 ]
 
 
+@TCP
 @pytest.mark.parametrize(
     ("what", "side", "text", "cause"), DEADLINES, ids=[f"{each[0]}-{each[1]}" for each in DEADLINES]
 )
@@ -160,6 +163,7 @@ def test_deadlines(pair: Pair, what: str, side: str, text: str, cause: str) -> N
     pair.spoilt(case)
 
 
+@TCP
 def test_a_deadline_while_nobody_is_there(pair: Pair) -> None:
     receiving = pair.decode.receive(12, "tcp://127.0.0.1:9", 64, deadline=0.5)
     assert receiving.see().status is Status.BOOTSTRAPPING

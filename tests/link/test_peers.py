@@ -28,6 +28,11 @@ SOON = 15.0
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
 
+def on(name: str, *cases: tuple[str, object]) -> pytest.MarkDecorator:
+    """Cases with their backends: each of them takes seconds, so that not everything runs everywhere."""
+    return pytest.mark.parametrize(("backend", name), cases, indirect=["backend"], scope="session")
+
+
 def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -52,7 +57,15 @@ def quarantined(link: LinkHandle, room: int) -> bool:
     return room in link.snapshot()["quarantined"]
 
 
-@pytest.mark.parametrize("when", ["idle", "mid-chunk", "in the library"])
+@on(
+    "when",
+    ("tcp", "idle"),
+    ("tcp", "mid-chunk"),
+    ("tcp", "in the library"),
+    ("nixl", "mid-chunk"),
+    ("nixl", "in the library"),
+    ("mooncake", "in the library"),
+)
 def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     """Decode's rooms fail; its memory is given back only where it can see to that itself; others serve it."""
     backend = f"faulty-{workshop.backend}"
@@ -98,7 +111,15 @@ def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     until(lambda: not decode.engine.call("take_errors"))
 
 
-@pytest.mark.parametrize("when", ["idle", "mid-chunk", "in the library"])
+@on(
+    "when",
+    ("tcp", "idle"),
+    ("tcp", "mid-chunk"),
+    ("tcp", "in the library"),
+    ("nixl", "in the library"),
+    ("mooncake", "mid-chunk"),
+    ("mooncake", "in the library"),
+)
 def test_decode_is_killed(workshop: Workshop, when: str) -> None:
     backend = f"faulty-{workshop.backend}"
     doomed = workshop.engine("doomed")
@@ -135,7 +156,7 @@ def test_decode_is_killed(workshop: Workshop, when: str) -> None:
     workshop.untidy = when == "in the library"
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@on("busy", ("tcp", False), ("tcp", True), ("nixl", True), ("mooncake", False))
 def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) -> None:
     """With other pools, too: nothing of its former self is believed."""
     address = free_address()
@@ -170,6 +191,7 @@ def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) 
     again.run(cuts=(96,))
 
 
+@TCP
 def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
     """Nothing was asked of it yet, so nothing is lost."""
     address = free_address()
@@ -184,6 +206,7 @@ def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
     made.ended(case, early, sending)
 
 
+@TCP
 def test_decode_comes_back(workshop: Workshop) -> None:
     prefill = workshop.open("prefill", **LIVE)
     for _ in range(2):
@@ -198,7 +221,7 @@ def test_decode_comes_back(workshop: Workshop) -> None:
     made.run(room=91)
 
 
-@pytest.mark.parametrize("side", ["prefill", "decode"])
+@on("side", ("tcp", "prefill"), ("tcp", "decode"), ("nixl", "prefill"), ("mooncake", "decode"))
 def test_a_side_closes(workshop: Workshop, side: str) -> None:
     """A goodbye is noticed at once, and says that nothing is in flight."""
     made = workshop.pair(**{**LIVE, "liveness": 50.0})
@@ -243,14 +266,23 @@ def test_a_goodbye_does_not_vouch_for_what_hangs(workshop: Workshop) -> None:
     assert quarantined(made.decode, case.room) != fenced
 
 
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-@pytest.mark.parametrize("stop", [0.6, 5.0])
-def test_a_side_is_stopped(workshop: Workshop, side: str, stop: float) -> None:
+@on(
+    "case",
+    ("tcp", ("prefill", 0.6)),
+    ("tcp", ("decode", 0.6)),
+    ("tcp", ("prefill", 5.0)),
+    ("tcp", ("decode", 5.0)),
+    ("nixl", ("prefill", 5.0)),
+    ("nixl", ("decode", 5.0)),
+    ("mooncake", ("prefill", 5.0)),
+)
+def test_a_side_is_stopped(workshop: Workshop, case: tuple[str, float]) -> None:
     """Shorter than liveness, and longer. Either way the links go on afterwards."""
+    side, stop = case
     made = workshop.pair(**LIVE)
     made.run()
-    case = made.case()
-    receiving, sending = mid_chunk(made, case)
+    request = made.case()
+    receiving, sending = mid_chunk(made, request)
     engine, awake = (made.prefill.engine, receiving) if side == "prefill" else (made.decode.engine, sending)
     engine.signal(signal.SIGSTOP)
     try:
@@ -266,9 +298,9 @@ def test_a_side_is_stopped(workshop: Workshop, side: str, stop: float) -> None:
         for room in (receiving, sending):  # also who slept hears of it, and need not wait for its deadline
             assert room.failed(SOON)
             assert room.wait(SOON, quiesced=True).quiesced
-        made.spoilt(case)
+        made.spoilt(request)
     else:
-        made.ended(case, receiving, sending)
+        made.ended(request, receiving, sending)
     made.run()
     made.run()
     made.idle()

@@ -35,6 +35,7 @@ def test_an_idle_link_costs_nothing(idle: Pair) -> None:
         assert spent < 0.05
 
 
+@pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 def test_rooms_that_wait_cost_nothing(idle: Pair) -> None:
     """Rooms without a request, without a send, and without their last push."""
     cases = [idle.case(40) for _ in range(3)]

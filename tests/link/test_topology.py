@@ -258,7 +258,7 @@ LAYOUTS: list[tuple[str, Component, Component]] = [
 ]
 
 
-@TCP_AND_NIXL
+@TCP
 @pytest.mark.parametrize(("source", "target"), [each[1:] for each in LAYOUTS], ids=[each[0] for each in LAYOUTS])
 def test_layouts_differ(workshop: Workshop, source: Component, target: Component) -> None:
     fleet = Fleet(workshop, [(source, Aux())], [(target, Aux())])

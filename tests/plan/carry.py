@@ -6,16 +6,19 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from statelink import plan
-from statelink.plan import Assignment, Blocks, PairPlan
 
 from .case import Case, floor_to
 from .engine import Rank, instance, over_the_wire
-from .space import Bytes
+
+if TYPE_CHECKING:
+    from statelink.plan import Assignment, Blocks, PairPlan
+
+    from .space import Bytes
 
 __all__ = ["Carried", "carry", "copy"]
 
@@ -85,11 +88,10 @@ def carry(case: Case) -> Carried:
 
 def copy(batch: Blocks, source: Rank, target: Rank, written: Bytes) -> None:
     """Plain copies, counting how often each byte of the target is written."""
-    for array, kind in zip(
-        (batch.source, batch.target, batch.nbytes, batch.source_region, batch.target_region), "QQQII", strict=True
-    ):
-        assert array.dtype == np.dtype(kind)
-        assert array.flags.c_contiguous
+    wide, narrow = (batch.source, batch.target, batch.nbytes), (batch.source_region, batch.target_region)
+    assert {array.dtype.str for array in wide} == {"<u8"}
+    assert {array.dtype.str for array in narrow} == {"<u4"}
+    assert all(array.flags.c_contiguous for array in (*wide, *narrow))
     here = _locate(target, batch.target.tolist(), batch.target_region.tolist(), batch.nbytes.tolist())
     there = _locate(source, batch.source.tolist(), batch.source_region.tolist(), batch.nbytes.tolist())
     for t, s, n in zip(here, there, batch.nbytes.tolist(), strict=True):

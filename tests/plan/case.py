@@ -6,10 +6,12 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .space import Array
+if TYPE_CHECKING:
+    from .space import Array
 
 __all__ = ["Case", "Model", "Side", "Truth", "ceil_to", "floor_to", "heads_of"]
 

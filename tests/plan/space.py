@@ -128,7 +128,8 @@ class Space:
     def view(self, placed: Placed, data: Bytes | None = None) -> Array:
         """The array itself, in this space's bytes or in a copy of them."""
         raw = self.data if data is None else data
-        return np.ndarray(placed.shape, placed.dtype, raw, placed.offset, placed.strides)
+        made: Array = np.ndarray(placed.shape, placed.dtype, raw, placed.offset, placed.strides)
+        return made
 
     def start(self, region: Region) -> int:
         """Where a region's first byte stands in the data."""

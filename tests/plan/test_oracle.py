@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 
 from .carry import carry
-from .case import Case
 from .strategies import KINDS, PROFILE, TOPOLOGIES, cases
+
+if TYPE_CHECKING:
+    from .case import Case
 
 EXAMPLES = 8
 """Cases per topology and kind of state."""

@@ -3,11 +3,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from .sites import Site, bare
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -21,7 +24,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     before = set(sys.modules)
     yield made
     for name in set(sys.modules) - before:
-        if name.startswith("statelink_"):
+        if name.startswith(("statelink_", "vendor_")):
             del sys.modules[name]
     importlib.invalidate_caches()
 

@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
+from importlib.metadata import distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 import statelink
 
 __all__ = ["BACKEND", "Site", "bare"]
 
+Environment = Mapping[str, str]
 SOURCE = Path(statelink.__file__).parents[1]
 
 BACKEND = """
@@ -78,17 +83,21 @@ class Site:
         self.package(f"statelink-{name}", statelink_backends={name: value or f"{module}:Made"})
         self.module(module, source or BACKEND.format(cls="Made", api=api, name=called or name))
 
-    def python(self, code: str, *, path: str = "", flags: tuple[str, ...] = (), **environment: str) -> str:
+    def python(
+        self, code: str, *, path: str = "", flags: tuple[str, ...] = (), environment: Environment | None = None
+    ) -> str:
         """Run a program of its own that sees these packages; returns what it prints."""
-        return self.run([sys.executable, *flags, "-c", textwrap.dedent(code)], path=path, **environment)
+        return self.run([sys.executable, *flags, "-c", textwrap.dedent(code)], path=path, environment=environment)
 
-    def run(self, command: list[str], *, path: str = "", expect: int = 0, **environment: str) -> str:
+    def run(
+        self, command: list[str], *, path: str = "", expect: int = 0, environment: Environment | None = None
+    ) -> str:
         """Run a command that sees these packages; returns what it prints, on either stream."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("STATELINK_")}
         python_path = os.pathsep.join([str(self.folder), path or str(SOURCE)])
         done = subprocess.run(
             command,
-            env={**clean, "PYTHONPATH": python_path, "COLUMNS": "200", **environment},
+            env={**clean, "PYTHONPATH": python_path, "COLUMNS": "200", **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -101,12 +110,9 @@ class Site:
 
 def bare(folder: Path) -> str:
     """A path on which the core and what it needs are installed, and nothing else of this environment."""
-    from importlib.metadata import distribution
-
-    from packaging.requirements import Requirement
-
     folder.mkdir()
-    waiting, seen = ["statelink"], set()
+    waiting = ["statelink"]
+    seen: set[str] = set()
     while waiting:
         found = distribution(waiting.pop())
         if found.name in seen:

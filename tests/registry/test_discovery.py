@@ -156,9 +156,7 @@ def test_a_backend_of_another_plugin_api_says_which_side_is_older(
 ) -> None:
     site.backend(name, api=api)
     error = failure(name, BackendIncompatibleError)
-    assert str(error) == (
-        f"backend {name!r} (statelink-{name} 0.1, statelink_{name}:Made) {text}\nhint: {hint}"
-    )
+    assert str(error) == (f"backend {name!r} (statelink-{name} 0.1, statelink_{name}:Made) {text}\nhint: {hint}")
     assert error.code == "backend.incompatible"
 
 
@@ -172,11 +170,16 @@ GOOD = BACKEND.format(cls="Made", api=1, name="odd")
         ("def Made(context): ...", "is not a backend: it is <function Made at "),
         ("class Made: ...", "is not a backend: it is <class 'statelink_odd.Made'>, not a subclass of Backend"),
         (f"{GOOD}\nMade = Made(None)", "is not a backend: it is <statelink_odd.Made object at "),
-        (GOOD.replace("api_version = 1", ""), "does not state its plugin API\nhint: add the class attribute api_version = 1"),
+        (
+            GOOD.replace("api_version = 1", ""),
+            "does not state its plugin API\nhint: add the class attribute api_version = 1",
+        ),
         (GOOD.replace("api_version = 1", "api_version = '1'"), "does not state its plugin API"),
         (GOOD.replace("    def close(self): ...", ""), "is incomplete: it lacks close"),
         (
-            GOOD.replace("    Options = Options", "").replace("    def connect(self, peer, descriptor, regions): ...", ""),
+            GOOD.replace("    Options = Options", "").replace(
+                "    def connect(self, peer, descriptor, regions): ...", ""
+            ),
             "is incomplete: it lacks Options, connect",
         ),
         (GOOD.replace('    strategies = {"*": DIRECT}', ""), "is incomplete: it lacks strategies"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .sites import Site
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GOOD = """
 from statelink import hookimpl
@@ -40,7 +42,7 @@ FAILING = {
     ),
     "types": (
         "from statelink import hookimpl\n@hookimpl\ndef statelink_state_types(): return [5]",
-        "AttributeError: ",
+        "StateError: 5 is not a StateType",
     ),
 }
 
@@ -69,7 +71,7 @@ def plugin(site: Site, name: str, source: str) -> None:
 
 
 def loaded(site: Site, **environment: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(site.python(LOAD, **environment).splitlines()[-1])
+    found: dict[str, Any] = json.loads(site.python(LOAD, environment=environment).splitlines()[-1])
     return found
 
 
@@ -94,8 +96,14 @@ def test_strict_mode_raises_what_the_package_raised(site: Site, name: str) -> No
     source, reason = FAILING[name]
     plugin(site, name, source)
     if name != "misspelt":  # pluggy's message has a line about the module before that
-        code = "from statelink.registry import plugin_manager\ntry:\n    plugin_manager()\nexcept BaseException as e:\n    "
-        printed = site.python(f"{code}print(f'{{type(e).__name__}}: {{e}}')", STATELINK_STRICT_PLUGINS="1")
+        code = """
+        from statelink.registry import plugin_manager
+        try:
+            plugin_manager()
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}")
+        """
+        printed = site.python(code, environment={"STATELINK_STRICT_PLUGINS": "1"})
         assert printed.startswith(reason)
     assert loaded(site, STATELINK_STRICT_PLUGINS="0")["plugins"] == []
 
@@ -113,7 +121,7 @@ def test_hook_calls_can_be_traced(site: Site) -> None:
     plugin(site, "good", GOOD)
     code = "import logging; logging.basicConfig(level=logging.INFO)\n" + LOAD
     calls = code + "manager.hook.statelink_strategy(backend='tcp', state_type='kv')\n"
-    assert "statelink_strategy" in site.python(calls, STATELINK_TRACE_PLUGINS="1")
+    assert "statelink_strategy" in site.python(calls, environment={"STATELINK_TRACE_PLUGINS": "1"})
     assert "statelink_strategy" not in site.python(calls)
 
 

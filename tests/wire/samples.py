@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from statelink import state, wire
@@ -12,13 +14,13 @@ from statelink.plan import Assignment, Box, Share
 __all__ = ["card", "messages"]
 
 REASON = Reason("room.deadline", "the room ran out of time", {"room": "7", "peer": "decode.0-ab"}, "30 s", "wait")
-LINK = {"sender": "decode.0-ab", "to": "prefill.1-cd"}
-USE = {**LINK, "room": (1 << 64) - 1, "generation": (1 << 63) - 1}
+LINK: Any = {"sender": "decode.0-ab", "to": "prefill.1-cd"}
+USE: Any = {**LINK, "room": (1 << 64) - 1, "generation": (1 << 63) - 1}
 
 
 def card() -> wire.Card:
     """A card whose inventory has every struct that an inventory can have."""
-    pages = {layer: tuple(_pointer(2 * layer + part, (8, 4, 2, 3)) for part in range(2)) for layer in (0, 3)}
+    pages = {layer: (_pointer(2 * layer, (8, 4, 2, 3)), _pointer(2 * layer + 1, (8, 4, 2, 3))) for layer in (0, 3)}
     described = [
         state.kv_pages(pages, heads=4, tp=(1, 2), optional=True, format="nvfp4"),
         state.window_pages({1: (_pointer(20, (6, 4, 2, 3)), _pointer(21, (6, 4, 2, 3)))}, heads=2, window=9),
@@ -69,18 +71,18 @@ def messages() -> dict[str, wire.Message]:
         ),
         wire.Attached(**LINK, digest=b"\x01" * 16),
         wire.Request(
-            **USE,  # type: ignore[arg-type]
+            **USE,
             tokens=1 << 40,
             prefix=64,
             items={"kv": wire.ItemList(4, b"\x01\x00\x00\x00\x00\x00\x00\x00" * 3)},
             prepared={"kv": b"ring"},
         ),
-        wire.Chunk(**USE, number=3, grains={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),  # type: ignore[arg-type]
-        wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4),  # type: ignore[arg-type]
-        wire.Accepted(**USE),  # type: ignore[arg-type]
-        wire.Failed(**USE, reason=REASON),  # type: ignore[arg-type]
-        wire.Drained(**USE),  # type: ignore[arg-type]
-        wire.Note(**USE, component="kv", payload=b"\x00" * 100),  # type: ignore[arg-type]
+        wire.Chunk(**USE, number=3, grains={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),
+        wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4),
+        wire.Accepted(**USE),
+        wire.Failed(**USE, reason=REASON),
+        wire.Drained(**USE),
+        wire.Note(**USE, component="kv", payload=b"\x00" * 100),
         wire.Ping(**LINK),
         wire.Pong(**LINK),
         wire.Unknown(**LINK),

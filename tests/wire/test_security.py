@@ -64,7 +64,7 @@ def test_what_is_no_key_is_refused_in_an_address(key: str) -> None:
 def test_what_is_no_key_is_refused_in_keys(key: str) -> None:
     for made, what in (({"secret": key}, "secret"), ({"secret": SECRET, "allow": (PUBLIC, key)}, "allow")):
         with pytest.raises(ConfigError) as caught:
-            wire.Keys(**made)  # type: ignore[arg-type]
+            wire.Keys(**made)
         assert caught.value.code == "config.keys"
         assert str(caught.value).startswith(f"keys.{what} is not a CURVE key")
 

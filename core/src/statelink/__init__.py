@@ -13,7 +13,7 @@ from ._open import __version__, open, probe
 from .backend import hookimpl
 from .errors import StatelinkError
 from .link import Link, LinkConfig, Receiving, Rendezvous, Room, Sending, Status
-from .plan import Pages
+from .plan import Pages, indices_of
 from .registry import Listed, list_backends
 from .wire import Keys
 
@@ -31,6 +31,7 @@ __all__ = [
     "Status",
     "__version__",
     "hookimpl",
+    "indices_of",
     "list_backends",
     "open",
     "probe",

@@ -15,6 +15,7 @@ from ._match import differences, match
 from ._move import Move, plan_move
 from ._numbers import whole
 from ._pairing import Due, due
+from ._payload import indices_of
 from ._positions import item_positions, required_span
 from ._route import Assignment, Share, route
 
@@ -33,6 +34,7 @@ __all__ = [
     "compile_pair",
     "differences",
     "due",
+    "indices_of",
     "item_positions",
     "match",
     "plan_move",

@@ -23,6 +23,7 @@ __all__ = ["GROUP", "Listed", "allowed", "entry_points", "list_backends", "load_
 log = logging.getLogger("statelink.registry")
 
 GROUP = "statelink.backends"
+_unreadable: set[str] = set()
 SUPPORTED = range(1, API_VERSION + 1)
 """Plugin API versions that this core can drive."""
 
@@ -73,7 +74,10 @@ def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, st
             seen.add(normalized(name))
             points = [point for point in distribution.entry_points if point.group == group]
         except Exception as error:
-            log.warning("cannot read the metadata of a package: %s: %s", type(error).__name__, error)
+            where = str(getattr(distribution, "_path", "a package"))
+            if where not in _unreadable:
+                _unreadable.add(where)
+                log.warning("cannot read the metadata of %s: %s: %s", where, type(error).__name__, error)
             continue
         for point in points:
             yield point, name, version

@@ -7,12 +7,13 @@ request state), each made of `Buffer` views into registered `Region` memory, eac
 
 from __future__ import annotations
 
+from ._attention import compressed_pages, index_pages, kv_pages, mla_pages, planar_pages, window_pages
 from ._build import Described, describe
 from ._diff import Difference
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
 from ._memory import Memory
-from ._pools import aux_rows, index_pages, kv_pages, mamba_slots, mla_pages, window_pages
+from ._requests import aux_rows, mamba_slots, ring_rows, whole_items
 from ._types import Coverage, IndexSpace, StateType, register_state_type, state_type, state_types
 
 __all__ = [
@@ -31,13 +32,17 @@ __all__ = [
     "Slab",
     "StateType",
     "aux_rows",
+    "compressed_pages",
     "describe",
     "index_pages",
     "kv_pages",
     "mamba_slots",
     "mla_pages",
+    "planar_pages",
     "register_state_type",
+    "ring_rows",
     "state_type",
     "state_types",
+    "whole_items",
     "window_pages",
 ]

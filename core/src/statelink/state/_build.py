@@ -40,6 +40,7 @@ class View(NamedTuple):
         position: Global axis of positions.
         layer: Global model layer.
         optional: Whether the other side may lack it.
+        scale: Static quantisation scale.
     """
 
     name: str
@@ -52,6 +53,7 @@ class View(NamedTuple):
     position: int | None = None
     layer: int | None = None
     optional: bool = False
+    scale: float | None = None
 
 
 def component(
@@ -61,6 +63,8 @@ def component(
     *,
     page: int = 0,
     window: int | None = None,
+    group: int = 1,
+    keep: int = 0,
     partition: Partition | None = None,
     format: str = "",
 ) -> Described:
@@ -85,6 +89,7 @@ def component(
                 layout=layout,
                 layer=view.layer,
                 optional=view.optional,
+                scale=view.scale,
             )
         )
     built = Component(
@@ -93,6 +98,8 @@ def component(
         buffers=tuple(buffers),
         page=page,
         window=window,
+        group=group,
+        keep=keep,
         partition=partition or Partition(),
         format=format,
     )

@@ -1,0 +1,114 @@
+"""What an engine passes for a request: the indices of one component, from the engine's own tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import RoomError
+from statelink.state import Component, Coverage, IndexSpace
+
+from ._items import Pages
+from ._numbers import whole
+from ._positions import MAX_TOKENS, held_items, required_span
+
+__all__ = ["indices_of"]
+
+I64 = npt.NDArray[np.int64]
+
+
+def indices_of(
+    component: Component,
+    tokens: int,
+    prefix: int = 0,
+    *,
+    table: Any = None,
+    pages: Any = None,
+    slot: int | None = None,
+    ring: int | None = None,
+) -> I64:
+    """The indices of everything that must arrive of one component for a request.
+
+    Exactly what `Receiving.accept` wants, and what `Sending.push` takes for a push of the whole request. Computed from
+    the component's state type, as follows; what a type does not need is not passed.
+
+    ==========================  =========================================================================
+    pages                       ``table[t] // page`` for each page's first position t, or ``pages[n]``
+                                for each page number n of the rank
+    pages, coverage ``tail``    ``slot * (ring // page) + (N - 1) mod ring // page`` where a group is open
+    ring rows                   ``slot * ring + t mod ring`` for each position t
+    slots, rows                 ``slot``
+    ==========================  =========================================================================
+
+    Args:
+        component: What this rank holds.
+        tokens: N: the prompt's length.
+        prefix: P: positions that decode holds.
+        table: Token slots of the request in this component's pool, one for each of its positions on this rank; each
+            page's positions are consecutive and begin on a page.
+        pages: Page ids of the request in this component's pool, from its first page; instead of ``table``.
+        slot: The request's slot, row or ring in this side's pool.
+        ring: Positions of one ring on this side.
+
+    Returns:
+        int64, owned by the caller; empty where nothing must arrive.
+
+    Raises:
+        RoomError: An argument is missing, too short, or does not fit the type.
+    """
+    tokens = whole(tokens, "the number of tokens", 1, MAX_TOKENS)
+    prefix = whole(prefix, "the prefix", 0, tokens, code="room.prefix")
+    kind = component.kind
+    if not kind.positional:
+        return np.array([_slot(component, slot)], np.int64)
+    a, b = required_span(component, tokens, prefix)
+    first, last = held_items(component, tokens, (a, b))
+    if first == last:
+        return np.empty(0, np.int64)
+    if kind.index is IndexSpace.RING:
+        size = _ring(component, ring, b - a)
+        return _slot(component, slot) * size + np.arange(a, b, dtype=np.int64) % size
+    if kind.coverage is Coverage.TAIL:
+        size = _ring(component, component.page if ring is None else ring, component.page)
+        if size % component.page:
+            raise _missing(component, f"a ring of {size} positions is no multiple of {component.page}")
+        place = (tokens - 1) % size // component.page
+        return np.array([_slot(component, slot) * (size // component.page) + place], np.int64)
+    if pages is not None:
+        return _taken(component, pages, np.arange(first, last, dtype=np.int64))
+    if table is None:
+        raise _missing(component, "its pages come from 'table' (token slots) or 'pages' (page ids)")
+    starts = np.arange(first, last, dtype=np.int64) * component.page
+    slots = _taken(component, table, starts)
+    if (slots % component.page).any():
+        bad = int(slots[slots % component.page != 0][0])
+        raise _missing(component, f"a page of {component.page} tokens begins at token slot {bad}, inside a page")
+    return slots // component.page
+
+
+def _taken(component: Component, given: Any, places: I64) -> I64:
+    if isinstance(given, Pages):
+        given = given.ids
+    values = np.asarray(given)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) <= int(places[-1]):
+        raise _missing(component, f"entry {int(places[-1])} of a list of integers is needed, got shape {values.shape}")
+    return values[places].astype(np.int64)
+
+
+def _slot(component: Component, slot: int | None) -> int:
+    if slot is None:
+        raise _missing(component, "its type needs 'slot'")
+    return whole(slot, f"the slot of component {component.name!r}", 0, 1 << 48)
+
+
+def _ring(component: Component, ring: int | None, least: int) -> int:
+    if ring is None:
+        raise _missing(component, "its type needs 'ring'")
+    return whole(ring, f"the ring of component {component.name!r}", max(least, 1), 1 << 40)
+
+
+def _missing(component: Component, cause: str) -> RoomError:
+    what = f"indices of component {component.name!r} of type {component.kind.name!r} cannot be computed"
+    return RoomError(what, cause=cause, code="room.indices")

@@ -1,0 +1,266 @@
+"""Constructors for what attention keeps in pages.
+
+Every array may be a torch tensor, a numpy array or a `Memory`. Its first axis runs over pages. Nothing is copied; the
+arrays must outlive every link that was opened with the description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from statelink.errors import StateError
+
+from ._build import Described, View, component
+from ._memory import Memory
+from ._shares import expect_axes, page_of, share
+
+if TYPE_CHECKING:
+    from ._inventory import Partition
+
+__all__ = ["compressed_pages", "index_pages", "kv_pages", "mla_pages", "planar_pages", "window_pages"]
+
+Array = Any
+
+
+def kv_pages(
+    layers: Mapping[int, tuple[Array, Array]],
+    *,
+    heads: int,
+    tp: tuple[int, int] = (0, 1),
+    order: str = "nhd",
+    name: str = "kv",
+    type: str = "kv",
+    partition: Partition | None = None,
+    optional: bool = False,
+    scales: Mapping[int, tuple[float, float]] | None = None,
+    format: str = "",
+) -> Described:
+    """Pages of keys and values of full attention (MHA, GQA).
+
+    Args:
+        layers: Global layer number to its ``(K, V)`` arrays, each ``[pages, tokens, heads, dim]`` for ``nhd`` or
+            ``[pages, heads, tokens, dim]`` for ``hnd``. K and V may differ in ``dim``.
+        heads: Number of KV heads of the whole model, before any replication.
+        tp: This rank and the width of attention TP. Where there are more ranks than heads, consecutive ranks
+            hold the same head.
+        order: ``nhd`` or ``hnd``.
+        name: Component name.
+        type: State type; ``kv``, or ``minimax_dense_kv`` for the dense layers of a sparse model.
+        partition: Which positions this rank holds.
+        optional: Whether the other side may lack these layers (draft layers).
+        scales: Static quantisation scales of K and V per layer, if there are any; must be equal on both sides.
+        format: Opaque tag for what strides cannot say.
+
+    Raises:
+        StateError: The arrays do not hold this rank's share.
+    """
+    views = list(_kv_views(layers, heads, tp, order, optional, scales or {}))
+    return component(name, type, views, page=page_of(name, views), partition=partition, format=format)
+
+
+def window_pages(
+    layers: Mapping[int, tuple[Array, Array]],
+    *,
+    heads: int,
+    window: int,
+    tp: tuple[int, int] = (0, 1),
+    order: str = "nhd",
+    name: str = "swa",
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Pages of keys and values of sliding-window layers, in a page pool of their own.
+
+    Args:
+        layers: As for `kv_pages`; indices are pages of the sliding pool.
+        heads: Number of KV heads of the whole model.
+        window: Tokens that the layers look back.
+        tp: This rank and the width of attention TP.
+        order: ``nhd`` or ``hnd``.
+        name: Component name.
+        optional: Whether the other side may lack these layers (draft layers).
+        format: Opaque tag for what strides cannot say.
+    """
+    views = list(_kv_views(layers, heads, tp, order, optional, {}))
+    return component(name, "swa", views, page=page_of(name, views), window=window, format=format)
+
+
+def mla_pages(
+    layers: Mapping[int, Array],
+    *,
+    name: str = "kv",
+    partition: Partition | None = None,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Pages of MLA latents, ``[pages, tokens, width]`` per layer; the same on every TP rank."""
+    views = list(_row_views(layers, "latent", optional))
+    return component(name, "kv", views, page=page_of(name, views), partition=partition, format=format)
+
+
+def index_pages(
+    layers: Mapping[int, Array],
+    *,
+    name: str = "dsa",
+    type: str = "dsa",
+    partition: Partition | None = None,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Pages of sparse-attention index keys, ``[pages, tokens, width]`` per layer; the same on every TP rank.
+
+    A layer that shares another's index is given an array without items: it keeps its place and moves nothing.
+
+    Args:
+        layers: Global layer number to its array.
+        name: Component name.
+        type: ``dsa``, or ``minimax_index_k``.
+        partition: Which positions this rank holds.
+        optional: Whether the other side may lack these layers.
+        format: Opaque tag for what strides cannot say.
+    """
+    views = list(_row_views(layers, "index_k", optional))
+    return component(name, type, views, page=page_of(name, views), partition=partition, format=format)
+
+
+def compressed_pages(
+    layers: Mapping[int, Mapping[str, Array]],
+    *,
+    page: int,
+    name: str = "dsv4",
+    type: str = "dsv4",
+    window: int | None = None,
+    group: int = 1,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Pages whose rows each stand for several tokens: compressed keys, values and index keys.
+
+    Arrays of different compression share one component where the same page ids index them all; a pool with page ids of
+    its own is a component of its own.
+
+    Args:
+        layers: Global layer number to its named arrays, each ``[pages, rows, width]``; ``page / rows`` tokens a row.
+        page: Tokens of one page.
+        name: Component name.
+        type: ``dsv4``, ``qsa_compressed``; ``dsv4_c128`` with ``group``; ``swa`` with ``window``.
+        window: Tokens that the layers look back, for windowed types.
+        group: Tokens of one group, for types that count complete groups.
+        optional: Whether the other side may lack these layers.
+        format: Opaque tag for what strides cannot say.
+    """
+    views = []
+    for layer, arrays in layers.items():
+        for part, array in arrays.items():
+            label = f"layers.{layer}.{part}"
+            memory = Memory.of(array)
+            expect_axes(label, memory, "pages, rows, width")
+            views.append(_paged_view(label, memory, ("row", "width"), layer, optional))
+    return component(name, type, views, page=page, window=window, group=group, format=format)
+
+
+def planar_pages(
+    layers: Mapping[int, Array],
+    *,
+    fields: Sequence[tuple[str, int]],
+    name: str = "kv",
+    type: str = "kv",
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Pages that pack their fields one after the other: all keys of a page, then all its scales, and so on.
+
+    Args:
+        layers: Global layer number to its array of bytes ``[pages, bytes of a page]``.
+        fields: Name and bytes per token of each field, in order.
+        name: Component name.
+        type: State type.
+        optional: Whether the other side may lack these layers.
+        format: Opaque tag for what strides cannot say.
+
+    Raises:
+        StateError: A page is no whole number of tokens of these fields.
+    """
+    row = sum(width for _, width in fields)
+    views = []
+    for layer, array in layers.items():
+        label = f"layers.{layer}"
+        memory = Memory.of(array)
+        expect_axes(label, memory, "pages, bytes")
+        if row < 1 or memory.itemsize != 1 or memory.shape[1] % row:
+            raise StateError(
+                f"a page of {label!r} is no whole number of tokens",
+                cause=f"{memory.shape[1]} elements of {memory.itemsize} bytes, {row} bytes a token",
+            )
+        tokens = memory.shape[1] // row
+        before = 0
+        for field, width in fields:
+            # Each field is a dense [tokens, width] block that begins where the fields before it end.
+            part = Memory(
+                address=memory.address + before * tokens if memory.shape[0] else memory.address,
+                shape=(memory.shape[0], tokens, width),
+                strides=(memory.strides[0], width, 1),
+                dtype=memory.dtype,
+                itemsize=1,
+                region=memory.region,
+            )
+            views.append(_paged_view(f"{label}.{field}", part, ("token", "byte"), layer, optional))
+            before += width
+    return component(name, type, views, page=page_of(name, views), format=format)
+
+
+def _kv_views(
+    layers: Mapping[int, tuple[Array, Array]],
+    heads: int,
+    tp: tuple[int, int],
+    order: str,
+    optional: bool,
+    scales: Mapping[int, tuple[float, float]],
+) -> Iterator[View]:
+    if order not in ("nhd", "hnd"):
+        raise StateError(f"no page order {order!r}", hint="'nhd' ([token, head, dim]) or 'hnd' ([head, token, dim])")
+    axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
+    for layer, pair in layers.items():
+        for number, (part, array) in enumerate(zip(("k", "v"), pair, strict=True)):
+            label = f"layers.{layer}.{part}"
+            memory = Memory.of(array)
+            expect_axes(label, memory, "pages, tokens, heads, dim" if order == "nhd" else "pages, heads, tokens, dim")
+            first, last = share(label, "head", heads, tp)
+            tokens, width = memory.shape[1 + axes[0]], memory.shape[3]
+            yield View(
+                name=label,
+                memory=memory,
+                shape=(tokens, heads, width),
+                axes=("token", "head", "dim"),
+                boxes=[((0, first, 0), (tokens, last, width))],
+                order=axes,
+                position=0,
+                layer=layer,
+                optional=optional,
+                scale=scales[layer][number] if layer in scales else None,
+            )
+
+
+def _row_views(layers: Mapping[int, Array], part: str, optional: bool) -> Iterator[View]:
+    for layer, array in layers.items():
+        label = f"layers.{layer}.{part}"
+        memory = Memory.of(array)
+        expect_axes(label, memory, "pages, tokens, width")
+        yield _paged_view(label, memory, ("token", "width"), layer, optional)
+
+
+def _paged_view(label: str, memory: Memory, axes: tuple[str, str], layer: int, optional: bool) -> View:
+    """A view whose pages this rank holds wholly, rows first."""
+    inner = memory.shape[1:]
+    return View(
+        name=label,
+        memory=memory,
+        shape=inner,
+        axes=axes,
+        boxes=[((0, 0), inner)],
+        order=(0, 1),
+        position=0,
+        layer=layer,
+        optional=optional,
+    )

@@ -1,0 +1,200 @@
+"""Constructors for what is kept per request: recurrent states, rings, and rows.
+
+Every array may be a torch tensor, a numpy array or a `Memory`. Its first axis runs over slots or rows. Nothing is
+copied; the arrays must outlive every link that was opened with the description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statelink.errors import StateError
+
+from ._build import Described, View, component
+from ._memory import Memory
+from ._shares import expect_axes, share
+
+if TYPE_CHECKING:
+    from ._inventory import Partition
+
+__all__ = ["aux_rows", "mamba_slots", "ring_rows", "whole_items"]
+
+Array = Any
+Groups = Sequence[int | tuple[int, int]]
+
+
+def mamba_slots(
+    *,
+    conv: Mapping[int, Array | Sequence[Array]],
+    ssm: Mapping[int, Array],
+    conv_groups: Groups | None = None,
+    heads: int = 0,
+    tp: tuple[int, int] = (0, 1),
+    transposed: bool = False,
+    name: str = "mamba",
+    format: str = "",
+) -> Described:
+    """Slots of convolution and recurrent state of Mamba, gated-delta and linear-attention layers.
+
+    Args:
+        conv: Global layer number to its convolution state ``[slots, channels, kernel]`` (or
+            ``[slots, kernel, channels]`` when ``transposed``), or to several of them.
+        ssm: Global layer number to its recurrent state ``[slots, heads, dim, state]``; may be empty.
+        conv_groups: Blocks of the channel axis that are each sharded on their own, such as ``[key, key, value]``: the
+            full width of each, or ``(width, heads)`` where a block is dealt out in heads, and ranks beyond the number
+            of heads hold the same one. One block of the whole width when not given.
+        heads: Heads of the recurrent state in the whole model; needed when ``ssm`` is given.
+        tp: This rank and the width over which the states are sharded.
+        transposed: Whether convolution states have their channels last.
+        name: Component name.
+        format: Opaque tag for what strides cannot say.
+
+    Raises:
+        StateError: A width is not divisible by the number of ranks, or an array does not hold this rank's share.
+    """
+    views: list[View] = []
+    for layer, given in conv.items():
+        arrays = list(given) if isinstance(given, (list, tuple)) else [given]
+        for number, array in enumerate(arrays):
+            suffix = f".{number}" if len(arrays) > 1 else ""
+            views.append(_conv_view(f"layers.{layer}.conv{suffix}", layer, array, conv_groups, tp, transposed))
+    for layer, array in ssm.items():
+        memory = Memory.of(array)
+        label = f"layers.{layer}.ssm"
+        if len(memory.shape) < 2 or heads < 1:
+            raise StateError(f"recurrent state {label!r} needs [slots, heads, ...] and the number of heads")
+        first, last = share(label, "head", heads, tp)
+        inner = memory.shape[2:]
+        axes = ("head", *(f"state{axis}" for axis in range(len(inner))))
+        box = ((first, *(0 for _ in inner)), (last, *inner))
+        views.append(View(label, memory, (heads, *inner), axes, [box], tuple(range(len(axes))), layer=layer))
+    return component(name, "mamba", views, format=format)
+
+
+def ring_rows(
+    layers: Mapping[int, Mapping[str, Array]],
+    *,
+    type: str,
+    name: str = "",
+    window: int | None = None,
+    group: int = 1,
+    keep: int = 0,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Rings of recent positions, one a request, addressed by row: ``slot * ring + position mod ring``.
+
+    Rings of different length on the two sides need nothing special, since positions are what pairs up.
+
+    Args:
+        layers: Global layer number to its named arrays, each ``[slots, ring, ...]``, one ring a slot.
+        type: ``swa_ring`` with ``window``; ``dsa_tail`` with ``group``; ``dsv4_c4_state`` with ``group`` and ``keep``.
+        name: Component name; the type's when not given.
+        window: Tokens that the layers look back.
+        group: Positions that make up one compressed key.
+        keep: Positions before the open group that are needed too.
+        optional: Whether the other side may lack these layers.
+        format: Opaque tag for what strides cannot say.
+
+    Raises:
+        StateError: A slot does not follow its predecessor's last row in memory.
+    """
+    views = []
+    for layer, arrays in layers.items():
+        for part, array in arrays.items():
+            label = f"layers.{layer}.{part}"
+            views.append(whole_view(label, _rows(label, Memory.of(array)), layer, optional))
+    return component(name or type, type, views, page=1, window=window, group=group, keep=keep, format=format)
+
+
+def whole_items(
+    arrays: Mapping[str, Array],
+    *,
+    type: str,
+    name: str = "",
+    layers: Mapping[str, int] | None = None,
+    page: int = 0,
+    window: int | None = None,
+    group: int = 1,
+    partition: Partition | None = None,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Items that move whole, and are the same on every rank that lists them: rows, pending groups, scales.
+
+    Args:
+        arrays: Buffer name to its array ``[items, ...]``.
+        type: State type: ``request_row``, ``hidden``, ``encoder``, ``qsa_pending``; ``block_scale``,
+            ``block_scale_swa`` and ``c128_state`` with ``page``; or a third party's.
+        name: Component name; the type's when not given.
+        layers: Buffer name to its global layer, where it belongs to one.
+        page: Positions of an item, for types that cover positions.
+        window: Tokens that the layers look back, for windowed types.
+        group: Positions of one group, for types that count groups.
+        partition: Which positions this rank holds.
+        optional: Whether the other side may lack these buffers.
+        format: Opaque tag for what strides cannot say.
+    """
+    known = layers or {}
+    views = [whole_view(label, Memory.of(array), known.get(label), optional) for label, array in arrays.items()]
+    return component(
+        name or type, type, views, page=page, window=window, group=group, partition=partition, format=format
+    )
+
+
+def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", format: str = "") -> Described:
+    """Rows of metadata, one a request: ``[rows, ...]`` per named array; the same on every rank that lists them.
+
+    Under pipeline parallelism only the last stage's rows are authoritative: the other stages leave them out.
+    """
+    views = [whole_view(label, Memory.of(array), None, False) for label, array in rows.items()]
+    return component(name, "aux", views, format=format)
+
+
+def whole_view(label: str, memory: Memory, layer: int | None, optional: bool) -> View:
+    """A view whose items are held wholly, and have no axis of positions."""
+    if len(memory.shape) < 2:
+        raise StateError(
+            f"array {label!r} needs items first and at least one more axis", cause=f"its shape is {memory.shape}"
+        )
+    inner = memory.shape[1:]
+    axes = tuple(f"axis{axis}" for axis in range(len(inner)))
+    box = ((0,) * len(inner), inner)
+    return View(label, memory, inner, axes, [box], tuple(range(len(inner))), layer=layer, optional=optional)
+
+
+def _rows(label: str, memory: Memory) -> Memory:
+    """``[slots, ring, ...]`` as ``[slots * ring, ...]``."""
+    if len(memory.shape) < 3:
+        raise StateError(f"array {label!r} needs the axes [slots, ring, ...]", cause=f"its shape is {memory.shape}")
+    slots, ring = memory.shape[:2]
+    if slots > 1 and memory.strides[0] != ring * memory.strides[1]:
+        raise StateError(
+            f"the rings of array {label!r} do not follow one another in memory",
+            cause=f"{memory.strides[0]} bytes from slot to slot, {ring} rows of {memory.strides[1]} bytes",
+        )
+    return msgspec.structs.replace(
+        memory, shape=(slots * ring, *memory.shape[2:]), strides=(memory.strides[1], *memory.strides[2:])
+    )
+
+
+def _conv_view(
+    label: str, layer: int, array: Array, groups: Groups | None, tp: tuple[int, int], transposed: bool
+) -> View:
+    memory = Memory.of(array)
+    expect_axes(label, memory, "slots, kernel, channels" if transposed else "slots, channels, kernel")
+    order = (1, 0) if transposed else (0, 1)
+    local, kernel = memory.shape[1 + order[0]], memory.shape[1 + order[1]]
+    boxes, before = [], 0
+    for group in groups or [local * tp[1]]:
+        width, units = group if isinstance(group, tuple) else (group, group)
+        if units < 1 or width % units:
+            raise StateError(f"{width} channels of {label!r} are no whole number of {units} heads")
+        first, last = share(label, "head" if units != width else "channel", units, tp, replicate=units != width)
+        each = width // units
+        boxes.append(((before + first * each, 0), (before + last * each, kernel)))
+        before += width
+    return View(label, memory, (before, kernel), ("channel", "kernel"), boxes, order, layer=layer)

@@ -1,0 +1,53 @@
+"""Which part of an axis a rank holds, and the small checks that all constructors share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from statelink.errors import StateError
+
+if TYPE_CHECKING:
+    from ._build import View
+    from ._memory import Memory
+
+__all__ = ["expect_axes", "page_of", "share"]
+
+
+def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: bool = True) -> tuple[int, int]:
+    """This rank's range of ``total`` along a TP axis.
+
+    Where there are more ranks than units, consecutive ranks hold the same unit: rank ``r`` of ``X`` holds unit
+    ``r // (X / total)``.
+
+    Raises:
+        StateError: Neither divides the other, or ``replicate`` is off and the ranks do not divide the total.
+    """
+    rank, width = tp
+    if total < 1 or width < 1 or not 0 <= rank < width:
+        raise StateError(f"rank {rank} of {width} cannot hold a share of {total} {what}s of {label!r}")
+    if total % width == 0:
+        each = total // width
+        return rank * each, (rank + 1) * each
+    if replicate and width % total == 0:
+        one = rank // (width // total)
+        return one, one + 1
+    raise StateError(
+        f"{total} {what}s of {label!r} cannot be shared by {width} ranks",
+        cause="one does not divide the other" if replicate else "the width is not divisible",
+        hint="give the state type's own TP width, or describe the slabs by hand",
+    )
+
+
+def expect_axes(label: str, memory: Memory, axes: str) -> None:
+    """Check the number of axes of an array; ``axes`` names them, for the message."""
+    if len(memory.shape) != len(axes.split(",")):
+        raise StateError(f"array {label!r} needs the axes [{axes}]", cause=f"its shape is {memory.shape}")
+
+
+def page_of(name: str, views: Sequence[View]) -> int:
+    """Tokens of a page, which the arrays of a component must agree on."""
+    sizes = {view.shape[0] for view in views if view.memory.shape[0]} or {view.shape[0] for view in views}
+    if len(sizes) != 1:
+        raise StateError(f"the arrays of component {name!r} differ in tokens a page", cause=f"they have {sizes}")
+    return sizes.pop()

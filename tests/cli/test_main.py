@@ -1,0 +1,125 @@
+"""The command group: help, version, and commands that other packages bring or do not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+import statelink
+from statelink.cli import main
+
+if TYPE_CHECKING:
+    from tests.registry.sites import Site
+
+
+def run(*arguments: str, expect: int = 0) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == expect, result.output
+    return result.output
+
+
+COMMAND = """
+import click
+
+@click.command()
+@click.option("--name", default="you")
+def hello(name):
+    '''Say hello to somebody.'''
+    click.echo(f"hello {name}")
+"""
+
+
+def command(site: Site, name: str, source: str, value: str = "") -> None:
+    site.package(f"vendor-{name}", statelink_commands={name: value or f"vendor_{name}:hello"})
+    site.module(f"vendor_{name}", source)
+
+
+def test_help_and_version() -> None:
+    for flag in ("--help", "-h"):
+        printed = run(flag)
+        assert printed.startswith("Usage: ")
+        assert "backends  List installed backends" in printed
+        assert "  demo " in printed
+    assert run("--version") == f"statelink, version {statelink.__version__}\n"
+    assert "--json" in run("backends", "--help")
+
+
+def test_a_command_that_does_not_exist_is_a_usage_error() -> None:
+    assert "No such command 'teleport'" in run("teleport", expect=2)
+
+
+def test_other_packages_bring_commands(site: Site) -> None:
+    command(site, "greet", COMMAND)
+    assert "greet     Say hello to somebody." in run("--help")
+    assert run("greet", "--name", "decode") == "hello decode\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "text"),
+    [
+        (
+            "import does_not_exist",
+            "",
+            "command 'greet' (vendor-greet 0.1) failed to load: ModuleNotFoundError: No module named 'does_not_exist'",
+        ),
+        ("import sys; sys.exit(5)", "", "command 'greet' (vendor-greet 0.1) failed to load: SystemExit: 5"),
+        ("hello = 5", "", "command 'greet' is 5, not a click command"),
+        ("", "no module!", "command 'greet' (vendor-greet 0.1) failed to load: "),
+    ],
+)
+def test_a_broken_command_breaks_no_other(site: Site, source: str, value: str, text: str) -> None:
+    command(site, "greet", source, value)
+    command(site, "wave", COMMAND)
+    printed = run("--help")
+    assert "wave " in printed
+    assert "greet " in printed
+    assert run("wave") == "hello you\n"
+    assert "tcp" in run("backends", "--no-probe")
+    assert f"Error: {text}" in run("greet", expect=1)
+    assert f"Error: {text}" in run("greet", "--name", "x", expect=1)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("backends", "--no-probe"), ("--version",)])
+def test_a_package_whose_metadata_cannot_be_read_breaks_nothing(site: Site, arguments: tuple[str, ...]) -> None:
+    command(site, "wave", COMMAND)
+    site.package("vendor-bad")
+    (site.folder / "vendor_bad-0.1.dist-info" / "entry_points.txt").write_text("[statelink.commands]\nfoo\n")
+    run(*arguments)
+    assert "wave " in run("--help")
+
+
+def test_help_imports_no_library_of_any_backend(site: Site) -> None:
+    site.backend("good", source="raise AssertionError('a backend was imported')")
+    code = """
+    import sys
+    from click.testing import CliRunner
+    from statelink.cli import main
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0, result.output
+    print(sorted(set(sys.modules) & {"torch", "transformers", "nixl", "mooncake", "mori", "pytest", "statelink_good"}))
+    """
+    assert site.python(code) == "[]\n"
+
+
+def test_a_demo_that_is_not_installed_says_what_to_install(site: Site, bare_path: str) -> None:
+    for arguments, code in ((["--help"], 0), (["demo"], 1), (["demo", "--backend", "tcp"], 1)):
+        program = f"import sys; sys.argv = ['statelink', *{arguments}]; from statelink.cli import main; main()"
+        printed = site.run([sys.executable, "-S", "-c", program], path=bare_path, expect=code)
+        if code:
+            assert printed == ("Error: 'demo' is brought by a package of its own\nhint: pip install statelink-demo\n")
+        else:
+            assert "demo      'demo' is brought by a package of its own" in printed
+
+
+def test_a_demo_that_is_installed_is_the_packages_own(site: Site) -> None:
+    site.package("vendor-demo", statelink_commands={"demo": "vendor_demo:hello"})
+    site.module("vendor_demo", COMMAND)
+    assert run("demo", "--name", "x") == "hello x\n"
+
+
+def test_the_installed_command_is_this_one() -> None:
+    assert (Path(sys.executable).parent / "statelink").exists()

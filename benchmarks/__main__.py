@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import runpy
 
-for name in ("tcp_backend", "handoff"):
+for name in ("plan", "tcp_backend", "handoff"):
     print(f"== {name}", flush=True)
     runpy.run_module(f"benchmarks.{name}", run_name="__main__")

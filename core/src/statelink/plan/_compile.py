@@ -144,16 +144,18 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
 def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list[_Pair]) -> ComponentPlan:
     theirs, ours = source.component(name), target.component(name)
     layer_nbytes: dict[int, int] = {}
+    totals = {id(pair.runs): pair.runs.total for pair in {id(pair.runs): pair for pair in pairs}.values()}
     for pair in pairs:
         layer = NO_LAYER if pair.target.layer is None else pair.target.layer
-        layer_nbytes[layer] = layer_nbytes.get(layer, 0) + pair.runs.total
+        layer_nbytes[layer] = layer_nbytes.get(layer, 0) + totals[id(pair.runs)]
+    fused = _fuse(pairs)
     groups = _groups(source, target, pairs)
     return ComponentPlan(
         source=theirs,
         target=ours,
         granule=granule_of(theirs, ours),
         groups=groups,
-        fused=_groups(source, target, _fuse(pairs)) if len(pairs) > 1 else groups,
+        fused=_groups(source, target, fused) if len(fused) < len(pairs) else groups,
         grain_nbytes=sum(layer_nbytes.values()),
         layer_nbytes=layer_nbytes,
     )
@@ -188,6 +190,9 @@ def _fuse(pairs: list[_Pair]) -> list[_Pair]:
         nests.setdefault(key, []).append(pair)
     fused: list[_Pair] = []
     for members in nests.values():
+        if len(members) == 1:
+            fused.extend(members)
+            continue
         low_s = min(pair.source.offset for pair in members)
         low_t = min(pair.target.offset for pair in members)
         one_item = all(
@@ -195,7 +200,7 @@ def _fuse(pairs: list[_Pair]) -> list[_Pair]:
             and pair.target.offset - low_t + pair.target.layout.nbytes <= pair.target.stride
             for pair in members
         )
-        if len(members) == 1 or not one_item:
+        if not one_item:
             fused.extend(members)
             continue
         shifted = [pair.runs.shifted(pair.source.offset - low_s, pair.target.offset - low_t) for pair in members]

@@ -78,14 +78,17 @@ class Move:
             width = max(1, max_blocks // len(nbytes))
             for low in range(0, buffers, width):
                 high = min(low + width, buffers)
-                # A batch of more than max_blocks remains only where one granule of one buffer has that many runs.
-                yield from Blocks(
+                batch = Blocks(
                     (group.source[low:high, None] + source).ravel(),
                     (group.target[low:high, None] + target).ravel(),
                     np.broadcast_to(nbytes, (high - low, len(nbytes))).ravel(),
                     np.repeat(group.source_region[low:high], len(nbytes)),
                     np.repeat(group.target_region[low:high], len(nbytes)),
-                ).slices(max_blocks, 1 << 62)
+                )
+                if batch.count <= max_blocks:
+                    yield batch
+                else:  # one granule of one buffer falls apart into more runs than that
+                    yield from batch.slices(max_blocks, 1 << 62)
 
 
 def plan_move(

@@ -71,6 +71,7 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
     """
     routes: dict[tuple[int, int], dict[tuple[str, tuple[Box, ...]], list[str]]] = {}
     cut: dict[tuple[object, ...], list[list[_Cell]]] = {}
+    merged: dict[tuple[tuple[object, ...], tuple[int, ...]], dict[int, tuple[Box, ...]]] = {}
     sources = sorted(sources, key=lambda inventory: inventory.rank)
     targets = sorted(targets, key=lambda inventory: inventory.rank)
     holders = _holders(sources)
@@ -87,16 +88,18 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
                     owned = cut[key] = [
                         _owners(buffer.layout, sharing) for sharing in _sharings(target, component, buffer, held)
                     ]
-                chosen: dict[int, list[Box]] = {}
-                for cell in itertools.chain.from_iterable(owned):
-                    if cell.owners:
-                        writer = cell.owners[(target.rank + number) % len(cell.owners)]
-                        chosen.setdefault(writer, []).append(cell.box)
-                    elif not cell.optional:
-                        raise _unheld(target, component.name, buffer, cell.box)
+                turn = target.rank + number
+                elected = tuple(
+                    cell.owners[turn % len(cell.owners)] if cell.owners else -1
+                    for cell in itertools.chain.from_iterable(owned)
+                )
+                # ... and where they elect the same writers, their boxes are merged alike.
+                chosen = merged.get((key, elected))
+                if chosen is None:
+                    chosen = merged[key, elected] = _boxes_by_writer(target, component, buffer, owned, elected)
                 for writer, boxes in chosen.items():
                     shares = routes.setdefault((writer, target.rank), {})
-                    shares.setdefault((component.name, merge_boxes(boxes)), []).append(buffer.name)
+                    shares.setdefault((component.name, boxes), []).append(buffer.name)
     for source in sources:
         if not any(reader == source.rank for reader, _ in routes):
             routes[source.rank, targets[source.rank % len(targets)].rank] = {}
@@ -104,6 +107,19 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
         Assignment(s, t, tuple(Share(name, tuple(buffers), boxes) for (name, boxes), buffers in shares.items()))
         for (s, t), shares in sorted(routes.items())
     ]
+
+
+def _boxes_by_writer(
+    target: Inventory, component: Component, buffer: Buffer, owned: list[list[_Cell]], elected: tuple[int, ...]
+) -> dict[int, tuple[Box, ...]]:
+    """What each elected writer writes; refuses a cell that nobody holds."""
+    chosen: dict[int, list[Box]] = {}
+    for cell, writer in zip(itertools.chain.from_iterable(owned), elected, strict=True):
+        if writer >= 0:
+            chosen.setdefault(writer, []).append(cell.box)
+        elif not cell.optional:
+            raise _unheld(target, component.name, buffer, cell.box)
+    return {writer: merge_boxes(boxes) for writer, boxes in chosen.items()}
 
 
 def _holders(sources: Sequence[Inventory]) -> dict[tuple[str, str], list[_Holder]]:

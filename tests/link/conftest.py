@@ -117,32 +117,45 @@ class Home:
 
 
 @pytest.fixture(scope="session")
-def _home(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    made = Home(backend, tmp_path_factory.mktemp(f"home-{backend}"))
-    try:
-        yield made
-    finally:
-        made.end()
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Home]]:
+    """A home for each backend. Not a fixture with parameters: those end whenever another backend has its turn."""
+    made: dict[str, Home] = {}
+
+    def get(backend: str) -> Home:
+        if backend not in made:
+            made[backend] = Home(backend, tmp_path_factory.mktemp(f"home-{backend}"))
+        return made[backend]
+
+    yield get
+    for home in made.values():
+        home.end()
 
 
 @pytest.fixture
-def pair(_home: Home) -> Iterator[Pair]:
+def pair(backend: str, _homes: Callable[[str], Home]) -> Iterator[Pair]:
     """Links between two processes that serve every test of a backend: what one test does must not harm the next."""
-    yield _home.pair
-    _home.check()
+    home = _homes(backend)
+    yield home.pair
+    home.check()
 
 
 @pytest.fixture(scope="session")
-def _workshop(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
-    made = Workshop(backend, tmp_path_factory.mktemp(f"workshop-{backend}"))
-    try:
-        yield made
-    finally:
-        made.end()
+def _workshops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Workshop]]:
+    made: dict[str, Workshop] = {}
+
+    def get(backend: str) -> Workshop:
+        if backend not in made:
+            made[backend] = Workshop(backend, tmp_path_factory.mktemp(f"workshop-{backend}"))
+        return made[backend]
+
+    yield get
+    for workshop in made.values():
+        workshop.end()
 
 
 @pytest.fixture
-def workshop(_workshop: Workshop) -> Iterator[Workshop]:
+def workshop(backend: str, _workshops: Callable[[str], Workshop]) -> Iterator[Workshop]:
     """Two processes in which a test opens links of its own. They are closed after it, and nothing may be left."""
-    yield _workshop
-    _workshop.clear()
+    made = _workshops(backend)
+    yield made
+    made.clear()

@@ -18,9 +18,9 @@ from .engine import Rank, instance, over_the_wire
 if TYPE_CHECKING:
     from statelink.plan import Assignment, Blocks, PairPlan
 
-    from .space import Bytes
+    from .space import Bytes, Holder
 
-__all__ = ["Carried", "carry", "copy"]
+__all__ = ["Carried", "carry", "check_parts", "compile_both", "copy"]
 
 
 class Carried(NamedTuple):
@@ -54,13 +54,13 @@ def carry(case: Case) -> Carried:
     # Every decode rank finds the same route, whatever order it learns of the others in.
     shuffled = [[side[int(n)].seen for n in rng.permutation(len(side))] for side in (sources, targets)]
     assert plan.route(*shuffled) == parts
-    _check_parts(parts, len(sources), len(targets))
+    check_parts(parts, len(sources), len(targets))
 
     planned, blocks = 0, 0
     nbytes: Counter[str] = Counter()
     for part in parts:
         source, target = sources[part.source], targets[part.target]
-        pair = _compile(source, target, part)
+        pair = compile_both(source, target, part)
         for component in pair.components.values():
             owed = plan.due(component.source, component.target, case.tokens, case.prefix)
             planned += component.grain_nbytes * len(owed)
@@ -86,7 +86,7 @@ def carry(case: Case) -> Carried:
     return Carried(nbytes, blocks, busy, len(parts) - busy)
 
 
-def copy(batch: Blocks, source: Rank, target: Rank, written: Bytes) -> None:
+def copy(batch: Blocks, source: Holder, target: Holder, written: Bytes) -> None:
     """Plain copies, counting how often each byte of the target is written."""
     wide, narrow = (batch.source, batch.target, batch.nbytes), (batch.source_region, batch.target_region)
     assert {array.dtype.str for array in wide} == {"<u8"}
@@ -99,7 +99,7 @@ def copy(batch: Blocks, source: Rank, target: Rank, written: Bytes) -> None:
         written[t : t + n] += 1
 
 
-def _locate(rank: Rank, addresses: list[int], regions: list[int], sizes: list[int]) -> list[int]:
+def _locate(rank: Holder, addresses: list[int], regions: list[int], sizes: list[int]) -> list[int]:
     tables = [(region.address, region.nbytes, rank.space.start(region)) for region in rank.inventory.regions]
     found = []
     for address, number, nbytes in zip(addresses, regions, sizes, strict=True):
@@ -111,7 +111,7 @@ def _locate(rank: Rank, addresses: list[int], regions: list[int], sizes: list[in
     return found
 
 
-def _check_parts(parts: list[Assignment], sources: int, targets: int) -> None:
+def check_parts(parts: list[Assignment], sources: int, targets: int) -> None:
     assert {part.source for part in parts} == set(range(sources)), "a source does not hear of the request"
     assert len({(part.source, part.target) for part in parts}) == len(parts)
     busy = {part.source for part in parts if part.shares}
@@ -121,7 +121,7 @@ def _check_parts(parts: list[Assignment], sources: int, targets: int) -> None:
             assert part.target == part.source % targets
 
 
-def _compile(source: Rank, target: Rank, part: Assignment) -> PairPlan:
+def compile_both(source: Holder, target: Holder, part: Assignment) -> PairPlan:
     """Both sides compile from what they know themselves and what they were sent."""
     told = over_the_wire(part)
     at_source = plan.compile_pair(source.inventory, target.seen, told)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from statelink.state import Memory, Region
 
-__all__ = ["Array", "Bytes", "Placed", "Space", "Wanted"]
+if TYPE_CHECKING:
+    from statelink.state import Inventory
+
+__all__ = ["Array", "Bytes", "Holder", "Placed", "Space", "Wanted"]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -137,3 +140,11 @@ class Space:
             if allocation.address == region.address and allocation.nbytes == region.nbytes:
                 return allocation.start
         raise AssertionError(f"no allocation is {region}")
+
+
+class Holder(Protocol):
+    """A rank: its memory, what it says of it, and what another process gets of that."""
+
+    space: Space
+    inventory: Inventory
+    seen: Inventory

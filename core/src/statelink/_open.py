@@ -17,6 +17,7 @@ from statelink.errors import (
 )
 from statelink.link import Link, LinkConfig, Node, Rendezvous, StaticRendezvous, read_options
 from statelink.registry import load_backend, plugin_manager
+from statelink.state._types import load_types_with
 from statelink.wire import PROTOCOL, Card, Channel, is_loopback
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from statelink.state import Inventory, StateType
 
 __all__ = ["__version__", "open", "probe"]
+
+# Whoever describes state of a type that a package brings need not load the package first.
+load_types_with(plugin_manager)
 
 try:
     __version__ = version("statelink")

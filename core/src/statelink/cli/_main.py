@@ -10,6 +10,7 @@ from statelink import __version__
 from statelink.registry import entry_points
 
 from ._backends import backends
+from ._explain import explain
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -85,3 +86,4 @@ def main() -> None:
 
 
 main.add_command(backends)
+main.add_command(explain)

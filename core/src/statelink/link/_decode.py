@@ -100,10 +100,11 @@ class DecodeRole:
             self.fail(room, reason)
 
     def lost(self, instance: Instance, source: Source, why: str) -> None:
-        """See `Watcher.lost`: rooms that were requested fail; the others wait for the instance to come back."""
+        """See `Watcher.lost`: rooms that the rank owes something fail; others go on, or wait for it to come back."""
         peer = source.name or source.endpoint.address
         for room in list(instance.rooms.values()):
-            if room._requested:
+            writer = room._writers.get(source.name)
+            if writer is not None and writer.finished is None:
                 self.fail(room, room._reason_for("peer.lost", "prefill was lost", why, peer=peer))
 
     def untaken(self, room: int, generation: int, source: Source) -> None:

@@ -117,15 +117,17 @@ class Destinations:
         self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction))
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:
-        if peer.plan is not None:
+        if peer.plan is not None and peer.plan.digest == message.digest:
             self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=peer.plan.digest))
             return
         node = self._node
+        connected = peer.plan is not None
 
         def job() -> None:
             try:
                 plan = self._compile(message, peer)
-                node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
+                if not connected:
+                    node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
             except Exception as error:
                 reason = reason_of(error, backend=node.backend.name, peer=peer.name)
                 node.post(lambda: self._attached(peer, message, None, reason))

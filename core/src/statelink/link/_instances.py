@@ -148,6 +148,7 @@ class Instances:
 
     def _plan(self, instance: Instance) -> None:
         instance.enter(Stage.PLANNING)
+        ticket = instance.since
         node = self._node
         sources = {address: source.card for address, source in instance.sources.items() if source.card}
         siblings = [card for card in instance.siblings.values() if card]
@@ -159,17 +160,24 @@ class Instances:
                 reason = reason_of(error, backend=node.backend.name, peer=instance.key)
                 node.post(lambda: self._refuse(instance, reason, tell=True))
             else:
-                node.post(lambda: self._attach(instance, found))
+                node.post(lambda: self._attach(instance, found, ticket))
 
         node.setup.submit(("plan", instance.key), job)
 
-    def _attach(self, instance: Instance, found: Route) -> None:
-        if instance.stage is not Stage.PLANNING:
-            return
+    def _attach(self, instance: Instance, found: Route, ticket: float) -> None:
+        if instance.stage is not Stage.PLANNING or instance.since != ticket:
+            return  # a rank was lost meanwhile, and all is planned anew
         instance.enter(Stage.ATTACHING)
-        for address, (assignment, plan, readers) in found.parts.items():
-            source = instance.sources[address]
-            source.assignment, source.plan = assignment, plan
+        for address, source in instance.sources.items():
+            part = found.parts.get(address)
+            if part is None:
+                self._detach(source)
+                continue
+            assignment, plan, readers = part
+            if source.plan is not None and source.plan.digest == plan.digest and source.attached:
+                continue  # another rank came back; this one's part is what it was
+            known = source.assignment is not None
+            source.assignment, source.plan, source.attached = assignment, plan, False
             attach = wire.Attach(
                 sender=self._node.name,
                 to=source.name,
@@ -177,7 +185,11 @@ class Instances:
                 destinations=readers,
                 digest=plan.digest,
             )
-            self._connect(instance, source, lambda a=address, m=attach: self._node.send(m, a))  # type: ignore[misc]
+            if known:
+                self._node.send(attach, address)
+            else:
+                self._connect(instance, source, lambda a=address, m=attach: self._node.send(m, a))  # type: ignore[misc]
+        self._maybe_ready(instance)
 
     def _connect(self, instance: Instance, source: Source, then: Callable[[], object]) -> None:
         """Let our backend know the source; it is told its part afterwards, so that its backend finds ours ready."""
@@ -219,24 +231,40 @@ class Instances:
         instance.enter(Stage.REFUSED)
         instance.reason = reason
         for each in instance.parts:
-            self._disconnect(each.name)
-            each.assignment = None
+            self._detach(each)
         for address, source in instance.sources.items():
             if tell and source.card is not None:
                 self._node.send(wire.Refuse(sender=self._node.name, to=source.name, reason=reason), address)
         self._watcher.refused(instance, reason)
 
     def _lose(self, instance: Instance, source: Source, why: str) -> None:
-        """A rank is gone: its rooms fail, and the instance is greeted anew."""
+        """A rank is gone: the rooms that it owed something fail, and it is greeted anew while the others go on."""
         self._watcher.lost(instance, source, why)
+        self._detach(source)
+        if not instance.rooms:
+            self._drop(instance)
+            return
+        address = source.address
+        if self._of_address(address) == [instance]:
+            self._node.channel.hang_up(address)
+            self._node.channel.dial(source.endpoint)
+        instance.sources[address] = Source(source.endpoint, time.monotonic())
+        instance.siblings = dict.fromkeys(self._siblings)
+        instance.enter(Stage.GREETING)
+        self._hello(instance)
+
+    def _drop(self, instance: Instance) -> None:
+        """Forget an instance that nobody waits for; it is found anew when somebody does."""
         for each in instance.parts:
-            self._disconnect(each.name)
-        endpoints = tuple(each.endpoint for each in instance.sources.values())
+            self._detach(each)
         self._hang_up(instance)
-        if instance.rooms:
-            self._greet(instance, endpoints)
-        else:
-            del self._instances[instance.key]
+        del self._instances[instance.key]
+
+    def _detach(self, source: Source) -> None:
+        """Give up a rank's part, and its connection with it."""
+        if source.assignment is not None:
+            source.assignment, source.plan, source.attached, source.connected = None, None, False, False
+            self._disconnect(source.name)
 
     def _disconnect(self, name: str) -> None:
         """Let the backend forget a rank, once nobody here counts on it."""
@@ -270,7 +298,7 @@ class Instances:
             if isinstance(message, wire.Unknown):
                 if message.room:
                     self._watcher.untaken(message.room, message.generation, source)
-                if source.card is not None and instance.stage not in (Stage.GREETING, Stage.REFUSED):
+                if source.card is not None and instance.stage is not Stage.REFUSED:
                     self._lose(instance, source, "it does not know this link: it was restarted, or gave it up")
             elif isinstance(message, wire.Refuse):
                 self._refuse(instance, message.reason)
@@ -306,12 +334,16 @@ class Instances:
         """Ask who is silent, and give up who stays so. What this process slept through is nobody's silence."""
         liveness = self._node.config.liveness
         for instance in list(self._instances.values()):
-            if instance.stage is Stage.GREETING:
-                self._hello(instance)
-                continue
             if instance.stage in (Stage.RESOLVING, Stage.REFUSED):
                 continue
+            if instance.stage is Stage.GREETING:
+                if not instance.rooms:
+                    self._drop(instance)
+                    continue
+                self._hello(instance)
             for source in list(instance.sources.values()):
+                if source.card is None:
+                    continue
                 source.heard += late
                 silent = now - source.heard
                 if silent > liveness:

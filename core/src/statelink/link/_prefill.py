@@ -86,13 +86,14 @@ class PrefillRole:
             handler(message, peer)
 
     def lost(self, peer: Destination, why: str) -> None:
-        """See `Watcher.lost`: its rooms fail."""
+        """See `Watcher.lost`: its rooms fail, unless it had everything of them before."""
         for number, requests in list(self._early.items()):
             requests.pop(peer.name, None)
             if not requests:
                 del self._early[number]
         for room in self._sending():
-            if peer.name in room._deliveries:
+            delivery = room._deliveries.get(peer.name)
+            if delivery is not None and not delivery.accepted:
                 self.fail(room, room._reason_for("peer.lost", "decode was lost", why, peer=peer.name))
 
     def beat(self, now: float, late: float) -> None:

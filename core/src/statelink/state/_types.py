@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -227,6 +228,7 @@ _BUILT_IN = (
 
 _lock = threading.Lock()
 _by_name: dict[str, StateType] = {}
+_loader: Callable[[], object] | None = None
 
 
 def register_state_type(new: StateType) -> None:
@@ -258,6 +260,8 @@ def state_type(name: str) -> StateType:
     Raises:
         StateError: No such type is registered.
     """
+    if name not in _by_name:
+        _ask_loader()
     try:
         return _by_name[name]
     except KeyError:
@@ -271,6 +275,19 @@ def state_type(name: str) -> StateType:
             "statelink_state_types, or call statelink.state.register_state_type",
             code="state.unknown_type",
         ) from None
+
+
+def load_types_with(loader: Callable[[], object]) -> None:
+    """Have ``loader`` called, once, when a type is asked for that nobody registered: plugins bring types."""
+    global _loader
+    _loader = loader
+
+
+def _ask_loader() -> None:
+    global _loader
+    loader, _loader = _loader, None
+    if loader is not None:
+        loader()
 
 
 def state_types() -> tuple[StateType, ...]:

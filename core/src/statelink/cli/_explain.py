@@ -1,0 +1,132 @@
+"""``statelink explain``: whether two fleets can work together, and what a request between them costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from statelink.errors import StatelinkError
+from statelink.explain import Rank, Report, preset, presets, read_side
+from statelink.explain import explain as report_of
+
+__all__ = ["explain"]
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    for name in presets():
+        model = preset(name)
+        click.echo(f"{name}: {model.layers} layers\n  from: {model.source}")
+        if model.note:
+            click.echo(f"  note: {model.note}")
+    context.exit()
+
+
+@click.command()
+@click.argument("prefill", type=FILE)
+@click.argument("decode", type=FILE)
+@click.option("--tokens", default=8192, show_default=True, type=click.IntRange(min=1), help="Tokens of the prompt.")
+@click.option(
+    "--prefix", default=0, show_default=True, type=click.IntRange(min=0), help="Tokens that decode holds already."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option(
+    "--presets", is_flag=True, is_eager=True, expose_value=False, callback=_list_presets, help="List the known models."
+)
+def explain(prefill: Path, decode: Path, tokens: int, prefix: int, as_json: bool) -> None:
+    """Say whether two fleets can work together, and what a request costs.
+
+    PREFILL and DECODE are TOML files: `preset = "..."` or a section [model], and a section [layout]. Needs no
+    accelerator, and allocates nothing. Exits with 1, and the error that connecting would raise, where the two cannot
+    work together.
+    """
+    try:
+        report = report_of(read_side(prefill, "prefill"), read_side(decode, "decode"), tokens=tokens, prefix=prefix)
+    except StatelinkError as error:
+        _refuse(error, as_json)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        _print(report)
+
+
+def _refuse(error: StatelinkError, as_json: bool) -> NoReturn:
+    if not as_json:
+        raise click.ClickException(str(error))
+    refused = {"refused": {**msgspec.to_builtins(error.reason), "message": str(error)}}
+    click.echo(msgspec.json.format(msgspec.json.encode(refused)).decode())
+    raise SystemExit(1)
+
+
+def _print(report: Report) -> None:
+    console = Console()
+    shape = f"{report.tokens:,} tokens, of which decode holds {report.prefix:,}" if report.prefix else ""
+    console.print(Text(f"{report.model}: {shape or f'{report.tokens:,} tokens'}, {_size(report.nbytes)}"))
+    console.print(Text("blocks and their mean size, where pages are consecutive and where they are scattered\n"))
+
+    table = _table("prefill", "decode", "component", "bytes", "consecutive", "scattered")
+    marks = sorted({flow.mark for flow in report.flows if flow.mark})
+    numbers = {mark: f"[{number}]" for number, mark in enumerate(marks, 1)}
+    prefill = {rank.rank: _label(rank) for rank in report.prefill}
+    decode = {rank.rank: _label(rank) for rank in report.decode}
+    last = None
+    for flow in report.flows:
+        pair = (flow.source, flow.target)
+        # As text, not markup: the marks are in brackets.
+        cells = ("", "") if pair == last else (prefill[flow.source], decode[flow.target])
+        last = pair
+        counts = _counts(flow.nbytes, flow.blocks, flow.blocks_random)
+        table.add_row(*map(Text, (*cells, flow.component, *counts, numbers.get(flow.mark, ""))))
+    console.print(table)
+    for mark, number in numbers.items():
+        console.print(Text(f"{number} {mark}"))
+
+    console.print()
+    table = _table("component", "type", "bytes", "consecutive", "scattered")
+    for total in report.totals:
+        counts = _counts(total.nbytes, total.blocks, total.blocks_random)
+        table.add_row(*map(Text, (total.component, total.type, *counts, "")))
+    console.print(table)
+
+    console.print()
+    table = _table("rank", "bytes")
+    for side, ranks, verb in (("prefill", report.prefill, "sends"), ("decode", report.decode, "receives")):
+        for rank in ranks:
+            idle = "" if rank.told_by is None else f"no part: told so by decode {decode[rank.told_by]}"
+            table.add_row(*map(Text, (f"{side} {_label(rank)} {verb}", _size(rank.nbytes), idle)))
+    console.print(table)
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in (*titles, ""):
+        right = title in ("bytes", "consecutive", "scattered")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _counts(nbytes: int, *blocks: int) -> tuple[str, ...]:
+    return _size(nbytes), *(f"{count:,} × {_size(nbytes // count)}" if count else "0" for count in blocks)
+
+
+def _label(rank: Rank) -> str:
+    axes = " ".join(f"{name}{index}" for name, index in rank.axes.items())
+    return f"{rank.rank} ({axes})" if axes else str(rank.rank)
+
+
+def _size(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,0 +1,188 @@
+"""The inventories of all ranks of one side, with made-up addresses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from statelink.state import (
+    Coverage,
+    Described,
+    Inventory,
+    Memory,
+    Partition,
+    aux_rows,
+    compressed_pages,
+    describe,
+    kv_pages,
+    mamba_slots,
+    mla_pages,
+    planar_pages,
+    ring_rows,
+    whole_items,
+    window_pages,
+)
+
+from ._model import SIZES, Compressed, Latent, Mamba
+
+if TYPE_CHECKING:
+    from ._layout import Side
+
+__all__ = ["inventories"]
+
+ALIGNMENT = 1 << 21
+
+
+def inventories(side: Side) -> list[Inventory]:
+    """The inventory of every rank of ``side``, in order of rank. Nothing is allocated.
+
+    Raises:
+        StateError: The model cannot be spread over this many ranks.
+    """
+    return [_Rank(side, rank).inventory() for rank in range(side.layout.ranks)]
+
+
+class _Rank:
+    """One rank that is being described."""
+
+    def __init__(self, side: Side, rank: int) -> None:
+        layout = side.layout
+        self.side = side
+        self.rank = rank
+        self.tp = (rank % layout.tp, layout.tp)
+        self.cp = (rank // layout.tp % layout.cp, layout.cp)
+        self.pp = (rank // layout.tp // layout.cp, layout.pp)
+        self.address = ALIGNMENT
+
+    def inventory(self) -> Inventory:
+        layout = self.side.layout
+        axes = {"pp": self.pp, "cp": self.cp, "tp": self.tp}
+        return describe(
+            self.side.instance,
+            [self._spread(each) for each in self._components()],
+            rank=self.rank,
+            ranks=layout.ranks,
+            axes={name: axis for name, axis in axes.items() if axis[1] > 1},
+            model=self.side.model.name,
+        )
+
+    def _components(self) -> Iterator[Described]:
+        model, layout, page = self.side.model, self.side.layout, self.side.page
+        layers: dict[str, list[int]] = {}
+        for layer in self.side.stage(self.pp[0]):
+            layers.setdefault(model.kind(layer), []).append(layer)
+        if model.attention is not None and "full" in layers:
+            given = model.attention
+            widths = (given.dim, given.value_dim or given.dim)
+            yield kv_pages(
+                {layer: self._pair(page, given.heads, widths) for layer in layers["full"]},
+                heads=given.heads,
+                tp=self.tp,
+                order=layout.order,
+            )
+        if model.latent is not None and "full" in layers:
+            yield from self._latent(model.latent, layers["full"])
+        if model.window is not None and "window" in layers:
+            heads, width, tokens = model.window.heads, model.window.dim, self.side.window_page
+            yield window_pages(
+                {layer: self._pair(tokens, heads, (width, width)) for layer in layers["window"]},
+                heads=heads,
+                window=model.window.tokens,
+                tp=self.tp,
+                order=layout.order,
+            )
+        if model.mamba is not None and "mamba" in layers:
+            yield self._mamba(model.mamba, layers["mamba"])
+        if model.compressed is not None and "compressed" in layers:
+            yield from self._compressed(model.compressed, layers["compressed"])
+        if layout.aux_bytes and self.pp[0] == layout.pp - 1:
+            yield aux_rows({"row": self._array((layout.slots, layout.aux_bytes), "uint8")})
+
+    def _latent(self, given: Latent, layers: Sequence[int]) -> Iterator[Described]:
+        page, pages = self.side.page, self._pages(self.side.page)
+        yield mla_pages({n: self._array((pages, page, given.width), self.side.layout.dtype) for n in layers})
+        if given.index_width:
+            row = given.index_width * SIZES[given.index_dtype]
+            fields = [("index_k", row), ("scale", given.index_scale)][: 1 + bool(given.index_scale)]
+            yield planar_pages(
+                {n: self._array((pages, page * (row + given.index_scale)), "uint8") for n in layers},
+                fields=fields,
+                name="dsa",
+                type="dsa",
+                format=given.index_dtype,
+            )
+
+    def _mamba(self, given: Mamba, layers: Sequence[int]) -> Described:
+        layout = self.side.layout
+        channels = sum(width // heads * self._share(heads) for width, heads in given.conv)
+        inner = (given.kernel - 1, channels) if layout.transposed else (channels, given.kernel - 1)
+        state = (layout.slots, self._share(given.state[0]), *given.state[1:]) if given.state else ()
+        return mamba_slots(
+            conv={n: self._array((layout.slots, *inner), layout.conv_dtype) for n in layers},
+            ssm={n: self._array(state, layout.state_dtype) for n in layers} if state else {},
+            conv_groups=given.conv,
+            heads=given.state[0] if given.state else 0,
+            tp=self.tp,
+            transposed=layout.transposed,
+        )
+
+    def _compressed(self, given: Compressed, layers: Sequence[int]) -> Iterator[Described]:
+        layout, page, window = self.side.layout, self.side.page, self.side.window_page
+        pages = self._pages(page)
+        quarter = [n for n in layers if given.ratios[n] == 4]
+        coarse = [n for n in layers if given.ratios[n] == 128]
+        pools = {n: {"kv": self._array((pages, page // given.ratios[n], given.width), layout.dtype)} for n in coarse}
+        for n in quarter:
+            widths = {"kv": given.width, "index_k": given.index_width}
+            pools[n] = {part: self._array((pages, page // 4, width), layout.dtype) for part, width in widths.items()}
+        if pools:
+            yield compressed_pages(dict(sorted(pools.items())), page=page)
+        shape = (self._pages(window), window, given.width)
+        sliding = {n: {"kv": self._array(shape, layout.dtype)} for n in layers}
+        yield compressed_pages(sliding, page=window, name="swa", type="swa", window=given.window)
+        if quarter:
+            # A row is a key and its score; groups of ratio 4 overlap their predecessor, which doubles both.
+            widths = {"kv": 4 * given.width, "index_k": 4 * given.index_width}
+            rows = (layout.slots, layout.c4_ring)
+            rings = {n: {p: self._array((*rows, w), layout.state_dtype) for p, w in widths.items()} for n in quarter}
+            yield ring_rows(rings, type="dsv4_c4_state", group=4, keep=4)
+        if coarse:
+            shape = (layout.slots * (layout.c128_ring // 128), 128, 2 * given.width)
+            items = {f"layers.{n}.state": self._array(shape, layout.state_dtype) for n in coarse}
+            numbers = {f"layers.{n}.state": n for n in coarse}
+            yield whole_items(items, type="c128_state", layers=numbers, page=128, group=128)
+
+    def _spread(self, described: Described) -> Described:
+        """Say which positions this rank holds: full-attention pages are spread under context parallelism."""
+        layout, component = self.side.layout, described.component
+        if component.kind.coverage is not Coverage.SUFFIX or layout.cp == layout.dcp == 1:
+            return described
+        if layout.cp > 1:
+            partition = Partition("contiguous", layout.cp, self.cp[0])
+        else:
+            partition = Partition("cyclic", layout.dcp, self.tp[0] % layout.dcp, layout.dcp_block)
+        return described._replace(component=msgspec.structs.replace(component, partition=partition))
+
+    def _pair(self, tokens: int, heads: int, widths: tuple[int, int]) -> tuple[Memory, Memory]:
+        layout, held = self.side.layout, self._share(heads)
+        inner = (tokens, held) if layout.order == "nhd" else (held, tokens)
+        pages = self._pages(tokens)
+        return (
+            self._array((pages, *inner, widths[0]), layout.dtype),
+            self._array((pages, *inner, widths[1]), layout.dtype),
+        )
+
+    def _share(self, units: int) -> int:
+        """How many of ``units`` this rank holds; the constructors refuse what does not come out even."""
+        return max(1, units // self.tp[1])
+
+    def _pages(self, tokens: int) -> int:
+        return max(1, self.side.layout.pool_tokens // tokens)
+
+    def _array(self, shape: tuple[int, ...], dtype: str) -> Memory:
+        address = self.address
+        self.address += -(-math.prod(shape) * SIZES[dtype] // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+        return Memory.pointer(address, shape, dtype, SIZES[dtype])

@@ -1,0 +1,174 @@
+"""What an engine's pools do not say of themselves: which share of which model they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from statelink.errors import StateError
+
+if TYPE_CHECKING:
+    from ._inventory import Partition
+
+__all__ = ["PageField", "PoolGeometry", "StateTensor", "itemsize_of"]
+
+KINDS = ("full", "window", "linear", "sparse", "dense")
+
+
+class PageField(msgspec.Struct, frozen=True):
+    """One field of a planar page: all its rows stand before the next field's.
+
+    Attributes:
+        name: What it is, such as ``k`` or ``scale``.
+        width: Bytes of one row.
+        dtype: Element type; bytes when not given.
+    """
+
+    name: str
+    width: int
+    dtype: str = "uint8"
+
+
+class StateTensor(msgspec.Struct, frozen=True):
+    """One tensor that linear layers keep a request's state in.
+
+    Attributes:
+        name: What it is, such as ``conv`` or ``ssm``.
+        dtype: Element type.
+        heads: Heads of the sliced axis in the whole model, where there may be more ranks than heads.
+        layers: The global layers that have it; every linear layer when not given.
+    """
+
+    name: str
+    dtype: str
+    heads: int = 0
+    layers: tuple[int, ...] | None = None
+
+
+class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's numbers, and this rank's place among those that share it.
+
+    Pools hold addresses and sizes of what is here. Pairing with another layout needs the whole model's numbers, which
+    are the same on every rank of both sides but for ``tp``, ``state_tp``, ``stage`` and ``partition``.
+
+    Attributes:
+        layers: Layers of the model, without draft layers.
+        dtype: Element type of keys, values and latents.
+        kv_heads: KV heads of the model before any replication; 0 where pages hold latents (MLA).
+        window_kv_heads: The same for sliding-window layers; ``kv_heads`` when not given.
+        tp: This rank and the width of attention TP.
+        state_tp: The same for recurrent states; ``tp`` when not given.
+        stage: First global layer of this pipeline stage, and one past its last; the whole model when not given.
+        kinds: For models of several kinds of layers, the kind of each: ``full``, ``window``, ``linear``, ``sparse``
+            or ``dense``. Needed where pools publish no layer ids.
+        page_size: Tokens of a page; the pool's own number when not given.
+        window: Tokens that sliding-window layers look back; the pool's own number when not given.
+        order: ``nhd`` or ``hnd``, where the pool does not say.
+        kind: Memory kind of the pools, such as ``cuda:0``.
+        dtypes: Element type of tensors other than keys, values and latents, by tensor name; bytes when not given.
+        fields: Tensor name to the fields of its planar pages (all keys, then all scales), or to one field where rows
+            are dense. Pages of tensors that are not listed have rows that nobody can tell apart: they move whole, and
+            only between equal page sizes.
+        state_tensors: What linear layers keep, in the order of the pool's list.
+        conv_heads: Heads of each independently sharded block of the convolution, where key heads may be fewer than
+            ranks; blocks are divided channel by channel when not given.
+        groups: Component type to its list of ``(tensor, ratio)``, in the order of the pool's list, where that differs
+            from the documented one: ``ratio`` is the compression ratio of the layers that have the tensor, or ``None``
+            for all layers. For the two-pool lists of compressed attention, and for ratios 1 and 2.
+        unified: Whether every list is one envelope that holds all layers of an item.
+        envelope: For ``unified``: component type to ``(offset, bytes)`` of each buffer inside one envelope, in the
+            order that the list would have without it. A type that is left out moves as whole envelopes, between ranks
+            of the same place and width.
+        request_ratio: Positions of one group of the request-scoped compressor (128 or 2).
+        c128_rows: Compressed rows in one page of a separately addressed C128 pool.
+        partition: Which positions of the pages this rank holds.
+        format: Opaque tag of every component, compared verbatim.
+    """
+
+    layers: int
+    dtype: str
+    kv_heads: int = 0
+    window_kv_heads: int | None = None
+    tp: tuple[int, int] = (0, 1)
+    state_tp: tuple[int, int] | None = None
+    stage: tuple[int, int] | None = None
+    kinds: Sequence[str] = ()
+    page_size: int = 0
+    window: int = 0
+    order: str = "nhd"
+    kind: str = "dram"
+    dtypes: Mapping[str, str] = {}
+    fields: Mapping[str, Sequence[PageField]] = {}
+    state_tensors: Sequence[StateTensor] = (StateTensor("conv", "bfloat16"), StateTensor("ssm", "float32"))
+    conv_heads: Sequence[int] = ()
+    groups: Mapping[str, Sequence[tuple[str, int | None]]] = {}
+    unified: bool = False
+    envelope: Mapping[str, Sequence[tuple[int, int]]] = {}
+    request_ratio: int = 128
+    c128_rows: int = 0
+    partition: Any = None
+    format: str = ""
+
+    def __post_init__(self) -> None:
+        first, last = self.span
+        if self.layers < 1 or not 0 <= first < last <= self.layers:
+            raise StateError("a pipeline stage is a range of the model's layers", cause=f"{self.span} of {self.layers}")
+        if self.kinds and (len(self.kinds) != self.layers or not set(self.kinds) <= set(KINDS)):
+            raise StateError(
+                "the geometry's kinds name the kind of every layer",
+                cause=f"{len(self.kinds)} kinds for {self.layers} layers: {', '.join(sorted(set(self.kinds)))}",
+                hint=f"known kinds: {', '.join(KINDS)}",
+            )
+        for what, (rank, width) in (("tp", self.tp), ("state_tp", self.states)):
+            if not 0 <= rank < width:
+                raise StateError(f"the geometry's {what} is a rank and a width", cause=f"rank {rank} of {width}")
+        if self.order not in ("nhd", "hnd"):
+            raise StateError(f"no page order {self.order!r}", hint="'nhd' or 'hnd'")
+        if min(self.kv_heads, self.window_heads, self.page_size, self.window, self.c128_rows) < 0:
+            raise StateError("the geometry has a negative size")
+        if self.request_ratio < 1:
+            raise StateError("a compressor's group has at least one position", cause=f"ratio {self.request_ratio}")
+        if self.envelope and not self.unified:
+            raise StateError("the geometry describes envelopes, but says that nothing is unified")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """This stage's layers."""
+        return self.stage or (0, self.layers)
+
+    @property
+    def states(self) -> tuple[int, int]:
+        """This rank and the width over which recurrent states are sharded."""
+        return self.state_tp or self.tp
+
+    @property
+    def window_heads(self) -> int:
+        """KV heads of sliding-window layers in the whole model."""
+        return self.kv_heads if self.window_kv_heads is None else self.window_kv_heads
+
+    @property
+    def positions(self) -> Partition | None:
+        """Which positions of the pages this rank holds."""
+        found: Partition | None = self.partition
+        return found
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of one element of a type known by its usual name.
+
+    Raises:
+        StateError: No such type is known, or its elements are smaller than a byte.
+    """
+    if dtype == "bfloat16":
+        return 2
+    if dtype.startswith("float8"):
+        return 1
+    try:
+        return int(np.dtype(dtype).itemsize)
+    except TypeError:
+        raise StateError(
+            f"no element type {dtype!r} is known", hint="packed types are described as 'uint8', with a format tag"
+        ) from None

@@ -1,0 +1,218 @@
+"""Reading the lists that an engine's pools publish, and naming what they list."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from statelink.errors import StateError
+
+from ._inventory import Region
+
+__all__ = ["NGRAM", "ROPE", "Entry", "Named", "Reader", "band", "by_id", "by_layer", "has", "refuse"]
+
+NGRAM, ROPE = (1 << 32) - 1, (1 << 32) - 2
+"""Ids of state lists that stand for no layer: the n-gram history, and the ring of rotary positions."""
+UINT64 = (1 << 64) - 1
+
+
+class Entry(NamedTuple):
+    """One buffer of a list: ``count`` items of ``nbytes`` bytes, ``stride`` bytes apart."""
+
+    address: int
+    stride: int
+    nbytes: int
+    count: int
+    region: Region | None
+
+    def within(self, offset: int, nbytes: int) -> Entry:
+        """The buffer of a part of every item."""
+        return self._replace(address=self.address + offset, nbytes=nbytes)
+
+
+class Named(NamedTuple):
+    """An entry, and which tensor of which global layer it is."""
+
+    layer: int | None
+    part: str
+    entry: Entry
+
+    @property
+    def label(self) -> str:
+        """Name of the buffer."""
+        return self.part if self.layer is None else f"layers.{self.layer}.{self.part}"
+
+
+def has(pool: object, name: str) -> bool:
+    """Whether a pool offers a method or attribute."""
+    return getattr(pool, name, None) is not None
+
+
+def refuse(pool: object, method: str, cause: str, hint: str = "") -> StateError:
+    """The error for what cannot be described."""
+    return StateError(f"cannot describe {type(pool).__name__}.{method}", cause=cause, hint=hint)
+
+
+class Reader:
+    """Reads the lists of pools, and remembers which, so that none is left over without a word."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._read: set[tuple[int, str]] = set()
+        self._spans: list[tuple[int, int]] = []
+
+    def infos(self, pool: object, method: str, parts: Sequence[tuple[int, int]] = ()) -> list[Entry]:
+        """The buffers that ``pool.method()`` lists; none where the pool does not have the method.
+
+        Args:
+            pool: Any object.
+            method: Name of a method that returns three parallel lists: addresses, lengths, item sizes.
+            parts: Offset and bytes of each buffer inside the one envelope that is listed.
+        """
+        entries = self._entries(pool, method)
+        self._read.add((id(pool), method))
+        self._spans += [(e.region.address, e.region.address + e.region.nbytes) for e in entries if e.region]
+        if not parts or not entries:
+            return entries
+        if len(entries) != 1:
+            raise refuse(pool, method, f"it lists {len(entries)} buffers, where one envelope was announced")
+        envelope = entries[0]
+        for offset, nbytes in parts:
+            if offset < 0 or nbytes < 1 or offset + nbytes > envelope.nbytes:
+                raise refuse(
+                    pool,
+                    method,
+                    f"bytes [{offset}, {offset + nbytes}) do not lie in an envelope of {envelope.nbytes} bytes",
+                )
+        return [envelope.within(offset, nbytes) for offset, nbytes in parts]
+
+    def values(self, pool: object, method: str, entries: Sequence[Entry], infos: str) -> list[Any]:
+        """A list that runs parallel to one of buffers; empty where the pool does not have the method."""
+        found = getattr(pool, method, None)
+        values = list(found() or ()) if found is not None else []
+        if values and len(values) != len(entries):
+            raise refuse(pool, method, f"it has {len(values)} values for the {len(entries)} buffers of {infos}")
+        return values
+
+    def holds(self, entries: Iterable[Entry]) -> bool:
+        """Whether all these bytes lie in allocations that were read before."""
+        return all(
+            any(low <= e.region.address and e.region.address + e.region.nbytes <= high for low, high in self._spans)
+            for e in entries
+            if e.region
+        )
+
+    def nothing_left(self, pools: Iterable[object]) -> None:
+        """Refuse lists that nobody read, and that hold bytes that no list that was read holds."""
+        for pool in pools:
+            for method in dir(type(pool)):
+                wanted = method.startswith("get_") and method.endswith("_buf_infos")
+                if not wanted or (id(pool), method) in self._read or not has(pool, method):
+                    continue
+                parameters = inspect.signature(getattr(pool, method)).parameters.values()
+                free = any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+                if not free and not self.holds(self._entries(pool, method)):
+                    raise refuse(
+                        pool,
+                        method,
+                        "it lists buffers that a pool of this kind is not known to have, and that no other list has",
+                        "describe the component with a constructor of statelink.state, and the pool without it",
+                    )
+
+    def _entries(self, pool: object, method: str) -> list[Entry]:
+        found = getattr(pool, method, None)
+        if found is None:
+            return []
+        given = found()
+        try:
+            ptrs, lens, items = ([operator.index(value) for value in values] for values in given)
+        except (TypeError, ValueError):
+            raise refuse(
+                pool, method, f"it returned {given!r:.80}; addresses, lengths and item sizes are expected"
+            ) from None
+        if not len(ptrs) == len(lens) == len(items):
+            raise refuse(
+                pool,
+                method,
+                f"its lists are of unequal length: {len(ptrs)} addresses, {len(lens)} lengths, {len(items)} item sizes",
+            )
+        return [self._entry(pool, method, i, *triple) for i, triple in enumerate(zip(ptrs, lens, items, strict=True))]
+
+    def _entry(self, pool: object, method: str, number: int, ptr: int, nbytes: int, item: int) -> Entry:
+        if min(nbytes, item) < 0:
+            raise refuse(pool, method, f"entry {number} has {nbytes} bytes in items of {item}")
+        if not nbytes:
+            return Entry(1, item, item, 0, None)
+        if not ptr or not 0 < item <= nbytes:
+            raise refuse(pool, method, f"entry {number} has {nbytes} bytes at {ptr:#x} in items of {item}")
+        # Some accelerators set bit 63, and some tensors hold addresses as signed numbers.
+        ptr &= UINT64
+        return Entry(ptr, item, item, nbytes // item, Region(ptr, nbytes, self._kind))
+
+
+def by_layer(
+    pool: object, method: str, entries: Sequence[Entry], parts: Sequence[tuple[str, Sequence[int]]], hint: str = ""
+) -> list[Named]:
+    """Name the entries of a list whose order is known: tensor by tensor, and layers ascending in each.
+
+    Args:
+        pool: Whose list it is.
+        method: Which list it is.
+        entries: The list.
+        parts: Each tensor in order, and the global layers that have it.
+        hint: What to do where the list is of another length.
+    """
+    expected = sum(len(layers) for _, layers in parts)
+    if len(entries) != expected:
+        said = ", then ".join(f"{part} of {len(layers)} layers" for part, layers in parts)
+        raise refuse(pool, method, f"it lists {len(entries)} buffers; {said or 'nothing'} would be {expected}", hint)
+    names = [(layer, part) for part, layers in parts for layer in layers]
+    return [Named(layer, part, entry) for (layer, part), entry in zip(names, entries, strict=True)]
+
+
+def by_id(
+    pool: object,
+    method: str,
+    entries: Sequence[Entry],
+    ids: Sequence[Any],
+    parts: Mapping[int, Sequence[str]] | Sequence[str],
+    span: tuple[int, int],
+) -> list[Named]:
+    """Name the entries of a list that has the global layer of each: an id comes once for each tensor of its layer.
+
+    Args:
+        pool: Whose list it is.
+        method: Which list it is.
+        entries: The list.
+        ids: Global layer of each entry.
+        parts: The tensors of each layer, in order; or of every layer.
+        span: The layers that may be here.
+    """
+    layers = [operator.index(each) for each in ids]
+    counts = Counter(layers)
+    for layer, count in counts.items():
+        if not span[0] <= layer < span[1]:
+            raise refuse(pool, method, f"layer {layer} is not in [{span[0]}, {span[1]}), the layers of this rank")
+        names = parts.get(layer, ()) if isinstance(parts, Mapping) else parts
+        if count != len(names):
+            raise refuse(
+                pool,
+                method,
+                f"layer {layer} has {count} buffers; the geometry knows {len(names)} ({', '.join(names) or 'none'})",
+            )
+    seen: Counter[int] = Counter()
+    found = []
+    for layer, entry in zip(layers, entries, strict=True):
+        names = parts[layer] if isinstance(parts, Mapping) else parts
+        found.append(Named(layer, names[seen[layer]], entry))
+        seen[layer] += 1
+    return found
+
+
+def band(ids: Sequence[Any], total: int) -> list[int]:
+    """A draft's own layer ids, moved beyond the model's layers in the order in which they first come."""
+    first = {layer: number for number, layer in enumerate(dict.fromkeys(operator.index(each) for each in ids))}
+    return [total + first[operator.index(each)] for each in ids]

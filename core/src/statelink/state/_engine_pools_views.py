@@ -1,0 +1,271 @@
+"""From an engine's buffers to views in global coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from statelink.errors import StateError
+
+from ._build import View
+from ._engine_pools_geometry import itemsize_of
+from ._engine_pools_lists import refuse
+from ._memory import Memory
+from ._shares import share
+
+if TYPE_CHECKING:
+    from ._engine_pools_geometry import PoolGeometry, StateTensor
+    from ._engine_pools_lists import Entry, Named
+
+__all__ = ["Source", "State", "empty_view", "head_views", "own_view", "row_view", "state_view", "whole_views"]
+
+
+class Source(NamedTuple):
+    """Where views come from: for their geometry, and for messages."""
+
+    pool: object
+    method: str
+    geometry: PoolGeometry
+    optional: bool = False
+
+    def memory(self, entry: Entry, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] = ()) -> Memory:
+        """The buffer as an array of items of this shape."""
+        size = itemsize_of(dtype)
+        dense = [size]
+        for extent in reversed(shape[1:]):
+            dense.insert(0, dense[0] * extent)
+        return Memory.pointer(
+            entry.address,
+            (entry.count, *shape),
+            dtype,
+            size,
+            strides=(entry.stride, *(strides or dense)),
+            region=entry.region,
+        )
+
+    def split(self, named: Named, unit: int, what: str) -> int:
+        """How many units an item has."""
+        if unit < 1 or named.entry.nbytes % unit:
+            raise refuse(
+                self.pool, self.method, f"an item of {named.label!r} has {named.entry.nbytes} bytes: no whole {what}"
+            )
+        return named.entry.nbytes // unit
+
+
+class State(NamedTuple):
+    """How one entry of recurrent state is sliced."""
+
+    dim: int
+    outer: int
+    groups: Sequence[int]
+    tensor: StateTensor
+
+
+def empty_view(source: Source, named: Named) -> View:
+    """A buffer without items, which keeps its place."""
+    memory = Memory.pointer(1, (0, 1), "uint8", 1, kind=source.geometry.kind)
+    return View(
+        named.label,
+        memory,
+        (1,),
+        ("element",),
+        [((0,), (1,))],
+        (0,),
+        layer=named.layer,
+        optional=source.optional,
+    )
+
+
+def head_views(source: Source, named: Sequence[Named], *, page: int, heads: int, order: str) -> Iterator[View]:
+    """Pages of keys or values, of which this rank holds its share of heads."""
+    geometry = source.geometry
+    size = itemsize_of(geometry.dtype)
+    axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
+    for each in named:
+        if not each.entry.count:
+            yield empty_view(source, each)
+            continue
+        first, last = share(each.label, "head", heads, geometry.tp)
+        local = last - first
+        dim = source.split(each, page * local * size, f"[{page} tokens, {local} heads, dim] of {geometry.dtype}")
+        inner = (page, local, dim) if order == "nhd" else (local, page, dim)
+        yield View(
+            each.label,
+            source.memory(each.entry, inner, geometry.dtype),
+            (page, heads, dim),
+            ("token", "head", "dim"),
+            [((0, first, 0), (page, last, dim))],
+            axes,
+            position=0,
+            layer=each.layer,
+            optional=source.optional,
+        )
+
+
+def row_view(source: Source, named: Named, *, rows: int, dtype: str) -> View:
+    """Pages of rows, the same on every rank."""
+    if not named.entry.count:
+        return empty_view(source, named)
+    width = source.split(named, rows * itemsize_of(dtype), f"{rows} rows of {dtype}")
+    return View(
+        named.label,
+        source.memory(named.entry, (rows, width), dtype),
+        (rows, width),
+        ("row", "width"),
+        [((0, 0), (rows, width))],
+        (0, 1),
+        position=0,
+        layer=named.layer,
+        optional=source.optional,
+    )
+
+
+def whole_views(source: Source, named: Named, *, rows: int = 0) -> Iterator[View]:
+    """Items that are the same on every rank: field by field where the geometry knows the fields, else whole."""
+    entry, geometry = named.entry, source.geometry
+    fields = geometry.fields.get(named.part, ()) if rows else ()
+    if not entry.count and fields:
+        # Under the names of its fields, so that a layer which lists nothing here pairs with one that does.
+        for field in fields:
+            yield empty_view(source, named._replace(part=f"{named.part}.{field.name}"))
+        return
+    if not entry.count:
+        yield empty_view(source, named)
+        return
+    if not fields:
+        dtype = geometry.dtypes.get(named.part, "uint8")
+        width = source.split(named, itemsize_of(dtype), f"number of {dtype}")
+        memory = source.memory(entry, (width,), dtype)
+        box = ((0,), (width,))
+        yield View(
+            named.label,
+            memory,
+            (width,),
+            ("element",),
+            [box],
+            (0,),
+            layer=named.layer,
+            optional=source.optional,
+        )
+        return
+    if rows * sum(field.width for field in fields) != entry.nbytes:
+        said = " + ".join(f"{field.name} {field.width}" for field in fields)
+        raise refuse(
+            source.pool,
+            source.method,
+            f"an item of {named.label!r} has {entry.nbytes} bytes; {rows} rows of {said} bytes do not fill it",
+        )
+    before = 0
+    for field in fields:
+        part = named._replace(
+            part=f"{named.part}.{field.name}", entry=entry.within(before * rows, field.width * rows)
+        )
+        yield row_view(source, part, rows=rows, dtype=field.dtype)
+        before += field.width
+
+
+def own_view(source: Source, named: Named, tp: tuple[int, int]) -> View:
+    """Items that hold this rank's share in a way that nobody else can read: only its namesake of equal width can.
+
+    The rank is an axis of the item, so that another width is a mismatch of extents when two sides connect.
+    """
+    if not named.entry.count:
+        return empty_view(source, named)
+    rank, width = tp
+    nbytes = named.entry.nbytes
+    return View(
+        named.label,
+        source.memory(named.entry, (1, nbytes), "uint8"),
+        (width, nbytes),
+        ("rank", "byte"),
+        [((rank, 0), (rank + 1, nbytes))],
+        (0, 1),
+        layer=named.layer,
+        optional=source.optional,
+    )
+
+
+def state_view(source: Source, named: Named, state: State) -> View:
+    """Slots of recurrent state: ``outer`` rows of ``dim`` units each, of which this rank holds its share."""
+    if not named.entry.count:
+        return empty_view(source, named)
+    dim, outer, dtype = state.dim, state.outer, state.tensor.dtype
+    if dim < 0 or outer < 1:
+        raise refuse(source.pool, source.method, f"{named.label!r} has dim {dim} and {outer} outer rows")
+    size = itemsize_of(dtype)
+    unit = source.split(named, max(dim, 1) * outer * size, f"{outer} rows of {dim} units of {dtype}")
+    if not dim:
+        shape = (outer * unit,)
+        return View(
+            named.label,
+            source.memory(named.entry, shape, dtype),
+            shape,
+            ("element",),
+            [((0,), shape)],
+            (0,),
+            layer=named.layer,
+            optional=source.optional,
+        )
+    boxes, full = _boxes(source, named, state)
+    order: tuple[int, ...]
+    if outer == 1:
+        inner, order, rest, axes = (dim, unit), (0, 1), (unit,), ("channel", "unit")
+    elif unit == 1:
+        # Channels last in memory; the same global item as a side that keeps them first.
+        inner, order, rest, axes = (outer, dim), (1, 0), (outer,), ("channel", "unit")
+    else:
+        raise refuse(
+            source.pool,
+            source.method,
+            f"{named.label!r} has {outer} outer rows of units of {unit} elements; one of the two is expected to be 1",
+        )
+    zeros = (0,) * len(rest)
+    return View(
+        named.label,
+        source.memory(named.entry, inner, dtype),
+        (full, *rest),
+        axes,
+        [((first, *zeros), (last, *rest)) for first, last in boxes],
+        order,
+        layer=named.layer,
+        optional=source.optional,
+    )
+
+
+def _boxes(source: Source, named: Named, state: State) -> tuple[list[tuple[int, int]], int]:
+    """This rank's ranges of the sliced axis, and the axis's full width."""
+    rank, width = source.geometry.states
+    tensor, dim = state.tensor, state.dim
+    if not state.groups:
+        if not tensor.heads:
+            return [(rank * dim, (rank + 1) * dim)], dim * width
+        first, last = share(named.label, "head", tensor.heads, (rank, width))
+        if dim % (last - first):
+            raise refuse(source.pool, source.method, f"{named.label!r} has dim {dim} for {last - first} heads")
+        each = dim // (last - first)
+        return [(first * each, last * each)], tensor.heads * each
+    heads = source.geometry.conv_heads or state.groups
+    if len(heads) != len(state.groups):
+        raise refuse(
+            source.pool,
+            source.method,
+            f"{named.label!r} has {len(state.groups)} groups; the geometry has heads for {len(heads)}",
+        )
+    boxes, before = [], 0
+    for group, units in zip(state.groups, heads, strict=True):
+        if units < 1 or group % units:
+            raise StateError(f"{group} channels of {named.label!r} are no whole number of {units} heads")
+        # Without heads a unit is one channel, and more ranks than channels are no replication.
+        first, last = share(named.label, "head", units, (rank, width), replicate=bool(source.geometry.conv_heads))
+        boxes.append((before + first * (group // units), before + last * (group // units)))
+        before += group
+    held = sum(last - first for first, last in boxes)
+    if held != dim:
+        said = ", ".join(str(group) for group in state.groups)
+        raise refuse(
+            source.pool,
+            source.method,
+            f"{named.label!r} has dim {dim}; rank {rank} of {width} holds {held} of the groups [{said}]",
+            "where key heads are fewer than ranks, say so with PoolGeometry.conv_heads",
+        )
+    return boxes, before

@@ -33,7 +33,8 @@ class Model:
     window_heads: int
     window: int
     dims: tuple[int, int]
-    groups: tuple[int, ...]
+    groups: tuple[tuple[int, int], ...]
+    """Blocks of convolution channels: width, and the heads it is dealt out in (as many as channels: any of them)."""
     kernel: int
     state_heads: int
     dtype: str
@@ -128,7 +129,7 @@ class Truth:
         for layer in model.dsa:
             self.tensors["dsa", f"layers.{layer}.index_k"] = noise(positions, 3)
         for layer in model.mamba:
-            self.tensors["mamba", f"layers.{layer}.conv"] = noise(sum(model.groups), model.kernel)
+            self.tensors["mamba", f"layers.{layer}.conv"] = noise(sum(width for width, _ in model.groups), model.kernel)
             self.tensors["mamba", f"layers.{layer}.ssm"] = noise(model.state_heads, 2, 3)
         if model.aux:
             self.tensors["aux", "tokens"] = noise(7)

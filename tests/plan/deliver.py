@@ -64,9 +64,7 @@ class Station:
         """What the payload helper says, checked against the engine's own tables."""
         keeping, component = self.keeping[pool.name], self.inventory.component(pool.name)
         if keeping.lay.ring:
-            given = plan.indices_of(
-                component, self.scene.tokens, prefix, slot=self.half.slot, ring=keeping.lay.ring
-            )
+            given = plan.indices_of(component, self.scene.tokens, prefix, slot=self.half.slot, ring=keeping.lay.ring)
         elif pool.coverage == "request":
             given = plan.indices_of(component, self.scene.tokens, prefix, slot=self.half.slot)
         else:
@@ -199,9 +197,7 @@ def _describe(
             pairs, heads=parts[0].shape[0], tp=(tp, half.tp), order=lay.order, partition=partition, **kinds
         )
     if pool.build == "mla":
-        return state.mla_pages(
-            {layer: each["latent"] for layer, each in nested.items()}, partition=partition, **common
-        )
+        return state.mla_pages({layer: each["latent"] for layer, each in nested.items()}, partition=partition, **common)
     if pool.build == "index":
         return state.index_pages(
             {layer: each["index_k"] for layer, each in nested.items()}, partition=partition, **kinds

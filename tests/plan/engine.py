@@ -12,7 +12,7 @@ import numpy as np
 from statelink import state
 from statelink.plan import Pages
 
-from .case import Case, Side, heads_of
+from .case import Case, Model, Side, heads_of
 from .space import Array, Bytes, Placed, Space, Wanted
 
 __all__ = ["Piece", "Rank", "instance", "over_the_wire"]
@@ -188,9 +188,9 @@ def _shards(case: Case, side: Side, layers: set[int], last: bool, tp: int) -> di
             shard = label, full[:, heads_of(total, tp, side.tp)], swap
         elif label.endswith("conv"):
             widths, before, blocks = model.groups, 0, []
-            for width in widths:
-                each = width // side.tp
-                blocks.append(full[before + tp * each : before + (tp + 1) * each])
+            for width, units in widths:
+                share, each = heads_of(units, tp, side.tp), width // units
+                blocks.append(full[before + share.start * each : before + share.stop * each])
                 before += width
             shard = label, np.concatenate(blocks), (1, 2) if side.transposed else None
         elif label.endswith("ssm"):
@@ -224,9 +224,15 @@ def _describe(case: Case, side: Side, space: Space, component: str, tp: int, pie
         return state.mamba_slots(
             conv={layer: arrays[f"layers.{layer}.conv"] for layer in layers},
             ssm={layer: arrays[f"layers.{layer}.ssm"] for layer in layers},
-            conv_groups=model.groups if len(model.groups) > 1 else None,
+            conv_groups=_conv_groups(model),
             heads=model.state_heads,
             tp=rank,
             transposed=side.transposed,
         )
     return state.aux_rows(arrays)
+
+
+def _conv_groups(model: Model) -> list[int | tuple[int, int]] | None:
+    """As engines say it: a bare width where any channel may go to any rank, and nothing for one such block."""
+    groups: list[int | tuple[int, int]] = [each if each[0] != each[1] else each[0] for each in model.groups]
+    return None if len(groups) == 1 and isinstance(groups[0], int) else groups

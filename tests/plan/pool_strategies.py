@@ -104,7 +104,7 @@ def _dsv4(draw: Draw, name: str, layers: Layers) -> Made:
 
 
 def _dsv4_c128(draw: Draw, name: str, layers: Layers) -> Made:
-    group = draw(st.integers(2, 6))
+    group = draw(st.integers(2, 4))
     pool = Pool(name, "dsv4_c128", "complete", "compressed", _parts(draw, layers, ("kv",), unit=group), group=group)
     return pool, *_pages(draw, (group, 2 * group, 3 * group))
 
@@ -205,7 +205,9 @@ def scenes(draw: Draw, kind: str) -> Scene:
     pools = [make(draw, name, draw(some)) for name, make in made]
     widths = draw(st.sampled_from(WIDTHS))
     shards = draw(st.sampled_from([1, 1, 1, 2])), 1
-    return _scene(draw, pools, depth, widths, shards, st.integers(0, 60), draw(st.booleans()))
+    return _scene(
+        draw, pools, depth, widths, shards, st.one_of(st.integers(1, 60), st.integers(20, 60)), draw(st.booleans())
+    )
 
 
 @st.composite
@@ -234,7 +236,7 @@ def dealt_scenes(draw: Draw, topology: str) -> Scene:
         Lay(page, order=lay.order, deal=deal, block=block)
         for page, lay, (deal, block) in zip(pages, (source, target), deals, strict=True)
     )
-    pools = [(pool, source, target)]
+    pools: list[Made] = [(pool, source, target)]
     if topology.endswith("draft"):
         draft = TYPES["kv of latents"](draw, "draft", layers)[0]
         pools.append((draft, Lay(pages[0]), Lay(pages[1] * shards[1])))
@@ -276,7 +278,7 @@ def _scene(
                 tp=width,
                 shards=count,
                 cuts=(*sorted(inner), depth),
-                lays={made[0].name: made[1 + number] for made in pools},
+                lays={pool.name: lays[number] for pool, *lays in pools},
                 style=draw(st.sampled_from(["separate", "stacked", "envelope"])),
                 padded=draw(st.booleans()),
                 one_region=draw(st.booleans()),

@@ -110,6 +110,13 @@ def _models(draw: Draw, topology: str, kind: str, widths: tuple[int, int]) -> Mo
     shared = [n for n in range(1, 13) if all(n % width == 0 or width % n == 0 for width in widths)]
     heads = [n for n in shared if topology != "replicated heads" or n < max(widths)]
     key = both * draw(st.integers(1, 2))
+    # Key heads that several ranks share, beside value channels that are divided.
+    few = draw(st.sampled_from(heads))
+    replicated = ((2 * few, few), (2 * few, few), (2 * both, both))
+    divided = [(key, key, 2 * key), (key, key, key), (key, 3 * both), (both,)]
+    groups = draw(st.sampled_from([tuple((n, n) for n in each) for each in divided]))
+    if topology == "replicated heads" or draw(st.integers(0, 3)) == 3:
+        groups = replicated
     draft: tuple[int, ...] = ()
     if topology == "draft layers on decode" or (layers["kv"] and draw(st.integers(0, 5)) == 5):
         draft = tuple(range(depth, depth + draw(st.integers(1, 2))))
@@ -124,7 +131,7 @@ def _models(draw: Draw, topology: str, kind: str, widths: tuple[int, int]) -> Mo
         window_heads=draw(st.sampled_from(heads)),
         window=draw(st.integers(1, 24)),
         dims=draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
-        groups=draw(st.sampled_from([(key, key, 2 * key), (key, key, key), (key, 3 * both), (both,)])),
+        groups=groups,
         kernel=draw(st.integers(1, 3)),
         state_heads=draw(st.sampled_from(shared)),
         dtype=draw(st.sampled_from(["uint8", "uint16", "float32"])),

@@ -69,9 +69,11 @@ def _refuse(error: StatelinkError, as_json: bool) -> NoReturn:
 
 def _print(report: Report) -> None:
     console = Console()
-    shape = f"{report.tokens:,} tokens, of which decode holds {report.prefix:,}" if report.prefix else ""
-    console.print(Text(f"{report.model}: {shape or f'{report.tokens:,} tokens'}, {_size(report.nbytes)}"))
-    console.print(Text("blocks and their mean size, where pages are consecutive and where they are scattered\n"))
+    fleets = [f"{len(ranks)} rank{'s' * (len(ranks) > 1)}" for ranks in (report.prefill, report.decode)]
+    held = f", of which decode holds {report.prefix:,}" if report.prefix else ""
+    console.print(Text(f"{report.model}: {fleets[0]} of prefill can serve {fleets[1]} of decode"))
+    console.print(Text(f"a request of {report.tokens:,} tokens{held}: {_size(report.nbytes)}"))
+    console.print(Text("(blocks × mean size, with consecutive pages and with scattered ones)\n"))
 
     table = _table("prefill", "decode", "component", "bytes", "consecutive", "scattered")
     marks = sorted({flow.mark for flow in report.flows if flow.mark})

@@ -16,7 +16,7 @@ from statelink.link import read_options
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 __all__ = ["SIZES", "Dtype", "Kind", "Model", "parse_toml", "preset", "presets"]
 
@@ -138,7 +138,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     compressed: Compressed | None = None
 
     def __post_init__(self) -> None:
-        sections = {
+        sections: dict[Kind, dict[str, object]] = {
             "full": {"attention": self.attention, "latent": self.latent},
             "window": {"window": self.window},
             "mamba": {"mamba": self.mamba},

@@ -157,6 +157,7 @@ class DecodeRole:
 
     def accepted(self, room: Receiving) -> None:
         """The engine said where the state belongs."""
+        room._settle()
         if room._instance is not None and room._instance.stage is Stage.READY:
             self._ready(room, room._instance)
 

@@ -16,7 +16,7 @@ from ._decode import DecodeRole
 from ._prefill import PrefillRole
 from ._receiving import Receiving
 from ._sending import Sending
-from ._status import Status
+from ._status import ENDED, Status
 
 if TYPE_CHECKING:
     from statelink.state import Inventory
@@ -180,7 +180,7 @@ class Link:
     def _enter(self, room: Room) -> None:
         with self._node.lock:
             known = self._node.rooms.get(room.room)
-            if known is not None:
+            if known is not None and not (known.status in ENDED and known.quiesced):
                 holds = "" if known.quiesced else "; memory that it named may still be written or read"
                 raise RoomError(
                     f"room {room.room} is in use",

@@ -12,7 +12,7 @@ from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Items, PairPlan, due, required, whole
 
 from ._room import Ready, Room
-from ._status import Status
+from ._status import ENDED, Status
 
 if TYPE_CHECKING:
     from statelink.backend import Moved, ReceiveHook
@@ -101,6 +101,8 @@ class Receiving(Room):
                 raise self._error(error.reason.what, error.reason.cause, code=error.code) from None
             checked = self._check(items, prefix)
             self._items, self._prefix, self._ready, self._accepted = checked, prefix, ready, True
+            self._quiesced = False  # from here on the memory is named; worked out anew on the control thread
+            self._quiet.clear()
         self._node.post(lambda: self._role.accepted(self))
 
     def _check(self, items: Mapping[str, Any], prefix: int) -> dict[str, Items]:
@@ -147,5 +149,6 @@ class Receiving(Room):
 
     def _settle(self) -> None:
         """Work out anew whether this side's memory is quiet."""
-        self._set_quiesced(all(writer.closed and not writer.owes for writer in self._writers.values()))
+        still = all(writer.closed and not writer.owes for writer in self._writers.values())
+        self._set_quiesced(still and (self._status in ENDED or not self._accepted))
         self._node.forget(self)

@@ -172,6 +172,8 @@ class Sending(Room):
             self._reach = max(self._reach, b)
             self._complete = final
             self._given.update(checked)
+            self._quiesced = False  # from here on the memory is named; worked out anew on the control thread
+            self._quiet.clear()
         self._node.post(lambda: self._role.pushed(self, push))
 
     def _span(self, span: tuple[int, int] | None) -> tuple[int, int]:

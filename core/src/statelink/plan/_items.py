@@ -11,7 +11,7 @@ from statelink.errors import RoomError
 from statelink.state import Component, Coverage
 
 from ._numbers import whole
-from ._positions import MAX_TOKENS, held_items, item_positions, local, required_span
+from ._positions import MAX_TOKENS, held_items, local, required_span
 
 __all__ = ["Items", "Pages", "pushed", "required"]
 
@@ -101,11 +101,10 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
             )
         return Items(ids, first)
     ids = _ids(component, given)
-    step = item_positions(component)
     allowed: dict[int, int] = {}
     for known in {prefix or 0, 0}:
         # A whole-span list is what an engine has that does not know of prefixes.
-        low, high = required_span(component, tokens, known - known % step)
+        low, high = required_span(component, tokens, known, aligned=False)
         first, last = held_items(component, tokens, (max(low, a), min(high, b)))
         allowed[last - first] = first
     if component.kind.coverage is Coverage.SUFFIX:

@@ -45,7 +45,7 @@ def indices_of(
     Args:
         component: What this rank holds.
         tokens: N: the prompt's length.
-        prefix: P: positions that decode holds.
+        prefix: P: positions that decode holds. Where it ends inside one of this side's items, that item is included.
         table: Token slots of the request in this component's pool, one for each of its positions on this rank; each
             page's positions are consecutive and begin on a page.
         pages: Page ids of the request in this component's pool, from its first page; instead of ``table``.
@@ -63,7 +63,7 @@ def indices_of(
     kind = component.kind
     if not kind.positional:
         return np.array([_slot(component, slot)], np.int64)
-    a, b = required_span(component, tokens, prefix)
+    a, b = required_span(component, tokens, prefix, aligned=False)
     first, last = held_items(component, tokens, (a, b))
     if first == last:
         return np.empty(0, np.int64)

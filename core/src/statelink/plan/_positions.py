@@ -10,7 +10,7 @@ __all__ = ["MAX_TOKENS", "held_items", "held_span", "item_positions", "local", "
 MAX_TOKENS = 1 << 40
 
 
-def required_span(component: Component, tokens: int, prefix: int) -> tuple[int, int]:
+def required_span(component: Component, tokens: int, prefix: int, *, aligned: bool = True) -> tuple[int, int]:
     """Positions ``[a, b)`` that must arrive for a request; ``a == b`` when none must.
 
     With N tokens, of which decode holds P, and the component's window W, group q and kept positions k:
@@ -24,6 +24,12 @@ def required_span(component: Component, tokens: int, prefix: int) -> tuple[int, 
     ========  ==========================
 
     Types that count complete groups use ``N - N mod q`` for N.
+
+    Args:
+        component: Decode's component; or prefill's, whose items a prefix of decode's may well cut.
+        tokens: N.
+        prefix: P.
+        aligned: Whether a prefix must end between two items where the type says so: the rule is decode's.
 
     Raises:
         RoomError: The prefix ends inside an item of a type that moves whole items.
@@ -40,7 +46,12 @@ def required_span(component: Component, tokens: int, prefix: int) -> tuple[int, 
         start = max(0, end - end % component.group - component.keep)
     else:
         start = 0
-    if start == prefix < end and component.kind.aligned and local(component.partition, start) % component.page:
+    if (
+        aligned
+        and start == prefix < end
+        and component.kind.aligned
+        and local(component.partition, start) % component.page
+    ):
         step = item_positions(component)
         raise RoomError(
             f"prefix {prefix} ends inside a page of component {component.name!r}",

@@ -158,15 +158,21 @@ def describe(
     """
     described = list(components)
     merged = _merge(region for each in described for region in each.regions)
+    # Numbered in order of first use, not of address: the same description is the same in every process.
+    numbers: dict[Region, int] = {}
+    outer_of: dict[Region, Region] = {}
     built = []
     for each in described:
         buffers = []
         for buffer in each.component.buffers:
             if buffer.count:
                 region = each.regions[buffer.region]
-                index = next(i for i, outer in enumerate(merged) if _inside(region, outer))
-                shift = region.address - merged[index].address
-                buffer = msgspec.structs.replace(buffer, region=index, offset=buffer.offset + shift)
+                if region not in outer_of:
+                    outer_of[region] = next(outer for outer in merged if _inside(region, outer))
+                outer = outer_of[region]
+                number = numbers.setdefault(outer, len(numbers))
+                shift = region.address - outer.address
+                buffer = msgspec.structs.replace(buffer, region=number, offset=buffer.offset + shift)
             buffers.append(buffer)
         built.append(msgspec.structs.replace(each.component, buffers=tuple(buffers)))
     return Inventory(
@@ -174,7 +180,7 @@ def describe(
         rank=rank,
         ranks=ranks,
         axes={name: Axis(*coordinate) for name, coordinate in (axes or {}).items()},
-        regions=tuple(merged),
+        regions=tuple(numbers),
         components=tuple(built),
         model=model,
     )

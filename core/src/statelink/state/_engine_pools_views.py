@@ -157,9 +157,7 @@ def whole_views(source: Source, named: Named, *, rows: int = 0) -> Iterator[View
         )
     before = 0
     for field in fields:
-        part = named._replace(
-            part=f"{named.part}.{field.name}", entry=entry.within(before * rows, field.width * rows)
-        )
+        part = named._replace(part=f"{named.part}.{field.name}", entry=entry.within(before * rows, field.width * rows))
         yield row_view(source, part, rows=rows, dtype=field.dtype)
         before += field.width
 

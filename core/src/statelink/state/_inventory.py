@@ -302,4 +302,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 def _check_name(what: str, name: str) -> None:
     if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise StateError(f"a {what} needs a printable name of 1 to {MAX_NAME} characters", cause=f"got {name!r:.80}")
+        article = "an" if what[0] in "aeiou" else "a"
+        raise StateError(
+            f"{article} {what} needs a printable name of 1 to {MAX_NAME} characters", cause=f"got {name!r:.80}"
+        )

@@ -47,7 +47,10 @@ def expect_axes(label: str, memory: Memory, axes: str) -> None:
 
 def page_of(name: str, views: Sequence[View]) -> int:
     """Tokens of a page, which the arrays of a component must agree on."""
-    sizes = {view.shape[0] for view in views if view.memory.shape[0]} or {view.shape[0] for view in views}
+    if not views:
+        raise StateError(f"component {name!r} needs at least one array")
+    sizes = sorted({view.shape[0] for view in views if view.memory.shape[0]} or {view.shape[0] for view in views})
     if len(sizes) != 1:
-        raise StateError(f"the arrays of component {name!r} differ in tokens a page", cause=f"they have {sizes}")
-    return sizes.pop()
+        found = ", ".join(map(str, sizes))
+        raise StateError(f"the arrays of component {name!r} differ in tokens a page", cause=f"they have {found}")
+    return sizes[0]

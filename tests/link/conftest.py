@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.helpers.pools import Component, hybrid
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_numbers = itertools.count()
 
 
 class Workshop:
@@ -32,7 +35,7 @@ class Workshop:
 
     def engine(self, name: str, **environment: str) -> Engine:
         """Another process, which ends with the test."""
-        made = Engine(self.folder, f"{name}-{len(self.engines)}", environment)
+        made = Engine(self.folder, f"{name}-{next(_numbers)}", environment)
         self.engines.append(made)
         return made
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .space import Bytes, Holder
 
-__all__ = ["Carried", "carry", "check_parts", "compile_both", "copy"]
+__all__ = ["Carried", "carry", "check_parts", "compile_both", "copy", "should_be"]
 
 
 class Carried(NamedTuple):
@@ -173,16 +173,22 @@ def _pushes(case: Case, components: tuple[str, ...]) -> Iterator[Push]:
 
 
 def _compare(case: Case, rank: Rank, sources: list[Rank], before: Bytes, written: Bytes) -> int:
-    """Build by hand what the rank's memory should be now; returns how many bytes should have come."""
+    """Compare the rank's memory with what it should be now; returns how many bytes should have come."""
+    image, mask = should_be(case, rank, sources, before)
+    once = (mask > 0).astype(np.uint8)
+    assert np.array_equal(written, once), _where("is not written exactly once", rank, written != once)
+    assert np.array_equal(rank.space.data, image), _where("holds other bytes", rank, rank.space.data != image)
+    return int(once.sum())
+
+
+def should_be(case: Case, rank: Rank, sources: list[Rank], before: Bytes) -> tuple[Bytes, Bytes]:
+    """Build by hand what the rank's memory should become, and a mask of what should come."""
     image, mask = before.copy(), np.zeros(len(before), np.uint8)
     sent = {(piece.component, piece.name) for source in sources for piece in source.pieces if piece.placed.shape[0]}
     for piece in rank.pieces:
         if piece.placed.shape[0] and (piece.component, piece.name) in sent:
             rank.write(piece, *case.span(piece.component), image, mask)
-    once = (mask > 0).astype(np.uint8)
-    assert np.array_equal(written, once), _where("is not written exactly once", rank, written != once)
-    assert np.array_equal(rank.space.data, image), _where("holds other bytes", rank, rank.space.data != image)
-    return int(once.sum())
+    return image, mask
 
 
 def _where(what: str, rank: Rank, wrong: Any) -> str:

@@ -20,8 +20,9 @@ UINT64 = (1 << 64) - 1
 
 
 class Entry(NamedTuple):
-    """One buffer of a list: ``count`` items of ``nbytes`` bytes, ``stride`` bytes apart."""
+    """One buffer, by its number in the list: ``count`` items of ``nbytes`` bytes, ``stride`` bytes apart."""
 
+    number: int
     address: int
     stride: int
     nbytes: int
@@ -64,17 +65,21 @@ class Reader:
         self._read: set[tuple[int, str]] = set()
         self._spans: list[tuple[int, int]] = []
 
-    def infos(self, pool: object, method: str, parts: Sequence[tuple[int, int]] = ()) -> list[Entry]:
+    def infos(
+        self, pool: object, method: str, parts: Sequence[tuple[int, int]] = (), *, keep: bool = True
+    ) -> list[Entry]:
         """The buffers that ``pool.method()`` lists; none where the pool does not have the method.
 
         Args:
             pool: Any object.
             method: Name of a method that returns three parallel lists: addresses, lengths, item sizes.
             parts: Offset and bytes of each buffer inside the one envelope that is listed.
+            keep: Whether they are going to be described.
         """
         entries = self._entries(pool, method)
         self._read.add((id(pool), method))
-        self._spans += [(e.region.address, e.region.address + e.region.nbytes) for e in entries if e.region]
+        if keep:
+            self._spans += [(e.region.address, e.region.address + e.region.nbytes) for e in entries if e.region]
         if not parts or not entries:
             return entries
         if len(entries) != 1:
@@ -87,7 +92,9 @@ class Reader:
                     method,
                     f"bytes [{offset}, {offset + nbytes}) do not lie in an envelope of {envelope.nbytes} bytes",
                 )
-        return [envelope.within(offset, nbytes) for offset, nbytes in parts]
+        return [
+            envelope.within(offset, nbytes)._replace(number=number) for number, (offset, nbytes) in enumerate(parts)
+        ]
 
     def values(self, pool: object, method: str, entries: Sequence[Entry], infos: str) -> list[Any]:
         """A list that runs parallel to one of buffers; empty where the pool does not have the method."""
@@ -145,12 +152,12 @@ class Reader:
         if min(nbytes, item) < 0:
             raise refuse(pool, method, f"entry {number} has {nbytes} bytes in items of {item}")
         if not nbytes:
-            return Entry(1, item, item, 0, None)
+            return Entry(number, 1, item, item, 0, None)
         if not ptr or not 0 < item <= nbytes:
             raise refuse(pool, method, f"entry {number} has {nbytes} bytes at {ptr:#x} in items of {item}")
         # Some accelerators set bit 63, and some tensors hold addresses as signed numbers.
         ptr &= UINT64
-        return Entry(ptr, item, item, nbytes // item, Region(ptr, nbytes, self._kind))
+        return Entry(number, ptr, item, item, nbytes // item, Region(ptr, nbytes, self._kind))
 
 
 def by_layer(

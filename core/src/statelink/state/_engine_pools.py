@@ -1,0 +1,145 @@
+"""From an engine's pools to components, by what the pools offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from statelink.errors import StateError
+
+from ._build import Described
+from ._engine_pools_families import Walk, family
+from ._engine_pools_geometry import PoolGeometry
+from ._engine_pools_lists import Reader, has, refuse
+from ._requests import aux_rows
+
+__all__ = ["from_pools"]
+
+
+def from_pools(
+    kv_pool: Any,
+    *,
+    geometry: PoolGeometry,
+    request_pool: Any = None,
+    draft_pool: Any = None,
+    draft_geometry: PoolGeometry | None = None,
+    draft_optional: bool = True,
+    aux: Mapping[str, Any] | None = None,
+) -> list[Described]:
+    """Describe what an engine's pools hold, without knowing their classes.
+
+    Pools are told apart by what they offer, in the order in which engines do it, and consumed as addresses, lengths and
+    item sizes: nothing is imported, copied or kept. Buffers are named by global layer and tensor. Components come in
+    this order: pages of full attention, the other state of the model, the draft's (named ``draft.*``), recurrent state
+    that only the request pool knows of, metadata rows.
+
+    Args:
+        kv_pool: The pool of the model's pages.
+        geometry: The whole model's numbers, and this rank's place.
+        request_pool: The pool of request slots; asked for recurrent state where ``kv_pool`` has none.
+        draft_pool: The pool of a draft model or of next-token layers.
+        draft_geometry: The draft's own numbers, its layers counted from 0; the model's, with the number of layers that
+            the draft's pool has, when not given.
+        draft_optional: Whether the other side may do without the draft: true on decode; false on prefill makes a
+            decode instance without one a mismatch.
+        aux: Metadata rows by name, as for `aux_rows`; only on the last pipeline stage.
+
+    Raises:
+        StateError: Something in a pool cannot be described; the message names the pool's class and the method.
+    """
+    reader = Reader(geometry.kind)
+    target = Walk(kv_pool, geometry, reader)
+    target.walk()
+    found = list(target.found)
+    walks = [target]
+    if draft_pool is not None:
+        draft = _draft(target, draft_pool, draft_geometry, reader, draft_optional)
+        found += draft.found
+        walks.append(draft)
+    if request_pool is not None:
+        found += _fallback(target, request_pool, reader)
+    if aux:
+        if geometry.span[1] != geometry.layers:
+            raise StateError(
+                "only the last pipeline stage has metadata rows",
+                cause=f"this stage holds layers {geometry.span} of {geometry.layers}",
+                hint="pass no aux on the other stages",
+            )
+        found.append(aux_rows(aux, format=geometry.format))
+    pools = [pool for walk in walks for pool in walk.pools()]
+    reader.nothing_left([*pools, *([request_pool] if request_pool is not None else [])])
+    return found
+
+
+def _draft(target: Walk, pool: Any, given: PoolGeometry | None, reader: Reader, optional: bool) -> Walk:
+    """Walk a draft's pool, whose layers get the numbers after the model's."""
+    total = target.geometry.layers
+    if given is None:
+        layers = getattr(pool, "layer_num", None)
+        if not layers:
+            raise refuse(pool, "layer_num", "the number of draft layers is not known", "give draft_geometry")
+        given = msgspec.structs.replace(target.geometry, layers=layers, stage=None, kinds=())
+    first, last = given.span
+    shifted = msgspec.structs.replace(given, layers=total + given.layers, stage=(total + first, total + last), kinds=())
+    kind = family(pool)
+    draft = Walk(pool, shifted, reader, draft=total, optional=optional)
+    if has(target.pool, "compression_ratios") or has(pool, "compression_ratios"):
+        _expect_window_only(target.pool, pool, reader)
+    elif kind in ("minimax", "swa"):
+        raise refuse(
+            pool,
+            "get_state_buf_infos",
+            f"a draft of kind {kind!r} beside a {family(target.pool)!r} model is not known",
+            "describe it with a constructor of statelink.state",
+        )
+    elif kind == "hybrid" and reader.infos(pool, "get_state_buf_infos", keep=False):
+        raise refuse(
+            pool,
+            "get_state_buf_infos",
+            "the draft has recurrent state of its own: a second 'mamba' of one request has no slot",
+        )
+    draft.walk()
+    return draft
+
+
+def _expect_window_only(target: Any, draft: Any, reader: Reader) -> None:
+    """Beside a model with compressed attention, a draft shares the target's windows, and has nothing else."""
+    for pool, what in ((target, "the model"), (draft, "the draft")):
+        if not has(pool, "compression_ratios"):
+            raise refuse(pool, "compression_ratios", f"{what} has none, where the other pool has compressed attention")
+    if any(draft.compression_ratios):
+        raise refuse(
+            draft,
+            "compression_ratios",
+            f"the draft is not sliding-window only: it has ratios {sorted(set(draft.compression_ratios))}",
+        )
+    names = ["page_size", "sliding_window", "unified_swa_window", "unified_swa_ring_size"]
+    rings = [bool(reader.infos(pool, "get_unified_swa_ring_buf_infos", keep=False)) for pool in (target, draft)]
+    if rings[0] != rings[1]:
+        raise refuse(
+            draft, "get_unified_swa_ring_buf_infos", "of the model and its draft, only one keeps its windows in rings"
+        )
+    for name in names:
+        ours, theirs = getattr(draft, name, None), getattr(target, name, None)
+        if ours != theirs:
+            raise refuse(draft, name, f"it is {ours} for the draft, and {theirs} for the model")
+    mapping = "full_to_swa_index_mapping"
+    if not rings[0] and getattr(draft, mapping, None) is not getattr(target, mapping, None):
+        raise refuse(draft, mapping, "the draft translates to the sliding pool in another way than the model")
+
+
+def _fallback(target: Walk, pool: Any, reader: Reader) -> list[Described]:
+    """Recurrent state that only the request pool knows of: never a second component of it."""
+    if "mamba" not in target.types:
+        extra = Walk(target.pool, target.geometry, reader)
+        extra.mamba(pool, ids=False)
+        return extra.found
+    if not reader.holds(reader.infos(pool, "get_state_buf_infos", keep=False)):
+        raise refuse(
+            pool,
+            "get_state_buf_infos",
+            f"it lists recurrent state that {type(target.pool).__name__} does not, and that would be left behind",
+        )
+    return []

@@ -93,7 +93,12 @@ DOCUMENTED = documented()
 def test_there_is_something_to_document() -> None:
     paths = {path for path, _ in DOCUMENTED}
     assert len(paths) > 120
-    assert {"statelink.open", "statelink.Link.receive", "statelink.state.Memory.of", "statelink.backend.Backend.poll"} <= paths
+    assert {
+        "statelink.open",
+        "statelink.Link.receive",
+        "statelink.state.Memory.of",
+        "statelink.backend.Backend.poll",
+    } <= paths
     assert "statelink.errors.StatelinkError.code" in paths
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
 from statelink.explain import Layout, Report, Side, explain, inventories, preset, presets
 
 TOKENS = 8192
@@ -17,11 +20,11 @@ BY_HAND = {
     "qwen3-next-80b": {"kv": 8192 * 24_576, "mamba": 36 * (49_152 + 2_097_152)},
     # 61 layers of 576 elements; an index key of 128 bytes and a scale of 4
     "deepseek-v3.2": {"kv": 8192 * 70_272, "dsa": 8192 * 8_052},
-    # 21 layers of ratio 4, 20 of ratio 128, a row of 512 elements, an index row of 128; 43 windows of 128 tokens;
+    # 21 layers of ratio 4, 20 of ratio 128, a row of 512 elements, an index row of 128; 43 windows, in a page of 256;
     # 21 × 4 rows of 2 × 2 × (512 + 128) float32; no open group of 128
     "deepseek-v4-flash": {
         "dsv4": 21 * 2048 * (1024 + 256) + 20 * 64 * 1024,
-        "swa": 43 * 128 * 1024,
+        "swa": 43 * 256 * 1024,
         "dsv4_c4_state": 21 * 4 * 10_240,
         "c128_state": 0,
     },
@@ -38,10 +41,16 @@ REPLICATED = {
     "deepseek-v4-flash": BY_HAND["deepseek-v4-flash"],
     "bamba-9b": {"mamba": 29 * 256 * 3 * 2},
 }
-TOPOLOGIES = [({}, {}), ({"tp": 2}, {}), ({}, {"tp": 2}), ({"tp": 4}, {"tp": 2}), ({"pp": 3}, {})]
+TOPOLOGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"tp": 2}, {}),
+    ({}, {"tp": 2}),
+    ({"tp": 4}, {"tp": 2}),
+    ({"pp": 3}, {}),
+]
 
 
-def run(name: str, prefill: dict[str, int], decode: dict[str, int], tokens: int = TOKENS, prefix: int = 0) -> Report:
+def run(name: str, prefill: dict[str, Any], decode: dict[str, Any], tokens: int = TOKENS, prefix: int = 0) -> Report:
     model = preset(name)
     sides = (Side(model=model, layout=Layout(**each)) for each in (prefill, decode))
     return explain(*sides, tokens=tokens, prefix=prefix)
@@ -53,7 +62,7 @@ def test_every_preset_has_a_line_above() -> None:
 
 @pytest.mark.parametrize(("prefill", "decode"), TOPOLOGIES)
 @pytest.mark.parametrize("name", sorted(BY_HAND))
-def test_bytes_are_those_worked_out_by_hand(name: str, prefill: dict[str, int], decode: dict[str, int]) -> None:
+def test_bytes_are_those_worked_out_by_hand(name: str, prefill: dict[str, Any], decode: dict[str, Any]) -> None:
     report = run(name, prefill, decode)
     again = REPLICATED.get(name, {})
     expected = {part: n + again.get(part, 0) * (decode.get("tp", 1) - 1) for part, n in BY_HAND[name].items()}
@@ -73,9 +82,10 @@ def test_the_numbers_of_a_preset_have_a_source(name: str) -> None:
 def test_a_stage_holds_its_own_layers(name: str) -> None:
     model = preset(name)
     sizes = (model.layers - 9, 4, 5)
-    held = []
-    for inventory in inventories(Side(model=model, layout=Layout(pp=3, stages=sizes))):
-        held.append({buffer.layer for component in inventory.components for buffer in component.buffers})
+    held = [
+        {buffer.layer for component in inventory.components for buffer in component.buffers}
+        for inventory in inventories(Side(model=model, layout=Layout(pp=3, stages=sizes)))
+    ]
     assert held == [
         set(range(model.layers - 9)),
         set(range(model.layers - 9, model.layers - 5)),

@@ -16,6 +16,7 @@ from statelink import wire
 from statelink.backend import Backend, BackendContext
 from statelink.link._instance import plan_instance
 from statelink.registry import load_backend
+from statelink.wire._channel import MARK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +106,7 @@ class FakeDecode(Fake):
         super().__init__(folder, "decode", pools)
         self.address = address
         self._socket = self.context.socket(zmq.DEALER)
-        self._socket.setsockopt_string(zmq.ROUTING_ID, self.name)
+        self._socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}0")
         self._socket.connect(address)
 
     def say(self, message: wire.Message) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
+from statelink.wire._channel import MARK
+
 __all__ = ["dialled", "raw_bytes", "until"]
 
 Socket = zmq.Socket[bytes]
@@ -29,7 +31,7 @@ def dialled(address: str, name: str = "") -> Iterator[Socket]:
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     if name:
-        dealer.setsockopt_string(zmq.ROUTING_ID, name)
+        dealer.setsockopt_string(zmq.ROUTING_ID, f"{name}{MARK}0")
     dealer.connect(address)
     try:
         yield dealer

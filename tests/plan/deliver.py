@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Station", "deliver", "stations"]
 
-WORKAROUND = True
-
 
 @dataclass
 class Station:
@@ -253,13 +251,14 @@ def deliver(scene: Scene) -> Counter[str]:
                 component.target, scene.tokens, scene.prefix, target.indices(pools[name], scene.prefix)
             )
             for items in _pushed(scene, pools[name], source, component.source, rng):
-                move = plan.plan_move(component, items, wanted, owed)
-                promised = 0
-                for batch in move.blocks(scene.max_blocks):
-                    copy(batch, source, target, written[part.target])
-                    promised += batch.total
-                assert promised == move.nbytes
-                nbytes[name] += promised
+                for layers in _layers(scene, pools[name]):
+                    move = plan.plan_move(component, items, wanted, owed, layers)
+                    promised = 0
+                    for batch in move.blocks(scene.max_blocks):
+                        copy(batch, source, target, written[part.target])
+                        promised += batch.total
+                    assert promised == move.nbytes
+                    nbytes[name] += promised
     assert planned == nbytes.total(), "what both sides count is not what moved"
     for station, snapshot in zip(sources, before, strict=False):
         assert np.array_equal(station.space.data, snapshot), "a source was written to"
@@ -268,6 +267,15 @@ def deliver(scene: Scene) -> Counter[str]:
         expected += _compare(scene, station, snapshot, count)
     assert expected == nbytes.total()
     return nbytes
+
+
+def _layers(scene: Scene, pool: Pool) -> list[tuple[int, int] | None]:
+    """In how many pushes the layers go; what belongs to no layer goes with all of them."""
+    depth = scene.source.cuts[-1]
+    cut = scene.seed % (depth + 2)
+    if not 0 < cut < depth or any(part.layer is None for part in pool.parts):
+        return [None]
+    return [(0, cut), (cut, depth)]
 
 
 def _pushed(
@@ -280,11 +288,7 @@ def _pushed(
     lay = kept.lay
     unit = lay.page if lay.deal != "cyclic" else math.lcm(lay.page, lay.block) * kept.size
     if pool.coverage == "request" or not scene.chunks:
-        step = max(lay.page, 1) * (kept.size if lay.deal == "cyclic" and lay.block % lay.page else 1)
-        own = floor_to(prefix or 0, step) if WORKAROUND else prefix or 0
-        ids = source.indices(pool, own)
-        if ids or not WORKAROUND:
-            yield plan.pushed(component, scene.tokens, prefix, whole, ids)
+        yield plan.pushed(component, scene.tokens, prefix, whole, source.indices(pool, prefix or 0))
         return
     start = floor_to(prefix or 0, unit) if pool.coverage == "suffix" else 0
     ends = sorted({max(start, floor_to(int(part * scene.tokens), unit)) for part in scene.chunks})
@@ -293,8 +297,6 @@ def _pushed(
         if low >= high:
             continue
         ids = kept.ids(max(a, low), min(b, high)) if max(a, low) < min(b, high) else []
-        if WORKAROUND and not ids:
-            continue
         given: Any = Pages(np.array(ids), kept.start(ids[0])) if ids and rng.integers(2) else ids
         yield plan.pushed(component, scene.tokens, prefix, (low, high), given)
 

@@ -40,6 +40,11 @@ def changed(made: Inventory, number: int = 0, **fields: Any) -> Inventory:
     return msgspec.structs.replace(made, components=(component, *made.components[1:]))
 
 
+def windowed(window: int) -> Inventory:
+    arrays = {0: (pointer(1, 4, 2, 1, 1), pointer(2, 4, 2, 1, 1))}
+    return describe("p", state.window_pages(arrays, heads=1, window=window))
+
+
 MORE = describe("p", keys([0], 4, 2, 4, 3, heads=4), state.aux_rows({"r": pointer(9, 2, 2)}))
 HINT = "\nhint: both engines must be configured for the same model, cache dtype and layout"
 REFUSED: list[tuple[str, Inventory, Inventory, str]] = [
@@ -90,16 +95,16 @@ REFUSED: list[tuple[str, Inventory, Inventory, str]] = [
     ("width of a row", aux(width=8), aux(width=9), "aux/row: extent of axis 'axis0': 9 on decode, 8 on prefill"),
     (
         "window",
-        *(
-            describe("p", state.window_pages({0: (pointer(1, 4, 2, 1, 1), pointer(2, 4, 2, 1, 1))}, heads=1, window=n))
-            for n in (64, 128)
-        ),
+        windowed(64),
+        windowed(128),
         "swa: window: 128 on decode, 64 on prefill",
     ),
 ]
 
 
-@pytest.mark.parametrize(("source", "target", "text"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+@pytest.mark.parametrize(
+    ("source", "target", "text"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
 def test_what_does_not_fit_is_named_with_both_values(source: Inventory, target: Inventory, text: str) -> None:
     target = msgspec.structs.replace(target, instance="d")
     with pytest.raises(MismatchError) as caught:
@@ -121,7 +126,10 @@ def test_what_does_not_fit_is_named_with_both_values(source: Inventory, target: 
 )
 def test_one_rank_of_another_model_is_enough(sources: list[str], targets: list[str], text: str) -> None:
     sides = [
-        [msgspec.structs.replace(kv(name), rank=rank, ranks=len(models), model=model) for rank, model in enumerate(models)]
+        [
+            msgspec.structs.replace(kv(name), rank=rank, ranks=len(models), model=model)
+            for rank, model in enumerate(models)
+        ]
         for name, models in (("p", sources), ("d", targets))
     ]
     with pytest.raises(MismatchError) as caught:

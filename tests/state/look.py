@@ -26,9 +26,7 @@ def _elements(inventory: Inventory, component: str, buffer: str) -> Iterator[tup
         base = found.offset + item * found.stride
         for slab in layout.slabs:
             for coordinate in itertools.product(*(range(a, b) for a, b in zip(slab.start, slab.stop, strict=True))):
-                inner = sum(
-                    (c - a) * stride for c, a, stride in zip(coordinate, slab.start, slab.strides, strict=True)
-                )
+                inner = sum((c - a) * stride for c, a, stride in zip(coordinate, slab.start, slab.strides, strict=True))
                 at = base + slab.offset + inner
                 assert at + layout.itemsize <= region.nbytes
                 yield (item, *coordinate), ctypes.string_at(region.address + at, layout.itemsize)

@@ -30,7 +30,9 @@ def full(shift: int = 0, **fields: Any) -> Inventory:
     base = (1 << 40) + shift
     described = [
         pages(base, base + (1 << 20)),
-        state.window_pages({1: (pointer(base + (2 << 20), 4, 4, 2, 3), pointer(base + (3 << 20), 4, 4, 2, 3))}, heads=2, window=9),
+        state.window_pages(
+            {1: (pointer(base + (2 << 20), 4, 4, 2, 3), pointer(base + (3 << 20), 4, 4, 2, 3))}, heads=2, window=9
+        ),
         state.index_pages({0: pointer(base + (4 << 20), 4, 4, 2), 1: pointer(0, 0, 4, 2)}),
         state.mamba_slots(
             conv={2: pointer(base + (5 << 20), 3, 8, 2)},
@@ -113,9 +115,9 @@ def test_regions_that_overlap_are_refused_with_what_to_do() -> None:
         "hint: describe the allocation that both lie in as their region"
     )
     whole = Region(4096, 64)
+    made = state.aux_rows({"a": pointer(4096, 4, 8, region=whole), "b": pointer(4100, 4, 8, region=whole)})
     with pytest.raises(StateError, match="buffers 'a' and 'b' of component 'aux' overlap in memory"):
-        rows = {"a": pointer(4096, 4, 8, region=whole), "b": pointer(4100, 4, 8, region=whole)}
-        state.describe("rank", [state.aux_rows(rows)])
+        state.describe("rank", [made])
 
 
 def test_a_pointer_outside_its_region_is_refused_by_name() -> None:
@@ -148,8 +150,6 @@ def test_an_inventory_survives_the_trip(encoding: Any) -> None:
 def test_the_digest_does_not_depend_on_where_memory_lies() -> None:
     assert len(full().digest()) == 16
     assert full().digest() == full(shift=1 << 50).digest()
-    assert full().without_addresses() == full(shift=4096).without_addresses()
-    assert full().without_addresses().digest() == full().digest()
     low, high = 1 << 20, 1 << 30
     assert state.describe("p", [pages(low, high)]).digest() == state.describe("p", [pages(high, low)]).digest()
 

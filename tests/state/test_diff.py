@@ -17,7 +17,7 @@ def zeros(*shape: int, dtype: str = "uint8") -> np.ndarray[Any, Any]:
 
 
 def kv(heads: int = 4, dim: int = 6, page: int = 8, dtype: str = "uint8", **fields: Any) -> state.Described:
-    rank, width = fields.get("tp", (0, 1))
+    _, width = fields.get("tp", (0, 1))
     shape = (5, page, max(1, heads // width), dim)
     if fields.get("order") == "hnd":
         shape = (5, shape[2], page, dim)

@@ -84,7 +84,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         ),
         "a slab of buffer 'k' of component 'kv' holds only some positions of an item: rows [1, 4) of 4",
     ),
-    (lambda: inventory(instance=""), "a instance needs a printable name"),
+    (lambda: inventory(instance=""), "an instance needs a printable name"),
     (lambda: inventory(rank=1), "rank 1 of an instance of 1"),
     (lambda: inventory(rank=-1, ranks=2), "rank -1 of an instance of 2"),
     (lambda: inventory(ranks=(1 << 16) + 1), f"rank 0 of an instance of {(1 << 16) + 1}"),
@@ -123,8 +123,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 def test_what_contradicts_itself_is_refused(make: Callable[[], object], text: str) -> None:
     with pytest.raises(StateError) as caught:
         make()
-    article = text.replace("a instance", "an instance")
-    assert str(caught.value).startswith((text, article))
+    assert str(caught.value).startswith(text)
 
 
 def test_what_is_at_the_edge_is_taken() -> None:

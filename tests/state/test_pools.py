@@ -118,7 +118,9 @@ def test_several_convolutions_of_a_layer_have_names_of_their_own() -> None:
 
 
 def test_metadata_rows() -> None:
-    made = state.aux_rows({"tokens": zeros(6, 16, dtype="int32"), "hidden": zeros(6, 2, 8, dtype="float16")}, name="meta")
+    made = state.aux_rows(
+        {"tokens": zeros(6, 16, dtype="int32"), "hidden": zeros(6, 2, 8, dtype="float16")}, name="meta"
+    )
     assert names(made) == ["tokens", "hidden"]
     assert (made.component.name, made.component.type) == ("meta", "aux")
     assert [buffer.layout.dtype for buffer in made.component.buffers] == ["int32", "float16"]
@@ -190,10 +192,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: state.kv_pages({0: pair(5, 4, 2, 6), 1: pair(5, 8, 2, 6)}, heads=2),
-        "the arrays of component 'kv' differ in tokens a page: they have {8, 4}",
+        "the arrays of component 'kv' differ in tokens a page: they have 4, 8",
     ),
     (lambda: state.mla_pages({7: zeros(5, 4)}), "array 'layers.7.latent' needs the axes [pages, tokens, width]"),
-    (lambda: state.index_pages({7: zeros(5, 4, 1, 6)}), "array 'layers.7.index_k' needs the axes [pages, tokens, width]"),
+    (
+        lambda: state.index_pages({7: zeros(5, 4, 1, 6)}),
+        "array 'layers.7.index_k' needs the axes [pages, tokens, width]",
+    ),
     (
         lambda: state.window_pages({7: pair(5, 4, 2, 6)}, heads=2, window=0),
         "component 'swa' of type 'swa' has window 0",
@@ -224,7 +229,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: state.mamba_slots(conv={}, ssm={}), "component 'mamba' needs buffers"),
     (lambda: state.aux_rows({}), "component 'aux' needs buffers"),
     (lambda: state.aux_rows({"room": zeros(5)}), "array 'room' needs items first and at least one more axis"),
-    (lambda: state.kv_pages({}, heads=2), "the arrays of component 'kv'"),
+    (lambda: state.kv_pages({}, heads=2), "component 'kv' needs at least one array"),
 ]
 
 
@@ -232,11 +237,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 def test_the_wrong_share_is_refused_by_name(make: Callable[[], object], text: str) -> None:
     with pytest.raises(StateError) as caught:
         make()
-    said = str(caught.value)
-    assert said.startswith((text, text.replace("{8, 4}", "{4, 8}")))
+    assert str(caught.value).startswith(text)
 
 
 def test_the_same_array_for_keys_and_values_is_refused() -> None:
     both = zeros(5, 4, 2, 6)
-    with pytest.raises(StateError, match=r"buffers 'layers\.0\.k' and 'layers\.0\.v' of component 'kv' overlap in memory"):
+    with pytest.raises(
+        StateError, match=r"buffers 'layers\.0\.k' and 'layers\.0\.v' of component 'kv' overlap in memory"
+    ):
         state.describe("rank", [state.kv_pages({0: (both, both)}, heads=2)])

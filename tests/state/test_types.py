@@ -39,15 +39,15 @@ def test_the_list_has_each_type_once_in_order_with_its_meaning() -> None:
     assert all(kind.doc for kind in state_types() if kind.name in ISSUE_2)
 
 
-def new(name: str = "tests_ring", **fields: Any) -> StateType:
+def new(name: str = "tests.ring", **fields: Any) -> StateType:
     return StateType(**{"name": name, "index": IndexSpace.SLOT, "coverage": Coverage.REQUEST, **fields})
 
 
 def test_a_third_partys_type_is_known_once_registered() -> None:
-    made = new("tests_known", aliases=("tests_alias",))
+    made = new("tests.known", aliases=("tests.alias",))
     register_state_type(made)
-    register_state_type(new("tests_known", aliases=("tests_alias",)))
-    assert state_type("tests_known") is state_type("tests_alias")
+    register_state_type(new("tests.known", aliases=("tests.alias",)))
+    assert state_type("tests.known") is state_type("tests.alias")
     assert made in state_types()
 
 
@@ -55,9 +55,9 @@ def test_a_third_partys_type_is_known_once_registered() -> None:
     "other",
     [
         new("kv"),
-        new("tests_other", aliases=("kv",)),
+        new("tests.other", aliases=("kv",)),
         new("nsa"),
-        new("tests_other", aliases=("tests_free", "nsa")),
+        new("tests.other", aliases=("tests.free", "nsa")),
     ],
 )
 def test_a_name_that_is_taken_cannot_be_redefined(other: StateType) -> None:
@@ -65,7 +65,7 @@ def test_a_name_that_is_taken_cannot_be_redefined(other: StateType) -> None:
         register_state_type(other)
     assert state_type("kv").coverage is Coverage.SUFFIX
     # Nothing of a refused type stays behind.
-    for name in ("tests_other", "tests_free"):
+    for name in ("tests.other", "tests.free"):
         with pytest.raises(StateError):
             state_type(name)
 
@@ -87,15 +87,15 @@ def test_an_unknown_type_lists_the_known_ones_and_guesses() -> None:
         ({"name": ""}, "a state type needs a name"),
         (
             {"index": IndexSpace.PAGE},
-            "state type 'tests_ring' has index space 'page' but coverage 'request'",
+            "state type 'tests.ring' has index space 'page' but coverage 'request'",
         ),
         (
             {"coverage": Coverage.SUFFIX},
-            "state type 'tests_ring' has index space 'slot' but coverage 'suffix'",
+            "state type 'tests.ring' has index space 'slot' but coverage 'suffix'",
         ),
         (
             {"index": IndexSpace.ROW, "coverage": Coverage.WINDOW},
-            "state type 'tests_ring' has index space 'row' but coverage 'window'",
+            "state type 'tests.ring' has index space 'row' but coverage 'window'",
         ),
     ],
 )

@@ -146,24 +146,32 @@ def read_side(path: Path, instance: str) -> Side:
     Raises:
         ConfigError: A key is unknown or missing, a value is of the wrong type, or a layout contradicts itself.
     """
-    who = {"file": path.name}
+    try:
+        return _read(path, instance)
+    except ConfigError as error:
+        reason = error.reason
+        raise ConfigError(
+            reason.what, cause=reason.cause, hint=reason.hint, code=reason.code, **reason.who, file=path.name
+        ) from error
+
+
+def _read(path: Path, instance: str) -> Side:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("a file cannot be read", cause=str(error), **who) from error
-    file: _File = read_options(_File, parse_toml(text, **who), "file", **who)
-    if (file.preset is None) == (file.model is None):
+        raise ConfigError("a file cannot be read", cause=str(error)) from error
+    file: _File = read_options(_File, parse_toml(text), "file")
+    if file.preset is not None and file.model is None:
+        model = preset(file.preset)
+    elif file.model is not None and file.preset is None:
+        model = Model.read(file.model, "model")
+    else:
         raise ConfigError(
             "a side names its model once",
             cause="it has neither 'preset' nor 'model'" if file.preset is None else "it has both 'preset' and 'model'",
             hint='preset = "..." for a published model (`statelink explain --presets`), or its geometry in [model]',
-            **who,
         )
-    model = preset(file.preset, **who) if file.preset is not None else Model.read(file.model, "model", **who)
-    layout: Layout = read_options(Layout, file.layout, "layout", **who)
+    layout: Layout = read_options(Layout, file.layout, "layout")
     if layout.stages and layout.pp == 1:
         layout = msgspec.structs.replace(layout, pp=len(layout.stages))
-    try:
-        return Side(model=model, layout=layout, instance=file.instance or instance)
-    except ConfigError as error:
-        raise ConfigError(error.reason.what, cause=error.reason.cause, hint=error.hint, **who) from None
+    return Side(model=model, layout=layout, instance=file.instance or instance)

@@ -163,19 +163,17 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return self.pattern[layer % len(self.pattern)]
 
     @classmethod
-    def read(cls, given: Any, what: str, **who: Any) -> Model:
+    def read(cls, given: Mapping[str, Any], what: str) -> Model:
         """A model from a mapping, as a TOML file has it.
 
         Raises:
             ConfigError: A key is unknown or missing, a value is of the wrong type, or a section is missing.
         """
-        if not isinstance(given, Mapping):
-            read_options(cls, given, what, **who)
         whole = dict(given)
         for name, section in _SECTIONS.items():
             if name in whole:
-                whole[name] = read_options(section, whole[name], f"section {name!r} of the {what}", **who)
-        model: Model = read_options(cls, whole, what, **who)
+                whole[name] = read_options(section, whole[name], f"section {name!r} of the {what}")
+        model: Model = read_options(cls, whole, what)
         return model
 
 
@@ -195,7 +193,7 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
-def preset(name: str, **who: Any) -> Model:
+def preset(name: str) -> Model:
     """The preset called ``name``.
 
     Raises:
@@ -208,13 +206,12 @@ def preset(name: str, **who: Any) -> Model:
             f"no preset named {name!r}",
             cause=f"known presets: {', '.join(known)}",
             hint=f"did you mean {close[0]!r}?" if close else "give the model's geometry in a section 'model'",
-            **who,
         )
     text = _FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Model.read(parse_toml(text), f"preset {name!r}")
 
 
-def parse_toml(text: str, **who: Any) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """TOML as a mapping.
 
     Raises:
@@ -223,4 +220,4 @@ def parse_toml(text: str, **who: Any) -> dict[str, Any]:
     try:
         return dict(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError("not TOML", cause=str(error), **who) from error
+        raise ConfigError("not TOML", cause=str(error)) from error

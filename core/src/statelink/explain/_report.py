@@ -242,9 +242,9 @@ def _mark(plan: ComponentPlan, prefill: Side, decode: Side, nbytes: int, blocks:
     if plan.target.kind.positional:
         whole = runs % plan.granule == 0
         runs, per = (runs // plan.granule, "token") if whole else (runs, f"{plan.granule} tokens")
-    smallest = min(int(group.runs.nbytes.min()) for group in plan.groups)
+    sizes = {int(size) for group in plan.groups for size in group.runs.nbytes}
     number = "one block" if runs == 1 else f"{runs} blocks"
-    text = f"shatters: {number} per {per} and buffer, {'' if runs == 1 else 'some '}of {smallest} bytes"
+    text = f"shatters: {number} per {per} and buffer, {'some ' * (len(sizes) > 1)}of {min(sizes)} bytes"
     orders = prefill.layout.order, decode.layout.order
     if not any("head" in buffer.layout.axes for buffer in plan.target.buffers):
         return text

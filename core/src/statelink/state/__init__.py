@@ -10,6 +10,8 @@ from __future__ import annotations
 from ._attention import compressed_pages, index_pages, kv_pages, mla_pages, planar_pages, window_pages
 from ._build import Described, describe
 from ._diff import Difference
+from ._engine_pools import from_pools
+from ._engine_pools_geometry import PageField, PoolGeometry, StateTensor
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
 from ._memory import Memory
@@ -27,13 +29,17 @@ __all__ = [
     "Inventory",
     "Layout",
     "Memory",
+    "PageField",
     "Partition",
+    "PoolGeometry",
     "Region",
     "Slab",
+    "StateTensor",
     "StateType",
     "aux_rows",
     "compressed_pages",
     "describe",
+    "from_pools",
     "index_pages",
     "kv_pages",
     "mamba_slots",

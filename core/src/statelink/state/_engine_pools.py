@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statelink.errors import StateError
 
-from ._build import Described
 from ._engine_pools_families import Walk, family
-from ._engine_pools_geometry import PoolGeometry
 from ._engine_pools_lists import Reader, has, refuse
+from ._engine_pools_states import mamba
 from ._requests import aux_rows
+
+if TYPE_CHECKING:
+    from ._build import Described
+    from ._engine_pools_geometry import PoolGeometry
 
 __all__ = ["from_pools"]
 
@@ -134,7 +137,7 @@ def _fallback(target: Walk, pool: Any, reader: Reader) -> list[Described]:
     """Recurrent state that only the request pool knows of: never a second component of it."""
     if "mamba" not in target.types:
         extra = Walk(target.pool, target.geometry, reader)
-        extra.mamba(pool, ids=False)
+        mamba(extra, pool, ids=False)
         return extra.found
     if not reader.holds(reader.infos(pool, "get_state_buf_infos", keep=False)):
         raise refuse(

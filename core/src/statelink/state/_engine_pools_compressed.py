@@ -108,7 +108,7 @@ def _window(walk: Walk, method: str) -> int | None:
 def _check_ring(walk: Walk) -> None:
     ring = getattr(walk.pool, "unified_swa_ring_size", None)
     for entry in walk.reader.infos(walk.pool, RING_LIST, keep=False):
-        if not ring or entry.count % ring:
+        if not ring or entry.items % ring:
             raise refuse(
-                walk.pool, RING_LIST, f"entry {entry.number} has {entry.count} rows: no whole number of rings of {ring}"
+                walk.pool, RING_LIST, f"entry {entry.number} has {entry.items} rows: no whole number of rings of {ring}"
             )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._build import Described, component
 from ._engine_pools_compressed import compressed
-from ._engine_pools_lists import NGRAM, ROPE, Named, band, by_id, by_layer, has, refuse
-from ._engine_pools_views import Source, State, head_views, own_view, row_view, state_view, whole_views
+from ._engine_pools_lists import Named, band, by_id, by_layer, has, refuse
+from ._engine_pools_states import mamba, qsa
+from ._engine_pools_views import Source, head_views, own_view, row_view, whole_views
 from ._shares import share
 
 if TYPE_CHECKING:
     from ._build import View
-    from ._engine_pools_geometry import PoolGeometry, StateTensor
+    from ._engine_pools_geometry import PoolGeometry
     from ._engine_pools_lists import Entry, Reader
 
 __all__ = ["Walk", "family"]
@@ -86,7 +86,7 @@ class Walk:
                     type_ if self.draft is None else f"draft.{type_}",
                     type_,
                     buffers,
-                    partition=self.geometry.positions if partition else None,
+                    partition=self.geometry.partition if partition else None,
                     format="; ".join(part for part in (self.geometry.format, tag) if part),
                     **more,
                 )
@@ -224,28 +224,39 @@ class Walk:
         source = self.source(holder, SCALES)
         self.add(type_, [own_view(source, each, self.geometry.tp) for each in named], page=page, window=window)
 
-    def _starts_at(self, layer: int) -> None:
+    def _starts_at(self, *layers: int) -> None:
         """Check the pool's own idea of where its stage begins."""
         start = getattr(self.pool, "start_layer", None)
-        if self.draft is None and start is not None and start != layer:
-            raise refuse(self.pool, "start_layer", f"it is {start}; by the geometry's stage it is {layer}")
+        if self.draft is None and start is not None and start not in layers:
+            said = " or ".join(str(layer) for layer in dict.fromkeys(layers))
+            raise refuse(self.pool, "start_layer", f"it is {start}; by the geometry's stage it is {said}")
+
+    def _full_before(self) -> int:
+        """Full-attention layers before this stage: what some pools count their start in."""
+        geometry = self.geometry
+        return sum(kind == "full" for kind in geometry.kinds[: geometry.span[0]])
 
     def _plain(self) -> None:
         pool, page = self.pool, self.page(self.pool)
         self._starts_at(self.geometry.span[0])
         self.attention("kv", CONTIGUOUS, "full", pool, heads=self.geometry.kv_heads, page=page, every=True)
-        if self.geometry.kv_heads and self.draft is None:
+        if self.draft is not None:
+            qsa(self, page)
+        elif self.geometry.kv_heads:
             self.scales("block_scale", pool, "full", page, None, every=True)
 
     def _minimax(self) -> None:
         pool, page = self.pool, self.page(self.pool)
         if has(pool, "index_kv_pool"):
             raise refuse(pool, "index_kv_pool", "an index with values beside its keys is not known")
+        self._starts_at(self.geometry.span[0])
         heads = self.geometry.kv_heads
         self.attention("kv", "get_sparse_kv_buf_infos", "sparse", pool, heads=heads, page=page, ids=True)
         if has(pool, "index_k_pool"):
             method = "get_index_k_state_buf_infos"
             holder = pool if has(pool, method) else pool.index_k_pool
+            if not has(holder, method):
+                raise refuse(holder, method, "it has no list of index keys, though the pool around it has them")
             self._index("minimax_index_k", holder, method, self._full, page, page)
         self.attention("minimax_dense_kv", "get_dense_kv_state_buf_infos", "dense", pool, heads=heads, page=page)
 
@@ -254,6 +265,7 @@ class Walk:
         if has(pool, "compression_ratios"):
             compressed(self)
             return
+        self._starts_at(geometry.span[0], self._full_before())
         page, window, inner = self.page(pool), self.window(), self.sliding_page()
         full = getattr(pool, "full_kv_pool", None)
         self.attention("kv", CONTIGUOUS, "full", full, heads=geometry.kv_heads, page=page, ids=True)
@@ -267,24 +279,22 @@ class Walk:
         pool, geometry = self.pool, self.geometry
         page, full = self.page(pool), pool.full_kv_pool
         if geometry.kinds:
-            self._starts_at(sum(kind == "full" for kind in geometry.kinds[: geometry.span[0]]))
+            self._starts_at(self._full_before())
         self.attention("kv", CONTIGUOUS, "full", full, heads=geometry.kv_heads, page=page, ids=True)
         if self.draft is None:
-            self.mamba(pool, ids=True)
+            mamba(self, pool, ids=True)
         if getattr(pool, "use_dsa", False) or family(full) == "dsa":
             if not has(full, STATE):
                 raise refuse(full, STATE, "it has no list of index keys, though the pool around it uses them")
             self._index_and_tail(full, page)
-        self._qsa(page)
+        qsa(self, page)
 
     def _dsa(self) -> None:
         self._plain()
         self._index_and_tail(self.pool, self.page(self.pool))
-        if self.draft is not None:
-            self._qsa(self.page(self.pool))
 
     def _index_and_tail(self, pool: Any, page: int) -> None:
-        group = self.number(pool, "index_kpool", 0, "tokens a pooled key") if has(pool, "index_kpool") else 1
+        group = int(getattr(pool, "index_kpool", 0) or 1)
         pooled = bool(getattr(pool, "kpool_use_compress", False))
         if any(name == "index_k" for name, _ in self.geometry.groups.get("kv", ())):
             # The list of pages has the index keys already; they may be listed here once more.
@@ -302,7 +312,7 @@ class Walk:
                 raise refuse(pool, tail, f"item of entry {number}: {entry.nbytes} bytes are no {ring} slots of a ring")
         # An item is a request's ring; the plan addresses its slots.
         rows = [
-            each._replace(stride=each.stride // ring, nbytes=each.nbytes // ring, count=each.count * ring)
+            each._replace(stride=each.stride // ring, nbytes=each.nbytes // ring, items=each.items * ring)
             for each in entries
         ]
         layers = self._full or []
@@ -316,87 +326,3 @@ class Walk:
         named = by_layer(pool, method, entries, [("index_k", layers or [])]) if entries else []
         views = [view for each in named for view in whole_views(self.source(pool, method), each, rows=rows)]
         self.add(type_, views, page=page, partition=True)
-
-    def _qsa(self, page: int) -> None:
-        for type_ in ("qsa_pending", "qsa_compressed"):
-            method, ids = f"get_{type_}_state_buf_infos", f"get_{type_}_state_layer_ids"
-            entries = self.infos(self.pool, method, type_)
-            if not entries:
-                continue
-            known = [operator.index(each) for each in self.reader.values(self.pool, ids, entries, method)]
-            named = self._by_id(self.pool, ids, entries, known, {ROPE: "rope_positions"}, ("index_k",))
-            source = self.source(self.pool, method)
-            pending = type_ == "qsa_pending"
-            ratio = 1 if pending else int(getattr(self.pool, "qsa_ratio", 1))
-            rows = 0 if pending else page // ratio
-            views = [view for each in named for view in whole_views(source, each, rows=rows)]
-            self.add(type_, views, page=0 if pending else page, partition=not pending)
-
-    def _by_id(
-        self, pool: Any, method: str, entries: Sequence[Entry], ids: list[int], others: dict[int, str], parts: Any
-    ) -> list[Named]:
-        """Name entries by layer, but for those that belong to the request as a whole."""
-        pairs = list(zip(ids, entries, strict=False))
-        inner = [(layer, entry) for layer, entry in pairs if layer not in others]
-        if not inner:
-            raise refuse(
-                pool,
-                method,
-                f"{len(entries)} buffers without the id of any layer",
-                "a stage without such layers lists nothing, not even what belongs to the whole request",
-            )
-        layers = [layer for layer, _ in inner]
-        layers = layers if self.draft is None else band(layers, self.draft)
-        named = by_id(pool, method, [entry for _, entry in inner], layers, parts, self.geometry.span)
-        return named + [Named(None, others[layer], entry) for layer, entry in pairs if layer in others]
-
-    def mamba(self, pool: Any, *, ids: bool) -> None:
-        """Recurrent state, from whichever pool lists it."""
-        entries = self.infos(pool, STATE, "mamba")
-        geometry = self.geometry
-        if not entries:
-            if ids:
-                self.types.add("mamba")
-            return
-        if self.enveloped("mamba"):
-            self.add("mamba", self.envelope(pool, STATE, entries, geometry.states))
-            return
-        dims, outers, groups = (
-            self.reader.values(pool, method, entries, STATE)
-            for method in ("get_state_dim_per_tensor", "get_state_slice_outer_counts", "get_state_conv_shard_groups")
-        )
-        if not dims and geometry.states[1] > 1:
-            raise refuse(
-                pool,
-                "get_state_dim_per_tensor",
-                f"it has no values: a slot is a share of {geometry.states[1]} ranks, and nobody can say which",
-            )
-        known = self.reader.values(pool, "get_state_layer_ids", entries, STATE) if ids else []
-        named = self._states(pool, entries, [operator.index(each) for each in known])
-        tensors: dict[str, StateTensor] = {each.name: each for each in geometry.state_tensors}
-        source, views = self.source(pool, STATE), []
-        for each in named:
-            number = each.entry.number
-            dim = operator.index(dims[number]) if dims else 0
-            if each.layer is None:
-                if dim:
-                    raise refuse(pool, STATE, f"{each.part!r} belongs to no layer, and yet has dim {dim}")
-                views += whole_views(source, each)
-                continue
-            sliced = State(
-                dim, outers[number] if outers else 1, (groups[number] if groups else ()) or (), tensors[each.part]
-            )
-            views.append(state_view(source, each, sliced))
-        self.add("mamba", views)
-
-    def _states(self, pool: Any, entries: Sequence[Entry], ids: list[int]) -> list[Named]:
-        tensors = self.geometry.state_tensors
-        if not ids:
-            layers = self.layers(pool, STATE, "linear", every=True)
-            parts = [(each.name, [i for i in layers if each.layers is None or i in each.layers]) for each in tensors]
-            hint = "give PoolGeometry.kinds and PoolGeometry.state_tensors"
-            return by_layer(pool, STATE, entries, parts, hint)
-        names = {
-            layer: [each.name for each in tensors if each.layers is None or layer in each.layers] for layer in set(ids)
-        }
-        return self._by_id(pool, "get_state_layer_ids", entries, ids, {NGRAM: "ngram"}, names)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from statelink.errors import StateError
 
-if TYPE_CHECKING:
-    from ._inventory import Partition
+from ._inventory import Partition
 
 __all__ = ["PageField", "PoolGeometry", "StateTensor", "itemsize_of"]
 
@@ -109,7 +107,7 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
     envelope: Mapping[str, Sequence[tuple[int, int]]] = {}
     request_ratio: int = 128
     c128_rows: int = 0
-    partition: Any = None
+    partition: Partition | None = None
     format: str = ""
 
     def __post_init__(self) -> None:
@@ -148,12 +146,6 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
     def window_heads(self) -> int:
         """KV heads of sliding-window layers in the whole model."""
         return self.kv_heads if self.window_kv_heads is None else self.window_kv_heads
-
-    @property
-    def positions(self) -> Partition | None:
-        """Which positions of the pages this rank holds."""
-        found: Partition | None = self.partition
-        return found
 
 
 def itemsize_of(dtype: str) -> int:

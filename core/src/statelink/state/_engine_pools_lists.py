@@ -20,13 +20,13 @@ UINT64 = (1 << 64) - 1
 
 
 class Entry(NamedTuple):
-    """One buffer, by its number in the list: ``count`` items of ``nbytes`` bytes, ``stride`` bytes apart."""
+    """One buffer, by its number in the list: ``items`` of ``nbytes`` bytes, ``stride`` bytes apart."""
 
     number: int
     address: int
     stride: int
     nbytes: int
-    count: int
+    items: int
     region: Region | None
 
     def within(self, offset: int, nbytes: int) -> Entry:
@@ -115,7 +115,7 @@ class Reader:
     def nothing_left(self, pools: Iterable[object]) -> None:
         """Refuse lists that nobody read, and that hold bytes that no list that was read holds."""
         for pool in pools:
-            for method in dir(type(pool)):
+            for method in dir(pool):
                 wanted = method.startswith("get_") and method.endswith("_buf_infos")
                 if not wanted or (id(pool), method) in self._read or not has(pool, method):
                     continue

@@ -36,7 +36,7 @@ class Source(NamedTuple):
             dense.insert(0, dense[0] * extent)
         return Memory.pointer(
             entry.address,
-            (entry.count, *shape),
+            (entry.items, *shape),
             dtype,
             size,
             strides=(entry.stride, *(strides or dense)),
@@ -82,7 +82,7 @@ def head_views(source: Source, named: Sequence[Named], *, page: int, heads: int,
     size = itemsize_of(geometry.dtype)
     axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
     for each in named:
-        if not each.entry.count:
+        if not each.entry.items:
             yield empty_view(source, each)
             continue
         first, last = share(each.label, "head", heads, geometry.tp)
@@ -104,7 +104,7 @@ def head_views(source: Source, named: Sequence[Named], *, page: int, heads: int,
 
 def row_view(source: Source, named: Named, *, rows: int, dtype: str) -> View:
     """Pages of rows, the same on every rank."""
-    if not named.entry.count:
+    if not named.entry.items:
         return empty_view(source, named)
     width = source.split(named, rows * itemsize_of(dtype), f"{rows} rows of {dtype}")
     return View(
@@ -124,12 +124,12 @@ def whole_views(source: Source, named: Named, *, rows: int = 0) -> Iterator[View
     """Items that are the same on every rank: field by field where the geometry knows the fields, else whole."""
     entry, geometry = named.entry, source.geometry
     fields = geometry.fields.get(named.part, ()) if rows else ()
-    if not entry.count and fields:
+    if not entry.items and fields:
         # Under the names of its fields, so that a layer which lists nothing here pairs with one that does.
         for field in fields:
             yield empty_view(source, named._replace(part=f"{named.part}.{field.name}"))
         return
-    if not entry.count:
+    if not entry.items:
         yield empty_view(source, named)
         return
     if not fields:
@@ -167,7 +167,7 @@ def own_view(source: Source, named: Named, tp: tuple[int, int]) -> View:
 
     The rank is an axis of the item, so that another width is a mismatch of extents when two sides connect.
     """
-    if not named.entry.count:
+    if not named.entry.items:
         return empty_view(source, named)
     rank, width = tp
     nbytes = named.entry.nbytes
@@ -185,7 +185,7 @@ def own_view(source: Source, named: Named, tp: tuple[int, int]) -> View:
 
 def state_view(source: Source, named: Named, state: State) -> View:
     """Slots of recurrent state: ``outer`` rows of ``dim`` units each, of which this rank holds its share."""
-    if not named.entry.count:
+    if not named.entry.items:
         return empty_view(source, named)
     dim, outer, dtype = state.dim, state.outer, state.tensor.dtype
     if dim < 0 or outer < 1:

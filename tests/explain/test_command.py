@@ -1,0 +1,191 @@
+"""``statelink explain``: its files, what it prints, its JSON, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from statelink.cli import main
+from statelink.errors import ConfigError, MismatchError
+from statelink.explain import inventories, presets, read_side
+from statelink.plan import match
+
+ROOT = Path(__file__).parents[2]
+
+TINY = """
+[model]
+name = "tiny"
+layers = 2
+attention = { heads = 2, dim = 64 }
+[layout]
+page = 16
+"""
+
+
+@pytest.fixture(name="files")
+def files_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def run(prefill: str, decode: str, *options: str, expect: int = 0) -> str:
+    Path("prefill.toml").write_text(prefill)
+    Path("decode.toml").write_text(decode)
+    result = CliRunner().invoke(main, ["explain", "prefill.toml", "decode.toml", *options])
+    assert result.exit_code == expect, result.output
+    return result.output
+
+
+def test_the_tables_say_who_sends_what(files: Path) -> None:
+    printed = run(TINY + "tp = 2", TINY, "--tokens", "1024")
+    lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+    assert lines[0] == ["tiny: 2 ranks of prefill can serve 1 rank of decode"]
+    assert lines[1] == ["a request of 1,024 tokens: 1.0 MiB"]
+    assert ["0 (tp0)", "0", "kv", "512.0 KiB", "4,096 × 128 B", "4,096 × 128 B", "[1]"] in lines
+    assert ["kv", "kv", "1.0 MiB", "8,192 × 128 B", "8,192 × 128 B"] in lines
+    assert ["prefill 1 (tp1) sends", "512.0 KiB"] in lines
+    assert ["decode 0 receives", "1.0 MiB"] in lines
+    assert "[1] shatters: one block per token and buffer, of 128 bytes;" in printed
+
+
+def test_nothing_is_cut_off_on_a_narrow_terminal(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert "…" not in run('preset = "qwen3-next-80b"\nlayout = { tp = 2 }', 'preset = "qwen3-next-80b"')
+
+
+def test_a_rank_without_a_part_is_shown(files: Path) -> None:
+    latent = '[model]\nname = "l"\nlayers = 1\nlatent = { width = 64 }\n'
+    printed = run(f"{latent}[layout]\ntp = 2", latent, "--tokens", "64")
+    assert "prefill 1 (tp1) sends  0 B" in re.sub(r" +0 B", "  0 B", printed)
+    assert "no part: told so by decode 0" in printed
+
+
+def test_json_has_one_schema(files: Path) -> None:
+    found = json.loads(run(TINY + "tp = 4", TINY, "--json", "--tokens", "128", "--prefix", "64"))
+    half = {"target": 0, "component": "kv", "nbytes": 16384, "blocks": 128, "blocks_random": 128}
+    shatters = (
+        "shatters: one block per token and buffer, of 128 bytes; "
+        "equal tp, or order 'hnd' on both sides, moves in larger ones"
+    )
+    assert found == {
+        "model": "tiny",
+        "tokens": 128,
+        "prefix": 64,
+        "nbytes": 65536,
+        "prefill": [{"rank": rank, "axes": {"tp": rank}, "nbytes": 16384, "told_by": None} for rank in range(4)],
+        "decode": [{"rank": 0, "axes": {}, "nbytes": 65536, "told_by": None}],
+        "totals": [{"component": "kv", "type": "kv", "nbytes": 65536, "blocks": 512, "blocks_random": 512}],
+        "flows": [{"source": rank, **half, "mark": shatters} for rank in range(4)],
+    }
+
+
+def test_a_mismatch_is_refused_in_the_words_of_connecting(files: Path) -> None:
+    printed = run(TINY, f'{TINY}dtype = "float16"', expect=1)
+    sides = [inventories(read_side(files / f"{name}.toml", name)) for name in ("prefill", "decode")]
+    with pytest.raises(MismatchError) as expected:
+        match(sides[0], sides[1])
+    assert printed == f"Error: {expected.value}\n"
+    assert "kv/layers.0.k: dtype: float16 on decode, bfloat16 on prefill" in printed
+    refused = json.loads(run(TINY, f'{TINY}dtype = "float16"', "--json", expect=1))["refused"]
+    assert refused["message"] == str(expected.value)
+    assert set(refused) == {"code", "what", "who", "cause", "hint", "message"}
+    assert (refused["code"], refused["who"]) == ("mismatch", {"prefill": "prefill", "decode": "decode"})
+
+
+MODEL = '[model]\nname = "m"\n'
+BAD = {
+    "unknown key": (f"{TINY}tpp = 2", "unknown key 'tpp' in the layout (file f.toml)", "did you mean 'tp'?"),
+    "unknown key of a file": ("prest = 1", "unknown key 'prest' in the file (file f.toml)", "did you mean 'preset'?"),
+    "unknown key of a model": (f"{MODEL}layer = 1", "unknown key 'layer' in the model", "did you mean 'layers'?"),
+    "unknown key of a section": (
+        f"{MODEL}layers = 1\nattention = {{ head = 1 }}",
+        "unknown key 'head' in the section 'attention' of the model",
+        "did you mean 'heads'?",
+    ),
+    "wrong type": (f'{TINY}tp = "2"', "bad value in the layout", "Expected `int`, got `str` - at `$.tp`"),
+    "not above zero": (f"{TINY}tp = 0", "bad value in the layout", "Expected `int` >= 1 - at `$.tp`"),
+    "no such order": (f'{TINY}order = "ndh"', "bad value in the layout", "'ndh' - at `$.order`"),
+    "no such dtype": (f'{TINY}dtype = "bf16"', "bad value in the layout", "'bf16' - at `$.dtype`"),
+    "no table": ("layout = 3", "bad value in the file", "Expected `object`, got `int` - at `$.layout`"),
+    "section is no table": (
+        f"{MODEL}layers = 1\nmamba = 3",
+        "section 'mamba' of the model is not a mapping",
+        "got int",
+    ),
+    "missing key": (f"{MODEL}", "bad value in the model", "missing required field `layers`"),
+    "no such preset": ('preset = "lama-3-8b"', "no preset named 'lama-3-8b'", "did you mean 'llama-3-8b'?"),
+    "nothing like a preset": ('preset = "zzz"', "no preset named 'zzz'", "known presets: bamba-9b, "),
+    "no model": ("[layout]\ntp = 1", "names its model once", "neither 'preset' nor 'model'"),
+    "two models": (f'preset = "llama-3-8b"\n{TINY}', "names its model once", "both 'preset' and 'model'"),
+    "no section": (f"{MODEL}layers = 1", "has layers of kind 'full'", "no section"),
+    "two sections": (
+        f"{MODEL}layers = 1\nattention = {{ heads = 1, dim = 1 }}\nlatent = {{ width = 1 }}",
+        "has layers of kind 'full'",
+        "it has 'attention' and 'latent' for them",
+    ),
+    "needless section": (
+        f'{MODEL}layers = 1\npattern = ["window"]\n'
+        "window = { heads = 1, dim = 1, tokens = 1 }\nlatent = { width = 1 }",
+        "has no layers of kind 'full'",
+        "it has 'latent' for them",
+    ),
+    "ratios": (
+        f'{MODEL}layers = 2\npattern = ["compressed"]\n'
+        "compressed = { ratios = [4], width = 8, index_width = 8, window = 8 }",
+        "needs a compression ratio for each layer",
+        "2 layers and 1 ratios",
+    ),
+    "not TOML": ("a = = 1", "not TOML (file f.toml)", "line 1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_file_that_is_wrong_says_where(case: str, files: Path) -> None:
+    text, what, rest = BAD[case]
+    (files / "f.toml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_side(files / "f.toml", "prefill")
+    assert what in str(error.value)
+    assert rest in str(error.value)
+    assert "f.toml" in str(error.value)
+
+
+def test_a_wrong_file_ends_the_command_with_the_error(files: Path) -> None:
+    printed = run(f"{TINY}tpp = 2", TINY, expect=1)
+    assert printed.startswith("Error: unknown key 'tpp' in the layout (file prefill.toml): known keys: ")
+    assert "hint: did you mean 'tp'?" in printed
+    (files / "binary.toml").write_bytes(b"\xff\xfe")
+    result = CliRunner().invoke(main, ["explain", "binary.toml", "prefill.toml"])
+    assert (result.exit_code, "a file cannot be read (file binary.toml)" in result.output) == (1, True)
+
+
+def test_names_and_stages_are_taken_from_the_file(files: Path) -> None:
+    (files / "f.toml").write_text(f'instance = "left"\n{TINY}stages = [1, 1]')
+    side = read_side(files / "f.toml", "prefill")
+    assert (side.instance, side.layout.pp, side.page, side.window_page) == ("left", 2, 16, 16)
+
+
+def test_presets_are_listed_with_their_source(files: Path) -> None:
+    result = CliRunner().invoke(main, ["explain", "--presets"])
+    assert result.exit_code == 0
+    assert [line.partition(":")[0] for line in result.output.splitlines() if line[0] != " "] == list(presets())
+    assert "  from: config.json of openai/gpt-oss-120b" in result.output
+
+
+def test_the_document_shows_what_is_printed(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = (ROOT / "docs" / "explain.md").read_text()
+    tomls: list[Any] = re.findall(r"```toml\n# (\w+)\.toml\n(.*?)```", text, re.DOTALL)
+    for name, content in tomls:
+        Path(f"{name}.toml").write_text(content)
+    shown = re.findall(r"```console\n\$ statelink (.*?)\n(.*?)```", text, re.DOTALL)
+    assert len(shown) == 2
+    for command, output in shown:
+        printed = CliRunner().invoke(main, command.split()).output
+        assert [line.rstrip() for line in printed.splitlines()] == output.splitlines()

@@ -1,0 +1,160 @@
+"""A source never computes a route: it checks what it is told, and refuses what it or the destination does not hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from statelink import plan, state
+from statelink.errors import MismatchError
+from statelink.plan import Assignment, Box, Share
+
+from .small import describe, keys, moves, pointer
+
+if TYPE_CHECKING:
+    from statelink.state import Inventory
+
+FULL = Box((0, 0), (4, 3))
+LEFT, RIGHT = Box((0, 0), (2, 3)), Box((2, 0), (4, 3))
+
+
+def pair() -> tuple[Inventory, Inventory]:
+    """A source with all four heads, and a destination with the upper two; only the source has rows."""
+    source = describe(
+        "p", keys([0], 4, 2, 4, 3, heads=4), state.aux_rows({"row": pointer(8, 2, 5)}), state.index_pages({0: _none()})
+    )
+    target = describe("d", keys([0], 4, 2, 2, 3, heads=4, tp=(1, 2)), rank=1, ranks=2)
+    return source, target
+
+
+def _none() -> state.Memory:
+    return state.Memory.pointer(0, (0, 2, 3), "uint8", 1)
+
+
+def share(*boxes: Box, component: str = "kv", buffers: tuple[str, ...] = ("layers.0.k",)) -> Share:
+    return Share(component, buffers, boxes)
+
+
+def told(*shares: Share) -> Assignment:
+    return Assignment(0, 1, shares)
+
+
+def test_what_route_assigns_is_taken() -> None:
+    source, target = pair()
+    target_only = msgspec.structs.replace(target, rank=0, ranks=1)
+    (part,) = plan.route([source], [target_only])
+    assert part.shares == (Share("kv", ("layers.0.k", "layers.0.v"), (RIGHT,)),)
+    compiled = plan.compile_pair(source, target, told(*part.shares))
+    assert compiled.components["kv"].grain_nbytes == 2 * 2 * 3 * 2
+    assert compiled.components["kv"].layers == [0]
+    assert compiled.assignment == told(*part.shares)
+
+
+def test_no_shares_are_no_components() -> None:
+    source, target = pair()
+    compiled = plan.compile_pair(source, target, told())
+    assert compiled.components == {}
+    assert len(compiled.digest) == 16
+
+
+CANNOT = "the assignment of buffer 'layers.0.k' of component 'kv' cannot be carried out (source 0, destination 1): "
+FORGED: list[tuple[str, tuple[Share, ...], str]] = [
+    (
+        "unknown component",
+        (share(RIGHT, component="swa"),),
+        "an assignment names component 'swa': 'd' rank 1 does not have it",
+    ),
+    (
+        "component of the source only",
+        (share(Box((0,), (5,)), component="aux", buffers=("row",)),),
+        "an assignment names component 'aux': 'd' rank 1 does not have it",
+    ),
+    (
+        "unknown buffer",
+        (share(RIGHT, buffers=("layers.9.k",)),),
+        "the assignment of buffer 'layers.9.k' of component 'kv' cannot be carried out "
+        "(source 0, destination 1): one side does not hold this buffer",
+    ),
+    ("buffer twice in one share", (share(RIGHT, buffers=("layers.0.k",) * 2),), f"{CANNOT}it is named twice"),
+    ("buffer in two shares", (share(RIGHT), share(RIGHT)), f"{CANNOT}it is named twice"),
+    ("box that the destination lacks", (share(FULL),), f"{CANNOT}a box of it is not held by both sides"),
+    ("box that it holds nothing of", (share(LEFT),), f"{CANNOT}a box of it is not held by both sides"),
+    ("box beyond the item", (share(Box((2, 0), (5, 3))),), f"{CANNOT}a box of it is not held by both sides"),
+    ("box far beyond", (share(Box((1 << 40, 0), (1 << 41, 3))),), f"{CANNOT}a box of it is not held by both sides"),
+    ("negative box", (share(Box((-2, 0), (4, 3))),), f"{CANNOT}a box of it is not held by both sides"),
+    ("no box", (share(),), f"{CANNOT}0 boxes; 1 to "),
+    ("empty box", (share(Box((2, 0), (2, 3))),), f"{CANNOT}Box(start=(2, 0), stop=(2, 3)) is not a box of 2 axes"),
+    ("reversed box", (share(Box((4, 3), (2, 0))),), f"{CANNOT}Box(start=(4, 3), stop=(2, 0)) is not a box of 2 axes"),
+    ("too few axes", (share(Box((2,), (4,))),), f"{CANNOT}Box(start=(2,), stop=(4,)) is not a box of 2 axes"),
+    (
+        "too many axes",
+        (share(Box((2, 0, 0), (4, 3, 1))),),
+        f"{CANNOT}Box(start=(2, 0, 0), stop=(4, 3, 1)) is not a box of 2 axes",
+    ),
+    ("uneven axes", (share(Box((2,), (4, 3))),), f"{CANNOT}Box(start=(2,), stop=(4, 3)) is not a box of 2 axes"),
+    ("no axes", (share(Box((), ())),), f"{CANNOT}Box(start=(), stop=()) is not a box of 2 axes"),
+    (
+        "box twice",
+        (share(RIGHT, RIGHT),),
+        f"{CANNOT}Box(start=(2, 0), stop=(4, 3)) overlaps another box",
+    ),
+    (
+        "boxes that overlap",
+        (share(Box((2, 0), (4, 2)), Box((3, 1), (4, 3))),),
+        f"{CANNOT}Box(start=(3, 1), stop=(4, 3)) overlaps another box",
+    ),
+]
+
+
+@pytest.mark.parametrize(("shares", "text"), [case[1:] for case in FORGED], ids=[case[0] for case in FORGED])
+def test_a_forged_assignment_is_refused(shares: tuple[Share, ...], text: str) -> None:
+    source, target = pair()
+    with pytest.raises(MismatchError) as caught:
+        plan.compile_pair(source, target, told(*shares))
+    assert caught.value.code == "mismatch.assignment"
+    assert str(caught.value).startswith(text)
+
+
+def test_many_boxes_are_refused_before_they_are_compared() -> None:
+    source, target = pair()
+    crumbs = tuple(Box((2 + n // 3 % 2, n % 3), (3 + n // 3 % 2, n % 3 + 1)) for n in range(100_000))
+    with pytest.raises(MismatchError, match="100000 boxes; 1 to "):
+        plan.compile_pair(source, target, told(share(*crumbs)))
+
+
+def test_a_buffer_without_items_cannot_be_assigned() -> None:
+    source, _ = pair()
+    sharing = describe("d", state.index_pages({0: pointer(9, 4, 2, 3)}), rank=1, ranks=2)
+    with pytest.raises(MismatchError, match="one side does not hold this buffer"):
+        plan.compile_pair(source, sharing, told(share(Box((0,), (3,)), component="dsa", buffers=("layers.0.index_k",))))
+
+
+def test_sides_of_other_geometry_are_refused_although_the_box_fits() -> None:
+    source, _ = pair()
+    other = describe("d", state.mla_pages({0: pointer(1, 4, 2, 3)}), rank=1, ranks=2)
+    renamed = msgspec.structs.replace(other.components[0].buffers[0], name="layers.0.k")
+    other = msgspec.structs.replace(
+        other, components=(msgspec.structs.replace(other.components[0], buffers=(renamed,)),)
+    )
+    for box in (Box((0,), (3,)), RIGHT):
+        with pytest.raises(MismatchError) as caught:
+            plan.compile_pair(source, other, told(share(box)))
+        assert caught.value.code == "mismatch.assignment"
+
+
+def test_less_than_a_destination_holds_is_a_part_like_any_other() -> None:
+    """What of a destination a source writes is the destination's affair; the rest is not touched."""
+    source, target = pair()
+    cell = Box((3, 1), (4, 2))
+    found = moves(source, target, told(share(cell)), "kv", ([1], [2]), tokens=2)
+    # Source page 1: 24 bytes a page, 12 a token, head 3 at 9, dim 1. Destination page 2: 12 a page, 6 a token.
+    assert [(s % (1 << 40), t % (1 << 40), n) for s, t, n in found] == [(24 + 10, 24 + 4, 1), (24 + 22, 24 + 10, 1)]
+
+
+def test_boxes_may_come_in_any_order_and_in_pieces() -> None:
+    source, target = pair()
+    pieces = [Box((head, dim), (head + 1, dim + 1)) for head in (3, 2) for dim in (2, 0, 1)]
+    one = moves(source, target, told(share(RIGHT)), "kv", ([1], [2]), tokens=2)
+    assert moves(source, target, told(share(*pieces)), "kv", ([1], [2]), tokens=2) == one

@@ -1,0 +1,166 @@
+"""Blocks: as few as possible, in bounded batches, with addresses that no float has touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from statelink import plan, state
+from statelink.plan import Blocks
+from statelink.state import Inventory, Memory, Region
+
+from .small import STEP, at, describe, keys, moves, pointer, ranks
+
+
+def blocks(*sizes: int) -> Blocks:
+    n = len(sizes)
+    place = np.arange(n, dtype=np.uint64)
+    return Blocks(
+        place * np.uint64(1000),
+        place * np.uint64(2000),
+        np.array(sizes, np.uint64),
+        np.arange(n, dtype=np.uint32),
+        np.arange(n, dtype=np.uint32) + np.uint32(7),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_blocks", "max_bytes", "expected"),
+    [
+        ((5, 5, 5, 5), 9, 10, [[5, 5], [5, 5]]),
+        ((5, 5, 5, 5), 3, 100, [[5, 5, 5], [5]]),
+        ((5, 50, 5), 9, 10, [[5], [50], [5]]),
+        ((50,), 9, 10, [[50]]),
+        ((3, 3, 3, 3), 9, 7, [[3, 3], [3, 3]]),
+        ((1,) * 5, 1, 1, [[1]] * 5),
+        ((10, 1, 9), 9, 10, [[10], [1, 9]]),
+        ((), 9, 10, []),
+    ],
+)
+def test_slices_are_bounded_and_lose_nothing(
+    sizes: tuple[int, ...], max_blocks: int, max_bytes: int, expected: list[list[int]]
+) -> None:
+    whole = blocks(*sizes)
+    parts = list(whole.slices(max_blocks, max_bytes))
+    assert [part.nbytes.tolist() for part in parts] == expected
+    joined = Blocks.concatenate(parts)
+    for field in ("source", "target", "nbytes", "source_region", "target_region"):
+        assert getattr(joined, field).tolist() == getattr(whole, field).tolist()
+        assert getattr(joined, field).dtype == getattr(whole, field).dtype
+    assert (joined.count, joined.total) == (len(sizes), sum(sizes))
+
+
+def test_slices_of_large_blocks_do_not_overflow() -> None:
+    whole = blocks(1 << 62, 1 << 61, 1)
+    assert [part.count for part in whole.slices(10, 1 << 62)] == [1, 2]
+
+
+def test_nothing_is_blocks_too() -> None:
+    nothing = Blocks.concatenate([])
+    assert (nothing.count, nothing.total) == (0, 0)
+    assert nothing.source.dtype == np.uint64
+    assert nothing.source_region.dtype == np.uint32
+
+
+@pytest.mark.parametrize("base", [1, (1 << 53) + 1, (1 << 63) + 12345, (1 << 64) - 4097])
+def test_addresses_are_exact_in_all_64_bits(base: int) -> None:
+    def rows(first: int) -> Inventory:
+        memory = Memory.pointer(first, (8, 3), "uint8", 1, region=Region(first, 4096))
+        return describe("rank", state.aux_rows({"row": memory}))
+
+    p, d = rows(base), rows((1 << 63) + 1)
+    (part,) = plan.route([p], [d])
+    assert moves(p, d, part, "aux", (7, 5)) == [(base + 21, (1 << 63) + 16, 3)]
+
+
+def mla(name: str, layers: int, *, pages: int = 64) -> Inventory:
+    return describe(name, state.mla_pages({n: pointer(n + 1, pages, 16, 8) for n in range(layers)}))
+
+
+def envelope(name: str, layers: int, *, order: int = 1, pages: int = 64) -> Inventory:
+    """All layers of a page side by side."""
+    item = 16 * 8
+    region = Region(STEP, pages * layers * item)
+    places = range(layers)[::order]
+    arrays = {
+        layer: Memory.pointer(
+            STEP + place * item, (pages, 16, 8), "uint8", 1, strides=(layers * item, 8, 1), region=region
+        )
+        for layer, place in enumerate(places)
+    }
+    return describe(name, state.mla_pages(arrays))
+
+
+def count(p: Inventory, d: Inventory, source: list[int], target: list[int]) -> int:
+    (part,) = plan.route([p], [d])
+    found = moves(p, d, part, "kv", (source, target), tokens=16 * len(source))
+    assert sum(n for _, _, n in found) == len(source) * 16 * 8 * len(p.components[0].buffers)
+    return len(found)
+
+
+def test_contiguous_pages_are_one_block_a_layer() -> None:
+    run = list(range(10, 42))
+    assert count(mla("p", 6), mla("d", 6), run, run) == 6
+    assert count(mla("p", 6), mla("d", 6), run, [*range(0, 16), *range(40, 56)]) == 12
+    assert count(mla("p", 6), mla("d", 6), run, run[::-1]) == 6 * 32
+
+
+def test_an_envelope_on_both_sides_moves_whole_pages() -> None:
+    run = list(range(10, 42))
+    assert count(envelope("p", 6), envelope("d", 6), run, run) == 1
+    assert count(envelope("p", 6), envelope("d", 6), run, run[::-1]) == 32
+    # In another order, or against a layer each, every layer of a page is a block of its own.
+    assert count(envelope("p", 6), envelope("d", 6, order=-1), run, run) == 6 * 32
+    assert count(envelope("p", 6), mla("d", 6), run, run) == 6 * 32
+
+
+def test_a_push_by_layers_takes_only_those_of_an_envelope() -> None:
+    p, d = envelope("p", 6), envelope("d", 6)
+    (part,) = plan.route([p], [d])
+    found = moves(p, d, part, "kv", ([3, 4], [3, 4]), tokens=32, layers=(2, 4))
+    assert sorted((at(s).offset, n) for s, _, n in found) == [
+        (page * 768 + layer * 128, 128) for page in (3, 4) for layer in (2, 3)
+    ]
+    assert moves(p, d, part, "kv", ([3, 4], [3, 4]), tokens=32, layers=(6, 9)) == []
+
+
+def test_heads_first_pages_move_in_longer_pieces_than_tokens_first() -> None:
+    def count_of(order: str) -> int:
+        sources = ranks("p", 2, lambda r: keys([0], 9, 16, 2, 4, heads=4, tp=(r, 2), order=order))
+        d = describe("d", keys([0], 9, 16, 4, 4, heads=4, order=order))
+        return len(moves(sources[0], d, plan.route(sources, [d])[0], "kv", ([1], [1]), tokens=16))
+
+    assert count_of("nhd") == 2 * 16
+    assert count_of("hnd") == 2
+
+
+@pytest.mark.parametrize("max_blocks", [1, 7, 100, 1 << 18])
+def test_batches_are_bounded_and_together_the_whole(max_blocks: int) -> None:
+    sources = ranks("p", 2, lambda r: keys([0, 1, 2], 40, 16, 1, 4, heads=2, tp=(r, 2)))
+    d = describe("d", keys([0, 1, 2], 40, 16, 2, 4, heads=2))
+    part = plan.route(sources, [d])[0]
+    given = list(range(39, 0, -3)), list(range(0, 39, 3))
+    whole = moves(sources[0], d, part, "kv", given, tokens=13 * 16)
+    cut = moves(sources[0], d, part, "kv", given, tokens=13 * 16, max_blocks=max_blocks)
+    assert sorted(cut) == sorted(whole)
+    assert len(set(whole)) == len(whole) == 13 * 16 * 6
+
+
+def test_plans_of_many_runs_never_stand_in_memory_at_once() -> None:
+    """A gibibyte in pieces of 256 bytes."""
+    sources = ranks("p", 2, lambda r: keys(range(8), 4096, 64, 1, 128, itemsize=2, heads=2, tp=(r, 2)))
+    d = describe("d", keys(range(8), 4096, 64, 2, 128, itemsize=2, heads=2))
+    compiled = plan.compile_pair(sources[0], d, plan.route(sources, [d])[0]).components["kv"]
+    tokens = 4096 * 64
+    ids = list(range(4096))
+    move = plan.plan_move(
+        compiled,
+        plan.pushed(compiled.source, tokens, None, (0, tokens), ids),
+        plan.required(compiled.target, tokens, 0, ids),
+        plan.due(compiled.source, compiled.target, tokens, 0),
+    )
+    assert move.nbytes == 1 << 30
+    batches = move.blocks()
+    first = next(batches)
+    assert first.count <= 1 << 18
+    assert set(first.nbytes.tolist()) == {256}

@@ -1,0 +1,236 @@
+"""The numbers that the specification gives for indices: windows, tails, rings, pending groups, dealt positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from statelink import plan, state
+from statelink.state import Component, Inventory, Memory, Partition
+
+STEP = 1 << 40
+
+
+def pointer(number: int, *shape: int, dtype: str = "uint8") -> Memory:
+    return Memory.pointer(number * STEP, shape, dtype, 1)
+
+
+def only(made: state.Described, *, rank: int = 0, ranks: int = 1) -> Inventory:
+    return state.describe("x", [made], rank=rank, ranks=ranks)
+
+
+def blocks(
+    source: Inventory, target: Inventory, name: str, ids: tuple[Any, Any], tokens: int, prefix: int = 0
+) -> list[tuple[int, int, int]]:
+    """Address at the source, at the destination, and bytes, of the whole request."""
+    [part] = [part for part in plan.route([source], [target]) if part.shares]
+    component = plan.compile_pair(source, target, part).components[name]
+    items = plan.pushed(component.source, tokens, prefix, (0, tokens), ids[0])
+    wanted = plan.required(component.target, tokens, prefix, ids[1])
+    owed = plan.due(component.source, component.target, tokens, prefix)
+    batch = plan.Blocks.concatenate(list(plan.plan_move(component, items, wanted, owed).blocks()))
+    return list(zip(batch.source.tolist(), batch.target.tolist(), batch.nbytes.tolist(), strict=True))
+
+
+def window(width: int, page: int) -> Component:
+    arrays = pointer(1, 2000, page, 1, 1), pointer(2, 2000, page, 1, 1)
+    return state.window_pages({0: arrays}, heads=1, window=width).component
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "page", "prefix", "start", "covered", "pages"),
+    [
+        (1000, 128, 64, 0, 832, 168, 3),
+        (1000, 128, 64, 960, 960, 40, 1),
+        (1000, 128, 1, 0, 872, 128, 128),
+        (100, 128, 64, 0, 0, 100, 2),
+        (1024, 128, 64, 0, 896, 128, 2),
+        (1000, 4096, 64, 512, 512, 488, 8),
+    ],
+)
+def test_windows(tokens: int, width: int, page: int, prefix: int, start: int, covered: int, pages: int) -> None:
+    """§2.2"""
+    ids = plan.indices_of(window(width, page), tokens, prefix, pages=np.arange(2000))
+    assert ids.tolist() == list(range(start // page, start // page + pages))
+    assert tokens - start == covered
+    table = np.arange(2000) + 64
+    assert plan.indices_of(window(width, page), tokens, prefix, table=table).tolist() == (ids + 64 // page).tolist()
+
+
+def ring(number: int, slots: int, length: int, width: int, **fields: Any) -> state.Described:
+    return state.ring_rows({0: {"rows": pointer(number, slots, length, width)}}, **fields)
+
+
+def test_the_tail_of_an_open_pool() -> None:
+    """§2.5: 1003 positions in pools of 4; a ring of 4 in slot 3, and one of 7 in slot 11, which wraps."""
+    sides = [only(ring(n, 20, length, 256, type="dsa_tail", group=4)) for n, length in ((1, 4), (2, 7))]
+    here, there = (side.components[0] for side in sides)
+    ids = plan.indices_of(here, 1003, slot=3, ring=4), plan.indices_of(there, 1003, slot=11, ring=7)
+    assert ids[0].tolist() == [12, 13, 14]
+    assert ids[1].tolist() == [11 * 7 + 6, 11 * 7 + 0, 11 * 7 + 1]
+    found = blocks(sides[0], sides[1], "dsa_tail", ids, 1003)
+    offsets = sorted((1000000 + s - STEP, 2000000 + t - 2 * STEP, n) for s, t, n in found)
+    assert offsets == [(1003072, 2021248, 256), (1003328, 2019712, 512)]
+    assert not len(plan.indices_of(here, 1004, slot=3, ring=4))
+    assert not len(plan.indices_of(there, 1004, slot=11, ring=7))
+
+
+def test_a_ring_of_recent_positions() -> None:
+    """§2.6: the last 128 of 1000 positions, in rings of 136 in slots 5 and 2; the prefix does not count."""
+    sides = [only(ring(n, 8, 136, 1, type="swa_ring", window=128)) for n in (1, 2)]
+    ids = [
+        plan.indices_of(side.components[0], 1000, 960, slot=slot, ring=136)
+        for side, slot in zip(sides, (5, 2), strict=True)
+    ]
+    assert ids[0].tolist() == [*range(736, 816), *range(680, 728)]
+    assert ids[1].tolist() == [*range(328, 408), *range(272, 320)]
+    found = blocks(sides[0], sides[1], "swa_ring", (ids[0], ids[1]), 1000, 960)
+    assert [(s - STEP, t - 2 * STEP, n) for s, t, n in found] == [(736, 328, 80), (680, 272, 48)]
+
+
+@pytest.mark.parametrize(
+    ("group", "tokens", "length", "expected"),
+    [
+        (128, 129, 128, [3]),
+        (128, 129, 256, [7]),
+        (128, 300, 128, [3]),
+        (128, 300, 256, [6]),
+        (128, 384, 128, []),
+        (128, 384, 256, []),
+        (2, 7, 2, [3]),
+        (2, 8, 2, []),
+    ],
+)
+def test_a_pending_group(group: int, tokens: int, length: int, expected: list[int]) -> None:
+    """§2.7, for slot 3."""
+    component = state.whole_items({"rest": pointer(1, 8, 4)}, type="c128_state", page=group, group=group).component
+    assert plan.indices_of(component, tokens, slot=3, ring=length).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "expected"),
+    [
+        (10, 8, [4, 5, 6, 7, 0, 1]),
+        (10, 16, [4, 5, 6, 7, 8, 9]),
+        (16, 8, [4, 5, 6, 7]),
+        (16, 16, [12, 13, 14, 15]),
+        (3, 8, [0, 1, 2]),
+    ],
+)
+def test_live_rows_of_a_compressors_ring(tokens: int, length: int, expected: list[int]) -> None:
+    """§6.5: the last ``N mod 4 + 4`` positions, wherever a side's ring has them."""
+    component = ring(1, 4, length, 1, type="dsv4_c4_state", group=4, keep=4).component
+    rows = plan.indices_of(component, tokens, slot=2, ring=length) - 2 * length
+    assert rows.tolist() == expected
+
+
+@pytest.mark.parametrize("tokens", [127, 128, 700, 1024, 1025])
+@pytest.mark.parametrize("prefix", [0, 128, 512, 640])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_complete_groups_in_pages_of_their_own(tokens: int, prefix: int, rows: int) -> None:
+    """§1.5: pages ``[P div (128 g), ceil((N div 128) / g))`` of g rows each."""
+    prefix = min(prefix, tokens)
+    made = state.compressed_pages({0: {"kv": pointer(1, 64, rows, 2)}}, page=128 * rows, type="dsv4_c128", group=128)
+    found = plan.indices_of(made.component, tokens, prefix, pages=np.arange(64)).tolist()
+    first, last = prefix // (128 * rows), -(-(tokens // 128) // rows)
+    # A group that the prefix completes already leaves nothing to send.
+    assert found == (list(range(first, last)) if prefix < tokens - tokens % 128 else [])
+
+
+def latents(number: int, page: int, name: str = "kv", partition: Partition | None = None) -> state.Described:
+    return state.mla_pages({0: pointer(number, 64, page, 1)}, name=name, partition=partition)
+
+
+def rows_of(found: list[tuple[int, int, int]], source: int, target: int) -> list[tuple[int, int]]:
+    """Row by row, of latents of one byte."""
+    return sorted((s - source * STEP + k, t - target * STEP + k) for s, t, n in found for k in range(n))
+
+
+@pytest.mark.parametrize(
+    ("rank", "sent"), [(0, [40, 42, 44, 46, 48]), (1, [41, 43, 45, 47, 49])], ids=["rank 0", "rank 1"]
+)
+def test_decode_context_parallelism(rank: int, sent: list[int]) -> None:
+    """§4.7: pages of 4 dealt out token by token over 2 ranks, 10 tokens."""
+    source = only(latents(1, 4))
+    target = only(latents(2, 4, partition=Partition("cyclic", 2, rank, 1)), rank=rank, ranks=2)
+    found = blocks(source, target, "kv", ([10, 11, 12], [40, 41]), 10)
+    assert rows_of(found, 1, 2) == list(zip(sent, range(160, 165), strict=True))
+
+
+def test_draft_pages_under_decode_context_parallelism() -> None:
+    """§4.7: all tokens, on pages that are as many times larger as there are ranks."""
+    source, target = only(latents(1, 4, "draft")), only(latents(2, 8, "draft"))
+    found = blocks(source, target, "draft", ([10, 11, 12], [40, 41]), 10)
+    rows = rows_of(found, 1, 2)
+    assert rows[:10] == list(zip(range(40, 50), range(320, 330), strict=True))
+    # The rest of the last page moves with it, as far as both sides hold it.
+    assert rows[10:] == [(50, 330), (51, 331)]
+
+
+def test_pages_of_context_parallel_ranks() -> None:
+    """§4.8: 10 pages over 4 ranks; the first ones have one more."""
+    pages = np.arange(100, 110)
+    found = []
+    for index in range(4):
+        component = latents(1, 4, partition=Partition("contiguous", 4, index)).component
+        found.append(plan.indices_of(component, 39, pages=pages).tolist())
+    assert found == [[100, 101, 102], [103, 104, 105], [106, 107], [108, 109]]
+    last = latents(1, 4, partition=Partition("contiguous", 4, 3)).component
+    assert not len(plan.indices_of(last, 9, pages=pages)), "3 pages for 4 ranks"
+
+
+def test_pages_of_page_sharding_ranks() -> None:
+    """§4.8: logical page l lives on rank ``l mod M`` as its page ``l div M``."""
+    for index in range(3):
+        component = latents(1, 4, partition=Partition("cyclic", 3, index, 4)).component
+        logical = [page for page in range(10) if page % 3 == index]
+        assert plan.indices_of(component, 40, pages=np.arange(20)).tolist() == [page // 3 for page in logical]
+        behind = [page // 3 for page in logical if page >= 5]
+        assert plan.indices_of(component, 40, 20, pages=np.arange(20)).tolist() == behind
+
+
+RATIOS = [0, 0, 4, 128, 4, 128, 4, 128]
+FOURS = [layer for layer, ratio in enumerate(RATIOS) if ratio == 4]
+LARGE = [layer for layer, ratio in enumerate(RATIOS) if ratio == 128]
+LISTS = {
+    "dsv4": [*((n, "kv") for n in FOURS), *((n, "index") for n in FOURS), *((n, "large") for n in LARGE)],
+    "swa": [*((n, "kv") for n in range(8)), *((n, "attention") for n in FOURS), *((n, "indexer") for n in FOURS)],
+    "c128_state": [(n, "rest") for n in LARGE],
+}
+
+
+def compressed(kind: str, layers: range) -> state.Described:
+    """A stage's part of one of the flat lists."""
+    mine = [(number, layer, label) for number, (layer, label) in enumerate(LISTS[kind]) if layer in layers]
+    if kind == "dsv4":
+        nested: dict[int, dict[str, Memory]] = {}
+        for number, layer, label in mine:
+            array = pointer(100 + number, 4, 2 if label == "large" else 64, 3)
+            nested.setdefault(layer, {})[label] = array
+        return state.compressed_pages(nested, page=256)
+    arrays = {f"layers.{layer}.{label}": pointer(1 + number, 4, 5) for number, layer, label in mine}
+    named = {f"layers.{layer}.{label}": layer for _, layer, label in mine}
+    if kind == "swa":
+        return state.whole_items(arrays, type="swa", layers=named, page=128, window=128)
+    return state.whole_items(arrays, type="c128_state", layers=named, page=128, group=128)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("dsv4", [1, 2, 4, 5, 7, 8]), ("swa", [4, 5, 6, 7, 9, 10, 12, 13]), ("c128_state", [1, 2])],
+)
+def test_a_stage_of_a_compressed_model(kind: str, expected: list[int]) -> None:
+    """§6.4: stage [4, 8) of ratios 0 0 4 128 4 128 4 128; which entries of decode's list it writes."""
+    stages = [only(compressed(kind, layers), rank=n, ranks=2) for n, layers in enumerate((range(4), range(4, 8)))]
+    full = only(compressed(kind, range(8)))
+    plan.match(stages, [full])
+    names = [f"layers.{layer}.{label}" for layer, label in LISTS[kind]]
+    written = [
+        sorted(names.index(name) for part in plan.route(stages, [full]) if part.source == rank
+               for share in part.shares for name in share.buffers)
+        for rank in range(2)
+    ]  # fmt: skip
+    assert written[1] == expected
+    assert sorted(written[0] + written[1]) == list(range(len(names)))

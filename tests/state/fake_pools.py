@@ -1,0 +1,282 @@
+"""Pools as engines have them, on numpy memory: what they offer is all that is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Array",
+    "CompressedPool",
+    "HybridPool",
+    "IndexedPool",
+    "KeysPool",
+    "LatentPool",
+    "QueryPool",
+    "RequestPool",
+    "SlidingPool",
+    "SparsePool",
+    "Triples",
+    "UnifiedHybridPool",
+    "noise",
+    "triples",
+]
+
+Array = npt.NDArray[Any]
+Triples = tuple[list[int], list[int], list[int]]
+
+_drawn = 0
+
+
+def noise(*shape: int, dtype: str = "int16") -> Array:
+    """Random contents, of an array of its own."""
+    global _drawn
+    _drawn += 1
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.random.default_rng(_drawn).integers(0, 256, size, np.uint8).view(dtype).reshape(shape)
+
+
+def triples(arrays: Sequence[Array]) -> Triples:
+    """Address, length and item size of each; the first axis runs over items."""
+    return (
+        [int(each.__array_interface__["data"][0]) for each in arrays],
+        [each.nbytes for each in arrays],
+        [each.nbytes // len(each) if len(each) else 0 for each in arrays],
+    )
+
+
+class KeysPool:
+    """Keys and values: ``[pages, tokens, heads, dim]`` a layer."""
+
+    def __init__(self, k: list[Array], v: list[Array], start: int = 0, layout: str | None = None) -> None:
+        self.k, self.v = k, v
+        self.page_size = k[0].shape[2 if layout == "hnd" else 1]
+        self.head_num = k[0].shape[1 if layout == "hnd" else 2]
+        self.layer_num = len(k)
+        self.start_layer, self.end_layer = start, start + len(k)
+        self.kv_cache_layout = layout
+        self.scales: list[Array] = []
+
+    def get_contiguous_buf_infos(self) -> Triples:
+        return triples(self.k + self.v)
+
+    def get_kv_scale_buf_infos(self) -> Triples:
+        return triples(self.scales)
+
+
+class LatentPool:
+    """Latents: ``[pages, tokens, width]`` a layer."""
+
+    def __init__(self, latents: list[Array], start: int = 0) -> None:
+        self.latents = latents
+        self.page_size = latents[0].shape[1]
+        self.layer_num = len(latents)
+        self.start_layer, self.end_layer = start, start + len(latents)
+
+    def get_contiguous_buf_infos(self) -> Triples:
+        return triples(self.latents)
+
+
+class IndexedPool(LatentPool):
+    """Latents and sparse-attention index keys, and perhaps a compressor's open pools: ``[requests, slots, width]``."""
+
+    def __init__(
+        self,
+        latents: list[Array],
+        index: list[Array],
+        *,
+        start: int = 0,
+        pool: int = 1,
+        extra: int = 0,
+        keys: Sequence[Array] = (),
+        scores: Sequence[Array] = (),
+    ) -> None:
+        super().__init__(latents, start)
+        self.index = index
+        self.kpool_use_compress = pool > 1
+        self.index_kpool = pool
+        self.tail_extra_slots = extra
+        self.tails = [*keys, *scores]
+
+    def get_state_buf_infos(self) -> Triples:
+        return triples(self.index)
+
+    def get_compress_tail_buf_infos(self) -> Triples:
+        return triples(self.tails)
+
+
+class SlidingPool:
+    """A full and a sliding pool, each with its own pages."""
+
+    def __init__(self, full: KeysPool, sliding: KeysPool, window: int) -> None:
+        self.full_kv_pool, self.swa_kv_pool = full, sliding
+        self.page_size = full.page_size
+        self.sliding_window = window
+
+    def translate_loc_from_full_to_swa(self, ids: Array) -> Array:
+        return ids
+
+    def get_contiguous_buf_infos(self) -> Triples:
+        return self.full_kv_pool.get_contiguous_buf_infos()
+
+    def get_state_buf_infos(self) -> Triples:
+        return self.swa_kv_pool.get_contiguous_buf_infos()
+
+
+class States:
+    """The lists of recurrent state, which hybrid pools and request pools share."""
+
+    def __init__(
+        self,
+        tensors: list[Array],
+        dims: list[int],
+        outers: list[int] | None = None,
+        groups: list[Any] | None = None,
+        ids: list[int] | None = None,
+    ) -> None:
+        self.tensors, self.dims, self.outers, self.groups, self.ids = tensors, dims, outers, groups, ids
+
+    def get_state_buf_infos(self) -> Triples:
+        return triples(self.tensors)
+
+    def get_state_dim_per_tensor(self) -> list[int]:
+        return self.dims
+
+    def get_state_slice_outer_counts(self) -> list[int]:
+        return self.outers or []
+
+    def get_state_conv_shard_groups(self) -> list[Any]:
+        return self.groups or []
+
+
+class RequestPool(States):
+    """Request slots with recurrent state of their own."""
+
+
+class HybridPool(States):
+    """Full-attention layers around a pool of recurrent state."""
+
+    def __init__(self, full: Any, kv_ids: list[int], states: States) -> None:
+        super().__init__(states.tensors, states.dims, states.outers, states.groups, states.ids)
+        self.full_kv_pool, self.mamba_pool = full, states
+        self.page_size = full.page_size
+        self.kv_ids = kv_ids
+
+    def get_contiguous_buf_infos(self) -> Triples:
+        found: Triples = self.full_kv_pool.get_contiguous_buf_infos()
+        return found
+
+    def get_kv_layer_ids(self) -> list[int]:
+        return self.kv_ids
+
+    def get_state_layer_ids(self) -> list[int]:
+        return self.ids or []
+
+
+class QueryPool(HybridPool):
+    """A hybrid pool with pending and compressed index keys."""
+
+    pending: list[Array]
+    pending_ids: list[int]
+    compressed: list[Array]
+    compressed_ids: list[int]
+
+    def get_qsa_pending_state_buf_infos(self) -> Triples:
+        return triples(self.pending)
+
+    def get_qsa_pending_state_layer_ids(self) -> list[int]:
+        return self.pending_ids
+
+    def get_qsa_compressed_state_buf_infos(self) -> Triples:
+        return triples(self.compressed)
+
+    def get_qsa_compressed_state_layer_ids(self) -> list[int]:
+        return self.compressed_ids
+
+
+class SparsePool:
+    """MiniMax: sparse layers with index keys, dense layers beside them."""
+
+    def __init__(self, sparse: KeysPool, dense: KeysPool | None, index: list[Array]) -> None:
+        self.sparse, self.dense, self.index = sparse, dense, index
+        self.index_k_pool = object()
+        self.index_kv_pool: object | None = None
+        self.page_size = sparse.page_size
+        self.head_num = sparse.head_num
+
+    def get_contiguous_buf_infos(self) -> Triples:
+        return self.sparse.get_contiguous_buf_infos()
+
+    def get_sparse_kv_buf_infos(self) -> Triples:
+        return self.sparse.get_contiguous_buf_infos()
+
+    def get_dense_kv_state_buf_infos(self) -> Triples:
+        return self.dense.get_contiguous_buf_infos() if self.dense else ([], [], [])
+
+    def get_index_k_state_buf_infos(self) -> Triples:
+        return triples(self.index)
+
+
+class CompressedPool:
+    """DeepSeek-V4: lists by buffer type, each over the layers of one compression ratio."""
+
+    def __init__(self, ratios: list[int], start: int, end: int, page: int, window: int) -> None:
+        self.compression_ratios = ratios
+        self.start_layer, self.end_layer = start, end
+        self.page_size = page
+        self.sliding_window = window
+        self.layer_num = end - start
+        self.unified_swa_ring_size = 0
+        self.full_kv_pool = object()
+        self.swa_kv_pool: object | None = None
+        self.full_to_swa_index_mapping: object | None = None
+        self.kv: list[Array] = []
+        self.swa: list[Array] = []
+        self.ring: list[Array] = []
+        self.request: list[Array] = []
+        self.c128: list[Array] = []
+        self.c4: list[Array] = []
+        self.valid_from: list[Array] = []
+
+    def translate_loc_from_full_to_swa(self, ids: Array) -> Array:
+        return ids
+
+    def get_contiguous_buf_infos(self) -> Triples:
+        return triples(self.kv)
+
+    def get_state_buf_infos(self) -> Triples:
+        return triples(self.swa)
+
+    def get_unified_swa_ring_buf_infos(self) -> Triples:
+        return triples(self.ring)
+
+    def get_request_state_buf_infos(self) -> Triples:
+        return triples(self.request)
+
+    def get_c128_kv_buf_infos(self) -> Triples:
+        return triples(self.c128)
+
+    def get_c4_state_buf_infos(self) -> Triples:
+        return triples(self.c4)
+
+    def get_swa_valid_from_buf_infos(self) -> Triples:
+        return triples(self.valid_from)
+
+
+class UnifiedHybridPool(HybridPool):
+    """One raw allocation, whose items are envelopes of all layers: pages of keys and values, or slots of state."""
+
+    def __init__(self, full: Any, raw: Array, page_bytes: int, slot_bytes: int) -> None:
+        super().__init__(full, [], States([], []))
+        self.raw, self.page_bytes, self.slot_bytes = raw, page_bytes, slot_bytes
+
+    def get_contiguous_buf_infos(self) -> Triples:
+        ptrs, lens, _ = triples([self.raw])
+        return ptrs, lens, [self.page_bytes]
+
+    def get_state_buf_infos(self) -> Triples:
+        ptrs, lens, _ = triples([self.raw])
+        return ptrs, lens, [self.slot_bytes]

@@ -36,11 +36,10 @@ class Engine:
 
     Args:
         folder: Where pools lie.
-        name: For messages.
-        environment: More environment variables.
+        name: For messages, and for the files of its pools.
     """
 
-    def __init__(self, folder: Path, name: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.name = name
         self.links: list[LinkHandle] = []
@@ -53,7 +52,7 @@ class Engine:
                 [sys.executable, "-m", "tests.helpers.worker", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                env={**os.environ, "PYTHONPATH": path},
             )
             self._pipe = Connection(ours.detach())
 
@@ -130,12 +129,15 @@ class Engine:
         self.process.wait(PATIENCE)
         self._pipe.close()
 
+    def dismiss(self) -> None:
+        """Let it close its links and end, however it stands; does not wait for it."""
+        if not self._pipe.closed:
+            self._pipe.close()
+            self.process.send_signal(signal.SIGCONT)
+
     def end(self) -> None:
-        """Close its links and end it, however it stands."""
-        if self._pipe.closed:
-            return
-        self._pipe.close()
-        self.process.send_signal(signal.SIGCONT)
+        """Dismiss it, and wait until it is gone."""
+        self.dismiss()
         try:
             self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

@@ -24,6 +24,7 @@ from tests.helpers.pools import Component, Memory
 
 import statelink
 from statelink.errors import Reason, StatelinkError
+from statelink.registry import load_backend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +83,11 @@ class Host:
     rooms: dict[int, statelink.Room] = field(default_factory=dict)
     gates: dict[str, Gate] = field(default_factory=dict)
     errors: Errors = field(default_factory=Errors)
+
+    def warm(self, backend: str) -> None:
+        """Load a backend and its library, so that opening a link does not have to."""
+        kind = load_backend(backend)
+        kind.probe(kind.Options())
 
     def open(
         self, key: str, path: Path, pools: Sequence[Component], who: dict[str, Any], config: dict[str, Any]

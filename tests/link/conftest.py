@@ -32,11 +32,19 @@ class Workshop:
         self.decode = Engine(folder, "decode")
         self.engines = [self.prefill, self.decode]
         self.untidy = False
+        self._spare: Engine | None = None
 
-    def engine(self, name: str, **environment: str) -> Engine:
-        """Another process, which ends with the test."""
-        made = Engine(self.folder, f"{name}-{next(_numbers)}", environment)
+    def engine(self) -> Engine:
+        """Another process, which ends with the test. One is always started ahead, since that takes a while."""
+        made = self._spare or self._start()
+        self._spare = self._start()
         self.engines.append(made)
+        made.answer()
+        return made
+
+    def _start(self) -> Engine:
+        made = Engine(self.folder, f"other-{next(_numbers)}")
+        made.ask("warm", self.backend)
         return made
 
     def open(self, role: str, pools: Sequence[Component] | None = None, **config: Any) -> LinkHandle:
@@ -66,7 +74,7 @@ class Workshop:
             if engine not in (self.prefill, self.decode):
                 self.engines.remove(engine)
             if engine not in living:
-                engine.end()
+                engine.dismiss()
                 continue
             engine.links.clear()
             if not engine.answer() and not untidy:
@@ -75,12 +83,15 @@ class Workshop:
             problems += [f"{engine.name} leaves threads {left}"] if left else []
             problems += [f"{engine.name}: {each}" for each in engine.call("take_errors")]
             if engine not in (self.prefill, self.decode):
-                engine.end()
+                engine.dismiss()
         assert not problems, "\n".join(problems)
 
-    def end(self) -> None:
-        for engine in self.engines:
-            engine.end()
+    def dismiss(self) -> list[Engine]:
+        """End its processes; those that are still to be waited for."""
+        everyone = [*self.engines, *([self._spare] if self._spare else [])]
+        for engine in everyone:
+            engine.dismiss()
+        return everyone
 
 
 class Home:
@@ -114,9 +125,11 @@ class Home:
         self.pair = self._open()
         self.pair.errors()
 
-    def end(self) -> None:
+    def dismiss(self) -> list[Engine]:
+        """End its processes; those that are still to be waited for."""
         for engine in self._engines:
-            engine.end()
+            engine.dismiss()
+        return list(self._engines)
 
 
 @pytest.fixture(scope="session")
@@ -130,8 +143,8 @@ def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         return made[backend]
 
     yield get
-    for home in made.values():
-        home.end()
+    for engine in [each for home in made.values() for each in home.dismiss()]:
+        engine.end()
 
 
 @pytest.fixture
@@ -152,8 +165,8 @@ def _workshops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
         return made[backend]
 
     yield get
-    for workshop in made.values():
-        workshop.end()
+    for engine in [each for workshop in made.values() for each in workshop.dismiss()]:
+        engine.end()
 
 
 @pytest.fixture

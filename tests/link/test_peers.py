@@ -5,6 +5,7 @@ Liveness is two seconds here; what is asserted of time is only that nothing wait
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -62,14 +63,13 @@ def quarantined(link: LinkHandle, room: int) -> bool:
     ("tcp", "idle"),
     ("tcp", "mid-chunk"),
     ("tcp", "in the library"),
-    ("nixl", "mid-chunk"),
     ("nixl", "in the library"),
-    ("mooncake", "in the library"),
+    ("mooncake", "mid-chunk"),
 )
 def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     """Decode's rooms fail; its memory is given back only where it can see to that itself; others serve it."""
     backend = f"faulty-{workshop.backend}"
-    doomed, other = workshop.engine("doomed"), workshop.prefill
+    doomed, other = workshop.engine(), workshop.prefill
     decode = workshop.open("decode", backend=backend, **LIVE)
     first = Pair(workshop.open("prefill", engine=doomed, backend=backend, instance="doomed", **LIVE), decode)
     second = Pair(workshop.open("prefill", engine=other, backend=backend, **LIVE), decode)
@@ -81,7 +81,8 @@ def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     if when == "in the library":
         receiving, sending = first.begin(case)
         doomed.run("faulty_backends", "plan", "submit", "die")
-        first.push(sending, case)
+        with contextlib.suppress(EOFError):  # it may be gone before it can answer
+            first.push(sending, case)
         doomed.process.wait(20)
     elif when == "mid-chunk":
         receiving, _ = mid_chunk(first, case)
@@ -117,12 +118,11 @@ def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     ("tcp", "mid-chunk"),
     ("tcp", "in the library"),
     ("nixl", "in the library"),
-    ("mooncake", "mid-chunk"),
     ("mooncake", "in the library"),
 )
 def test_decode_is_killed(workshop: Workshop, when: str) -> None:
     backend = f"faulty-{workshop.backend}"
-    doomed = workshop.engine("doomed")
+    doomed = workshop.engine()
     prefill = workshop.open("prefill", backend=backend, **LIVE)
     first = Pair(prefill, workshop.open("decode", engine=doomed, backend=backend, instance="doomed", **LIVE))
     first.run()
@@ -161,14 +161,14 @@ def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) 
     """With other pools, too: nothing of its former self is believed."""
     address = free_address()
     decode = workshop.open("decode", **LIVE)
-    doomed = workshop.engine("doomed")
+    doomed = workshop.engine()
     first = Pair(workshop.open("prefill", engine=doomed, listen=address, **LIVE), decode)
     first.run()
     case = first.case()
     receiving = mid_chunk(first, case)[0] if busy else None
     doomed.kill()
     pools = hybrid(kv=Kv(pages=60, order="hnd"))
-    again = Pair(workshop.open("prefill", pools, engine=workshop.engine("reborn"), listen=address, **LIVE), decode)
+    again = Pair(workshop.open("prefill", pools, engine=workshop.engine(), listen=address, **LIVE), decode)
     again.expected = first.expected
     if receiving is not None:
         assert "prefill was lost" in receiving.failed(SOON)
@@ -210,7 +210,7 @@ def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
 def test_decode_comes_back(workshop: Workshop) -> None:
     prefill = workshop.open("prefill", **LIVE)
     for _ in range(2):
-        doomed = workshop.engine("doomed")
+        doomed = workshop.engine()
         made = Pair(prefill, workshop.open("decode", engine=doomed, **LIVE))
         made.run()
         case = made.case(room=91)

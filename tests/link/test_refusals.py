@@ -137,7 +137,7 @@ def test_another_backend(pair: Pair, workshop: Workshop) -> None:
 @pytest.mark.parametrize(("low", "high", "older"), [(2, 3, "this side"), (0, 0, "the peer")])
 def test_no_protocol_version_in_common(pair: Pair, workshop: Workshop, low: int, high: int, older: str) -> None:
     """Prefill refuses; ``this side`` is then prefill, and its version the older one."""
-    stranger = workshop.engine("stranger")
+    stranger = workshop.engine()
     stranger.run("tests.helpers.child", "speak", low, high)
     decode = workshop.open("decode", engine=stranger)
     text = decode.receive(54, pair.prefill.address, 64, deadline=20).failed()

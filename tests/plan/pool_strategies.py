@@ -187,6 +187,8 @@ DEALT = (
     "prefill deals pages",
     "both deal pages",
     "both deal in different ways",
+    "decode holds ranges",
+    "both hold ranges",
 )
 """Ways in which ranks share the positions of a request."""
 
@@ -231,6 +233,8 @@ def dealt_scenes(draw: Draw, topology: str) -> Scene:
         "prefill deals pages": (("cyclic", pages[0]), ("all", 1)),
         "both deal pages": (("cyclic", pages[0]), ("cyclic", pages[1])),
         "both deal in different ways": (("cyclic", pages[0]), ("cyclic", 1)),
+        "decode holds ranges": (("all", 1), ("contiguous", 1)),
+        "both hold ranges": (("contiguous", 1), ("contiguous", 1)),
     }[topology]
     source, target = (
         Lay(page, order=lay.order, deal=deal, block=block)
@@ -256,6 +260,8 @@ _SHARDS: dict[str, Callable[[Draw], tuple[int, int]]] = {
     "prefill deals pages": lambda draw: (draw(_TWO), 1),
     "both deal pages": lambda draw: (draw(_TWO),) * 2,
     "both deal in different ways": lambda draw: (draw(_TWO), draw(_TWO)),
+    "decode holds ranges": lambda draw: (1, draw(_TWO)),
+    "both hold ranges": lambda draw: (draw(_TWO), draw(_TWO)),
 }
 
 

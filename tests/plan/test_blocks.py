@@ -105,6 +105,26 @@ def test_contiguous_pages_are_one_block_a_layer() -> None:
     assert count(mla("p", 6), mla("d", 6), run, run[::-1]) == 6 * 32
 
 
+def stacked(name: str, layers: int, *, pages: int = 64) -> Inventory:
+    """All layers in one allocation, one after the other."""
+    size = pages * 16 * 8
+    region = Region(STEP, layers * size)
+    arrays = {
+        layer: Memory.pointer(STEP + layer * size, (pages, 16, 8), "uint8", 1, region=region) for layer in range(layers)
+    }
+    return describe(name, state.mla_pages(arrays))
+
+
+def test_layers_of_one_allocation_are_one_block_each() -> None:
+    run = list(range(10, 42))
+    assert count(stacked("p", 6), stacked("d", 6), run, run) == 6
+    assert count(stacked("p", 6), mla("d", 6), run, run) == 6
+    assert count(stacked("p", 6), envelope("d", 6), run, run) == 6 * 32
+    # One after the other on one side, whole: the end of a layer is the beginning of the next.
+    everything = list(range(64))
+    assert count(stacked("p", 1), stacked("d", 1), everything, everything) == 1
+
+
 def test_an_envelope_on_both_sides_moves_whole_pages() -> None:
     run = list(range(10, 42))
     assert count(envelope("p", 6), envelope("d", 6), run, run) == 1

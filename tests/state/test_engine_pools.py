@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from statelink import plan, state
 from statelink.errors import MismatchError
-from statelink.state import Described, PageField, PoolGeometry, StateTensor
+from statelink.state import Described, Memory, PageField, PoolGeometry, StateTensor
 
 from .fake_pools import (
     Array,
@@ -101,6 +102,20 @@ def test_latents_and_their_partition() -> None:
     assert len(agrees(found, "layers.1.latent", pool.latents[1])) == PAGES * TOKENS * 5
 
 
+def test_constructors_describe_the_same_as_the_walk() -> None:
+    k, v = keys(2), keys(2)
+    walked = state.from_pools(KeysPool(k, v), geometry=geometry(2, kv_heads=HEADS))
+    layers = {layer: tuple(Memory.of(each[layer]) for each in (k, v)) for layer in range(2)}
+    tagged: Any = {n: tuple(replace(each, dtype="bfloat16") for each in pair) for n, pair in layers.items()}
+    made = state.kv_pages(tagged, heads=HEADS)
+    assert state.describe("i", walked).diff(state.describe("i", [made])) == []
+    latents, index = [noise(PAGES, TOKENS, 2, dtype="uint8")], [noise(PAGES, TOKENS, 6, dtype="uint8")]
+    given = PoolGeometry(layers=1, dtype="uint8", fields={"index_k": [PageField("k", 6)]})
+    walked = state.from_pools(IndexedPool(latents, index), geometry=given)
+    by_hand = [state.mla_pages({0: latents[0]}), state.index_pages({0: index[0]})]
+    assert state.describe("i", walked).digest() == state.describe("i", by_hand).digest()
+
+
 def test_two_ranks_of_keys_feed_one() -> None:
     k, v = keys(2), keys(2)
     sides: list[list[state.Inventory]] = []
@@ -134,7 +149,7 @@ def test_block_scales_come_right_after_the_keys_and_pair_only_with_their_namesak
     }
     plan.match(sides[1], sides[1])
     for pair in (sides, sides[::-1]):
-        with pytest.raises(MismatchError, match="block_scale/layers.0.v_scale: extent of axis 'rank'"):
+        with pytest.raises(MismatchError, match=r"block_scale/layers\.0\.v_scale: extent of axis 'rank'"):
             plan.match(*pair)
 
 
@@ -191,6 +206,36 @@ def test_key_heads_that_are_fewer_than_ranks_are_replicated() -> None:
     given = geometry(2, tp=(3, 4), conv_heads=(2, 2, 4), state_tensors=[StateTensor("conv", "bfloat16")])
     found = state.from_pools(pool, geometry=given)
     assert {c for _, c, _ in agrees(found[1], "layers.1.conv", full)} == {*range(4, 8), *range(12, 16), *range(28, 32)}
+
+
+def test_recurrent_heads_that_are_fewer_than_ranks_are_replicated() -> None:
+    full = noise(2, 2, 4, dtype="float32")
+    tensors = [StateTensor("ssm", "float32", heads=2)]
+    pool = HybridPool(LatentPool([noise(PAGES, TOKENS, 2)]), [0], States([full[:, 1:].copy()], [1], ids=[1]))
+    found = state.from_pools(pool, geometry=geometry(2, tp=(2, 4), state_tensors=tensors))
+    assert {head for _, head, _ in agrees(found[1], "layers.1.ssm", full)} == {1}
+
+
+def test_latents_in_planar_pages_and_layers_without_any() -> None:
+    page, (latent, scale) = planar(TOKENS, 6, 2)
+    pool = LatentPool([page.reshape(PAGES, TOKENS, 8), np.zeros((0, 1, 1), np.uint8)])
+    fields = {"latent": [PageField("c", 6), PageField("scale", 2, "float16")]}
+    (found,) = state.from_pools(pool, geometry=geometry(2, fields=fields))
+    assert [buffer.count for buffer in found.component.buffers] == [PAGES, PAGES, 0, 0]
+    agrees(found, "layers.0.latent.c", latent)
+    agrees(found, "layers.0.latent.scale", scale.view("float16"))
+    # A list keeps the place of what has no items, of whatever kind it is.
+    nothing = np.zeros((0, 1), np.uint8)
+    (empty,) = state.from_pools(LatentPool([noise(PAGES, TOKENS, 2), noise(0, TOKENS, 2)]), geometry=geometry(2))
+    assert [buffer.count for buffer in empty.component.buffers] == [PAGES, 0]
+    kv = KeysPool([*keys(1), noise(0, TOKENS, HEADS, DIM)], [*keys(1), noise(0, TOKENS, HEADS, DIM)])
+    kv.scales = [noise(PAGES, 2), nothing, noise(PAGES, 2), nothing]
+    found, scales = state.from_pools(kv, geometry=geometry(2, kv_heads=HEADS))
+    assert [[b.count for b in each.component.buffers] for each in (found, scales)] == [[PAGES, 0, PAGES, 0]] * 2
+    held = States([nothing, noise(2, 4)], [8, 2], ids=[0, 0])
+    hybrid = HybridPool(KeysPool(keys(1), keys(1)), [1, 1], held)
+    _, slots = state.from_pools(hybrid, geometry=geometry(2, kv_heads=HEADS))
+    assert [buffer.count for buffer in slots.component.buffers] == [0, 2]
 
 
 def test_side_states_that_some_layers_have_and_the_history_of_the_request() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from statelink import state
 from statelink.errors import StateError
-from statelink.state import PageField, PoolGeometry
+from statelink.state import PageField, PoolGeometry, StateTensor
 
 from .fake_pools import (
     CompressedPool,
@@ -121,7 +121,7 @@ def test_layers_that_nobody_names() -> None:
 @pytest.mark.parametrize(
     ("ids", "cause"),
     [
-        ([1], "1 values for the 2 buffers of get_contiguous_buf_infos"),
+        ([1], "it has 1 values for the 2 buffers of get_contiguous_buf_infos"),
         ([1, 2], r"layer 1 has 1 buffers; the geometry knows 2 \(k, v\)"),
         ([9, 9], r"layer 9 is not in \[0, 2\)"),
     ],
@@ -159,6 +159,15 @@ def test_a_request_wide_state_that_is_sliced() -> None:
     held = states([0], ids=[0, 0, (1 << 32) - 1], dims=[8, 2, 4])
     held.tensors.append(noise(2, 4))
     refused("'ngram' belongs to no layer", HybridPool(keys(1), [1, 1], held), geometry(2, kv_heads=2))
+    held.tensors.append(noise(2, 4))
+    twice = States(held.tensors, [8, 2, 0, 0], ids=[0, 0, *[(1 << 32) - 1] * 2])
+    refused("two buffers of one request-wide id", HybridPool(keys(1), [1, 1], twice), geometry(2, kv_heads=2))
+
+
+def test_heads_that_do_not_divide_what_is_here() -> None:
+    tensors = [StateTensor("ssm", "bfloat16", heads=4)]
+    pool = HybridPool(keys(1), [1, 1], States([noise(2, 3)], [3], ids=[0]))
+    refused("has dim 3 for 2 heads", pool, geometry(2, kv_heads=2, state_tensors=tensors, state_tp=(1, 2)))
 
 
 def test_a_second_component_of_recurrent_state() -> None:
@@ -175,7 +184,7 @@ def test_a_second_component_of_recurrent_state() -> None:
     )
     empty = HybridPool(keys(1), [1, 1], States([], []))
     refused("HybridPool does not", empty, given, request_pool=RequestPool(other.tensors, []))
-    refused("a second 'mamba'", keys(2), given, draft_pool=pool)
+    refused("a second 'mamba'", keys(2), given, draft_pool=pool, draft_geometry=given)
 
 
 def test_state_of_the_request_pool_whose_layers_nobody_names() -> None:
@@ -290,6 +299,9 @@ def test_drafts() -> None:
     draft = compressed([0])
     draft.ring = [noise(4, 4)]
     refused("only one keeps its windows in rings", target, given, draft_pool=draft)
+    draft = compressed([])
+    draft.layer_num = 1
+    refused("compression_ratios: it has 0 for 1 draft layers", target, given, draft_pool=draft)
     draft = compressed([0])
     draft.kv = [noise(4, 4)]
     refused("get_contiguous_buf_infos: it lists 1 buffers", target, given, draft_pool=draft)

@@ -223,11 +223,12 @@ def _addresses(inventory: Inventory, buffers: list[Buffer]) -> U64:
 
 def _rows(assignment: Assignment, share: Share, component: Component, buffer: Buffer, granule: int) -> int:
     """Rows of a granule: fewer than its positions where a buffer is compressed."""
-    ratio = component.ratio(buffer) or 1
-    if granule % ratio:
-        cause = f"a row stands for {ratio} positions, and the two sides' pages are cut every {granule}"
+    ratio = component.ratio(buffer)
+    unit = ratio or component.page or 1
+    if granule % unit:
+        cause = f"{'a row' if ratio else 'an item'} stands for {unit} positions, and they are cut every {granule}"
         raise _refused(assignment, share, buffer.name, cause)
-    return granule // ratio
+    return granule // unit
 
 
 def _component(inventory: Inventory, share: Share) -> Component:

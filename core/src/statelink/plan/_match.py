@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from statelink.errors import MismatchError
-from statelink.state import Component, Difference, Inventory
+from statelink.state import Buffer, Component, Difference, Inventory
 from statelink.state._diff import diff_components
+
+from ._pairing import granule_of
 
 __all__ = ["differences", "match"]
 
@@ -39,6 +41,7 @@ def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> l
                 if (id(ours), id(theirs)) not in seen:
                     seen.add((id(ours), id(theirs)))
                     found.update(dict.fromkeys(diff_components(ours, theirs)))
+                    found.update(dict.fromkeys(_cut(ours, theirs)))
         found.update(dict.fromkeys(_buffers(name, here[name], there[name])))
     return list(found)
 
@@ -79,6 +82,34 @@ def _buffers(name: str, ours: Sequence[Component], theirs: Sequence[Component]) 
         for label in sorted(here.keys() ^ there.keys())
         if not (here.get(label) or there[label]).optional
     ]
+
+
+def _cut(ours: Component, theirs: Component) -> list[Difference]:
+    """Buffers whose rows or items would be cut: by pages of the other side, or by how positions are dealt out."""
+    if not ours.page or not theirs.page:
+        return []
+    granule = granule_of(theirs, ours)
+    known = {buffer.name for buffer in theirs.buffers if buffer.count}
+    dealt = "cyclic" in (ours.partition.kind, theirs.partition.kind)
+    return [
+        Difference(f"{ours.name}/{buffer.name}: {_unit(ours, buffer)}", _dealt(ours), _dealt(theirs))
+        for buffer in ours.buffers
+        if buffer.count
+        and buffer.name in known
+        and (dealt or ours.ratio(buffer))  # unequal pages without an axis are a difference of their own
+        and granule % (ours.ratio(buffer) or ours.page)
+    ]
+
+
+def _unit(component: Component, buffer: Buffer) -> str:
+    ratio = component.ratio(buffer)
+    return f"a row of {ratio} positions would be cut" if ratio else "an item without an axis of positions would be cut"
+
+
+def _dealt(component: Component) -> str:
+    partition = component.partition
+    pages = f"pages of {component.page}"
+    return f"{pages}, positions dealt out in blocks of {partition.block}" if partition.kind == "cyclic" else pages
 
 
 def _presence(path: str, ours: bool) -> Difference:

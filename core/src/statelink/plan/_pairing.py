@@ -127,7 +127,6 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
         item_target = local_target // per_target - ours.first
         both = (item_source >= 0) & (item_source < len(theirs.ids)) & (item_target >= 0) & (item_target < len(ours.ids))
         places = np.flatnonzero(both)
-        owed.grains[places]
         return Pairs(
             theirs.ids[item_source[places]],
             ours.ids[item_target[places]],

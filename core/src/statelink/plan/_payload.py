@@ -46,9 +46,9 @@ def indices_of(
         component: What this rank holds.
         tokens: N: the prompt's length.
         prefix: P: positions that decode holds. Where it ends inside one of this side's items, that item is included.
-        table: Token slots of the request in this component's pool, one for each of its positions on this rank; each
-            page's positions are consecutive and begin on a page.
-        pages: Page ids of the request in this component's pool, from its first page; instead of ``table``.
+        table: Token slots of the request in this component's pool, by position; each page's positions are consecutive
+            and begin on a page. Where positions are dealt out over ranks (``cyclic``), by this rank's own numbering.
+        pages: Page ids of the request in this component's pool, by page; instead of ``table``, and numbered like it.
         slot: The request's slot, row or ring in this side's pool.
         ring: Positions of one ring on this side.
 

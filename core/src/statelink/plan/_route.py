@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,10 @@ from statelink.state import Buffer, Component, Inventory, Layout, Partition
 from ._boxes import Box, cells, intersect, merge_boxes, slab_box
 
 __all__ = ["Assignment", "Share", "route"]
+
+
+TYPICAL_TOKENS = 4096
+"""Length of the request that replicated sources share fairly."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -46,7 +51,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 class _Cell(NamedTuple):
     box: Box
-    owners: list[int]
+    owners: tuple[int, ...]
     optional: bool
 
 
@@ -59,10 +64,10 @@ class _Holder(NamedTuple):
 def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[Assignment]:
     """Assign every byte of every destination slab to exactly one source.
 
-    Sources that hold the same box of the same positions share the load: the election rotates by destination and by
-    buffer. Sources that hold different positions each write theirs. A source that nobody reads from still gets an
-    assignment, without shares, from destination ``rank mod number of destinations``, so that each source rank hears of
-    each request.
+    Sources that hold the same box of the same positions share the load: the one that has the least to send so far is
+    elected, for all buffers of a layer alike. Sources that hold different positions each write theirs. A source that
+    nobody reads from still gets an assignment, without shares, from destination ``rank mod number of destinations``,
+    so that each source rank hears of each request.
 
     Every decode rank computes the same list from the same inventories. Inventories are taken in order of rank.
 
@@ -72,12 +77,13 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
     routes: dict[tuple[int, int], dict[tuple[str, tuple[Box, ...]], list[str]]] = {}
     cut: dict[tuple[object, ...], list[list[_Cell]]] = {}
     merged: dict[tuple[tuple[object, ...], tuple[int, ...]], dict[int, tuple[Box, ...]]] = {}
+    election = _Election()
     sources = sorted(sources, key=lambda inventory: inventory.rank)
     targets = sorted(targets, key=lambda inventory: inventory.rank)
     holders = _holders(sources)
     for target in targets:
         for component in target.components:
-            for number, buffer in enumerate(component.buffers):
+            for buffer in component.buffers:
                 held = holders.get((component.name, buffer.name), [])
                 if not buffer.count or (not held and (buffer.optional or component.kind.elide_empty)):
                     continue
@@ -88,11 +94,7 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
                     owned = cut[key] = [
                         _owners(buffer.layout, sharing) for sharing in _sharings(target, component, buffer, held)
                     ]
-                turn = target.rank + number
-                elected = tuple(
-                    cell.owners[turn % len(cell.owners)] if cell.owners else -1
-                    for cell in itertools.chain.from_iterable(owned)
-                )
+                elected = election.elect(target.rank, component, buffer, itertools.chain.from_iterable(owned))
                 # ... and where they elect the same writers, their boxes are merged alike.
                 chosen = merged.get((key, elected))
                 if chosen is None:
@@ -107,6 +109,36 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
         Assignment(s, t, tuple(Share(name, tuple(buffers), boxes) for (name, boxes), buffers in shares.items()))
         for (s, t), shares in sorted(routes.items())
     ]
+
+
+class _Election:
+    """Who of several holders writes a cell. Deterministic: every decode rank elects the same."""
+
+    def __init__(self) -> None:
+        self._load: Counter[int] = Counter()
+        self._before: dict[tuple[int, str, int | str, tuple[int, ...]], int] = {}
+
+    def elect(self, target: int, component: Component, buffer: Buffer, owned: Iterable[_Cell]) -> tuple[int, ...]:
+        """A writer per cell; -1 for one that nobody holds."""
+        # A layer's buffers go together, so that what lies side by side in memory may move as one block.
+        which = buffer.name if buffer.layer is None else buffer.layer
+        # Bytes of a request of this length; a cell leaves the position axis out.
+        rows = 1 if not component.page else TYPICAL_TOKENS // (component.ratio(buffer) or component.page)
+        writers = []
+        for cell in owned:
+            owners = cell.owners
+            if len(owners) < 2:
+                writers.append(owners[0] if owners else -1)
+                continue
+            key = (target, component.name, which, owners)
+            writer = self._before.get(key)
+            if writer is None:
+                first = target % len(owners)
+                turns = owners[first:] + owners[:first]
+                writer = self._before[key] = min(turns, key=lambda owner: self._load[owner])
+            self._load[writer] += cell.box.volume * buffer.layout.itemsize * max(rows, 1)
+            writers.append(writer)
+        return tuple(writers)
 
 
 def _boxes_by_writer(
@@ -173,7 +205,7 @@ def _owners(target: Layout, held: Sequence[_Holder]) -> list[_Cell]:
             )
     boxes = [(holder.rank, slab_box(holder.layout, slab)) for holder in held for slab in holder.layout.slabs]
     return [
-        _Cell(cell, sorted({rank for rank, box in boxes if intersect(cell, box) == cell}), slab.optional)
+        _Cell(cell, tuple(sorted({rank for rank, box in boxes if intersect(cell, box) == cell})), slab.optional)
         for slab in target.slabs
         for cell in cells(slab_box(target, slab), (box for _, box in boxes))
     ]

@@ -99,7 +99,8 @@ def _diff_buffers(mine: Component, other: Component, ours: Buffer, theirs: Buffe
 def _surplus_is_optional(a: Layout, b: Layout, axis: int) -> bool:
     """Whether what the larger side has beyond the smaller one, on this axis, is only held by optional slabs."""
     larger, smaller = (a, b) if a.shape[axis] > b.shape[axis] else (b, a)
-    return all(slab.optional or slab.stop[axis] <= smaller.shape[axis] for slab in larger.slabs)
+    beyond = [slab.optional for slab in larger.slabs if slab.stop[axis] > smaller.shape[axis]]
+    return bool(beyond) and all(beyond)
 
 
 def _presence(path: str, ours: bool) -> Difference:

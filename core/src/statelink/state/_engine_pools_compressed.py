@@ -45,7 +45,9 @@ def compressed(walk: Walk) -> None:
         tensors = groups[type_]
         named = by_layer(pool, method, entries, [(part, layers(ratio)) for part, ratio in tensors], hint)
         ratio_of, source = dict(tensors), walk.source(pool, method)
-        views = [view for each in named for view in whole_views(source, each, rows=rows(ratio_of[each.part]))]
+        views = [
+            view for each in named for view in whole_views(source, each, rows=rows(ratio_of[each.part]), axis="row")
+        ]
         walk.add(type_, views, tag=tag, **more)
 
     known = {ratio for type_ in ("dsv4", "dsv4_c128") for _, ratio in groups[type_] if ratio}

@@ -324,5 +324,6 @@ class Walk:
         """Index keys: one buffer a layer, without items where a layer shares another's."""
         entries = self.infos(pool, method, type_)
         named = by_layer(pool, method, entries, [("index_k", layers or [])]) if entries else []
-        views = [view for each in named for view in whole_views(self.source(pool, method), each, rows=rows)]
+        source, axis = self.source(pool, method), "token" if rows == page else "row"
+        views = [view for each in named for view in whole_views(source, each, rows=rows, axis=axis)]
         self.add(type_, views, page=page, partition=True)

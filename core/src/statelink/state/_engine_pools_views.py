@@ -102,8 +102,8 @@ def head_views(source: Source, named: Sequence[Named], *, page: int, heads: int,
         )
 
 
-def row_view(source: Source, named: Named, *, rows: int, dtype: str) -> View:
-    """Pages of rows, the same on every rank."""
+def row_view(source: Source, named: Named, *, rows: int, dtype: str, axis: str = "token") -> View:
+    """Pages of rows, the same on every rank; ``axis`` says what a row is."""
     if not named.entry.items:
         return empty_view(source, named)
     width = source.split(named, rows * itemsize_of(dtype), f"{rows} rows of {dtype}")
@@ -111,7 +111,7 @@ def row_view(source: Source, named: Named, *, rows: int, dtype: str) -> View:
         named.label,
         source.memory(named.entry, (rows, width), dtype),
         (rows, width),
-        ("row", "width"),
+        (axis, "width"),
         [((0, 0), (rows, width))],
         (0, 1),
         position=0,
@@ -120,14 +120,16 @@ def row_view(source: Source, named: Named, *, rows: int, dtype: str) -> View:
     )
 
 
-def whole_views(source: Source, named: Named, *, rows: int = 0) -> Iterator[View]:
+def whole_views(source: Source, named: Named, *, rows: int = 0, axis: str = "token") -> Iterator[View]:
     """Items that are the same on every rank: field by field where the geometry knows the fields, else whole."""
     entry, geometry = named.entry, source.geometry
     fields = geometry.fields.get(named.part, ()) if rows else ()
+    # One field is the tensor itself, under its own name.
+    labels = [f"{named.part}.{field.name}" if len(fields) > 1 else named.part for field in fields]
     if not entry.items and fields:
         # Under the names of its fields, so that a layer which lists nothing here pairs with one that does.
-        for field in fields:
-            yield empty_view(source, named._replace(part=f"{named.part}.{field.name}"))
+        for label in labels:
+            yield empty_view(source, named._replace(part=label))
         return
     if not entry.items:
         yield empty_view(source, named)
@@ -156,9 +158,9 @@ def whole_views(source: Source, named: Named, *, rows: int = 0) -> Iterator[View
             f"an item of {named.label!r} has {entry.nbytes} bytes; {rows} rows of {said} bytes do not fill it",
         )
     before = 0
-    for field in fields:
-        part = named._replace(part=f"{named.part}.{field.name}", entry=entry.within(before * rows, field.width * rows))
-        yield row_view(source, part, rows=rows, dtype=field.dtype)
+    for label, field in zip(labels, fields, strict=True):
+        part = named._replace(part=label, entry=entry.within(before * rows, field.width * rows))
+        yield row_view(source, part, rows=rows, dtype=field.dtype, axis=axis)
         before += field.width
 
 

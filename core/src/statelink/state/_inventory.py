@@ -11,7 +11,7 @@ from statelink.errors import StateError
 
 from ._layout import MAX_BYTES, Layout
 from ._overlap import check_apart
-from ._types import Coverage, StateType, state_type
+from ._types import Coverage, IndexSpace, StateType, state_type
 
 if TYPE_CHECKING:
     from ._diff import Difference
@@ -159,6 +159,11 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
             raise StateError(
                 f"component {self.name!r} of type {kind.name!r} has groups of {self.group} and keeps {self.keep}",
                 hint="groups are at least 1, and belong to types with coverage 'tail' or complete groups",
+            )
+        if kind.index is IndexSpace.PAGE and kind.coverage is Coverage.TAIL and self.page != self.group:
+            raise StateError(
+                f"component {self.name!r} of type {kind.name!r} has {self.page} positions an item",
+                cause=f"an item holds one open group, of {self.group}",
             )
         names = [buffer.name for buffer in self.buffers]
         if not names or len(names) > MAX_BUFFERS or len(set(names)) != len(names):

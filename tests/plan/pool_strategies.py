@@ -219,9 +219,12 @@ def dealt_scenes(draw: Draw, topology: str) -> Scene:
     layers = tuple(range(depth))
     few = topology == "fewer pages than ranks"
     shards = _SHARDS[topology](draw)
-    build = draw(st.sampled_from(["kv", "kv of latents", "dsa", "minimax_index_k"]))
+    builds = ["kv", "kv of latents", "dsa", "minimax_index_k", "minimax_dense_kv"]
+    build = draw(st.sampled_from([*builds, "block_scale"] if topology in _BY_PAGES else builds))
     pool, source, target = TYPES[build](draw, "dealt", layers)
     pages = draw(st.sampled_from(PAGES)), draw(st.sampled_from(PAGES))
+    if build == "block_scale":
+        pages = source.page, source.page
     if topology == "both deal pages":
         pages = pages[0], pages[0]
     deals: tuple[tuple[str, int], tuple[str, int]] = {
@@ -250,6 +253,15 @@ def dealt_scenes(draw: Draw, topology: str) -> Scene:
     return _scene(draw, pools, depth, widths, shards, tokens, False)
 
 
+_BY_PAGES = (
+    "context-parallel prefill",
+    "fewer pages than ranks",
+    "prefill deals pages",
+    "both deal pages",
+    "decode holds ranges",
+    "both hold ranges",
+)
+"""Where no page is cut, so that items without rows can be dealt out too."""
 _TWO = st.integers(2, 4)
 _SHARDS: dict[str, Callable[[Draw], tuple[int, int]]] = {
     "context-parallel prefill": lambda draw: (draw(_TWO), 1),

@@ -234,3 +234,20 @@ def test_a_stage_of_a_compressed_model(kind: str, expected: list[int]) -> None:
     ]  # fmt: skip
     assert written[1] == expected
     assert sorted(written[0] + written[1]) == list(range(len(names)))
+
+
+def test_a_prefix_inside_a_page_of_prefill() -> None:
+    """A shrunk counter-example: decode's page ends where prefill's does not, and the page that it ends in is pushed."""
+    component = latents(1, 8).component
+    ids = plan.indices_of(component, 20, 6, pages=[5, 6, 7])
+    assert ids.tolist() == [5, 6, 7]
+    assert plan.pushed(component, 20, 6, (0, 20), ids).first == 0
+
+
+@pytest.mark.parametrize("page", [1, 4, 6])
+def test_a_prefix_that_leaves_nothing_of_a_page(page: int) -> None:
+    """A shrunk counter-example: nothing is due, also where prefill's last page is only partly filled."""
+    for component in (latents(1, page).component, window(3, page)):
+        ids = plan.indices_of(component, 4, 4, pages=np.arange(8))
+        assert not len(ids)
+        assert not len(plan.pushed(component, 4, 4, (0, 4), ids).ids)

@@ -197,6 +197,24 @@ def test_rows_that_stand_for_different_numbers_of_positions_are_refused() -> Non
         plan.match([compressed(6, 2)], [compressed(8, 2)])
 
 
+def scales(partition: Partition) -> Inventory:
+    array = state.Memory.pointer(0x1000, (8, 10), "uint8", 1)
+    return state.describe("x", [state.whole_items({"k": array}, type="block_scale", page=4, partition=partition)])
+
+
+@pytest.mark.parametrize("block", [1, 2, 6])
+@pytest.mark.parametrize("dealing", ["prefill", "decode"])
+def test_items_that_dealing_would_cut_are_refused(block: int, dealing: str) -> None:
+    """Decode context parallelism deals single tokens: an item without rows cannot be dealt out so."""
+    sides = {"prefill": scales(Partition()), "decode": scales(Partition())}
+    sides[dealing] = scales(Partition("cyclic", 2, 0, block))
+    with pytest.raises(MismatchError) as caught:
+        plan.match([sides["prefill"]], [sides["decode"]])
+    assert "an item without an axis of positions would be cut" in str(caught.value)
+    assert f"positions dealt out in blocks of {block} on {dealing}" in str(caught.value)
+    plan.match([scales(Partition())], [scales(Partition("cyclic", 2, 0, 8))])
+
+
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_positions_that_nobody_holds_are_refused(missing: int) -> None:
     sources = [

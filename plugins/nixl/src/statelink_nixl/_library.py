@@ -86,7 +86,7 @@ def _paced(bindings: Any, interval: int) -> Iterator[None]:
     """
     real = bindings.nixlAgentConfig
 
-    class Paced(real):  # type: ignore[misc]
+    class Paced(real):  # type: ignore[misc, valid-type]
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, interval if name == "pthrDelay" else value)
 

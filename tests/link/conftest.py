@@ -33,6 +33,7 @@ class Workshop:
         self.engines = [self.prefill, self.decode]
         self.untidy = False
         self._spare: Engine | None = None
+        self._leaving: list[Engine] = []
 
     def engine(self) -> Engine:
         """Another process, which ends with the test. One is always started ahead, since that takes a while."""
@@ -73,6 +74,7 @@ class Workshop:
         for engine in list(self.engines):
             if engine not in (self.prefill, self.decode):
                 self.engines.remove(engine)
+                self._leaving.append(engine)
             if engine not in living:
                 engine.dismiss()
                 continue
@@ -88,7 +90,7 @@ class Workshop:
 
     def dismiss(self) -> list[Engine]:
         """End its processes; those that are still to be waited for."""
-        everyone = [*self.engines, *([self._spare] if self._spare else [])]
+        everyone = [*self._leaving, *self.engines, *([self._spare] if self._spare else [])]
         for engine in everyone:
             engine.dismiss()
         return everyone

@@ -1,0 +1,266 @@
+"""The embedded backend: what it declares, its fence, and the death of a peer."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Side
+from statelink.errors import BackendUnavailableError, ConfigError, TransferError
+from statelink.tcp import Options, TcpBackend, _iovec
+
+from .helpers.tcp_common import (
+    MODES,
+    POISON,
+    SMALL_BUFFERS,
+    SPACE,
+    extra_process,
+    grant_all,
+    join,
+    u64,
+    untouched,
+    write,
+)
+from .helpers.tcp_node import Node, Remote, wait_for
+
+# Descriptors, options, declarations.
+
+
+def test_wrong_descriptors(here: Node) -> None:
+    good = here.open("target")
+    here.open("source")
+    random = np.random.default_rng(0)
+    for raw in (
+        b"",
+        b"SLTCP",
+        b"SLTCP\x01",
+        b"SLTCP\x02" + good[6:],
+        good[:-1],
+        good + b"\0",
+        b"x" * 100_000,
+        good[:6] + random.bytes(100),
+        good.replace(b"127.0.0.1", b"127.0.0.x"),
+        good.replace(b"secret", b"sacred"),
+    ):
+        with pytest.raises(TransferError, match="descriptor is refused"):
+            here.connect("source", "target", raw)
+    with pytest.raises(TransferError, match="that of 'target'"):
+        here.connect("source", "somebody else", good)
+    with pytest.raises(TransferError, match="itself"):
+        here.connect("target", "target", good)
+
+
+def test_options() -> None:
+    cases: list[dict[str, Any]] = [
+        {"port": -1},
+        {"host": "localhost"},
+        {"piece_bytes": 1},
+        {"connect_timeout": 0},
+        {"max_pending": 0},
+    ]
+    for wrong in cases:
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Options(**wrong)
+
+
+def test_declaration() -> None:
+    backend = TcpBackend(BackendContext(options=Options(permit_ptrace=True), link="x"))
+    assert isinstance(backend, Backend)
+    assert isinstance(backend, Fencing)
+    fences = backend.capabilities.fences
+    assert fences == {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OWNER}
+    backend.close()
+
+
+def test_probe_and_port() -> None:
+    assert TcpBackend.probe(Options()).details["same_host_copy"] == "yes"
+    assert TcpBackend.probe(Options(same_host_copy=False)).details["same_host_copy"] == "off"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        probe = TcpBackend.probe(Options(port=port))
+        assert not probe.ok
+        assert "in use" in probe.reason
+        with pytest.raises(BackendUnavailableError, match="in use"):
+            TcpBackend(BackendContext(options=Options(port=port), link="x"))
+    with pytest.raises(BackendUnavailableError, match="localhost"):
+        TcpBackend(BackendContext(options=Options(), link="x", host="localhost"))
+
+
+# The fence: nothing lands after a revoke, whatever the sender is doing.
+
+
+def start_large(source: Any, target: Any, mode: str) -> int:
+    """Start a batch that fills the target's memory, and return in the middle of it."""
+    options: dict[str, Any] = {"piece_bytes": 4096, "drain_timeout": 10.0, "stall_timeout": 0.0}
+    if mode == "SEND":
+        options.update(SMALL_BUFFERS)
+    else:
+        target.do("slow_down")
+    join(source, target, mode, **options)
+    grant_all(target)
+    source.memory[:] = 1
+    target.memory[:] = POISON
+    transfer = source.do("write", "source", "target", 1, 1, u64(source.address), u64(target.address), u64(SPACE))
+    wait_for(lambda: target.memory[0] == 1, "the first byte")
+    return int(transfer)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_revoke_in_the_middle(source: Remote, target: Remote, mode: str) -> None:
+    transfer = start_large(source, target, mode)
+    source.signal(signal.SIGSTOP)
+    try:
+        revoked = target.do("outcome", target.do("revoke", "target", "source", 1, 1))
+        assert revoked.ok
+        assert target.memory[-1] == POISON, "the batch ended before it could be revoked"
+        target.memory[:] = POISON
+    finally:
+        source.signal(signal.SIGCONT)
+    outcome = source.do("outcome", transfer)
+    assert not outcome.ok
+    assert outcome.settled
+    assert "revoked" in outcome.reason
+    assert untouched(target.memory)
+    grant_all(target, room=2)
+    assert write(source, target, room=2).ok
+    assert np.array_equal(target.memory[:1001], [1] * 1000 + [POISON])
+
+
+def test_revoke_waits_for_the_piece_in_progress(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    join(here, here)
+    grant_all(here)
+    half = len(here.memory) // 2
+    blocks = u64(here.address), u64(here.address + half), u64(half)
+    assert here.outcome(here.write("source", "target", 1, 1, *blocks)).ok
+    inside, go_on, copy = threading.Event(), threading.Event(), _iovec.copy
+
+    def held_up(*arguments: Any) -> int:
+        inside.set()
+        assert go_on.wait(20)
+        return copy(*arguments)
+
+    monkeypatch.setattr(_iovec, "copy", held_up)
+    transfer = here.write("source", "target", 1, 1, *blocks)
+    assert inside.wait(20)
+    revokes = [here.revoke("target", "source", 1, 1) for _ in range(2)]
+    time.sleep(0.05)
+    assert all(here.pending(revoke) for revoke in revokes)
+    go_on.set()
+    assert all(here.outcome(revoke).ok for revoke in revokes)
+    assert here.outcome(transfer).settled
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_disconnect_in_the_middle(source: Remote, target: Remote, mode: str) -> None:
+    """Nothing lands after the destination disconnected; the sender's batch fails, settled."""
+    transfer = start_large(source, target, mode)
+    target.do("disconnect", "target", "source")
+    assert target.memory[-1] == POISON, "the batch ended before the end of its peer"
+    target.memory[:] = POISON
+    outcome = source.do("outcome", transfer)
+    assert not outcome.ok
+    assert outcome.settled
+    assert "lost the peer" in outcome.reason
+    assert untouched(target.memory)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sender_disconnects_in_the_middle(source: Remote, target: Remote, mode: str) -> None:
+    """The receiver's end of the connection proves that neither memory is touched any more."""
+    transfer = start_large(source, target, mode)
+    source.do("disconnect", "source", "target")
+    outcome = source.do("outcome", transfer)
+    target.memory[:] = POISON
+    assert not outcome.ok
+    assert outcome.settled
+    assert "disconnected" in outcome.reason
+    time.sleep(0.05)
+    assert untouched(target.memory)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stopped_receiver(source: Remote, target: Remote, mode: str) -> None:
+    """A peer that stands still fails a transfer in time, but proves nothing: it is not settled."""
+    options: dict[str, Any] = {"stall_timeout": 1.0, "drain_timeout": 0.1, **SMALL_BUFFERS}
+    join(source, target, mode, **options)
+    grant_all(target)
+    assert write(source, target).ok
+    target.signal(signal.SIGSTOP)
+    try:
+        stalled = write(source, target, nbytes=SPACE)
+        transfer = source.do("write", "source", "target", 1, 1, u64(source.address), u64(target.address), u64(10))
+        source.do("disconnect", "source", "target")  # does not hang
+        unsent = source.do("outcome", transfer)
+    finally:
+        target.signal(signal.SIGCONT)
+    assert not stalled.ok
+    assert not stalled.settled
+    assert "no progress" in stalled.reason
+    assert not unsent.ok
+    assert unsent.settled
+
+
+# Death.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_sender(target: Remote, mode: str) -> None:
+    before = target.do("held")
+    with extra_process() as dying, extra_process() as other:
+        start_large(dying, target, mode)
+        dying.signal(signal.SIGKILL)
+        dying.process.join()
+        other.memory[:] = 2
+        target.do("connect", "target", "other", other.do("open", "other"))
+        target.do("grant", "target", "other", 1, 1, u64(target.address), u64(100))
+        other.do("connect", "other", "target", target.do("descriptor", "target"))
+        done = other.do("write", "other", "target", 1, 1, u64(other.address), u64(target.address), u64(100))
+        assert other.do("outcome", done).ok
+        assert (target.memory[:100] == 2).all()
+        assert target.do("outcome", target.do("revoke", "target", "source", 1, 1)).ok
+        target.do("close_all")
+        assert target.do("held") == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_receiver(source: Remote, mode: str) -> None:
+    before = source.do("held")
+    with extra_process() as dying, extra_process() as other:
+        transfer = start_large(source, dying, mode)
+        dying.signal(signal.SIGKILL)
+        outcome = source.do("outcome", transfer)
+        assert not outcome.ok
+        assert outcome.settled
+        assert "lost the peer" in outcome.reason
+        again = write(source, dying)
+        assert not again.ok
+        assert again.settled
+        assert "Connection refused" in again.reason
+
+        source.do("connect", "source", "other", other.do("open", "other"))
+        other.do("connect", "other", "source", source.do("descriptor", "source"))
+        grant_all(other, b="other")
+        done = source.do("write", "source", "other", 1, 1, u64(source.address), u64(other.address), u64(100))
+        assert source.do("outcome", done).ok
+        assert (other.memory[:100] == 1).all()
+        source.do("close_all")
+        assert source.do("held") == before
+
+
+def test_reconnects_after_the_peer_dropped_it(source: Remote, target: Remote) -> None:
+    join(source, target)
+    grant_all(target)
+    assert write(source, target).ok
+    ours = source.do("descriptor", "source")
+    target.do("disconnect", "target", "source")
+    target.do("connect", "target", "source", ours)
+    grant_all(target)
+    target.memory[:] = POISON
+    assert write(source, target).ok
+    assert np.array_equal(target.memory[:1000], source.memory[:1000])

@@ -1,0 +1,292 @@
+"""The embedded backend: bytes arrive, and nothing that was not granted does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from statelink.backend import BackendContext, Op, Region
+from statelink.errors import TransferError, UnsupportedError
+from statelink.tcp import Options, TcpBackend
+from statelink.tcp._ranges import RegionTable
+
+from .helpers.tcp_common import (
+    MODES,
+    POISON,
+    SPACE,
+    U64,
+    batch_of,
+    grant_all,
+    join,
+    u64,
+    untouched,
+    write,
+)
+from .helpers.tcp_node import Node, Remote, make_file, wait_for
+
+# Bytes arrive, and nothing else changes.
+
+SHAPES = {
+    "one byte": (1, 1, 1),
+    "one large": (1, (5 << 20) + 3, (5 << 20) + 3),
+    "few unaligned": (7, 1, 1 << 20),
+    "pages": (1024, 16 << 10, 16 << 10),
+    "a thousand unaligned": (1000, 1, 4096),
+    "twenty thousand": (20_000, 1, 512),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_arrive(source: Remote, target: Remote, mode: str, shape: str) -> None:
+    count, least, most = SHAPES[shape]
+    random = np.random.default_rng(count)
+    source.memory[:] = random.integers(0, 255, SPACE, np.uint8)
+    nbytes = random.integers(least, most, count, np.uint64, endpoint=True)
+    places = []
+    for _ in range(2):  # random order and random gaps, at both ends
+        order = random.permutation(count)
+        room = nbytes + random.integers(0, max(1, (SPACE - int(nbytes.sum())) // count), count, np.uint64)
+        offsets = np.empty(count, np.uint64)
+        offsets[order] = np.concatenate((u64(0), np.cumsum(room[order])[:-1]))
+        places.append(offsets)
+    expected = target.memory.copy()
+    for here, there, length in zip(*(array.tolist() for array in (*places, nbytes)), strict=True):
+        expected[there : there + length] = source.memory[here : here + length]
+
+    join(source, target, mode)
+    order = np.argsort(places[1])
+    target.do("grant", "target", "source", 7, 9, places[1][order] + np.uint64(target.address), nbytes[order])
+    blocks = places[0] + np.uint64(source.address), places[1] + np.uint64(target.address), nbytes
+    outcome = source.do("outcome", source.do("write", "source", "target", 7, 9, *blocks))
+
+    assert outcome == (True, "", True)
+    assert np.array_equal(target.memory, expected)
+    assert source.do("mode", "source", "target") == mode
+
+
+def test_many_batches_under_way(source: Remote, target: Remote) -> None:
+    source.memory[:] = np.random.default_rng(0).integers(0, 255, SPACE, np.uint8)
+    join(source, target)
+    grant_all(target)
+    step = SPACE // 64
+    transfers = [
+        source.do("write", "source", "target", 1, 1, u64(source.address + at), u64(target.address + at), u64(step))
+        for at in range(0, SPACE, step)
+    ]
+    assert all(source.do("outcome", transfer).ok for transfer in transfers)
+    assert np.array_equal(source.memory, target.memory)
+
+
+def test_a_peer_may_send_before_it_is_known(source: Remote, target: Remote) -> None:
+    ours, theirs = source.do("open", "source"), target.do("open", "target")
+    source.do("connect", "source", "target", theirs)
+    early = source.do("write", "source", "target", 1, 1, u64(source.address), u64(target.address), u64(1000))
+    time.sleep(0.1)
+    assert source.do("pending", early)
+    grant_all(target)
+    target.do("connect", "target", "source", ours)
+    assert source.do("outcome", early).ok
+    assert np.array_equal(target.memory[:1000], source.memory[:1000])
+
+
+def test_ipv6(here: Node) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    backends = [TcpBackend(BackendContext(options=Options(), link=link, host="::1")) for link in ("a", "b")]
+    for ours, theirs, name in zip(backends, reversed(backends), ("b", "a"), strict=True):
+        ours.register([Region(*here.region)])
+        ours.connect(name, theirs.descriptor(), [Region(*here.region)])
+    backends[1].grant("a", 1, 1, u64(here.address), u64(100))
+    here.memory[100:200] = 1
+    transfer = backends[0].submit("b", batch_of(here, source=u64(here.address + 100), target=u64(here.address)))
+    assert wait_for(lambda: transfer.outcome, "the end").ok
+    assert np.array_equal(here.memory[:11], [1] * 10 + [POISON])
+    for backend in backends:
+        backend.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_senders_at_once(here: Node, mode: str) -> None:
+    path = make_file(1 << 20)
+    senders = [Node(path) for _ in range(3)]
+    os.unlink(path)
+    senders[0].memory[:] = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
+    theirs = here.open("target", same_host_copy=mode == "COPY")
+    transfers = []
+    for number, sender in enumerate(senders):
+        name = f"source-{number}"
+        here.connect("target", name, sender.open(name, same_host_copy=mode == "COPY"))
+        sender.connect(name, "target", theirs)
+        at = u64(here.address + (number << 20))
+        here.grant("target", name, 1, 1, at, u64(1 << 20))
+        transfers.append(sender.write(name, "target", 1, 1, u64(sender.address), at, u64(1 << 20)))
+    for number, (sender, transfer) in enumerate(zip(senders, transfers, strict=True)):
+        assert sender.outcome(transfer).ok
+        assert np.array_equal(here.memory[number << 20 :][: 1 << 20], sender.memory)
+        sender.close_all()
+    assert untouched(here.memory[3 << 20 :])
+
+
+# What is not granted does not land.
+
+
+@pytest.fixture
+def unchecked(here: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A source in this process that sends what it should not."""
+    monkeypatch.setattr(RegionTable, "outside", lambda *_: None)
+    return here
+
+
+END = 5 << 20
+REFUSED = {
+    "one byte before": ([100 - 1], [50]),
+    "one byte beyond": ([END - 50], [51]),
+    "between two grants": ([150], [100]),
+    "far away": ([10 << 20], [1]),
+    "the second of two": ([100, 99], [10, 1]),
+    "across the gap": ([190], [30]),
+    "ends where addresses do": ([-1], [1]),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", REFUSED)
+def test_ungranted_range(unchecked: Node, target: Remote, mode: str, case: str) -> None:
+    offsets, lengths = REFUSED[case]
+    join(unchecked, target, mode)
+    first = u64(target.address + 100, target.address + 210)
+    target.do("grant", "target", "source", 1, 1, first, u64(100, END - 210))
+    places = u64(*((target.address + offset) if offset >= 0 else (1 << 64) + offset for offset in offsets))
+    sources = u64(*([unchecked.address] * len(offsets)))
+    outcome = unchecked.outcome(unchecked.write("source", "target", 1, 1, sources, places, u64(*lengths)))
+    assert not outcome.ok
+    assert outcome.settled
+    assert "outside of what is granted for room 1" in outcome.reason
+    assert untouched(target.memory)
+    assert write(unchecked, target, at=150, nbytes=50).ok  # the connection lives on
+    assert np.array_equal(target.memory[150:200], unchecked.memory[:50])
+
+
+@pytest.mark.parametrize(("room", "generation"), [(2, 1), (1, 2), (0, 0), ((1 << 64) - 1, 1)])
+@pytest.mark.parametrize("mode", MODES)
+def test_ungranted_room(source: Remote, target: Remote, mode: str, room: int, generation: int) -> None:
+    join(source, target, mode)
+    grant_all(target)
+    outcome = write(source, target, room=room, generation=generation, nbytes=3 << 20)
+    assert not outcome.ok
+    assert outcome.settled
+    assert f"no grant for room {room}, generation {generation}" in outcome.reason
+    assert untouched(target.memory)
+    assert write(source, target).ok
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refusal_does_not_harm_its_neighbours(source: Remote, target: Remote, mode: str) -> None:
+    """They are on one connection, and all under way at once."""
+    join(source, target, mode)
+    grant_all(target)
+    source.memory[:] = np.random.default_rng(0).integers(0, 255, SPACE, np.uint8)
+    step = 100_000
+    transfers = [
+        source.do("write", "source", "target", room, 1, u64(source.address + at), u64(target.address + at), u64(step))
+        for room, at in ((1, 0), (2, step), (1, 2 * step), (2, 3 * step), (1, 4 * step))
+    ]
+    assert [source.do("outcome", transfer).ok for transfer in transfers] == [True, False, True, False, True]
+    for part, at in enumerate(range(0, 5 * step, step)):
+        there = target.memory[at : at + step]
+        assert untouched(there) if part % 2 else np.array_equal(there, source.memory[at : at + step])
+
+
+def test_grant_of_another_peer(source: Remote, target: Remote) -> None:
+    join(source, target)
+    grant_all(target, a="somebody else")
+    assert "no grant for room 1" in write(source, target).reason
+    assert untouched(target.memory)
+
+
+def test_grants_add_up_and_are_taken_back(source: Remote, target: Remote) -> None:
+    join(source, target)
+    for at, nbytes in ((0, 500), (600, 400), (450, 200)):
+        target.do("grant", "target", "source", 1, 1, u64(target.address + at), u64(nbytes))
+    assert not write(source, target, nbytes=1001).ok
+    assert write(source, target).ok  # one block across all
+    assert target.do("outcome", target.do("revoke", "target", "source", 1, 1)).ok
+    assert target.do("outcome", target.do("revoke", "target", "source", 1, 1)).ok
+    target.memory[:] = POISON
+    assert "no grant" in write(source, target).reason
+    assert untouched(target.memory)
+    grant_all(target)
+    assert write(source, target).ok
+
+
+# What cannot be started is an error at once.
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "source before its region": {"source": lambda node: u64(node.address - 1)},
+    "source beyond its region": {"nbytes": lambda node: u64(len(node.memory) + 1)},
+    "source wraps": {"nbytes": lambda node: u64((1 << 64) - 1)},
+    "unknown source region": {"source_region": lambda node: np.ones(1, np.uint32)},
+    "target before its region": {"target": lambda node: u64(999)},
+    "target beyond its region": {"target": lambda node: u64(1991)},
+    "unknown target region": {"target_region": lambda node: np.ones(1, np.uint32)},
+    "no bytes": {"nbytes": lambda node: u64(0)},
+    "signed addresses": {"source": lambda node: np.array([node.address], np.int64)},
+    "uneven arrays": {"target": lambda node: u64(1000, 1100)},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_batch(here: Node, case: str) -> None:
+    here.open("source")
+    here.connect("source", "target", here.open("target"), (1000, 1000))
+    changes = {name: make(here) for name, make in WRONG[case].items()}
+    with pytest.raises(TransferError, match="a batch cannot be moved"):
+        here.backends["source"].submit("target", batch_of(here, **changes))
+
+
+def test_wrong_submit(here: Node) -> None:
+    here.open("source")
+    backend = here.backends["source"]
+    with pytest.raises(TransferError, match="not connected"):
+        backend.submit("nobody", batch_of(here))
+    with pytest.raises(UnsupportedError, match="READ"):
+        backend.submit("nobody", batch_of(here)._replace(op=Op.READ))
+    here.connect("source", "target", here.open("target"))
+    none = np.zeros(0, np.uint64)
+    with pytest.raises(TransferError, match="0 blocks"):
+        backend.submit("target", batch_of(here, source=none, target=none, nbytes=none))
+    with pytest.raises(TransferError, match="room"):
+        backend.submit("target", batch_of(here)._replace(room=-1))
+
+
+def test_wrong_grants(here: Node) -> None:
+    here.open("target")
+    cases: list[tuple[Any, U64]] = [
+        (u64(here.address - 1), u64(2)),
+        (u64(here.address), u64(len(here.memory) + 1)),
+        (u64(here.address + 10, here.address), u64(5, 5)),
+        (u64(here.address, here.address + 4), u64(5, 5)),
+        (u64(here.address), u64(0)),
+        (np.array([here.address], np.int64), u64(1)),
+    ]
+    for addresses, nbytes in cases:
+        with pytest.raises(TransferError, match="cannot be granted"):
+            here.grant("target", "source", 1, 1, addresses, nbytes)
+
+
+def test_wrong_regions(here: Node) -> None:
+    backend = TcpBackend(BackendContext(options=Options(), link="x"))
+    with pytest.raises(TransferError, match="cuda:0"):
+        backend.register([Region(*here.region), Region(1, 1, "cuda:0")])
+    with pytest.raises(TransferError, match="disjoint"):
+        backend.register([Region(*here.region), Region(here.address + 1, 1)])
+    backend.close()

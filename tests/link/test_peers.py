@@ -297,6 +297,9 @@ def test_a_side_is_stopped(workshop: Workshop, case: tuple[str, float]) -> None:
     if stop > LIVE["liveness"]:
         for room in (receiving, sending):  # also who slept hears of it, and need not wait for its deadline
             assert room.failed(SOON)
+        made.pardon(request)
+        made.run()  # the next request brings them together, and what was said in between is said again
+        for room in (receiving, sending):
             assert room.wait(SOON, quiesced=True).quiesced
         made.spoilt(request)
     else:

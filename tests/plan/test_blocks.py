@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -167,12 +169,13 @@ def test_batches_are_bounded_and_together_the_whole(max_blocks: int) -> None:
 
 
 def test_plans_of_many_runs_never_stand_in_memory_at_once() -> None:
-    """A gibibyte in pieces of 256 bytes."""
-    sources = ranks("p", 2, lambda r: keys(range(8), 4096, 64, 1, 128, itemsize=2, heads=2, tp=(r, 2)))
-    d = describe("d", keys(range(8), 4096, 64, 2, 128, itemsize=2, heads=2))
+    """A gibibyte in pieces of 256 bytes: four million blocks, of which a batch is what stands in memory."""
+    pages = 1 << 15
+    sources = ranks("p", 2, lambda r: keys([0], pages, 64, 1, 128, itemsize=2, heads=2, tp=(r, 2)))
+    d = describe("d", keys([0], pages, 64, 2, 128, itemsize=2, heads=2))
     compiled = plan.compile_pair(sources[0], d, plan.route(sources, [d])[0]).components["kv"]
-    tokens = 4096 * 64
-    ids = list(range(4096))
+    tokens = pages * 64
+    ids = np.arange(pages)
     move = plan.plan_move(
         compiled,
         plan.pushed(compiled.source, tokens, None, (0, tokens), ids),
@@ -180,7 +183,12 @@ def test_plans_of_many_runs_never_stand_in_memory_at_once() -> None:
         plan.due(compiled.source, compiled.target, tokens, 0),
     )
     assert move.nbytes == 1 << 30
-    batches = move.blocks()
-    first = next(batches)
-    assert first.count <= 1 << 18
+    tracemalloc.start()
+    try:
+        first = next(move.blocks())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 1 << 17 < first.count <= 1 << 18
     assert set(first.nbytes.tolist()) == {256}
+    assert peak < 64 << 20

@@ -166,8 +166,17 @@ def test_what_is_optional_may_be_missing_on_the_other_side() -> None:
     plan.match([both], [plain])
     with pytest.raises(MismatchError, match="component aux"):
         plan.match([plain], [more])
+    half = msgspec.structs.replace(both, components=(both.components[0], _mandatory(both.components[1])))
+    with pytest.raises(MismatchError, match="component draft"):
+        plan.match([plain], [half])
     (part,) = plan.route([plain], [both])
     assert {share.component for share in part.shares} == {"kv"}
+
+
+def _mandatory(component: Component) -> Component:
+    """The same, but for its first buffer, which the other side must have."""
+    first, *rest = component.buffers
+    return msgspec.structs.replace(component, buffers=(msgspec.structs.replace(first, optional=False), *rest))
 
 
 def _moved(component: Component) -> Component:
@@ -239,7 +248,7 @@ def test_sources_that_hold_the_same_share_the_load() -> None:
 def test_a_source_that_nobody_reads_from_is_told_so() -> None:
     parts = plan.route(ranks("p", 8, lambda r: keys([0], 4, 2, 1, 3, heads=1, tp=(r, 8))), [kv("d", heads=1, local=1)])
     busy = {part.source for part in parts if part.shares}
-    assert len(busy) == 2  # keys and values of one layer, each from another of the eight
+    assert len(busy) == 1  # keys and values of the one layer go together
     assert sorted(part.source for part in parts) == list(range(8))
     many = plan.route(_replicated("p", 8), [_aux_only(rank) for rank in range(3)])
     assert [(part.source, part.target, part.shares) for part in many] == [(s, s % 3, ()) for s in range(8)]

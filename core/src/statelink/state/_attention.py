@@ -67,6 +67,7 @@ def window_pages(
     tp: tuple[int, int] = (0, 1),
     order: str = "nhd",
     name: str = "swa",
+    partition: Partition | None = None,
     optional: bool = False,
     format: str = "",
 ) -> Described:
@@ -79,11 +80,12 @@ def window_pages(
         tp: This rank and the width of attention TP.
         order: ``nhd`` or ``hnd``.
         name: Component name.
+        partition: Which positions this rank holds.
         optional: Whether the other side may lack these layers (draft layers).
         format: Opaque tag for what strides cannot say.
     """
     views = list(_kv_views(layers, heads, tp, order, optional, {}))
-    return component(name, "swa", views, page=page_of(name, views), window=window, format=format)
+    return component(name, "swa", views, page=page_of(name, views), window=window, partition=partition, format=format)
 
 
 def mla_pages(
@@ -132,6 +134,7 @@ def compressed_pages(
     type: str = "dsv4",
     window: int | None = None,
     group: int = 1,
+    partition: Partition | None = None,
     optional: bool = False,
     format: str = "",
 ) -> Described:
@@ -147,6 +150,7 @@ def compressed_pages(
         type: ``dsv4``, ``qsa_compressed``; ``dsv4_c128`` with ``group``; ``swa`` with ``window``.
         window: Tokens that the layers look back, for windowed types.
         group: Tokens of one group, for types that count complete groups.
+        partition: Which positions this rank holds.
         optional: Whether the other side may lack these layers.
         format: Opaque tag for what strides cannot say.
     """
@@ -157,7 +161,7 @@ def compressed_pages(
             memory = Memory.of(array)
             expect_axes(label, memory, "pages, rows, width")
             views.append(_paged_view(label, memory, ("row", "width"), layer, optional))
-    return component(name, type, views, page=page, window=window, group=group, format=format)
+    return component(name, type, views, page=page, window=window, group=group, partition=partition, format=format)
 
 
 def planar_pages(
@@ -166,6 +170,7 @@ def planar_pages(
     fields: Sequence[tuple[str, int]],
     name: str = "kv",
     type: str = "kv",
+    partition: Partition | None = None,
     optional: bool = False,
     format: str = "",
 ) -> Described:
@@ -176,6 +181,7 @@ def planar_pages(
         fields: Name and bytes per token of each field, in order.
         name: Component name.
         type: State type.
+        partition: Which positions this rank holds.
         optional: Whether the other side may lack these layers.
         format: Opaque tag for what strides cannot say.
 
@@ -207,7 +213,7 @@ def planar_pages(
             )
             views.append(_paged_view(f"{label}.{field}", part, ("token", "byte"), layer, optional))
             before += width
-    return component(name, type, views, page=page_of(name, views), format=format)
+    return component(name, type, views, page=page_of(name, views), partition=partition, format=format)
 
 
 def _kv_views(

@@ -207,7 +207,7 @@ class DecodeRole:
         if room.status in ENDED:
             for writer in room._writers.values():
                 writer.closed = True  # never asked
-            room._settle()
+            self._leave(room)
             return
         for writer in room._writers.values():
             items = {name: wire.pack_items(room._items[name].ids, room._items[name].first) for name in writer.hooks}
@@ -265,7 +265,7 @@ class DecodeRole:
     def _maybe_succeed(self, room: Receiving) -> None:
         writers = room._writers.values()
         if room.status in ENDED or not all(writer.finished is not None and not writer.owes for writer in writers):
-            room._settle()
+            self._leave(room)
             return
         for writer in writers:
             for name, moved in (writer.finished or {}).items():
@@ -327,9 +327,10 @@ class DecodeRole:
                 self._node.send(failed, address)
 
     def _leave(self, room: Receiving) -> None:
-        if room._instance is not None:
-            room._instance.rooms.pop(room.room, None)
+        """Let go of the instance, once nothing of it can land in this room's memory; until then it is asked again."""
         room._settle()
+        if room._instance is not None and room.status in ENDED and room.quiesced:
+            room._instance.rooms.pop(room.room, None)
 
     def _revoke(self, room: Receiving, writer: Writer) -> None:
         """Take the memory back, where this side can alone; done means that nothing can land any more."""
@@ -348,7 +349,7 @@ class DecodeRole:
         writer = room._writers.get(name)
         if writer is not None:
             writer.closed = True
-            room._settle()
+            self._leave(room)
 
     # Hooks and transfers that run elsewhere.
 

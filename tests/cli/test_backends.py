@@ -25,7 +25,9 @@ def full_fixture(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     site.backend("old", api=0)
     site.backend("odd", source="Made = 5")
     site.backend("same")
-    site.package("statelink-twin", statelink_backends={"same": "statelink_twin:Made"})
+    site.package(
+        "statelink-twin", statelink_backends={"same": "statelink_twin:Made", "odd[bold]": "statelink_odd:Made"}
+    )
     unwell = BACKEND.format(cls="Made", api=1, name="other")
     site.backend("other", source=unwell.replace(PROBE, "        raise RuntimeError('[bold]the probe[/bold] broke')"))
     away = BACKEND.format(cls="Made", api=1, name="mem")
@@ -65,6 +67,12 @@ EXPECTED = {
     "odd@statelink-odd": (
         "broken",
         "backend 'odd' (statelink-odd 0.1, statelink_odd:Made) is not a backend: it is 5, not a subclass of Backend",
+        "",
+    ),
+    "odd[bold]@statelink-twin": (
+        "broken",
+        "backend 'odd[bold]' (statelink-twin 0.1, statelink_odd:Made) is not a backend: "
+        "it is 5, not a subclass of Backend",
         "",
     ),
     "old@statelink-old": (

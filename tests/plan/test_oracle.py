@@ -14,7 +14,7 @@ from .strategies import KINDS, PROFILE, TOPOLOGIES, cases
 if TYPE_CHECKING:
     from .case import Case
 
-EXAMPLES = 8
+EXAMPLES = 10
 """Cases per topology and kind of state."""
 
 

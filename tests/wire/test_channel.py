@@ -206,9 +206,13 @@ def test_a_frame_that_is_too_large_ends_its_connection_and_not_the_channel(
     channel: Open, stranger: zmq.Socket[bytes]
 ) -> None:
     prefill, decode = channel("prefill"), channel("decode")
-    stranger.connect(prefill.endpoint.address)
-    stranger.send_multipart([b"ping", bytes(wire.MAX_FRAME + 1)])
+    with stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED) as events:
+        stranger.connect(prefill.endpoint.address)
+        stranger.send_multipart([b"ping", bytes(wire.MAX_FRAME + 1)])
+        assert events.poll(int(DEADLINE * 1000)), "the connection is still there"
+        stranger.disable_monitor()
     assert receive(prefill, QUIET) == []
+    assert not prefill.dropped, "it was read before it was found to be too large"
     decode.dial(prefill.endpoint)
     decode.send(ping("decode"), str(prefill.endpoint))
     assert receive(prefill) == [(ping("decode"), None)]

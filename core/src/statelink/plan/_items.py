@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink.errors import RoomError
-from statelink.state import Component, Coverage
+from statelink.state import Component
 
 from ._numbers import whole
 from ._positions import MAX_TOKENS, held_items, local, required_span
@@ -107,8 +107,6 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
         low, high = required_span(component, tokens, known, aligned=False)
         first, last = held_items(component, tokens, (max(low, a), min(high, b)))
         allowed[last - first] = first
-    if component.kind.coverage is Coverage.SUFFIX:
-        allowed[everything[1] - everything[0]] = everything[0]
     if len(ids) not in allowed:
         wanted = " or ".join(str(n) for n in sorted(allowed))
         raise RoomError(

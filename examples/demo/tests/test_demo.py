@@ -121,6 +121,7 @@ def test_what_is_left_alone_beside_it_is_right(sabotaged: dict[str, Any]) -> Non
 def test_workers_that_do_not_agree_or_end_are_reported() -> None:
     """Another model on the other side, a pool that does not exist, a worker that is killed."""
     prompt = Prompt(1, tuple(range(100)))
+    before = set(children(os.getpid()))
     with Crew("prefill", "decode", timeout=60) as crew:
         crew.send("prefill", Start(0, "tcp", CHUNK_TOKENS, 30))
         crew.send("decode", Start(1, "tcp", CHUNK_TOKENS, 30))
@@ -137,15 +138,22 @@ def test_workers_that_do_not_agree_or_end_are_reported() -> None:
         with pytest.raises(DemoError, match=r"no pool named 'nothing\.0' to zero; there are k\.3, k\.7, "):
             crew.hear("decode")
         crew.send("prefill", Serve((prompt,), by_layer=False))
-        (pid,) = (pid for pid in children(os.getpid()) if b"prefill" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        ours = set(children(os.getpid())) - before
+        (pid,) = (pid for pid in ours if b"prefill" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(DemoError, match=r"(prefill was killed by SIGKILL|decode exited with status 1)"):
             hear_all(crew)
-    assert not children(os.getpid())
+    assert not set(children(os.getpid())) - before
 
 
 def test_an_interrupt_ends_everything() -> None:
-    with subprocess.Popen([*DEMO, "--plain"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+    # A shell's background job ignores interrupts, and so does what it starts: the demo is to be like one in front.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        demo = subprocess.Popen([*DEMO, "--plain"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, heard)
+    with demo:
         started = list(wait_for_children(demo.pid))
         demo.send_signal(signal.SIGINT)
         _, printed = demo.communicate(timeout=20)

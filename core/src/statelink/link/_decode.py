@@ -286,8 +286,8 @@ class DecodeRole:
             if not writer.asked:
                 # The grant may be on its way on a data thread; it is taken back behind it.
                 writer.closed = self._fencing is None
-            else:
-                self._node.send(wire.Failed(**self._use(room, writer), reason=reason), writer.source.address)
+            # Also who was not asked yet is told: its engine may hold the room open, waiting for a request.
+            self._node.send(wire.Failed(**self._use(room, writer), reason=reason), writer.source.address)
             self._revoke(room, writer)
             for name, hook in writer.hooks.items():
                 if type(hook).abort is not ReceiveHook.abort:

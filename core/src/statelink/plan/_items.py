@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from statelink.errors import RoomError
-from statelink.state import Component
 
 from ._numbers import whole
 from ._positions import MAX_TOKENS, held_items, local, required_span
+
+if TYPE_CHECKING:
+    from statelink.state import Component
 
 __all__ = ["Items", "Pages", "pushed", "required"]
 

@@ -34,7 +34,6 @@ from statelink import state
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-U8 = npt.NDArray[np.uint8]
 TOKENS, HEADS, DIM = 16, 8, 128
 IOV_MAX = 1024
 

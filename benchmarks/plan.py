@@ -4,7 +4,7 @@
 
 Every time is compared, within one run, with
 
-    floor   allocating and filling the same output arrays: one numpy pass over source, target and length
+    floor   allocating and copying the same three output arrays: source, target and length
     loop    the grouped loop as engines write it: one numpy grouping pass per buffer, then a Python list of tuples
 
 Cases are 32 and 96 layers (K and V), pages of 64 KiB, 512 to 16,384 items: contiguous, half-scattered (runs of 2) and
@@ -83,13 +83,6 @@ def grouped_loop(source: I64, target: I64, buffers: list[tuple[int, int, int]]) 
         for s, d in zip(np.split(source, breaks), np.split(target, breaks), strict=True):
             out.append((src + int(s[0]) * item, dst + int(d[0]) * item, len(s) * item))
     return out
-
-
-def floor(count: int) -> None:
-    """Allocate and fill three arrays of one number a block, with one pass over the inputs each."""
-    seed = np.arange(count, dtype=np.uint64)
-    for _ in range(3):
-        np.copy(seed)
 
 
 def copy_arrays(arrays: list[npt.NDArray[Any]]) -> Callable[[], object]:

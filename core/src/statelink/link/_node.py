@@ -194,7 +194,7 @@ class Node:
 
     def _receive(self, timeout: float | None) -> None:
         for message, address in self.channel.receive(timeout):
-            self._guard(self._dispatch, message, address)
+            self._guard(self.role.handle, message, address)
         # In this order: who posts after the byte was taken and before the flag is cleared is among the jobs run next;
         # who posts later sends a byte. The other way round, a byte could be taken whose flag stays up for good.
         with contextlib.suppress(BlockingIOError):
@@ -202,9 +202,6 @@ class Node:
         self._awake = False
         while self._posted:
             self._guard(self._posted.popleft())
-
-    def _dispatch(self, message: Message, address: str | None) -> None:
-        self.role.handle(message, address)
 
     def _beat(self) -> None:
         now = time.monotonic()

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Move", "plan_move"]
 
-MAX_BATCH = 1 << 18
-"""Most blocks in one batch of `Move.blocks`: bounds what stands in memory, not what is moved."""
+MAX_BATCH = 1 << 15
+"""Most blocks in one batch of `Move.blocks`. It bounds what stands in memory, not what is moved. Arrays of this size
+stay in the cache and come back from the allocator without page faults; larger ones cost up to four times as much."""
+MAX_OFFSETS = 1 << 18
+"""Most offsets that are worked out at once; what goes on in each other is glued within them."""
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -71,24 +74,15 @@ class Move:
         buffers = len(group.source)
         if not buffers:
             return
-        runs = len(group.runs.nbytes)
-        grains = max(1, max_blocks // runs)
-        for first in range(0, len(self._pairs), grains):
-            source, target, nbytes = _offsets(group, self._pairs, slice(first, first + grains))
+        grains = max(1, MAX_OFFSETS // len(group.runs.nbytes))
+        for begin in range(0, len(self._pairs), grains):
+            source, target, nbytes = _offsets(group, self._pairs, slice(begin, begin + grains))
             width = max(1, max_blocks // len(nbytes))
             for low in range(0, buffers, width):
-                high = min(low + width, buffers)
-                batch = Blocks(
-                    (group.source[low:high, None] + source).ravel(),
-                    (group.target[low:high, None] + target).ravel(),
-                    np.broadcast_to(nbytes, (high - low, len(nbytes))).ravel(),
-                    np.repeat(group.source_region[low:high], len(nbytes)),
-                    np.repeat(group.target_region[low:high], len(nbytes)),
-                )
-                if batch.count <= max_blocks:
-                    yield batch
-                else:  # one granule of one buffer falls apart into more runs than that
-                    yield from batch.slices(max_blocks, 1 << 62)
+                chosen = slice(low, low + width)
+                for first in range(0, len(nbytes), max_blocks):
+                    part = slice(first, first + max_blocks)
+                    yield _spread(group, chosen, source[part], target[part], nbytes[part])
 
 
 def plan_move(
@@ -126,18 +120,47 @@ def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
     runs = group.runs
     source = _side(pairs.source[part], pairs.source_part, part, group.source_stride, runs.source, runs.source_step)
     target = _side(pairs.target[part], pairs.target_part, part, group.target_stride, runs.target, runs.target_step)
-    nbytes = np.broadcast_to(runs.nbytes, (len(pairs.source[part]), len(runs.nbytes))).ravel()
-    # Glue on byte offsets, never on ids: strides differ between the sides.
-    glued = (source[1:] == source[:-1] + nbytes[:-1]) & (target[1:] == target[:-1] + nbytes[:-1])
-    if glued.any():
-        first = np.flatnonzero(np.concatenate(([True], ~glued)))
-        source, target, nbytes = source[first], target[first], np.add.reduceat(nbytes, first)
-    # uint64 throughout from here: int64 + uint64 would become float64.
-    return source.astype(np.uint64), target.astype(np.uint64), nbytes.astype(np.uint64)
+    nbytes = runs.nbytes
+    if len(source) > len(nbytes):
+        nbytes = np.broadcast_to(nbytes, (len(source) // len(nbytes), len(nbytes))).ravel()
+        # Glue on byte offsets, never on ids: strides differ between the sides.
+        glued = (source[1:] == source[:-1] + nbytes[:-1]) & (target[1:] == target[:-1] + nbytes[:-1])
+        if glued.any():
+            first = np.flatnonzero(np.concatenate(([True], ~glued)))
+            source, target, nbytes = source[first], target[first], np.add.reduceat(nbytes, first)
+    # uint64 from here, since int64 + uint64 would become float64. None of these is negative.
+    return source.view(np.uint64), target.view(np.uint64), nbytes.view(np.uint64)
 
 
 def _side(items: I64, parts: I64 | None, part: slice, stride: int, runs: I64, steps: I64) -> I64:
+    if len(items) == 1:
+        offsets = runs + int(items[0]) * stride
+        return offsets if parts is None else offsets + int(parts[part][0]) * steps
+    if len(runs) == 1 and parts is None:
+        return items * stride + runs
     offsets = (items * stride)[:, None] + runs
     if parts is not None:
         offsets += parts[part, None] * steps
     return offsets.ravel()
+
+
+def _spread(group: Group, buffers: slice, source: U64, target: U64, nbytes: U64) -> Blocks:
+    """The same offsets in several buffers."""
+    first = group.source[buffers]
+    if len(nbytes) == 1:  # also where long runs of items were glued: one block a buffer
+        return Blocks(
+            first + source,
+            group.target[buffers] + target,
+            nbytes.repeat(len(first)),
+            group.source_region[buffers].copy(),
+            group.target_region[buffers].copy(),
+        )
+    shape = len(first), len(nbytes)
+    wide, narrow = np.empty((3, *shape), np.uint64), np.empty((2, *shape), np.uint32)
+    np.add(first[:, None], source, out=wide[0])
+    np.add(group.target[buffers, None], target, out=wide[1])
+    wide[2] = nbytes
+    narrow[0] = group.source_region[buffers, None]
+    narrow[1] = group.target_region[buffers, None]
+    flat, regions = wide.reshape(3, -1), narrow.reshape(2, -1)
+    return Blocks(flat[0], flat[1], flat[2], regions[0], regions[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -50,10 +49,10 @@ class Deadlines(Generic[AnyRoom]):
         """Have one timer for the earliest deadline; one that was set for a later time fires in vain."""
         if self._heap and self._heap[0][0] < self._armed:
             self._armed = self._heap[0][0]
-            self._node.after(self._armed - time.monotonic(), self._look)
+            self._node.after(self._armed - self._node.now(), self._look)
 
     def _look(self) -> None:
-        now = time.monotonic()
+        now = self._node.now()
         if now < self._armed:
             return
         self._armed = math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,7 +76,7 @@ class Destinations:
         """A message for this link."""
         peer = self._destinations.get(message.sender)
         if peer is not None:
-            peer.heard = time.monotonic()
+            peer.heard = self._node.now()
         if isinstance(message, wire.Hello):
             self._hello(message)
         elif message.to != self._node.name or peer is None:
@@ -113,7 +112,7 @@ class Destinations:
                 self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=reason))
                 return
             regions = RegionTable(card.inventory.regions)
-            self._destinations[card.link] = Destination(card.link, card, regions, time.monotonic())
+            self._destinations[card.link] = Destination(card.link, card, regions, self._node.now())
         self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction))
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:

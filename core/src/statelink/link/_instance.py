@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -76,28 +75,28 @@ class Instance:
 
     Attributes:
         key: What the engine or router calls it.
+        since: When the stage was entered.
         stage: How far it is.
         sources: Its ranks by the address they were dialled at.
         siblings: Cards of this instance's other ranks, by address; ``None`` until they answer.
         rooms: Rooms that wait for it or use it.
         reason: Why it was refused.
-        since: When the stage was entered.
         suspect: Whether one of its ranks is silent.
     """
 
     key: str
+    since: float
     stage: Stage = Stage.RESOLVING
     sources: dict[str, Source] = field(default_factory=dict)
     siblings: dict[str, Card | None] = field(default_factory=dict)
     rooms: dict[int, Receiving] = field(default_factory=dict)
     reason: Reason | None = None
-    since: float = field(default_factory=time.monotonic)
     suspect: bool = False
 
-    def enter(self, stage: Stage) -> None:
+    def enter(self, stage: Stage, now: float) -> None:
         """Go to another stage."""
         self.stage = stage
-        self.since = time.monotonic()
+        self.since = now
 
     @property
     def parts(self) -> list[Source]:

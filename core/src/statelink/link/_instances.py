@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -71,15 +70,15 @@ class Instances:
         key = peer if isinstance(peer, str) else ",".join(peer)
         instance = self._instances.get(key)
         if instance is None:
-            instance = self._instances[key] = Instance(key)
+            instance = self._instances[key] = Instance(key, self._node.now())
             self._resolve(instance, peer)
-        elif instance.stage is Stage.REFUSED and time.monotonic() - instance.since > RETRY_REFUSED:
+        elif instance.stage is Stage.REFUSED and self._node.now() - instance.since > RETRY_REFUSED:
             self._hang_up(instance)
             self._resolve(instance, peer)
         return instance
 
     def _resolve(self, instance: Instance, peer: Peer) -> None:
-        instance.enter(Stage.RESOLVING)
+        instance.enter(Stage.RESOLVING, self._node.now())
         instance.reason = None
         node = self._node
 
@@ -98,8 +97,8 @@ class Instances:
         node.setup.submit(("resolve", instance.key), job)
 
     def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...]) -> None:
-        now = time.monotonic()
-        instance.enter(Stage.GREETING)
+        now = self._node.now()
+        instance.enter(Stage.GREETING, self._node.now())
         instance.sources = {str(endpoint): Source(endpoint, now) for endpoint in endpoints}
         instance.siblings = dict.fromkeys(self._siblings)
         try:
@@ -137,7 +136,7 @@ class Instances:
                             peer=card.link,
                         )
                     source.card = card
-                    source.heard = time.monotonic()
+                    source.heard = self._node.now()
                 else:
                     instance.siblings[address] = card
             except StatelinkError as error:
@@ -147,7 +146,7 @@ class Instances:
                 self._plan(instance)
 
     def _plan(self, instance: Instance) -> None:
-        instance.enter(Stage.PLANNING)
+        instance.enter(Stage.PLANNING, self._node.now())
         ticket = instance.since
         node = self._node
         sources = {address: source.card for address, source in instance.sources.items() if source.card}
@@ -167,7 +166,7 @@ class Instances:
     def _attach(self, instance: Instance, found: Route, ticket: float) -> None:
         if instance.stage is not Stage.PLANNING or instance.since != ticket:
             return  # a rank was lost meanwhile, and all is planned anew
-        instance.enter(Stage.ATTACHING)
+        instance.enter(Stage.ATTACHING, self._node.now())
         for address, source in instance.sources.items():
             part = found.parts.get(address)
             if part is None:
@@ -220,7 +219,7 @@ class Instances:
 
     def _maybe_ready(self, instance: Instance) -> None:
         if instance.stage is Stage.ATTACHING and all(s.attached and s.connected for s in instance.parts):
-            instance.enter(Stage.READY)
+            instance.enter(Stage.READY, self._node.now())
             self._watcher.ready(instance)
 
     def _refuse(self, instance: Instance, reason: Reason, *, tell: bool = False) -> None:
@@ -228,7 +227,7 @@ class Instances:
         if instance.stage is Stage.REFUSED:
             return
         log.warning("refused prefill instance %s: %s", instance.key, reason)
-        instance.enter(Stage.REFUSED)
+        instance.enter(Stage.REFUSED, self._node.now())
         instance.reason = reason
         for each in instance.parts:
             self._detach(each)
@@ -248,9 +247,9 @@ class Instances:
         if self._of_address(address) == [instance]:
             self._node.channel.hang_up(address)
             self._node.channel.dial(source.endpoint)
-        instance.sources[address] = Source(source.endpoint, time.monotonic())
+        instance.sources[address] = Source(source.endpoint, self._node.now())
         instance.siblings = dict.fromkeys(self._siblings)
-        instance.enter(Stage.GREETING)
+        instance.enter(Stage.GREETING, self._node.now())
         self._hello(instance)
 
     def _drop(self, instance: Instance) -> None:
@@ -303,7 +302,7 @@ class Instances:
             elif isinstance(message, wire.Refuse):
                 self._refuse(instance, message.reason)
             elif message.sender == source.name and message.to == self._node.name:
-                source.heard = time.monotonic()
+                source.heard = self._node.now()
                 instance.suspect = False
                 self._from_source(message, instance, source)
 

@@ -1,22 +1,18 @@
-"""The control thread of one link, and what everything on it shares."""
+"""One link's parts, and what everything on its control thread shares."""
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import itertools
 import logging
-import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from statelink.errors import PeerError, WireError
 from statelink.wire import write_card
 
 from ._lanes import Lane
+from ._loop import Loop
 from ._mover import RegionTable
 from ._status import ENDED
 
@@ -53,9 +49,10 @@ class Role(Protocol):
 
 
 class Node:
-    """One link's control thread: sockets, timers, and jobs posted by other threads.
+    """One link's parts: the control thread's loop, the sockets, the backend and the lanes.
 
-    The thread never calls anything that can block: backend calls go to lanes, whose jobs post their results back.
+    The control thread never calls anything that can block: backend calls go to lanes, whose jobs post their results
+    back.
 
     Args:
         config: The link's configuration.
@@ -65,6 +62,8 @@ class Node:
         strategies: Component to strategy.
         rendezvous: Where instances are found.
         hooks: Observers.
+        loop: The control thread's loop.
+        make_lane: Makes a lane of a name and a width.
     """
 
     def __init__(
@@ -76,6 +75,9 @@ class Node:
         strategies: Mapping[str, Strategy],
         rendezvous: Rendezvous,
         hooks: pluggy.PluginManager,
+        *,
+        loop: Loop | None = None,
+        make_lane: Callable[[str, int], Lane] = Lane,
     ) -> None:
         self.config = config
         self.channel = channel
@@ -89,25 +91,17 @@ class Node:
         self.lock = threading.Lock()
         """Guards ``rooms``, the one thing that callers' threads write."""
         serial = not backend.capabilities.thread_safe
-        self.movers = Lane("statelink-move", 1 if serial else config.threads)
+        self.movers = make_lane("statelink-move", 1 if serial else config.threads)
         # Connecting may take seconds, and fencing must not wait for it or for a copy: each has threads of its own,
         # unless the backend wants one call at a time.
-        self.setup = self.movers if serial else Lane("statelink-setup", 2)
-        self.fences = self.movers if serial else Lane("statelink-fence", 1)
+        self.setup = self.movers if serial else make_lane("statelink-setup", 2)
+        self.fences = self.movers if serial else make_lane("statelink-fence", 1)
         self.role: Role
         self._hooks = hooks
-        self._posted: deque[Callable[[], None]] = deque()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
         self._changes: deque[Room] = deque()
         self._any_change = threading.Event()
-        self._waker, self._wakee = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakee.setblocking(False)
-        self._awake = False
-        self._stop = False
         self._due_beat = 0.0
-        self._thread = threading.Thread(target=self._run, name="statelink-control", daemon=True)
+        self._loop = loop or Loop()
 
     @property
     def name(self) -> str:
@@ -121,21 +115,22 @@ class Node:
 
     def start(self) -> None:
         """Start the control thread."""
-        self.channel.watch(self._wakee.fileno())
-        self._thread.start()
+        self.channel.watch(self._loop.fileno())
+        self._due_beat = self.now() + self.config.heartbeat
+        self.after(self.config.heartbeat, self._beat)
+        self._loop.start(self._receive, self.channel.close)
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back. Any thread."""
+        return self._loop.now()
 
     def post(self, job: Callable[[], None]) -> None:
         """Run ``job`` on the control thread, in order of posting. Callable from any thread; never blocks."""
-        self._posted.append(job)
-        if not self._awake:
-            self._awake = True
-            # Full: it will wake up anyway. Closed: nobody is left to wake.
-            with contextlib.suppress(OSError):
-                self._waker.send(b"\0")
+        self._loop.post(job)
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         """Run ``job`` on the control thread after some time. Control thread only."""
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), job))
+        self._loop.after(seconds, job)
 
     def send(self, message: Message, address: str | None = None) -> bool:
         """Queue a message; whether that was possible. One that was not is noticed by the peer's silence."""
@@ -181,52 +176,26 @@ class Node:
                 if self.rooms.get(room.room) is room:
                     del self.rooms[room.room]
 
-    def _run(self) -> None:
-        self._due_beat = time.monotonic() + self.config.heartbeat
-        self.after(self.config.heartbeat, self._beat)
-        while not self._stop:
-            timeout = self._timers[0][0] - time.monotonic() if self._timers else None
-            self._guard(self._receive, 0.0 if self._posted else timeout)
-            now = time.monotonic()
-            while self._timers and self._timers[0][0] <= now:
-                self._guard(heapq.heappop(self._timers)[2])
-        self._guard(self.channel.close)
-
     def _receive(self, timeout: float | None) -> None:
         for message, address in self.channel.receive(timeout):
-            self._guard(self.role.handle, message, address)
-        # In this order: who posts after the byte was taken and before the flag is cleared is among the jobs run next;
-        # who posts later sends a byte. The other way round, a byte could be taken whose flag stays up for good.
-        with contextlib.suppress(BlockingIOError):
-            self._wakee.recv(4096)
-        self._awake = False
-        while self._posted:
-            self._guard(self._posted.popleft())
+            self._loop.guard(self.role.handle, message, address)
 
     def _beat(self) -> None:
-        now = time.monotonic()
+        now = self.now()
         late = now - self._due_beat
         self._due_beat = now + self.config.heartbeat
         self.after(self.config.heartbeat, self._beat)
         self.role.beat(now, late if late > self.config.heartbeat else 0.0)
-
-    @staticmethod
-    def _guard(job: Callable[..., None], *args: Any) -> None:
-        """No message, timer or job may end the control thread."""
-        try:
-            job(*args)
-        except Exception:
-            log.exception("a job of the control thread failed")
 
     def stop(self, timeout: float) -> bool:
         """Say goodbye, end the threads and close the backend; whether all ended within ``timeout`` seconds each."""
         done = threading.Event()
 
         def goodbye() -> None:
-            until = time.monotonic() + timeout
+            until = self.now() + timeout
 
             def again() -> None:
-                if self.role.busy() and time.monotonic() < until:
+                if self.role.busy() and self.now() < until:
                     self.after(0.005, again)
                 else:
                     self.role.close()
@@ -234,7 +203,7 @@ class Node:
 
             again()
 
-        if not self._thread.is_alive():
+        if not self._loop.alive:
             return True
         self.post(goodbye)
         done.wait(timeout + 5)
@@ -243,12 +212,4 @@ class Node:
         for lane in (self.setup, self.fences):
             ended = (lane is self.movers or lane.close(timeout)) and ended
         self.rendezvous.close()
-
-        def last() -> None:
-            self._stop = True
-
-        self.post(last)
-        self._thread.join(timeout)
-        self._waker.close()
-        self._wakee.close()
-        return ended and not self._thread.is_alive()
+        return self._loop.stop(timeout) and ended

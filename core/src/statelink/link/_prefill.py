@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -394,12 +393,12 @@ class PrefillRole:
 
     def _remember_end(self, room: int, reason: Reason, *, remote: bool) -> None:
         """Keep the end of a room whose other side has not spoken yet, for as long as it may still come."""
-        self._remember(self._ends, room, _End(reason, remote, time.monotonic() + self._node.config.deadline))
+        self._remember(self._ends, room, _End(reason, remote, self._node.now() + self._node.config.deadline))
 
     def _end_of(self, room: int) -> _End | None:
         """Take out what was kept of a room's end, unless it is too old to concern who asks."""
         end = self._ends.pop(room, None)
-        return end if end is not None and end.until > time.monotonic() else None
+        return end if end is not None and end.until > self._node.now() else None
 
     def _send(self, message: wire.Message) -> None:
         self._node.send(message)

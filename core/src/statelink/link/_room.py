@@ -45,7 +45,7 @@ class Room:
         self._quiet.set()
         self._changed = False
         self._watching = False
-        self._opened = time.monotonic()
+        self._opened = node.now()
         self._met: float | None = None
         self._over: float | None = None
         self._deadline = self._opened + (node.config.deadline if deadline is None else deadline)
@@ -122,7 +122,7 @@ class Room:
     @property
     def report(self) -> RoomReport:
         """What was measured of the room so far."""
-        now = self._over or time.monotonic()
+        now = self._over or self._node.now()
         met = self._met or now
         return RoomReport(
             room=self._room,
@@ -136,7 +136,7 @@ class Room:
             chunks=self._chunks,
             waited=met - self._opened,
             transferred=now - met,
-            ended=None if self._over is None else time.time() - (time.monotonic() - self._over),
+            ended=None if self._over is None else time.time() - (self._node.now() - self._over),
         )
 
     def __repr__(self) -> str:
@@ -150,9 +150,9 @@ class Room:
         if not follows(self._status, status):
             return False
         if self._met is None and status > Status.BOOTSTRAPPING:
-            self._met = time.monotonic()
+            self._met = self._node.now()
         if status in ENDED:
-            self._over = time.monotonic()
+            self._over = self._node.now()
         self._status = status
         if status in ENDED:
             self._ended.set()

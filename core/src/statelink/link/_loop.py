@@ -1,0 +1,115 @@
+"""The control thread's loop: messages, timers, and jobs posted by other threads."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Loop"]
+
+log = logging.getLogger("statelink.link")
+
+
+class Loop:
+    """Runs everything that changes a link's state, on one thread and one thing at a time.
+
+    Nothing that runs here may block. All time that the protocol sees comes from `now`.
+    """
+
+    def __init__(self) -> None:
+        self._posted: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._awake = False
+        self._stop = False
+        self._thread: threading.Thread | None = None
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back. Any thread."""
+        return time.monotonic()
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when a job was posted: whoever waits for messages watches it too."""
+        return self._wakee.fileno()
+
+    def start(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
+        """Start the thread.
+
+        Args:
+            receive: Waits for messages for up to so many seconds (``None``: until one comes or a job is posted), and
+                handles them.
+            end: Called last on the thread.
+        """
+        self._thread = threading.Thread(target=self._run, args=(receive, end), name="statelink-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Run ``job``, in order of posting. Callable from any thread; never blocks."""
+        self._posted.append(job)
+        if not self._awake:
+            self._awake = True
+            # Full: it will wake up anyway. Closed: nobody is left to wake.
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
+
+    def after(self, seconds: float, job: Callable[[], None]) -> None:
+        """Run ``job`` after some time. Control thread only, or before the loop starts."""
+        heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), job))
+
+    def guard(self, job: Callable[..., None], *args: Any) -> None:
+        """Run something of which no failure may end the thread."""
+        try:
+            job(*args)
+        except Exception:
+            log.exception("a job of the control thread failed")
+
+    def _run(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
+        while not self._stop:
+            timeout = self._timers[0][0] - self.now() if self._timers else None
+            self.guard(receive, 0.0 if self._posted else timeout)
+            self._take_posted()
+            self._take_timers()
+        self.guard(end)
+
+    def _take_posted(self) -> None:
+        # In this order: who posts after the byte was taken and before the flag is cleared is among the jobs run next;
+        # who posts later sends a byte. The other way round, a byte could be taken whose flag stays up for good.
+        with contextlib.suppress(BlockingIOError):
+            self._wakee.recv(4096)
+        self._awake = False
+        while self._posted:
+            self.guard(self._posted.popleft())
+
+    def _take_timers(self) -> None:
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now:
+            self.guard(heapq.heappop(self._timers)[2])
+
+    def stop(self, timeout: float) -> bool:
+        """Run what is posted, then end the thread; whether it ended within ``timeout`` seconds. Not for itself."""
+
+        def last() -> None:
+            self._stop = True
+
+        self.post(last)
+        if self._thread is not None:
+            self._thread.join(timeout)
+        self._waker.close()
+        self._wakee.close()
+        return not self.alive

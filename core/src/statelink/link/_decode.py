@@ -14,14 +14,15 @@ from statelink.errors import Reason, StatelinkError
 
 from ._deadlines import Deadlines
 from ._hook_room import HookRoom
-from ._instance import Instance, Source, Stage
 from ._instances import Instances
 from ._mover import reason_of
 from ._receiving import Receiving, Writer
+from ._stages import Stage
 from ._status import ENDED, Status
 from ._use import Use
 
 if TYPE_CHECKING:
+    from ._instance import Instance, Source
     from ._node import Node
     from ._rendezvous import Peer
 

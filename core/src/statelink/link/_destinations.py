@@ -12,6 +12,7 @@ from statelink.plan import PairPlan, compile_pair
 
 from ._handshake import check_card
 from ._mover import RegionTable, reason_of
+from ._stages import CONTACT, Contact, ContactEvent
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -32,7 +33,9 @@ class Destination:
         name: Its link name.
         card: Who it is.
         regions: Its region table, for checks.
+        stage: How far it is.
         plan: What this rank writes for it; set once it is attached and reachable.
+        connected: Whether this side's backend reaches it.
         expected: Decode ranks that ask this rank for each room.
         heard: When it was last heard.
     """
@@ -41,8 +44,18 @@ class Destination:
     card: wire.Card
     regions: RegionTable
     heard: float
+    stage: Contact = Contact.GREETED
     plan: PairPlan | None = None
+    connected: bool = False
     expected: int = 1
+
+    def step(self, event: ContactEvent) -> bool:
+        """Take the step that an event leads to; whether there is one from here."""
+        stage = CONTACT[self.stage].get(event)
+        if stage is None:
+            return False
+        self.stage = stage
+        return True
 
 
 class Watcher(Protocol):
@@ -116,17 +129,18 @@ class Destinations:
         self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction))
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:
-        if peer.plan is not None and peer.plan.digest == message.digest:
+        if peer.stage is Contact.ATTACHED and peer.plan is not None and peer.plan.digest == message.digest:
             self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=peer.plan.digest))
             return
+        peer.step(ContactEvent.ASSIGNED)
         node = self._node
-        connected = peer.plan is not None
 
         def job() -> None:
             try:
                 plan = self._compile(message, peer)
-                if not connected:
+                if not peer.connected:  # changed by these jobs alone, which follow one another
                     node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
+                    peer.connected = True
             except Exception as error:
                 reason = reason_of(error, backend=node.backend.name, peer=peer.name)
                 node.post(lambda: self._attached(peer, message, None, reason))
@@ -156,7 +170,8 @@ class Destinations:
         return plan
 
     def _attached(self, peer: Destination, message: wire.Attach, plan: PairPlan | None, reason: Reason | None) -> None:
-        if self._destinations.get(peer.name) is not peer:
+        refused = plan is None or reason is not None
+        if not peer.step(ContactEvent.REFUSED if refused else ContactEvent.COMPILED):
             return
         if plan is None or reason is not None:
             log.warning("refused %s: %s", peer.name, reason)
@@ -176,6 +191,7 @@ class Destinations:
                 self._lose(peer, f"it has been silent for {silent:.1f} s")
 
     def _lose(self, peer: Destination, why: str) -> None:
+        peer.step(ContactEvent.LOST)
         del self._destinations[peer.name]
         self._watcher.lost(peer, why)
         node = self._node
@@ -188,4 +204,4 @@ class Destinations:
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""
-        return {name: "attached" if peer.plan else "greeted" for name, peer in self._destinations.items()}
+        return {name: peer.stage.value for name, peer in self._destinations.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,30 +9,15 @@ from typing import TYPE_CHECKING
 from statelink.errors import PeerError, Reason
 from statelink.plan import Assignment, PairPlan, compile_pair, match, route
 
+from ._stages import INSTANCE, InstanceEvent, Stage
+
 if TYPE_CHECKING:
     from statelink.state import Inventory
     from statelink.wire import Card, Endpoint
 
     from ._receiving import Receiving
 
-__all__ = ["Instance", "Route", "Source", "Stage", "plan_instance"]
-
-
-class Stage(enum.Enum):
-    """How far a prefill instance is. Each stage leads to the next, or back to the first when a rank is lost."""
-
-    RESOLVING = "resolving"
-    """Its addresses are being found."""
-    GREETING = "greeting"
-    """Its ranks, and this instance's other ranks, are being asked who they are."""
-    PLANNING = "planning"
-    """The route is being computed."""
-    ATTACHING = "attaching"
-    """Its ranks are told their parts, and the backends connect."""
-    READY = "ready"
-    """Rooms may be requested."""
-    REFUSED = "refused"
-    """One side refused; rooms fail with the reason, and it is tried again after a while."""
+__all__ = ["Instance", "Route", "Source", "plan_instance"]
 
 
 @dataclass
@@ -82,6 +66,7 @@ class Instance:
         rooms: Rooms that wait for it or use it.
         reason: Why it was refused.
         suspect: Whether one of its ranks is silent.
+        turn: Counts its steps, so that what a job found out can be told from what is true by now.
     """
 
     key: str
@@ -92,11 +77,16 @@ class Instance:
     rooms: dict[int, Receiving] = field(default_factory=dict)
     reason: Reason | None = None
     suspect: bool = False
+    turn: int = 0
 
-    def enter(self, stage: Stage, now: float) -> None:
-        """Go to another stage."""
-        self.stage = stage
-        self.since = now
+    def step(self, event: InstanceEvent, now: float) -> bool:
+        """Take the step that an event leads to; whether there is one from here."""
+        stage = INSTANCE[self.stage].get(event)
+        if stage is None:
+            return False
+        self.stage, self.since = stage, now
+        self.turn += 1
+        return True
 
     @property
     def parts(self) -> list[Source]:

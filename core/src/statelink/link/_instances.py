@@ -11,8 +11,9 @@ from statelink import wire
 from statelink.errors import ConfigError, PeerError, Reason, StatelinkError
 
 from ._handshake import check_card
-from ._instance import Instance, Route, Source, Stage, plan_instance
+from ._instance import Instance, Route, Source, plan_instance
 from ._mover import reason_of
+from ._stages import InstanceEvent, Stage
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -74,11 +75,14 @@ class Instances:
             self._resolve(instance, peer)
         elif instance.stage is Stage.REFUSED and self._node.now() - instance.since > RETRY_REFUSED:
             self._hang_up(instance)
+            self._step(instance, InstanceEvent.RETRIED)
             self._resolve(instance, peer)
         return instance
 
+    def _step(self, instance: Instance, event: InstanceEvent) -> bool:
+        return instance.step(event, self._node.now())
+
     def _resolve(self, instance: Instance, peer: Peer) -> None:
-        instance.enter(Stage.RESOLVING, self._node.now())
         instance.reason = None
         node = self._node
 
@@ -97,8 +101,9 @@ class Instances:
         node.setup.submit(("resolve", instance.key), job)
 
     def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...]) -> None:
+        if not self._step(instance, InstanceEvent.FOUND):
+            return
         now = self._node.now()
-        instance.enter(Stage.GREETING, self._node.now())
         instance.sources = {str(endpoint): Source(endpoint, now) for endpoint in endpoints}
         instance.siblings = dict.fromkeys(self._siblings)
         try:
@@ -146,8 +151,8 @@ class Instances:
                 self._plan(instance)
 
     def _plan(self, instance: Instance) -> None:
-        instance.enter(Stage.PLANNING, self._node.now())
-        ticket = instance.since
+        self._step(instance, InstanceEvent.ANSWERED)
+        turn = instance.turn
         node = self._node
         sources = {address: source.card for address, source in instance.sources.items() if source.card}
         siblings = [card for card in instance.siblings.values() if card]
@@ -159,14 +164,14 @@ class Instances:
                 reason = reason_of(error, backend=node.backend.name, peer=instance.key)
                 node.post(lambda: self._refuse(instance, reason, tell=True))
             else:
-                node.post(lambda: self._attach(instance, found, ticket))
+                node.post(lambda: self._attach(instance, found, turn))
 
         node.setup.submit(("plan", instance.key), job)
 
-    def _attach(self, instance: Instance, found: Route, ticket: float) -> None:
-        if instance.stage is not Stage.PLANNING or instance.since != ticket:
+    def _attach(self, instance: Instance, found: Route, turn: int) -> None:
+        if instance.turn != turn:
             return  # a rank was lost meanwhile, and all is planned anew
-        instance.enter(Stage.ATTACHING, self._node.now())
+        self._step(instance, InstanceEvent.ROUTED)
         for address, source in instance.sources.items():
             part = found.parts.get(address)
             if part is None:
@@ -219,15 +224,14 @@ class Instances:
 
     def _maybe_ready(self, instance: Instance) -> None:
         if instance.stage is Stage.ATTACHING and all(s.attached and s.connected for s in instance.parts):
-            instance.enter(Stage.READY, self._node.now())
+            self._step(instance, InstanceEvent.CONFIRMED)
             self._watcher.ready(instance)
 
     def _refuse(self, instance: Instance, reason: Reason, *, tell: bool = False) -> None:
         """These instances cannot work together: its rooms fail with the reason, on both sides."""
-        if instance.stage is Stage.REFUSED:
+        if not self._step(instance, InstanceEvent.REFUSED):
             return
         log.warning("refused prefill instance %s: %s", instance.key, reason)
-        instance.enter(Stage.REFUSED, self._node.now())
         instance.reason = reason
         for each in instance.parts:
             self._detach(each)
@@ -238,6 +242,8 @@ class Instances:
 
     def _lose(self, instance: Instance, source: Source, why: str) -> None:
         """A rank is gone: the rooms that it owed something fail, and it is greeted anew while the others go on."""
+        if not self._step(instance, InstanceEvent.LOST):
+            return
         self._watcher.lost(instance, source, why)
         self._detach(source)
         if not instance.rooms:
@@ -249,11 +255,11 @@ class Instances:
             self._node.channel.dial(source.endpoint)
         instance.sources[address] = Source(source.endpoint, self._node.now())
         instance.siblings = dict.fromkeys(self._siblings)
-        instance.enter(Stage.GREETING, self._node.now())
         self._hello(instance)
 
     def _drop(self, instance: Instance) -> None:
         """Forget an instance that nobody waits for; it is found anew when somebody does."""
+        self._step(instance, InstanceEvent.DROPPED)
         for each in instance.parts:
             self._detach(each)
         self._hang_up(instance)

@@ -30,6 +30,7 @@ class Source:
         heard: When it was last heard.
         assignment: Its part for this decode rank, if it has anything to do with it.
         plan: The compiled part.
+        readers: Decode ranks that it serves for each room.
         attached: Whether it confirmed its part.
         connected: Whether this side's backend can be reached by it.
     """
@@ -39,6 +40,7 @@ class Source:
     card: Card | None = None
     assignment: Assignment | None = None
     plan: PairPlan | None = None
+    readers: int = 1
     attached: bool = False
     connected: bool = False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from statelink import wire
@@ -181,21 +180,27 @@ class Instances:
             if source.plan is not None and source.plan.digest == plan.digest and source.attached:
                 continue  # another rank came back; this one's part is what it was
             known = source.assignment is not None
-            source.assignment, source.plan, source.attached = assignment, plan, False
-            attach = wire.Attach(
-                sender=self._node.name,
-                to=source.name,
-                assignment=assignment,
-                destinations=readers,
-                digest=plan.digest,
-            )
+            source.assignment, source.plan, source.readers, source.attached = assignment, plan, readers, False
             if known:
-                self._node.send(attach, address)
+                self._tell_part(source)
             else:
-                self._connect(instance, source, lambda a=address, m=attach: self._node.send(m, a))  # type: ignore[misc]
+                self._connect(instance, source)
         self._maybe_ready(instance)
 
-    def _connect(self, instance: Instance, source: Source, then: Callable[[], object]) -> None:
+    def _tell_part(self, source: Source) -> None:
+        """Tell a rank its part; said again until it confirms, since messages are lost where connections break."""
+        assert source.assignment is not None
+        assert source.plan is not None
+        attach = wire.Attach(
+            sender=self._node.name,
+            to=source.name,
+            assignment=source.assignment,
+            destinations=source.readers,
+            digest=source.plan.digest,
+        )
+        self._node.send(attach, source.address)
+
+    def _connect(self, instance: Instance, source: Source) -> None:
         """Let our backend know the source; it is told its part afterwards, so that its backend finds ours ready."""
         node = self._node
         card = source.card
@@ -217,7 +222,7 @@ class Instances:
         def done() -> None:
             if source.card is card:
                 source.connected = True
-                then()
+                self._tell_part(source)
                 self._maybe_ready(instance)
 
         node.setup.submit(("peer", card.link), job)
@@ -356,6 +361,9 @@ class Instances:
                     break
                 instance.suspect = instance.suspect or silent > liveness / 2
                 self._node.send(wire.Ping(sender=self._node.name, to=source.name), source.address)
+            for source in instance.parts:
+                if instance.stage is Stage.ATTACHING and source.connected and not source.attached:
+                    self._tell_part(source)
             if instance.stage is Stage.READY and not instance.suspect:
                 self._watcher.ready(instance)
 

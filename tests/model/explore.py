@@ -1,0 +1,116 @@
+"""Explore the model at random, for as many steps as asked.
+
+    python -m tests.model.explore --steps 1000000 [--seed 1]
+
+A run is a few thousand steps of one world, and follows from its seed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+from collections import Counter
+
+from .threads import Defect
+from .world import Faults, Shape, World, running
+
+__all__ = ["explore", "run"]
+
+ROOMS = 6
+CALM = Faults()
+HARSH = Faults(transfer=0.02, submit=0.02, connect=0.02)
+WILD = Faults(drop=0.03, repeat=0.03, reorder=0.1, transfer=0.02, submit=0.02, connect=0.02)
+
+
+def run(seed: int, steps: int = 2500) -> World:
+    """One world from its beginning to its end.
+
+    Raises:
+        Defect: A rule of the lifecycle is broken.
+    """
+    rng = random.Random(seed)
+    shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
+    world = World(shape, rng, rng.choice([CALM, HARSH, WILD]))
+    deadly = rng.random() < 0.7
+    for _ in range(steps):
+        act(world, rng, deadly)
+        world.step()
+    world.settle()
+    return world
+
+
+def act(world: World, rng: random.Random, deadly: bool) -> None:
+    """What engines, routers and fate do between two steps."""
+    chance = rng.random()
+    if chance < 0.02:
+        world.open(rng.randint(1, ROOMS), rng.randint(1, 12))
+    elif chance < 0.16 and world.requests:
+        process = rng.choice(world.places)
+        if process.alive:
+            world.advance(rng.choice(world.requests[-ROOMS:]), process)
+    elif chance < 0.17:
+        process = rng.choice(world.places)
+        if process.alive and not process.paused and process.held:
+            world.counts["aborted"] += 1
+            rng.choice(list(process.held.values())).handle.abort()
+    elif deadly and chance < 0.1715:
+        world.kill(rng.choice(world.places))
+    elif chance < 0.178:
+        world.restart(rng.choice(world.places))
+    elif deadly and chance < 0.180:
+        process = rng.choice(world.places)
+        process.paused = process.alive and not process.paused
+        world.counts["paused"] += process.paused
+    elif chance < 0.185:
+        for process in world.places:
+            process.paused = False
+    elif deadly and chance < 0.1855:
+        world.time += rng.random() * 5
+        world.counts["jumped"] += 1
+    elif deadly and chance < 0.186:
+        rng.choice(world.places).skew += rng.random() * 5
+        world.counts["jumped"] += 1
+    elif deadly and chance < 0.187:
+        world.network.cut.add(rng.choice(world.places).address)
+        world.counts["cut"] += 1
+    elif chance < 0.190:
+        world.network.cut.clear()
+
+
+def explore(steps: int, seed: int) -> Counter[str]:
+    """Worlds one after the other, until so many steps were taken.
+
+    Raises:
+        Defect: A rule is broken; says by which seed.
+    """
+    counts: Counter[str] = Counter()
+    for number in itertools.count(seed):
+        try:
+            world = run(number)
+        except Exception as error:
+            raise Defect(f"seed {number}: {error}") from error
+        counts.update(world.counts)
+        counts["worlds"] += 1
+        if counts["steps"] >= steps:
+            return counts
+    raise AssertionError
+
+
+def main() -> None:
+    """Parse arguments, explore, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    with running():
+        counts = explore(arguments.steps, arguments.seed)
+    for name, count in counts.most_common():
+        print(f"{count:>10} {name}")
+    print(f"{counts['steps'] / (time.perf_counter() - began):>10.0f} steps a second")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A transfer library in memory, and the backend over it: bytes land block by block, whenever the world says so.
+
+It is as bad as the real ones: a transfer goes on after everybody forgot about it, also while its process is stopped,
+and a killed process's bytes may land for a moment. With an owner's fence, the receiver checks every block's grant.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from statelink.backend import (
+    ANY,
+    DIRECT,
+    Backend,
+    BackendContext,
+    Batch,
+    Blocks,
+    Capabilities,
+    Fence,
+    Op,
+    Probe,
+    Side,
+    Strategy,
+    SubmitMode,
+    Transfer,
+)
+from statelink.errors import TransferError
+
+from .threads import give_way
+
+if TYPE_CHECKING:
+    from statelink.state import Region
+
+    from .process import Process
+    from .world import World
+
+__all__ = ["AFTERLIFE", "Flight", "MoverBackend", "OwnerBackend"]
+
+AFTERLIFE = 0.005
+"""Seconds for which a killed process's bytes may still land."""
+
+
+class Flight(Transfer):
+    """One batch on its way.
+
+    Attributes:
+        until: World time after which it is dropped: its process was killed.
+    """
+
+    __slots__ = ("batch", "blocks", "mover", "next", "target", "until")
+
+    def __init__(self, mover: Process, target: Process, batch: Batch) -> None:
+        super().__init__()
+        self.mover = mover
+        self.target = target
+        self.batch = batch
+        self.blocks: Blocks = batch.blocks
+        self.next = 0
+        self.until: float | None = None
+
+
+class _Options(msgspec.Struct):
+    """None."""
+
+
+class SimBackend(Backend):
+    """What both kinds have in common."""
+
+    api_version = 1
+    Options: ClassVar[type] = _Options
+    strategies: ClassVar[dict[str, Strategy]] = {"*": DIRECT}
+
+    def __init__(self, context: BackendContext) -> None:
+        self.world: World = context.options[0]
+        self.process: Process = context.options[1]
+        self.peers: dict[str, Process] = {}
+
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        return Probe(True)
+
+    def register(self, regions: Sequence[Region]) -> None:
+        pass
+
+    def descriptor(self) -> bytes:
+        return self.process.name.encode()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        for _ in range(self.world.rng.randrange(3)):
+            give_way()
+        found = self.world.everybody.get(descriptor.decode())
+        if found is None or self.world.rng.random() < self.world.faults.connect:
+            raise TransferError("cannot be reached", cause="the library says so", peer=peer)
+        self.peers[peer] = found
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if peer not in self.peers:
+            raise TransferError("unknown peer", peer=peer)
+        if self.world.rng.random() < self.world.faults.submit:
+            raise TransferError("the queue is full", peer=peer)
+        flight = Flight(self.process, self.peers[peer], batch)
+        self.world.flights.append(flight)
+        return flight
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        pass
+
+    def disconnect(self, peer: str) -> None:
+        self.peers.pop(peer, None)
+
+    def close(self) -> None:
+        pass
+
+    # What the world asks.
+
+    def land(self, flight: Flight) -> None:
+        """One more block of a flight reaches this side's memory."""
+        number = flight.next
+        source, target, nbytes = (
+            int(column[number]) for column in (flight.blocks.source, flight.blocks.target, flight.blocks.nbytes)
+        )
+        refusal = self.refusal(flight, target, nbytes)
+        if refusal:
+            self.world.finish(flight, refusal)
+            return
+        self.world.landing(flight, source, target, nbytes)
+        ctypes.memmove(target, source, nbytes)
+        flight.next += 1
+        if flight.next == flight.blocks.count:
+            self.world.finish(flight)
+
+    def refusal(self, flight: Flight, target: int, nbytes: int) -> str:
+        return ""
+
+
+def _capabilities(fence: Fence) -> Capabilities:
+    return Capabilities(
+        memory_kinds=frozenset({"dram"}),
+        state_types=ANY,
+        ops=frozenset({Op.WRITE}),
+        submit_mode=SubmitMode.ASYNC,
+        fences={(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): fence},
+        thread_safe=True,
+        max_blocks=3,
+        max_transfers=2,
+    )
+
+
+class MoverBackend(SimBackend):
+    """Nobody but the mover can stop it, as with remote memory access."""
+
+    name = "sim-mover"
+    capabilities = _capabilities(Fence.MOVER)
+
+
+class OwnerBackend(SimBackend):
+    """The receiver checks every block."""
+
+    name = "sim-owner"
+    capabilities = _capabilities(Fence.OWNER)
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.grants: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+
+    def grant(
+        self,
+        peer: str,
+        room: int,
+        generation: int,
+        addresses: npt.NDArray[np.uint64],
+        nbytes: npt.NDArray[np.uint64],
+    ) -> None:
+        low, size = addresses.tolist(), nbytes.tolist()
+        self.grants[peer, room, generation] = [(a, a + n) for a, n in zip(low, size, strict=True)]
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        self.grants.pop((peer, room, generation), None)
+        done = Transfer()
+        done.succeed()
+        return done
+
+    def refusal(self, flight: Flight, target: int, nbytes: int) -> str:
+        ranges = self.grants.get((flight.mover.name, flight.batch.room, flight.batch.generation), [])
+        inside = any(low <= target and target + nbytes <= high for low, high in ranges)
+        return "" if inside else "not granted"

@@ -1,0 +1,208 @@
+"""One process of the model: a real link over simulated parts, and the engine that uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink import state
+from statelink._open import _card
+from statelink.backend import BackendContext
+from statelink.link import Link, LinkConfig, Node, Receiving, Sending, StaticRendezvous, Status
+from statelink.registry import plugin_manager
+
+from .library import MoverBackend, OwnerBackend, SimBackend
+from .network import SimChannel
+from .threads import Defect, SimLane, SimLoop
+
+if TYPE_CHECKING:
+    from .world import Request, World
+
+__all__ = ["PAGE", "PAGES", "SLOTS", "WIDTH", "Held", "Process"]
+
+PAGE, PAGES, SLOTS, WIDTH = 2, 24, 8, 4
+"""Tokens of a page, pages and slots of a pool, bytes of a token or row."""
+FREE = -1
+
+Pool = npt.NDArray[np.uint8]
+
+
+class Held:
+    """What the engine of one process holds for one request.
+
+    Attributes:
+        use: Unique number: whose memory it is.
+        pages: Its pages, in order of position.
+        slot: Its slot.
+        ended: The status that was seen last, if it is an end.
+        reason: The reason that was seen first.
+    """
+
+    def __init__(self, request: Request, handle: Sending | Receiving, use: int) -> None:
+        self.request = request
+        self.handle = handle
+        self.use = use
+        self.pages: list[int] = []
+        self.slot = FREE
+        self.prefix = 0
+        self.pushed = 0
+        self.accepted = False
+        self.ended: Status | None = None
+        self.reason: Any = None
+        self.released = False
+        self.last = Status.BOOTSTRAPPING
+
+
+class Process:
+    """A rank, from its start to its end.
+
+    Args:
+        world: The world.
+        role: ``prefill`` or ``decode``.
+        rank: Rank and number of ranks of its instance.
+        address: Where it listens; a later process may take its place.
+        number: Counts all processes ever started.
+    """
+
+    def __init__(self, world: World, role: str, rank: tuple[int, int], address: str, number: int) -> None:
+        self.world = world
+        self.role = role
+        self.rank = rank
+        self.address = address
+        self.name = f"{role}.{rank[0]}-{number}"
+        self.paused = False
+        self.alive = True
+        self.skew = 0.0
+        self.lanes: list[SimLane] = []
+        self.held: dict[int, Held] = {}
+        layers = [rank[0]] if role == "prefill" and rank[1] > 1 else [0, 1]
+        self.kv: dict[int, Pool] = {layer: np.full((PAGES, PAGE, WIDTH), 255, np.uint8) for layer in layers}
+        self.rows: dict[int, Pool] = {layer: np.full((SLOTS, WIDTH), 255, np.uint8) for layer in layers}
+        self.page_owner = [FREE] * PAGES
+        self.slot_owner = [FREE] * SLOTS
+        self.link = self._open()
+
+    def _open(self) -> Link:
+        world = self.world
+        inventory = state.describe(
+            f"the {self.role}",
+            [state.mla_pages(self.kv), state.whole_items({str(n): rows for n, rows in self.rows.items()}, type="mamba", layers={str(n): n for n in self.rows})],
+            rank=self.rank[0],
+            ranks=self.rank[1],
+        )
+        settings = LinkConfig(
+            role=self.role,  # type: ignore[arg-type]
+            backend="sim",
+            siblings=tuple(world.siblings_of(self)),
+            deadline=world.DEADLINE,
+            heartbeat=0.5,
+            liveness=2.0,
+        )
+        channel: Any = SimChannel(world.network, self)
+        self.channel: SimChannel = channel
+        kind: type[SimBackend] = OwnerBackend if world.owner_fence else MoverBackend
+        backend = kind(BackendContext(options=(world, self), link=self.name))
+        self.backend: SimBackend = backend
+        strategies = {component.name: backend.strategies["*"] for component in inventory.components}
+        card = _card(self.name, settings, backend, strategies, inventory)
+        self.loop = SimLoop(self)
+
+        def lane(name: str, width: int) -> SimLane:
+            return SimLane(self, name, width)
+
+        self.node = Node(
+            settings,
+            channel,
+            backend,
+            card,
+            strategies,
+            StaticRendezvous({}),
+            plugin_manager(),
+            loop=self.loop,
+            make_lane=lane,
+        )
+        world.network.listening[self.address] = self
+        return Link(self.node)
+
+    def now(self) -> float:
+        """What this process's clock says; never goes back."""
+        return self.world.time + self.skew
+
+    # The engine.
+
+    def take(self, held: Held, pages: int) -> bool:
+        """Allocate memory for a request, if there is enough: any that is free, in any order."""
+        free = [page for page, owner in enumerate(self.page_owner) if owner == FREE]
+        slots = [slot for slot, owner in enumerate(self.slot_owner) if owner == FREE]
+        if len(free) < pages or not slots:
+            return False
+        held.pages = self.world.rng.sample(free, pages)
+        held.slot = self.world.rng.choice(slots)
+        for page in held.pages:
+            self.page_owner[page] = held.use
+        self.slot_owner[held.slot] = held.use
+        return True
+
+    def release(self, held: Held) -> None:
+        """Free a request's memory; whoever takes it next must find it undisturbed."""
+        if held.released:
+            return
+        held.released = True
+        for page in held.pages:
+            self.page_owner[page] = FREE
+            for pool in self.kv.values():
+                pool[page] = 254
+        if held.slot != FREE:
+            self.slot_owner[held.slot] = FREE
+            for rows in self.rows.values():
+                rows[held.slot] = 254
+
+    def fill(self, held: Held) -> None:
+        """Prefill computes the request's state."""
+        for layer, pool in self.kv.items():
+            for position in range(held.request.tokens):
+                pool[held.pages[position // PAGE], position % PAGE] = held.request.bytes_at(layer, position)
+            self.rows[layer][held.slot] = held.request.bytes_at(layer, -1)
+
+    def verify(self, held: Held) -> None:
+        """Decode has everything that it was promised.
+
+        Raises:
+            Defect: It has not.
+        """
+        for layer, pool in self.kv.items():
+            for position in range(held.prefix, held.request.tokens):
+                page = held.pages[(position - held.prefix) // PAGE]
+                found = pool[page, position % PAGE].tobytes()
+                if found != held.request.bytes_at(layer, position).tobytes():
+                    raise Defect(f"{self.name}: {held.request} succeeded without position {position}: {found!r}")
+            if self.rows[layer][held.slot].tobytes() != held.request.bytes_at(layer, -1).tobytes():
+                raise Defect(f"{self.name}: {held.request} succeeded without its slot")
+
+    def look(self) -> None:
+        """What a scheduler does in every turn: see what became of its requests.
+
+        Raises:
+            Defect: A rule of the lifecycle is broken.
+        """
+        for number, held in list(self.held.items()):
+            status, reason = held.handle.status, held.handle.reason
+            if held.ended is not None and status is not held.ended:
+                raise Defect(f"{self.name}: {held.request} ended twice: {held.ended.name}, then {status.name}")
+            if held.reason is not None and reason != held.reason:
+                raise Defect(f"{self.name}: {held.request} changed its reason")
+            if (status is Status.FAILED) != (reason is not None):
+                raise Defect(f"{self.name}: {held.request} is {status.name} with reason {reason}")
+            if status > Status.FAILED and status < held.last:
+                raise Defect(f"{self.name}: {held.request} went back from {held.last.name} to {status.name}")
+            held.last, held.reason = status, reason
+            if held.ended is None and status in (Status.FAILED, Status.SUCCEEDED):
+                held.ended = status
+                self.world.ended(self, held)
+                if status is Status.SUCCEEDED and self.role == "decode":
+                    self.verify(held)
+            if held.ended is not None and held.handle.quiesced:
+                self.release(held)
+                del self.held[number]

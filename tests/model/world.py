@@ -1,0 +1,373 @@
+"""The world of the model: processes, a network, a library and a clock, moved one small step at a time.
+
+Everything that real processes do at once happens here one after the other, in an order that a random source chooses.
+Real code runs in it: links, roles, planner, codec. After every step the engines look, and every byte that lands is
+compared with who owns the memory at that moment: see `World.landing`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.link import Receiving, Sending, _mover
+
+from .library import AFTERLIFE, Flight
+from .network import Connection, Frames, Network
+from .process import PAGE, WIDTH, Held, Process
+from .threads import Defect, give_way
+
+__all__ = ["Faults", "Request", "Shape", "World", "running"]
+
+
+class Shape(NamedTuple):
+    """How many ranks there are, and who can stop the bytes."""
+
+    prefill: int
+    decode: int
+    owner_fence: bool
+
+
+class Faults(NamedTuple):
+    """How likely things go wrong, each time that they can."""
+
+    drop: float = 0.0
+    repeat: float = 0.0
+    reorder: float = 0.0
+    transfer: float = 0.0
+    submit: float = 0.0
+    connect: float = 0.0
+
+
+class Request:
+    """One request, as the router sees it."""
+
+    def __init__(self, room: int, number: int, tokens: int) -> None:
+        self.room = room
+        self.number = number
+        self.tokens = tokens
+        self.sides: dict[str, Held] = {}
+
+    def bytes_at(self, layer: int, position: int) -> npt.NDArray[np.uint8]:
+        """What belongs there; different for every request, layer and position (-1: the slot)."""
+        value = (self.number * 31 + layer * 97 + (position + 2) * 7) % 250
+        return np.full(WIDTH, value, np.uint8) ^ np.array([0, 1, 2, self.number % 4], np.uint8)
+
+    def __repr__(self) -> str:
+        return f"request {self.number} (room {self.room}, {self.tokens} tokens)"
+
+
+class World:
+    """Everything there is.
+
+    Args:
+        shape: The processes.
+        rng: Chooses.
+        faults: What goes wrong.
+    """
+
+    DEADLINE = 8.0
+
+    def __init__(self, shape: Shape, rng: random.Random, faults: Faults) -> None:
+        self.shape = shape
+        self.rng = rng
+        self.faults = faults
+        self.owner_fence = shape.owner_fence
+        self.time = 100.0
+        self.network = Network()
+        self.flights: list[Flight] = []
+        self.everybody: dict[str, Process] = {}
+        self.counts: Counter[str] = Counter()
+        self.requests: list[Request] = []
+        self._uses = 0
+        self._users: dict[int, Held] = {}
+        self.places: list[Process] = []
+        for role, width in (("prefill", shape.prefill), ("decode", shape.decode)):
+            for rank in range(width):
+                self.places.append(self._start(role, (rank, width)))
+
+    # Processes.
+
+    def _address(self, role: str, rank: int) -> str:
+        return f"tcp://127.0.0.1:{(1000 if role == 'prefill' else 2000) + rank}"
+
+    def siblings_of(self, process: Process) -> list[str]:
+        if process.role != "decode":
+            return []
+        return [self._address("decode", rank) for rank in range(self.shape.decode) if rank != process.rank[0]]
+
+    def _start(self, role: str, rank: tuple[int, int]) -> Process:
+        process = Process(self, role, rank, self._address(role, rank[0]), len(self.everybody))
+        self.everybody[process.name] = process
+        return process
+
+    def living(self, role: str = "") -> list[Process]:
+        return [each for each in self.places if each.alive and role in ("", each.role)]
+
+    def kill(self, process: Process) -> None:
+        """Kill a process in the middle of whatever it does."""
+        if not process.alive:
+            return
+        self.counts["killed"] += 1
+        process.alive, process.paused = False, False
+        for lane in process.lanes:
+            lane.kill()
+        for connection in self.network.connections:
+            if connection.address == process.address and self.rng.random() < 0.5:
+                connection.there.clear()  # what its kernel had taken is lost; what had not left yet is not
+        self.network.forget(process)
+        for flight in self.flights:
+            if flight.mover is process:
+                flight.until = self.time + self.rng.random() * AFTERLIFE
+        for held in process.held.values():
+            held.request.sides.pop(process.address, None)
+
+    def restart(self, process: Process) -> None:
+        """Another process takes its place."""
+        if process.alive:
+            return
+        self.counts["restarted"] += 1
+        self.places[self.places.index(process)] = self._start(process.role, process.rank)
+
+    # Requests.
+
+    def open(self, room: int, tokens: int) -> Request | None:
+        """The router hands out a request; not with an id that somebody still uses."""
+        if any(room in each.held for each in self.living()):
+            return None
+        request = Request(room, len(self.requests) + 1, tokens)
+        self.requests.append(request)
+        self.counts["requests"] += 1
+        return request
+
+    def join(self, request: Request, process: Process) -> None:
+        """The engine of one rank takes the request up."""
+        if not process.alive or process.paused or request.room in process.held:
+            return
+        if process.address in request.sides:
+            return
+        handle: Sending | Receiving
+        if process.role == "prefill":
+            handle = process.link.send(request.room, request.tokens)
+        else:
+            peers = [self._address("prefill", rank) for rank in range(self.shape.prefill)]
+            handle = process.link.receive(request.room, peers, request.tokens)
+        self._uses += 1
+        held = Held(request, handle, self._uses)
+        self._users[held.use] = held
+        process.held[request.room] = request.sides[process.address] = held
+
+    def advance(self, request: Request, process: Process) -> None:
+        """The engine of one rank does the next thing for a request."""
+        held = process.held.get(request.room)
+        if held is None or process.paused or held.request is not request:
+            self.join(request, process)
+            return
+        pages = -(-request.tokens // PAGE)
+        if isinstance(held.handle, Sending):
+            if not held.pages:
+                if not process.take(held, pages):
+                    return
+                process.fill(held)
+            if held.pushed >= request.tokens:
+                return
+            # One more chunk, which ends on a page or at N.
+            end = min(request.tokens, held.pushed + PAGE * self.rng.randint(1, 3))
+            items: dict[str, Any] = {"kv": held.pages[held.pushed // PAGE : -(-end // PAGE)]}
+            if end == request.tokens:
+                items["mamba"] = [held.slot]
+            held.handle.push(items, span=(held.pushed, end))
+            held.pushed = end
+        elif not held.accepted:
+            prefix = request.number % (pages + 1) * PAGE
+            held.prefix = prefix if prefix <= request.tokens else 0
+            if not process.take(held, pages - held.prefix // PAGE):
+                return
+            held.accepted = True
+            held.handle.accept({"kv": held.pages, "mamba": [held.slot]}, prefix=held.prefix)
+
+    def ended(self, process: Process, held: Held) -> None:
+        """An engine saw the end of a request."""
+        self.counts[f"{process.role} {held.handle.status.name.lower()}"] += 1
+
+    # Bytes.
+
+    def landing(self, flight: Flight, source: int, target: int, nbytes: int) -> None:
+        """A block is about to land: both ends must still belong to the use of the room that it is for.
+
+        Raises:
+            Defect: Memory was given back while it could still be read or written.
+        """
+        self.counts["blocks"] += 1
+        for process, address, side in ((flight.mover, source, "source"), (flight.target, target, "target")):
+            if not process.alive:
+                continue
+            for use in self._owners(process, address, nbytes):
+                held = self._users.get(use)
+                right = held is not None and held.request.room == flight.batch.room
+                if right and side == "target" and isinstance(held, Held):
+                    right = isinstance(held.handle, Receiving) and held.handle.generation == flight.batch.generation
+                if not right:
+                    owner = held.request if held is not None else "nobody"
+                    raise Defect(f"{side} memory of {process.name} for room {flight.batch.room} belongs to {owner}")
+
+    @staticmethod
+    def _owners(process: Process, address: int, nbytes: int) -> Iterator[int]:
+        for pools, owners in ((process.kv, process.page_owner), (process.rows, process.slot_owner)):
+            for pool in pools.values():
+                low = pool.ctypes.data
+                if low <= address < low + pool.nbytes:
+                    size = pool.nbytes // len(pool)
+                    first, last = (address - low) // size, (address + nbytes - 1 - low) // size
+                    yield from owners[first : last + 1]
+                    return
+        raise Defect(f"{nbytes} bytes at {address:#x} are not memory of {process.name}")
+
+    def finish(self, flight: Flight, refusal: str = "") -> None:
+        """A flight ends."""
+        self.flights.remove(flight)
+        if refusal:
+            flight.fail(refusal, settled=True)
+        else:
+            flight.succeed()
+
+    def fly(self, flight: Flight) -> None:
+        """One more block, or an end in failure."""
+        target = flight.target
+        if flight.until is not None and self.time > flight.until:
+            self.flights.remove(flight)
+        elif not target.alive or self.rng.random() < self.faults.transfer:
+            self.finish(flight, "the peer is gone" if not target.alive else "the wire broke")
+        else:
+            target.backend.land(flight)
+
+    # Time and order.
+
+    def _deliver(self, connection: Connection, queue: list[Frames], to: Process) -> None:
+        place = self.rng.randrange(len(queue)) if self.rng.random() < self.faults.reorder else 0
+        frames = queue[place] if self.rng.random() < self.faults.repeat else queue.pop(place)
+        if self.rng.random() < self.faults.drop:
+            self.counts["dropped"] += 1
+            return
+        self.counts["delivered"] += 1
+        to.channel.inbox.append((connection, frames))
+        to.loop.receive(0.0)
+
+    def choices(self) -> list[Callable[[], None]]:
+        """Everything that could happen next without time passing."""
+        found: list[Callable[[], None]] = []
+        for connection, queue, to in self.network.deliverable():
+            found.append(lambda c=connection, q=queue, t=to: self._deliver(c, q, t))  # type: ignore[misc]
+        for process in self.places:
+            if not process.alive or process.paused:
+                continue
+            if process.loop.can_run():
+                found.append(process.loop.run_posted)
+            if process.loop.timer_due():
+                found.append(process.loop.run_timer)
+            for lane in process.lanes:
+                found += [lambda lane=lane, key=key: lane.step(key) for key in lane.choices()]  # type: ignore[misc]
+        found += [lambda each=each: self.fly(each) for each in self.flights]  # type: ignore[misc]
+        return found
+
+    def step(self) -> None:
+        """Let one thing happen, and let the engines look."""
+        self.counts["steps"] += 1
+        found = self.choices()
+        if found and self.rng.random() > 0.02:
+            self.rng.choice(found)()
+        else:
+            self._pass_time(busy=bool(found))
+        for process in self.places:
+            if process.alive and not process.paused:
+                process.look()
+
+    def _pass_time(self, *, busy: bool) -> None:
+        if busy:
+            self.time += self.rng.random() * 0.02
+            return
+        timers = [
+            due for each in self.living() if not each.paused and (due := each.loop.next_timer()) is not None
+        ]
+        self.time = max(self.time, min(timers, default=self.time)) + 0.001
+
+    def settle(self) -> None:
+        """The faults end, everybody who is dead comes back, and time passes until everything has come to an end.
+
+        Raises:
+            Defect: Something has not.
+        """
+        self.faults = Faults()
+        self.network.cut.clear()
+        for process in list(self.places):
+            process.paused = False
+            self.restart(process)
+        end = self.time + self.DEADLINE + 10
+        while self.time < end:
+            self.step()
+        self._check_ended()
+        self._check_serving()
+
+    def _check_ended(self) -> None:
+        for process in self.places:
+            for held in process.held.values():
+                if held.ended is None:
+                    raise Defect(f"{process.name}: {held.request} has not ended: {held.handle!r}")
+                if self._must_quiesce(process, held):
+                    raise Defect(f"{process.name}: {held.request} has not quiesced: {held.handle!r}")
+
+    def _must_quiesce(self, process: Process, held: Held) -> bool:
+        """Without an owner's fence, memory that a process wrote to that was killed stays in quarantine."""
+        if self.owner_fence or process.role == "prefill":
+            return True
+        assert isinstance(held.handle, Receiving)
+        names = [name for name, writer in held.handle._writers.items() if not writer.closed]
+        return all(self.everybody[name].alive for name in names)
+
+    def _check_serving(self) -> None:
+        """Whatever happened, the next request is served."""
+        request = None
+        for room in range(1000, 1100):
+            request = self.open(room, 5)
+            if request is not None:
+                break
+        assert request is not None
+        end = self.time + self.DEADLINE + 30
+        while self.time < end and not all(
+            (held := request.sides.get(process.address)) and held.ended for process in self.places
+        ):
+            for process in self.places:
+                held = request.sides.get(process.address)
+                if held is None or held.ended is None:
+                    self.advance(request, process)
+            for _ in range(20):
+                self.step()
+        for process in self.places:
+            held = request.sides[process.address]
+            if held.ended is None or not held.ended:
+                raise Defect(f"{process.name} does not serve any more: {held.handle!r}: {held.handle.reason}")
+        for process in self.places:
+            kept = {number: room for number, room in process.node.rooms.items() if room.quiesced}
+            if kept:
+                raise Defect(f"{process.name} keeps {kept}")
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Sleeping data threads let the world go on."""
+
+    class _Time:
+        sleep = staticmethod(give_way)
+
+    module: Any = _mover
+    before, module.time = module.time, _Time
+    try:
+        yield
+    finally:
+        module.time = before

@@ -43,40 +43,41 @@ def run(seed: int, steps: int = 2500) -> World:
 
 def act(world: World, rng: random.Random, deadly: bool) -> None:
     """What engines, routers and fate do between two steps."""
+    for each in world.requests[-3:]:
+        if rng.random() < 0.2:
+            process = rng.choice(world.places)
+            if process.alive:
+                world.advance(each, process)
     chance = rng.random()
-    if chance < 0.02:
+    if chance < 0.01:
         world.open(rng.randint(1, ROOMS), rng.randint(1, 12))
-    elif chance < 0.16 and world.requests:
-        process = rng.choice(world.places)
-        if process.alive:
-            world.advance(rng.choice(world.requests[-ROOMS:]), process)
-    elif chance < 0.17:
+    elif chance < 0.012:
         process = rng.choice(world.places)
         if process.alive and not process.paused and process.held:
             world.counts["aborted"] += 1
             rng.choice(list(process.held.values())).handle.abort()
-    elif deadly and chance < 0.1715:
-        world.kill(rng.choice(world.places))
-    elif chance < 0.178:
+    elif chance < 0.015:
         world.restart(rng.choice(world.places))
-    elif deadly and chance < 0.180:
+    elif chance < 0.02:
+        for process in world.places:
+            process.paused = False
+    elif chance < 0.025:
+        world.network.cut.clear()
+    elif deadly and chance < 0.026:
+        world.kill(rng.choice(world.places))
+    elif deadly and chance < 0.028:
         process = rng.choice(world.places)
         process.paused = process.alive and not process.paused
         world.counts["paused"] += process.paused
-    elif chance < 0.185:
-        for process in world.places:
-            process.paused = False
-    elif deadly and chance < 0.1855:
-        world.time += rng.random() * 5
+    elif deadly and chance < 0.029:
         world.counts["jumped"] += 1
-    elif deadly and chance < 0.186:
-        rng.choice(world.places).skew += rng.random() * 5
-        world.counts["jumped"] += 1
-    elif deadly and chance < 0.187:
+        if rng.random() < 0.5:
+            world.time += rng.random() * 5
+        else:
+            rng.choice(world.places).skew += rng.random() * 5
+    elif deadly and chance < 0.03:
         world.network.cut.add(rng.choice(world.places).address)
         world.counts["cut"] += 1
-    elif chance < 0.190:
-        world.network.cut.clear()
 
 
 def explore(steps: int, seed: int) -> Counter[str]:

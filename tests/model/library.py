@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from statelink.backend import (
     ANY,
@@ -35,6 +33,9 @@ from statelink.errors import TransferError
 from .threads import give_way
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from statelink.state import Region
 
     from .process import Process
@@ -83,7 +84,7 @@ class SimBackend(Backend):
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
-        return Probe(True)
+        return Probe(True, "")
 
     def register(self, regions: Sequence[Region]) -> None:
         pass

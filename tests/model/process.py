@@ -86,9 +86,11 @@ class Process:
 
     def _open(self) -> Link:
         world = self.world
+        rows = {f"layers.{layer}": rows for layer, rows in self.rows.items()}
+        slots = state.whole_items(rows, type="mamba", layers={f"layers.{layer}": layer for layer in self.rows})
         inventory = state.describe(
             f"the {self.role}",
-            [state.mla_pages(self.kv), state.whole_items({str(n): rows for n, rows in self.rows.items()}, type="mamba", layers={str(n): n for n in self.rows})],
+            [state.mla_pages(self.kv), slots],
             rank=self.rank[0],
             ranks=self.rank[1],
         )

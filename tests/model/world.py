@@ -7,21 +7,23 @@ compared with who owns the memory at that moment: see `World.landing`.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from statelink.link import Receiving, Sending, _mover
+from statelink.link import Receiving, Sending, Status, _mover
 
 from .library import AFTERLIFE, Flight
 from .network import Connection, Frames, Network
 from .process import PAGE, WIDTH, Held, Process
 from .threads import Defect, give_way
+
+if TYPE_CHECKING:
+    import random
 
 __all__ = ["Faults", "Request", "Shape", "World", "running"]
 
@@ -52,6 +54,7 @@ class Request:
         self.room = room
         self.number = number
         self.tokens = tokens
+        self.over = False
         self.sides: dict[str, Held] = {}
 
     def bytes_at(self, layer: int, position: int) -> npt.NDArray[np.uint8]:
@@ -141,6 +144,8 @@ class World:
         """The router hands out a request; not with an id that somebody still uses."""
         if any(room in each.held for each in self.living()):
             return None
+        for each in self.requests:
+            each.over = each.over or each.room == room
         request = Request(room, len(self.requests) + 1, tokens)
         self.requests.append(request)
         self.counts["requests"] += 1
@@ -150,7 +155,7 @@ class World:
         """The engine of one rank takes the request up."""
         if not process.alive or process.paused or request.room in process.held:
             return
-        if process.address in request.sides:
+        if process.address in request.sides or request.over:
             return
         handle: Sending | Receiving
         if process.role == "prefill":
@@ -292,9 +297,7 @@ class World:
         if busy:
             self.time += self.rng.random() * 0.02
             return
-        timers = [
-            due for each in self.living() if not each.paused and (due := each.loop.next_timer()) is not None
-        ]
+        timers = [due for each in self.living() if not each.paused and (due := each.loop.next_timer()) is not None]
         self.time = max(self.time, min(timers, default=self.time)) + 0.001
 
     def settle(self) -> None:
@@ -350,7 +353,7 @@ class World:
                 self.step()
         for process in self.places:
             held = request.sides[process.address]
-            if held.ended is None or not held.ended:
+            if held.ended is not Status.SUCCEEDED:
                 raise Defect(f"{process.name} does not serve any more: {held.handle!r}: {held.handle.reason}")
         for process in self.places:
             kept = {number: room for number, room in process.node.rooms.items() if room.quiesced}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from statelink.wire import Card, Endpoint
 
     from ._receiving import Receiving
+    from ._rendezvous import Peer
 
 __all__ = ["Instance", "Route", "Source", "plan_instance"]
 
@@ -33,6 +34,7 @@ class Source:
         readers: Decode ranks that it serves for each room.
         attached: Whether it confirmed its part.
         connected: Whether this side's backend can be reached by it.
+        attempt: Counts the connections that were asked for.
     """
 
     endpoint: Endpoint
@@ -43,6 +45,7 @@ class Source:
     readers: int = 1
     attached: bool = False
     connected: bool = False
+    attempt: int = 0
 
     @property
     def name(self) -> str:
@@ -60,7 +63,8 @@ class Instance:
     """A prefill instance.
 
     Attributes:
-        key: What the engine or router calls it.
+        key: What the engine or router calls it, as text.
+        peer: The same as it was given.
         since: When the stage was entered.
         stage: How far it is.
         sources: Its ranks by the address they were dialled at.
@@ -72,6 +76,7 @@ class Instance:
     """
 
     key: str
+    peer: Peer
     since: float
     stage: Stage = Stage.RESOLVING
     sources: dict[str, Source] = field(default_factory=dict)

@@ -23,7 +23,7 @@ __all__ = ["Instances", "Watcher"]
 log = logging.getLogger("statelink.link")
 
 RETRY_REFUSED = 10.0
-"""Seconds after which a refused instance is asked again: it may have been restarted with another configuration."""
+"""Seconds after which a refused instance is asked again."""
 RETRY_RESOLVE = 0.5
 """Seconds between questions to the rendezvous about an instance that is not complete."""
 
@@ -70,30 +70,35 @@ class Instances:
         key = peer if isinstance(peer, str) else ",".join(peer)
         instance = self._instances.get(key)
         if instance is None:
-            instance = self._instances[key] = Instance(key, self._node.now())
-            self._resolve(instance, peer)
-        elif instance.stage is Stage.REFUSED and self._node.now() - instance.since > RETRY_REFUSED:
+            instance = self._instances[key] = Instance(key, peer, self._node.now())
+            self._resolve(instance)
+        else:
+            self._retry(instance)
+        return instance
+
+    def _retry(self, instance: Instance) -> None:
+        """Ask a refused instance again, after a while: it may have been restarted with another configuration."""
+        if instance.stage is Stage.REFUSED and self._node.now() - instance.since > RETRY_REFUSED:
             self._hang_up(instance)
             self._step(instance, InstanceEvent.RETRIED)
-            self._resolve(instance, peer)
-        return instance
+            self._resolve(instance)
 
     def _step(self, instance: Instance, event: InstanceEvent) -> bool:
         return instance.step(event, self._node.now())
 
-    def _resolve(self, instance: Instance, peer: Peer) -> None:
+    def _resolve(self, instance: Instance) -> None:
         instance.reason = None
         node = self._node
 
         def job() -> None:
             try:
-                found = node.rendezvous.resolve(peer)
+                found = node.rendezvous.resolve(instance.peer)
             except Exception as error:
                 reason = reason_of(error)
                 node.post(lambda: self._refuse(instance, reason))
             else:
                 if found is None:
-                    node.post(lambda: node.after(RETRY_RESOLVE, lambda: self._resolve(instance, peer)))
+                    node.post(lambda: node.after(RETRY_RESOLVE, lambda: self._resolve(instance)))
                 else:
                     node.post(lambda: self._greet(instance, found))
 
@@ -207,6 +212,8 @@ class Instances:
         assert card is not None
         # One rank may be known under several names or addresses; the backend sees it once.
         self._connected[card.link] += 1
+        source.attempt += 1
+        attempt = source.attempt
         first = self._connected[card.link] == 1
 
         def job() -> None:
@@ -220,7 +227,7 @@ class Instances:
                 node.post(done)
 
         def done() -> None:
-            if source.card is card:
+            if source.attempt == attempt and source.assignment is not None:
                 source.connected = True
                 self._tell_part(source)
                 self._maybe_ready(instance)
@@ -344,6 +351,9 @@ class Instances:
         """Ask who is silent, and give up who stays so. What this process slept through is nobody's silence."""
         liveness = self._node.config.liveness
         for instance in list(self._instances.values()):
+            if instance.stage is Stage.REFUSED and instance.rooms:
+                # Memory of these rooms waits for its word that nothing is in flight.
+                self._retry(instance)
             if instance.stage in (Stage.RESOLVING, Stage.REFUSED):
                 continue
             if instance.stage is Stage.GREETING:

@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if 
 EXTRA_mooncake := [non-cuda]
 EXTRA_ascend := [npu]
 PLUGINS := nixl mooncake mori ascend
-TOOLS := codespell import-linter mypy pytest-timeout ruff
+TOOLS := codespell greenlet import-linter mypy pytest-timeout ruff
 
 PROJECTS := core/pyproject.toml examples/demo/pyproject.toml
 PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)

@@ -18,13 +18,13 @@ from .world import Faults, Shape, World, running
 
 __all__ = ["explore", "run"]
 
-ROOMS = 6
+ROOMS = 4
 CALM = Faults()
-HARSH = Faults(transfer=0.02, submit=0.02, connect=0.02)
-WILD = Faults(drop=0.03, repeat=0.03, reorder=0.1, transfer=0.02, submit=0.02, connect=0.02)
+HARSH = Faults(transfer=0.02, submit=0.02, connect=0.08)
+WILD = Faults(drop=0.03, repeat=0.1, reorder=0.1, transfer=0.02, submit=0.02, connect=0.08)
 
 
-def run(seed: int, steps: int = 2500) -> World:
+def run(seed: int, steps: int = 2000) -> World:
     """One world from its beginning to its end.
 
     Raises:
@@ -57,19 +57,20 @@ def act(world: World, rng: random.Random, deadly: bool) -> None:
             world.counts["aborted"] += 1
             rng.choice(list(process.held.values())).handle.abort()
     elif chance < 0.015:
-        world.restart(rng.choice(world.places))
+        world.restart(rng.choice(world.places), "another" if deadly and rng.random() < 0.25 else "")
     elif chance < 0.02:
         for process in world.places:
             process.paused = False
     elif chance < 0.025:
         world.network.cut.clear()
-    elif deadly and chance < 0.026:
-        world.kill(rng.choice(world.places))
-    elif deadly and chance < 0.028:
+    elif deadly and chance < 0.0275:
+        strangers = [each for each in world.places if each.model]
+        world.kill(rng.choice(strangers or world.places))
+    elif deadly and chance < 0.0290:
         process = rng.choice(world.places)
         process.paused = process.alive and not process.paused
         world.counts["paused"] += process.paused
-    elif deadly and chance < 0.029:
+    elif deadly and chance < 0.0295:
         world.counts["jumped"] += 1
         if rng.random() < 0.5:
             world.time += rng.random() * 5

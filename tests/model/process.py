@@ -10,6 +10,7 @@ import numpy.typing as npt
 from statelink import state
 from statelink._open import _card
 from statelink.backend import BackendContext
+from statelink.errors import PeerError
 from statelink.link import Link, LinkConfig, Node, Receiving, Sending, StaticRendezvous, Status
 from statelink.registry import plugin_manager
 
@@ -18,6 +19,9 @@ from .network import SimChannel
 from .threads import Defect, SimLane, SimLoop
 
 if TYPE_CHECKING:
+    from statelink.link import Peer
+    from statelink.wire import Endpoint
+
     from .world import Request, World
 
 __all__ = ["PAGE", "PAGES", "SLOTS", "WIDTH", "Held", "Process"]
@@ -27,6 +31,20 @@ PAGE, PAGES, SLOTS, WIDTH = 2, 24, 8, 4
 FREE = -1
 
 Pool = npt.NDArray[np.uint8]
+
+
+class SimRendezvous(StaticRendezvous):
+    """Addresses stand for themselves, once the server that knows them has them."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__({})
+        self._world = world
+
+    def resolve(self, peer: Peer) -> tuple[Endpoint, ...] | None:
+        chance = self._world.rng.random()
+        if chance < self._world.faults.connect:
+            raise PeerError("no such instance", code="peer.unknown")
+        return None if chance < 2 * self._world.faults.connect else super().resolve(peer)
 
 
 class Held:
@@ -64,11 +82,13 @@ class Process:
         rank: Rank and number of ranks of its instance.
         address: Where it listens; a later process may take its place.
         number: Counts all processes ever started.
+        model: What it serves; those that work together serve the same.
     """
 
-    def __init__(self, world: World, role: str, rank: tuple[int, int], address: str, number: int) -> None:
+    def __init__(self, world: World, role: str, rank: tuple[int, int], address: str, number: int, model: str) -> None:
         self.world = world
         self.role = role
+        self.model = model
         self.rank = rank
         self.address = address
         self.name = f"{role}.{rank[0]}-{number}"
@@ -93,6 +113,7 @@ class Process:
             [state.mla_pages(self.kv), slots],
             rank=self.rank[0],
             ranks=self.rank[1],
+            model=self.model,
         )
         settings = LinkConfig(
             role=self.role,  # type: ignore[arg-type]
@@ -120,7 +141,7 @@ class Process:
             backend,
             card,
             strategies,
-            StaticRendezvous({}),
+            SimRendezvous(world),
             plugin_manager(),
             loop=self.loop,
             make_lane=lane,

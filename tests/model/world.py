@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from statelink.link import Receiving, Sending, Status, _mover
+from statelink.link._destinations import Destination
+from statelink.link._instance import Instance
+from statelink.link._room import Room
 
 from .library import AFTERLIFE, Flight
 from .network import Connection, Frames, Network
@@ -88,6 +92,7 @@ class World:
         self.everybody: dict[str, Process] = {}
         self.counts: Counter[str] = Counter()
         self.requests: list[Request] = []
+        self._late: list[tuple[float, list[Frames], Frames]] = []
         self._uses = 0
         self._users: dict[int, Held] = {}
         self.places: list[Process] = []
@@ -105,8 +110,8 @@ class World:
             return []
         return [self._address("decode", rank) for rank in range(self.shape.decode) if rank != process.rank[0]]
 
-    def _start(self, role: str, rank: tuple[int, int]) -> Process:
-        process = Process(self, role, rank, self._address(role, rank[0]), len(self.everybody))
+    def _start(self, role: str, rank: tuple[int, int], model: str = "") -> Process:
+        process = Process(self, role, rank, self._address(role, rank[0]), len(self.everybody), model)
         self.everybody[process.name] = process
         return process
 
@@ -131,12 +136,12 @@ class World:
         for held in process.held.values():
             held.request.sides.pop(process.address, None)
 
-    def restart(self, process: Process) -> None:
-        """Another process takes its place."""
+    def restart(self, process: Process, model: str = "") -> None:
+        """Another process takes its place; maybe one that serves another model, and must be refused."""
         if process.alive:
             return
         self.counts["restarted"] += 1
-        self.places[self.places.index(process)] = self._start(process.role, process.rank)
+        self.places[self.places.index(process)] = self._start(process.role, process.rank, model)
 
     # Requests.
 
@@ -256,7 +261,9 @@ class World:
 
     def _deliver(self, connection: Connection, queue: list[Frames], to: Process) -> None:
         place = self.rng.randrange(len(queue)) if self.rng.random() < self.faults.reorder else 0
-        frames = queue[place] if self.rng.random() < self.faults.repeat else queue.pop(place)
+        frames = queue.pop(place)
+        if self.rng.random() < self.faults.repeat:
+            self._late.append((self.time + 4 * self.rng.random(), queue, frames))
         if self.rng.random() < self.faults.drop:
             self.counts["dropped"] += 1
             return
@@ -284,6 +291,9 @@ class World:
     def step(self) -> None:
         """Let one thing happen, and let the engines look."""
         self.counts["steps"] += 1
+        if self._late and self._late[0][0] <= self.time:
+            _, queue, frames = self._late.pop(0)
+            queue.append(frames)
         found = self.choices()
         if found and self.rng.random() > 0.02:
             self.rng.choice(found)()
@@ -310,6 +320,8 @@ class World:
         self.network.cut.clear()
         for process in list(self.places):
             process.paused = False
+            if process.model:
+                self.kill(process)
             self.restart(process)
         end = self.time + self.DEADLINE + 10
         while self.time < end:
@@ -362,15 +374,31 @@ class World:
 
 
 @contextmanager
-def running() -> Iterator[None]:
-    """Sleeping data threads let the world go on."""
+def running(steps: Counter[tuple[object, object]] | None = None) -> Iterator[None]:
+    """Sleeping data threads let the world go on.
+
+    Args:
+        steps: Counts the steps that were taken in the tables: (where from, event or status).
+    """
 
     class _Time:
         sleep = staticmethod(give_way)
 
-    module: Any = _mover
-    before, module.time = module.time, _Time
-    try:
+    def counted(kind: Any, method: str, of: Callable[[Any], object]) -> Any:
+        original = getattr(kind, method)
+
+        def call(self: Any, event: object, *args: Any) -> Any:
+            before = of(self)
+            taken = original(self, event, *args)
+            if taken and steps is not None:
+                steps[before, event] += 1
+            return taken
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_mover, "time", _Time)
+        patch.setattr(Instance, "step", counted(Instance, "step", lambda each: each.stage))
+        patch.setattr(Destination, "step", counted(Destination, "step", lambda each: each.stage))
+        patch.setattr(Room, "_set", counted(Room, "_set", lambda each: each.status))
         yield
-    finally:
-        module.time = before

@@ -354,6 +354,8 @@ class Instances:
             if instance.stage is Stage.REFUSED and instance.rooms:
                 # Memory of these rooms waits for its word that nothing is in flight.
                 self._retry(instance)
+            elif instance.stage is Stage.REFUSED and now - instance.since > RETRY_REFUSED:
+                self._drop(instance)
             if instance.stage in (Stage.RESOLVING, Stage.REFUSED):
                 continue
             if instance.stage is Stage.GREETING:

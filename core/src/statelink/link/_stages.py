@@ -45,26 +45,11 @@ class InstanceEvent(enum.Enum):
 
 _S, _E = Stage, InstanceEvent
 INSTANCE: dict[Stage, dict[InstanceEvent, Stage]] = {
-    _S.RESOLVING: {_E.FOUND: _S.GREETING, _E.REFUSED: _S.REFUSED, _E.DROPPED: _S.GONE},
-    _S.GREETING: {
-        _E.ANSWERED: _S.PLANNING,
-        _E.LOST: _S.GREETING,
-        _E.REFUSED: _S.REFUSED,
-        _E.DROPPED: _S.GONE,
-    },
-    _S.PLANNING: {
-        _E.ROUTED: _S.ATTACHING,
-        _E.LOST: _S.GREETING,
-        _E.REFUSED: _S.REFUSED,
-        _E.DROPPED: _S.GONE,
-    },
-    _S.ATTACHING: {
-        _E.CONFIRMED: _S.READY,
-        _E.LOST: _S.GREETING,
-        _E.REFUSED: _S.REFUSED,
-        _E.DROPPED: _S.GONE,
-    },
-    _S.READY: {_E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED, _E.DROPPED: _S.GONE},
+    _S.RESOLVING: {_E.FOUND: _S.GREETING, _E.REFUSED: _S.REFUSED},
+    _S.GREETING: {_E.ANSWERED: _S.PLANNING, _E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED, _E.DROPPED: _S.GONE},
+    _S.PLANNING: {_E.ROUTED: _S.ATTACHING, _E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED},
+    _S.ATTACHING: {_E.CONFIRMED: _S.READY, _E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED},
+    _S.READY: {_E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED},
     _S.REFUSED: {_E.RETRIED: _S.RESOLVING, _E.DROPPED: _S.GONE},
     _S.GONE: {},
 }

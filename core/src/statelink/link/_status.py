@@ -25,7 +25,8 @@ class Status(enum.IntEnum):
 ENDED = frozenset({Status.FAILED, Status.SUCCEEDED})
 
 _FOLLOWS = {
-    Status.BOOTSTRAPPING: {Status.WAITING, Status.TRANSFERRING, Status.SUCCEEDED, Status.FAILED},
+    Status.BOOTSTRAPPING: {Status.WAITING, Status.FAILED},
+    # A rank that is assigned nothing of a request ends without having moved a byte.
     Status.WAITING: {Status.TRANSFERRING, Status.SUCCEEDED, Status.FAILED},
     Status.TRANSFERRING: {Status.SUCCEEDED, Status.FAILED},
     Status.SUCCEEDED: set(),

@@ -1,0 +1,169 @@
+"""The lifecycle, explored: real links in a world where everything happens in any order and goes wrong in any way.
+
+The world's own checks are the test: see `World.landing`, `Process.look`, `Process.verify` and `World.settle`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from statelink.link import Status
+from statelink.link._stages import CONTACT, INSTANCE, Contact, ContactEvent, InstanceEvent, Stage
+from statelink.link._status import follows
+
+from .explore import CALM, HARSH, ROOMS, WILD, explore, run
+from .world import Faults, Shape, World, running
+
+if TYPE_CHECKING:
+    from .process import Process
+
+WORLDS = 60
+"""Worlds of a few thousand steps each that every run of the tests explores."""
+RARE: set[tuple[object, object]] = {
+    (Stage.GREETING, InstanceEvent.REFUSED),
+    (Stage.READY, InstanceEvent.REFUSED),
+    (Stage.REFUSED, InstanceEvent.RETRIED),
+    (Stage.PLANNING, InstanceEvent.LOST),
+    (Contact.ATTACHED, ContactEvent.REFUSED),
+    (Contact.ATTACHED, ContactEvent.ASSIGNED),
+    (Contact.ATTACHED, ContactEvent.COMPILED),
+    (Contact.ATTACHING, ContactEvent.ASSIGNED),
+    (Contact.ATTACHING, ContactEvent.REFUSED),
+    (Contact.ATTACHING, ContactEvent.LOST),
+    (Status.WAITING, Status.SUCCEEDED),
+}
+"""Steps that so few worlds may do without."""
+SOAK = 1_000_000
+"""Steps of the long run; the environment variable STATELINK_SOAK_STEPS asks for another number."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Refusals and losses are what these tests are about; a log of each would be long."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
+    taken: Counter[tuple[object, object]] = Counter()
+    counts: Counter[str] = Counter()
+    with running(taken):
+        for seed in range(WORLDS):
+            counts.update(run(seed).counts)
+    for what in ("killed", "restarted", "paused", "jumped", "cut", "dropped", "aborted", "blocks"):
+        assert counts[what] > 20, f"{what} hardly ever happened"
+    assert min(counts["decode succeeded"], counts["decode failed"]) > 100
+    tables: list[dict[Any, dict[Any, Any]]] = [INSTANCE, CONTACT]
+    listed: set[tuple[object, object]] = set()
+    for table in tables:
+        listed.update((stage, event) for stage, steps in table.items() for event in steps)
+    listed.update((a, b) for a in Status for b in Status if follows(a, b))
+    assert set(taken) <= listed
+    missing = listed - set(taken) - RARE
+    assert not missing, f"never happened: {sorted(map(str, missing))}"
+
+
+@pytest.mark.soak
+def test_long_exploration() -> None:
+    steps = int(os.environ.get("STATELINK_SOAK_STEPS", SOAK))
+    with running():
+        counts = explore(steps, seed=random.randrange(1 << 32))
+    print("\n", dict(counts))
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """The same world, with the choices made by hypothesis, which finds the shortest way to a defect."""
+
+    @initialize(
+        shape=st.builds(Shape, st.integers(1, 2), st.integers(1, 2), st.booleans()),
+        faults=st.sampled_from([CALM, HARSH, WILD]),
+        seed=st.integers(0, 1 << 32),
+    )
+    def begin(self, shape: Shape, faults: Faults, seed: int) -> None:
+        self.context = running()
+        self.context.__enter__()
+        self.world = World(shape, random.Random(seed), faults)
+
+    def _place(self, index: int) -> Process:
+        return self.world.places[index % len(self.world.places)]
+
+    @rule(steps=st.integers(1, 80))
+    def time_passes(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.step()
+
+    @rule(room=st.integers(1, ROOMS), tokens=st.integers(1, 12), steps=st.integers(0, 40))
+    def router_sends_a_request(self, room: int, tokens: int, steps: int) -> None:
+        request = self.world.open(room, tokens)
+        for place in self.world.places if request is not None else ():
+            for _ in range(2):
+                if request is not None and place.alive:
+                    self.world.advance(request, place)
+        self.time_passes(steps)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(which=st.integers(0, 3), place=st.integers(0, 3))
+    def engine_goes_on(self, which: int, place: int) -> None:
+        process = self._place(place)
+        if process.alive:
+            self.world.advance(self.world.requests[-1 - which % len(self.world.requests)], process)
+
+    @rule(place=st.integers(0, 3), which=st.integers(0, ROOMS))
+    def engine_aborts(self, place: int, which: int) -> None:
+        process = self._place(place)
+        if process.held and not process.paused:
+            held = list(process.held.values())
+            held[which % len(held)].handle.abort()
+
+    @rule(place=st.integers(0, 3))
+    def process_is_killed(self, place: int) -> None:
+        self.world.kill(self._place(place))
+
+    @rule(place=st.integers(0, 3))
+    def process_comes_back(self, place: int) -> None:
+        self.world.restart(self._place(place))
+
+    @rule(place=st.integers(0, 3), paused=st.booleans())
+    def process_is_stopped_or_goes_on(self, place: int, paused: bool) -> None:
+        process = self._place(place)
+        process.paused = paused and process.alive
+
+    @rule(place=st.integers(0, 3), seconds=st.floats(0.0, 12.0))
+    def clock_jumps(self, place: int, seconds: float) -> None:
+        self._place(place).skew += seconds
+
+    @rule(place=st.integers(0, 3))
+    def network_is_cut(self, place: int) -> None:
+        self.world.network.cut.add(self._place(place).address)
+
+    @rule()
+    def network_heals(self) -> None:
+        self.world.network.cut.clear()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            try:
+                self.world.settle()
+            finally:
+                self.context.__exit__(None, None, None)
+
+
+TestLifecycle = Lifecycle.TestCase
+TestLifecycle.settings = settings(
+    max_examples=25,
+    stateful_step_count=40,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)

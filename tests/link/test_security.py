@@ -47,7 +47,7 @@ def test_one_that_is_not_allowed(workshop: Workshop, who: str) -> None:
     own, address = (
         (STRANGE, prefill.address) if who == "a stranger" else (THEIRS, f"{prefill.address[:-40]}{STRANGE['public']}")
     )
-    decode = workshop.open("decode", **keys(own, OURS))
+    decode = workshop.open("decode", **keys(own, OURS, STRANGE))
     text = decode.receive(next(_rooms), address, 64, deadline=1.0).failed(10)
     assert "no answer from tcp://127.0.0.1:" in text
     assert prefill.snapshot()["peers"] == {}

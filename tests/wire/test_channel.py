@@ -99,7 +99,7 @@ def test_with_keys_only_who_is_allowed_and_finds_the_right_one_can_speak(
     assert prefill.endpoint.key == server
     good = channel("good", keys=wire.Keys(secret=friend_secret, allow=(server,)))
     foe = channel("foe", keys=wire.Keys(secret=foe_secret, allow=(server,)))
-    lost = channel("lost", keys=wire.Keys(secret=friend_secret, allow=(server,)))
+    lost = channel("lost", keys=wire.Keys(secret=friend_secret, allow=(server, other)))
     wrong = wire.Endpoint(prefill.endpoint.address, other)
 
     foe.dial(prefill.endpoint)

@@ -60,7 +60,7 @@ def test_what_is_no_key_is_refused_in_an_address(key: str) -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["", "short", "x" * 41, '"' * 40, "é" * 40])
+@pytest.mark.parametrize("key", [" ", "short", "x" * 41, '"' * 40, "é" * 40])
 def test_what_is_no_key_is_refused_in_keys(key: str) -> None:
     for made, what in (({"secret": key}, "secret"), ({"secret": SECRET, "allow": (PUBLIC, key)}, "allow")):
         with pytest.raises(ConfigError) as caught:

@@ -18,7 +18,7 @@ from statelink.errors import (
 from statelink.link import Link, LinkConfig, Node, Rendezvous, StaticRendezvous, read_options
 from statelink.registry import load_backend, plugin_manager
 from statelink.state._types import load_types_with
-from statelink.wire import PROTOCOL, Card, Channel, is_loopback
+from statelink.wire import PROTOCOL, Card, Channel, Keys, is_loopback
 
 if TYPE_CHECKING:
     import pluggy
@@ -61,11 +61,10 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
         )
     strategies = _strategies(backend_type, inventory, hooks)
     _check_capabilities(backend_type, settings, inventory)
+    keys = settings.keys or Keys.from_environment()
     found = rendezvous or StaticRendezvous(settings.peers)
     name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
-    channel = Channel(
-        name, settings.listen, advertise=settings.advertise, keys=settings.keys, insecure=settings.insecure
-    )
+    channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     try:
         backend = _construct(backend_type, options, name, channel)
     except BaseException:

@@ -11,6 +11,7 @@ from statelink.registry import entry_points
 
 from ._backends import backends
 from ._explain import explain
+from ._keys import keys
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -87,3 +88,4 @@ def main() -> None:
 
 main.add_command(backends)
 main.add_command(explain)
+main.add_command(keys)

@@ -25,7 +25,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         advertise: Host or IP literal under which peers reach this process; the listening host when empty.
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
         siblings: Addresses of the other ranks of this link's own instance; decode needs them to route.
-        keys: CURVE keys; needed to listen beyond loopback unless ``insecure``.
+        keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. Those in the environment where none are
+            given: see `Keys.from_environment`.
         insecure: Listen beyond loopback without keys.
         direction: ``push`` (prefill writes), or ``auto``, which is push where both backends can.
         deadline: Seconds that a room may take on one side, unless it says otherwise.

@@ -134,6 +134,8 @@ class Instances:
                 continue
             try:
                 card = wire.read_card(message.card)
+                if card.link != message.sender:
+                    raise PeerError("a peer describes itself as another", cause=f"{card.link!r:.80}", code="peer.name")
                 check_card(self._node.card, card)
                 source = instance.sources.get(address)
                 if source is not None:

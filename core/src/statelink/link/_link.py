@@ -159,6 +159,7 @@ class Link:
             "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
             "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.quiesced),
             "dropped_frames": dict(self._node.channel.dropped),
+            "refused_keys": self._node.channel.refused,
         }
 
     def _valid(self, room: int, tokens: int, deadline: float | None) -> tuple[int, int, float | None]:

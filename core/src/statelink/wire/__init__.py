@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._channel import Channel
 from ._codec import MAX_FRAME, decode, encode, pack_items, read_card, unpack_items, write_card
+from ._keys import ENVIRONMENT, Keys, read_secret
 from ._lists import (
     pack_descriptors,
     pack_int_lists,
@@ -35,9 +36,10 @@ from ._messages import (
     Unknown,
     Welcome,
 )
-from ._security import Endpoint, Keys, is_loopback, parse_endpoint
+from ._security import Endpoint, is_loopback, parse_endpoint
 
 __all__ = [
+    "ENVIRONMENT",
     "KINDS",
     "MAX_FRAME",
     "PROTOCOL",
@@ -72,6 +74,7 @@ __all__ = [
     "pack_list_of_buffers",
     "parse_endpoint",
     "read_card",
+    "read_secret",
     "unpack_descriptors",
     "unpack_int_lists",
     "unpack_items",

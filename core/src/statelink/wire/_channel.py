@@ -14,9 +14,10 @@ import zmq
 from statelink.errors import ConfigError, PeerError, WireError
 
 from ._codec import MAX_FRAME, decode, encode
-from ._security import Endpoint, Gate, Keys, host_of, is_loopback, parse_endpoint
+from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
 
 if TYPE_CHECKING:
+    from ._keys import Keys
     from ._messages import Message
 
 __all__ = ["Channel"]
@@ -26,7 +27,9 @@ log = logging.getLogger("statelink.wire")
 QUEUE = 100_000
 """Messages that may wait for one peer before it counts as not taking any."""
 MAX_ROUTES = 65536
-"""Most peers whose connections are remembered for answers."""
+"""Most peers whose connections are remembered for answers, and most whose keys are."""
+HANDSHAKE = 5000
+"""Milliseconds that a connection may take until it may speak; one that says nothing is closed then."""
 MARK = "#"
 """Between a link's name and the number of its connection, in a routing id."""
 BURST = 256
@@ -45,12 +48,22 @@ class Channel:
         advertise: Host under which peers reach it; the listening host when empty.
         keys: CURVE keys; ``None`` for none.
         insecure: Whether to listen beyond loopback without keys.
+        max_frame: Most bytes of a frame that comes in; the sender of a larger one is cut off.
 
     Raises:
         ConfigError: It would listen beyond loopback without keys, or the address cannot be bound.
     """
 
-    def __init__(self, name: str, listen: str, *, advertise: str, keys: Keys | None, insecure: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        listen: str,
+        *,
+        advertise: str,
+        keys: Keys | None,
+        insecure: bool,
+        max_frame: int = MAX_FRAME,
+    ) -> None:
         endpoint = parse_endpoint(listen)
         if keys is None and not insecure and not is_loopback(endpoint.address):
             raise ConfigError(
@@ -68,6 +81,8 @@ class Channel:
         self.name = name
         self.dropped: Counter[str] = Counter()
         self._keys = keys
+        self._max_frame = max_frame
+        self._owners: OrderedDict[str, str] = OrderedDict()
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context, keys.allow) if keys else None
         self._router = self._socket(zmq.ROUTER)
@@ -98,10 +113,16 @@ class Channel:
     def _socket(self, kind: int) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
         socket.linger = 200
-        socket.maxmsgsize = MAX_FRAME
+        socket.maxmsgsize = self._max_frame
+        socket.handshake_ivl = HANDSHAKE
         socket.sndhwm = socket.rcvhwm = QUEUE
         socket.ipv6 = True
         return socket
+
+    @property
+    def refused(self) -> int:
+        """Connections whose key is not allowed."""
+        return self._gate.refused if self._gate else 0
 
     def watch(self, descriptor: int) -> None:
         """Let `receive` return early when a file descriptor becomes readable."""
@@ -111,7 +132,7 @@ class Channel:
         """Open a connection in the background; it comes back by itself when the other side does.
 
         Raises:
-            ConfigError: Only one side has keys.
+            ConfigError: Only one side has keys, or the peer's is not allowed.
         """
         address = str(endpoint)
         if address in self._dialled:
@@ -123,6 +144,15 @@ class Channel:
                 if endpoint.key
                 else "this link has keys and its address has none",
                 hint="write the address as tcp://host:port|public-key, and configure keys on both sides",
+                code="config.keys",
+            )
+        if self._keys is not None and endpoint.key not in self._keys.allow:
+            # The peer proves that it holds the key in its address; whoever gave us the address does not decide that
+            # it may learn where our memory is.
+            raise ConfigError(
+                f"cannot dial {endpoint.address}",
+                cause=f"its public key, {endpoint.key}, is not in this link's allow-list",
+                hint="add it to 'allow' of 'keys', or to the allow file",
                 code="config.keys",
             )
         socket = self._socket(zmq.DEALER)
@@ -188,23 +218,43 @@ class Channel:
             if socket.closed:
                 return
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames, key = self._take(socket, address)
             except zmq.Again:
                 return
             routing = frames.pop(0) if address is None and frames else None
             try:
                 message = decode(frames)
                 if routing is not None:
-                    self._note_route(routing, message)
+                    self._note_route(routing, message, key)
+                elif key:
+                    self._note_owner(message.sender, key)
             except WireError as error:
                 self._count(error)
                 continue
             yield message, address
 
-    def _note_route(self, routing: bytes, message: Message) -> None:
+    def _take(self, socket: zmq.Socket[Any], address: str | None) -> tuple[list[bytes], str]:
+        """The next frames, and the key that whoever sent them holds; empty without security."""
+        if address is not None or self._gate is None:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+            return frames, "" if address is None else address.partition("|")[2]
+        received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        return [frame.bytes for frame in received], str(received[-1].get("User-Id"))
+
+    def _note_owner(self, name: str, key: str) -> None:
+        """The first key that speaks as a link keeps its name: one allowed peer cannot pose as another."""
+        if self._owners.setdefault(name, key) != key:
+            raise WireError("the sender's name is that of another key's link", cause=name[:80], code="wire.sender")
+        self._owners.move_to_end(name)
+        if len(self._owners) > MAX_ROUTES:
+            self._owners.popitem(last=False)
+
+    def _note_route(self, routing: bytes, message: Message, key: str) -> None:
         """Remember by which connection a peer spoke last: answers go there."""
         if routing.rpartition(MARK.encode())[0] != message.sender.encode():
             raise WireError("the sender is not who is connected", cause=message.sender[:80], code="wire.sender")
+        if key:
+            self._note_owner(message.sender, key)
         self._routes[message.sender] = routing
         self._routes.move_to_end(message.sender)
         if len(self._routes) > MAX_ROUTES:

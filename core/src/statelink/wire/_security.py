@@ -1,43 +1,22 @@
-"""Who may speak: keys, addresses that carry them, and what is refused without."""
+"""Who may speak: addresses that carry a key, and the gate that asks for one."""
 
 from __future__ import annotations
 
 import ipaddress
-import struct
+import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-import msgspec
 import zmq
 import zmq.utils.z85
 
 from statelink.errors import ConfigError
 
-__all__ = ["Endpoint", "Gate", "Keys", "host_of", "is_loopback", "parse_endpoint"]
+from ._keys import check_key
 
+__all__ = ["Endpoint", "Gate", "host_of", "is_loopback", "parse_endpoint"]
 
-class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CURVE keys of one link, as 40-character Z85 text.
-
-    Attributes:
-        secret: This link's secret key. Its public key is derived from it.
-        allow: Public keys of the links that may speak to this one.
-    """
-
-    secret: str
-    allow: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for what, key in (("secret", self.secret), *(("allow", each) for each in self.allow)):
-            _check_key(f"keys.{what}", key)
-
-    @property
-    def public(self) -> str:
-        """The public key that belongs to the secret one."""
-        return bytes(zmq.curve_public(self.secret.encode())).decode()
-
-    def __repr__(self) -> str:
-        return f"Keys(public={self.public!r}, secret=..., {len(self.allow)} allowed)"
+log = logging.getLogger("statelink.wire")
 
 
 class Endpoint(NamedTuple):
@@ -66,17 +45,8 @@ def parse_endpoint(text: str) -> Endpoint:
     if not address.startswith("tcp://") or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{text!r} is not an address", hint="tcp://host:port, or tcp://host:port|public-key")
     if key:
-        _check_key(f"the key in address {address!r}", key)
+        check_key(f"the key in address {address!r}", key)
     return Endpoint(address, key)
-
-
-def _check_key(what: str, key: str) -> None:
-    try:
-        valid = len(key) == 40 and len(zmq.utils.z85.decode(key.encode("ascii"))) == 32
-    except (ValueError, KeyError, struct.error):
-        valid = False
-    if not valid:
-        raise ConfigError(f"{what} is not a CURVE key", cause="40 characters of Z85 are expected", code="config.keys")
 
 
 def host_of(address: str) -> str:
@@ -107,15 +77,20 @@ class Gate:
         self.refused = 0
 
     def answer(self) -> None:
-        """Take one question and answer it; anything but an allowed CURVE key is refused."""
+        """Take one question and answer it; anything but an allowed CURVE key is refused.
+
+        What comes over a connection that was let in carries its key as ``User-Id``.
+        """
         frames = self.socket.recv_multipart()
         version, request = (*frames, b"", b"")[:2]
-        ok = (
-            version == b"1.0"
-            and len(frames) == 7
-            and frames[5] == b"CURVE"
-            and bytes(zmq.utils.z85.encode(frames[6])) in self._allowed
-        )
-        self.refused += not ok
-        status, text = (b"200", b"OK") if ok else (b"400", b"key not allowed")
-        self.socket.send_multipart([version, request, status, text, b"", b""])
+        key = b""
+        if version == b"1.0" and len(frames) == 7 and frames[5] == b"CURVE" and len(frames[6]) == 32:
+            key = bytes(zmq.utils.z85.encode(frames[6]))
+        if key in self._allowed:
+            status, text, user = b"200", b"OK", key
+        else:
+            status, text, user = b"400", b"key not allowed", b""
+            self.refused += 1
+            if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the log
+                log.warning("refused a key that is not allowed (%d times): %s", self.refused, key.decode())
+        self.socket.send_multipart([version, request, status, text, user, b""])

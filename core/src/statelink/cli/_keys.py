@@ -1,0 +1,64 @@
+"""``statelink keys``: makes keys, and shows which public key belongs to a secret one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import zmq
+
+from statelink.errors import StatelinkError
+from statelink.wire import Keys, read_secret
+
+__all__ = ["keys"]
+
+
+@click.group()
+def keys() -> None:
+    """Make and show the keys by which links and the rendezvous server know each other."""
+
+
+@keys.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def new(file: Path) -> None:
+    """Make a key pair: the secret key in FILE (mode 0600), the public key in FILE.pub.
+
+    Nothing that exists is overwritten.
+    """
+    beside = file.with_name(f"{file.name}.pub")
+    for each in (file, beside):
+        if os.path.lexists(each):
+            raise click.ClickException(f"{each} exists already, and is not overwritten")
+    public, secret = (part.decode() for part in zmq.curve_keypair())
+    try:
+        _write(file, secret, 0o600)
+        _write(beside, public, 0o644)
+    except OSError as error:
+        raise click.ClickException(f"{error.filename} cannot be written: {error.strerror}") from error
+    click.echo(f"secret key: {file} (mode 0600; it stays where its process runs)")
+    click.echo(f"public key: {beside}")
+    click.echo(f"\n{public}\n")
+    click.echo(
+        "This process uses it with   STATELINK_SECRET_FILE, or secret_file in 'keys' of its link's configuration."
+    )
+    click.echo(f"Others let it in with       {beside.name} in their allow directory, or its line in their allow file:")
+    click.echo("                            STATELINK_ALLOW_FILE, or allow_file in 'keys'.")
+
+
+@keys.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def show(file: Path) -> None:
+    """Print the public key that belongs to the secret key in FILE."""
+    try:
+        click.echo(Keys(secret=read_secret(file)).public)
+    except StatelinkError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _write(file: Path, key: str, mode: int) -> None:
+    """Never through what somebody else put there, and never readable by others, not even for a moment."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    with open(descriptor, "w", encoding="ascii") as made:
+        os.fchmod(descriptor, mode)  # whatever the umask
+        made.write(f"{key}\n")

@@ -1,0 +1,204 @@
+"""CURVE keys: inline, from files, or from the environment, and every way in which one can be unusable."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.utils.z85
+
+from statelink.errors import ConfigError
+
+__all__ = ["ENVIRONMENT", "Keys", "check_key", "read_secret"]
+
+MAX_FILE = 4 << 20
+"""Most bytes of a file of keys."""
+MAX_ALLOWED = 65536
+"""Most keys of one allow-list."""
+SUFFIX = ".pub"
+"""Files of an allow directory that count."""
+ENVIRONMENT = {
+    "STATELINK_SECRET": "secret",
+    "STATELINK_SECRET_FILE": "secret_file",
+    "STATELINK_ALLOW": "allow",
+    "STATELINK_ALLOW_FILE": "allow_file",
+}
+"""Variables to the fields of `Keys` that they stand for."""
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CURVE keys of one link. Files are read once, when the object is made.
+
+    Attributes:
+        secret: This link's secret key, 40 characters of Z85. Its public key is derived from it.
+        secret_file: A file with the secret key, in place of ``secret``. Nobody but its owner may change it, and
+            nobody outside its group may read it.
+        allow: Public keys of the links that may speak to this one, and that this one may speak to.
+        allow_file: More of them: a file with a key a line, or a directory whose ``*.pub`` files are such.
+    """
+
+    secret: str = ""
+    secret_file: str = ""
+    allow: tuple[str, ...] = ()
+    allow_file: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.secret) == bool(self.secret_file):
+            raise _unusable(
+                "keys need one secret",
+                f"{'both' if self.secret else 'neither'} of 'secret' and 'secret_file' are given",
+                "statelink keys new FILE makes one",
+            )
+        secret = self.secret or read_secret(self.secret_file)
+        check_key("keys.secret", secret)
+        for key in self.allow:
+            check_key("keys.allow", key)
+        allow = dict.fromkeys((*self.allow, *(read_allowed(self.allow_file) if self.allow_file else ())))
+        if len(allow) > MAX_ALLOWED:
+            raise _unusable(f"{len(allow)} keys are allowed", f"an allow-list has at most {MAX_ALLOWED}")
+        msgspec.structs.force_setattr(self, "secret", secret)
+        msgspec.structs.force_setattr(self, "secret_file", "")
+        msgspec.structs.force_setattr(self, "allow", tuple(allow))
+        msgspec.structs.force_setattr(self, "allow_file", "")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Keys | None:
+        """Keys from the variables in `ENVIRONMENT`, each of which stands for a field.
+
+        ``STATELINK_ALLOW`` holds public keys with spaces or commas between them. Variables that are empty count as not
+        set.
+
+        Returns:
+            The keys, or ``None`` if no variable is set.
+
+        Raises:
+            ConfigError: What is set is not usable; it says which variable.
+        """
+        given = os.environ if environment is None else environment
+        named = {name: given[name] for name in ENVIRONMENT if given.get(name)}
+        if not named:
+            return None
+        allow = tuple(named.pop("STATELINK_ALLOW", "").replace(",", " ").split())
+        try:
+            return cls(**{ENVIRONMENT[name]: value for name, value in named.items()}, allow=allow)
+        except ConfigError as error:
+            reason = error.reason
+            set_ = ", ".join(name for name in ENVIRONMENT if given.get(name))
+            raise _unusable(
+                "the keys in the environment cannot be used",
+                f"{reason.what}{': ' if reason.cause else ''}{reason.cause} (set: {set_})",
+                reason.hint,
+            ) from error
+
+    @property
+    def public(self) -> str:
+        """The public key that belongs to the secret one."""
+        return bytes(zmq.curve_public(self.secret.encode())).decode()
+
+    def __repr__(self) -> str:
+        return f"Keys(public={self.public!r}, secret=..., {len(self.allow)} allowed)"
+
+
+def check_key(what: str, key: str) -> None:
+    """See that a text is a CURVE key.
+
+    Raises:
+        ConfigError: It is none. The text is not repeated: it may be a secret that was mistyped.
+    """
+    if not _is_key(key):
+        raise _unusable(f"{what} is not a CURVE key", "40 characters of Z85 are expected")
+
+
+def read_secret(path: str | Path) -> str:
+    """The one key in a file, which must not be open to everybody.
+
+    Raises:
+        ConfigError: It cannot be read, others may read or change it, or it does not hold one key.
+    """
+    entries = _entries(Path(path), secret=True)
+    if len(entries) != 1:
+        raise _unusable(f"{path} does not hold one secret key", f"it has {len(entries)} lines with a key")
+    return entries[0]
+
+
+def read_allowed(path: str | Path) -> tuple[str, ...]:
+    """The public keys in a file, or in the ``*.pub`` files of a directory.
+
+    Raises:
+        ConfigError: It cannot be read, or a line of it is not a key.
+    """
+    where = Path(path)
+    try:
+        # By name, so that a complaint is the same on every machine. Mounted secrets are links: they are followed.
+        files = sorted(where.glob(f"*{SUFFIX}")) if where.is_dir() else [where]
+    except OSError as error:
+        raise _unusable(f"{where} cannot be read", error.strerror or str(error)) from error
+    return tuple(key for file in files for key in _entries(file, secret=False))
+
+
+def _entries(path: Path, *, secret: bool) -> list[str]:
+    text = _read(path, secret=secret)
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        # Z85 has `#`, but no key begins with it: the first character of five stands for at most 82 of 84.
+        if not words or words[0].startswith("#"):
+            continue
+        if not _is_key(words[0]) or (secret and len(words) > 1):
+            raise _unusable(
+                f"{path}, line {number}: no CURVE key",
+                "40 characters of Z85 are expected" + ("" if secret else ", and after a blank whatever you like"),
+            )
+        found.append(words[0])
+    return found
+
+
+def _read(path: Path, *, secret: bool) -> str:
+    try:
+        # Not to wait for a pipe's other end; and what is checked is what is read.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise _unusable(f"{path} cannot be read", "it is not a file")
+            if secret:
+                _check_private(path, status)
+            raw = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise _unusable(
+            f"{path} cannot be read",
+            error.strerror or str(error),
+            f"statelink keys new {path}" if secret and isinstance(error, FileNotFoundError) else "",
+        ) from error
+    if len(raw) > MAX_FILE:
+        raise _unusable(f"{path} cannot be read", f"it is longer than {MAX_FILE} bytes")
+    try:
+        return raw.decode("ascii")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise _unusable(f"{path}, line {line}: no CURVE key", "it is not ASCII text") from error
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
+    """Group members may read it: that is how secrets are mounted into containers."""
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise _unusable(f"{path} is open to others", f"its mode is {mode:04o}", f"chmod 600 {path}")
+    if status.st_uid not in (0, os.geteuid()):
+        raise _unusable(f"{path} is somebody else's", f"its owner is user {status.st_uid}, not {os.geteuid()}")
+
+
+def _is_key(key: str) -> bool:
+    try:
+        return len(key) == 40 and len(zmq.utils.z85.decode(key.encode("ascii"))) == 32
+    except (ValueError, KeyError, struct.error):
+        return False
+
+
+def _unusable(what: str, cause: str, hint: str = "") -> ConfigError:
+    return ConfigError(what, cause=cause, hint=hint, code="config.keys")

@@ -77,7 +77,7 @@ def test_threads_are_bounded(here: Node) -> None:
     here.connect("target", "source", ours)
     grant_all(here)
     before = threading.active_count()
-    caller = Caller(ours, "source", theirs, "target")
+    caller = Caller(here, "source", theirs, "target")
     streams = [caller.dial() for _ in range(10)]
     assert threading.active_count() == before + 1
     for stream in streams[:-1]:

@@ -10,11 +10,13 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 
+from statelink.errors import TransferError
 from statelink.tcp import _frames, _handshake, _iovec
-from statelink.tcp._descriptor import Descriptor, pair_key
+from statelink.tcp._descriptor import pair_key
 from statelink.tcp._stream import Lost
 
 from .helpers.tcp_common import (
@@ -42,7 +44,7 @@ def caller(here: Node) -> Iterator[Caller]:
     ours = here.open("source")
     here.connect("target", "source", ours)
     grant_all(here)
-    caller = Caller(ours, "source", theirs, "target")
+    caller = Caller(here, "source", theirs, "target")
     yield caller
     caller.waker.close()
 
@@ -107,12 +109,62 @@ def test_wrong_keys(here: Node, caller: Caller) -> None:
 
 
 def test_one_peer_cannot_pose_as_another(here: Node, caller: Caller) -> None:
-    """It knows the target's secret and the other's name, but not the other's secret."""
-    impostor = Descriptor.decode(here.open("impostor"), "impostor")
-    caller.own = Descriptor(link="source", host="127.0.0.1", port=1, secret=impostor.secret)
-    caller.key = pair_key(caller.own, caller.peer)
+    """It has both descriptors and a private half of its own, but not the other's."""
+    here.open("impostor")
+    private = here.backends["impostor"]._private
+    named = msgspec.structs.replace(here.backends["impostor"]._own, link="source")
+    for own in (caller.own, named):
+        caller.key = pair_key(private, own, caller.peer)
+        with pytest.raises(Lost, match="does not hold the key"):
+            caller.dial()
+
+
+def test_a_former_incarnation_has_no_key(here: Node, caller: Caller) -> None:
+    """The same name, started anew: what was agreed on before opens nothing."""
+    here.close("source")
+    here.open("source")
+    here.connect("target", "source", here.descriptor("source"))
     with pytest.raises(Lost, match="does not hold the key"):
         caller.dial()
+    caller.pose(here, "source")
+    caller.dial().close()
+
+
+def test_a_descriptor_holds_no_secret(here: Node, caller: Caller) -> None:
+    """Whoever read both descriptors can compute neither the key nor the private halves."""
+    private = here.backends["source"]._private.private_bytes_raw()
+    read = here.descriptor("source") + here.descriptor("target")
+    assert private not in read
+    assert caller.key not in read
+    assert pair_key(here.backends["target"]._private, caller.peer, caller.own) == caller.key
+    assert caller.key not in (caller.own.public, caller.peer.public)
+
+
+def test_a_key_is_that_of_two_names_and_two_halves(here: Node, caller: Caller) -> None:
+    """The same numbers under another name, or in another pair, are another key."""
+    private, own, peer = here.backends["source"]._private, caller.own, caller.peer
+    renamed = pair_key(private, msgspec.structs.replace(own, link="other"), peer)
+    their_name = pair_key(private, own, msgspec.structs.replace(peer, link="other"))
+    moved = pair_key(private, msgspec.structs.replace(own, public=bytes(32)), peer)
+    assert len({caller.key, renamed, their_name, moved}) == 4
+
+
+LOW_ORDER = [
+    bytes(32),
+    b"\x01" + bytes(31),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    bytes.fromhex("ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+    bytes.fromhex("edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+]
+
+
+@pytest.mark.parametrize("public", LOW_ORDER, ids=lambda public: public.hex()[:4])
+def test_a_public_half_that_would_make_the_key_known(here: Node, caller: Caller, public: bytes) -> None:
+    forged = msgspec.structs.replace(caller.own, public=public).encode()
+    with pytest.raises(TransferError, match="no X25519 key"):
+        here.connect("target", "source", forged)
+    caller.dial().close()  # and whom it was before is still known
 
 
 def test_slow_callers(here: Node, caller: Caller) -> None:
@@ -190,10 +242,9 @@ def test_wrapped_address(here: Node, caller: Caller, mode: int) -> None:
 
 
 def test_copy_from_a_process_that_was_not_proven(here: Node, caller: Caller) -> None:
-    caller.own = Descriptor.decode(here.open("far", same_host_copy=False), "far")
-    here.connect("target", "far", here.descriptor("far"))
+    here.connect("target", "far", here.open("far", same_host_copy=False))
     here.grant("target", "far", 1, 1, u64(here.address), u64(100))
-    caller.key = pair_key(caller.own, caller.peer)
+    caller.pose(here, "far")
     stream = caller.dial()
     stream.write(HEADER.pack(b"SLw1", 2, 1, 5, 1, 1, 100) + struct.pack("<QQQ", here.address, 100, here.address + 200))
     answer = bytearray(_frames.REPLY.size)

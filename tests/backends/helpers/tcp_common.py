@@ -78,12 +78,18 @@ def batch_of(node: Node, **changes: Any) -> Batch:
 
 
 class Caller:
-    """Somebody who calls a data port; ``key`` is what it believes to be the key."""
+    """Somebody who calls a data port as a backend of ``node`` would; ``key`` is what it believes to be the key."""
 
-    def __init__(self, own: bytes, own_name: str, peer: bytes, peer_name: str) -> None:
-        self.own, self.peer = Descriptor.decode(own, own_name), Descriptor.decode(peer, peer_name)
-        self.key = pair_key(self.own, self.peer)
+    def __init__(self, node: Node, own_name: str, peer: bytes, peer_name: str) -> None:
+        self.peer = Descriptor.decode(peer, peer_name)
         self.waker = Waker()
+        self.pose(node, own_name)
+
+    def pose(self, node: Node, own_name: str) -> None:
+        """Be another backend of ``node`` from now on."""
+        backend = node.backends[own_name]
+        self.own = backend._own
+        self.key = pair_key(backend._private, self.own, self.peer)
 
     def dial(self) -> Stream:
         options = Options(connect_timeout=2.0)

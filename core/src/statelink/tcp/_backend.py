@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import secrets
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from statelink.backend import (
     DIRECT,
@@ -116,11 +116,13 @@ class TcpBackend(Backend):
                 port=self._options.port,
             ) from error
         near = self._options.same_host_copy and _iovec.can_copy()
+        # One for each backend object: what a peer of an earlier incarnation knows is of no use.
+        self._private = X25519PrivateKey.generate()
         self._own = Descriptor(
             link=context.link,
             host=context.host,
             port=self._listener.port,
-            secret=secrets.token_bytes(32),
+            public=self._private.public_key().public_bytes_raw(),
             boot=boot_id(),
             same_host_copy=near,
         )
@@ -156,7 +158,7 @@ class TcpBackend(Backend):
         self._grants = Grants(registered)
 
     def descriptor(self) -> bytes:
-        """Where we are, and our secret; see `Descriptor`."""
+        """Where we are, and our half of the key agreement; see `Descriptor`."""
         return self._own.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
@@ -164,9 +166,9 @@ class TcpBackend(Backend):
         theirs = Descriptor.decode(descriptor, peer)
         if peer == self._own.link:
             raise TransferError("a link cannot connect to itself", backend="tcp", peer=peer)
+        key = pair_key(self._private, self._own, theirs)
         if self._find(peer) is not None:
             self.disconnect(peer)
-        key = pair_key(self._own, theirs)
         near = self._own.near(theirs)
         receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)
         sender = Sender(self._own, theirs, key, self._options)

@@ -1,4 +1,4 @@
-"""What a peer needs to reach this process, and the key that two of them share."""
+"""What a peer needs to reach this process, and the key that two of them agree on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from statelink.errors import TransferError
 
 __all__ = ["MAX_NAME", "Descriptor", "boot_id", "digest", "pair_key"]
 
 MAGIC: Final = b"SLTCP"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_DESCRIPTOR: Final = 4096
 MAX_NAME: Final = 1024
 
@@ -23,13 +26,13 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one backend object. Secret: whoever reads it can pose as one of its peers.
+    """How to reach one backend object. Nothing in it is secret, but a peer has to get it from its owner and unchanged.
 
     Attributes:
         link: Name of its link.
         host: Where its data port is, an IP literal.
         port: Its data port.
-        secret: Drawn when the backend was opened.
+        public: Its half of the key agreement, an X25519 public key that was drawn when the backend was opened.
         boot: Which run of which machine it lives on; empty if unknown.
         same_host_copy: Whether it lets others read its memory, and reads that of others.
     """
@@ -37,7 +40,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     link: Name
     host: Annotated[str, msgspec.Meta(max_length=64)]
     port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
-    secret: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    public: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     boot: Annotated[str, msgspec.Meta(max_length=64)] = ""
     same_host_copy: bool = False
 
@@ -73,16 +76,28 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
         return descriptor
 
 
-def pair_key(one: Descriptor, other: Descriptor) -> bytes:
-    """The key of a pair of links, the same on both sides: only who knows both secrets can compute it."""
-    first, second = sorted((one, other), key=lambda descriptor: descriptor.link)
-    return digest(first.secret + second.secret, b"pair", first.link.encode(), second.link.encode())
+def pair_key(private: X25519PrivateKey, own: Descriptor, other: Descriptor) -> bytes:
+    """The key of a pair of links, the same on both sides: only who holds one of the two private halves can compute it.
+
+    It is bound to both names and both public halves.
+
+    Raises:
+        TransferError: The other's public half is one with which anybody could compute the key.
+    """
+    try:
+        shared = private.exchange(X25519PublicKey.from_public_bytes(other.public))
+    except ValueError as error:  # a point of low order: the shared secret would be zero
+        raise _refused("its key is no X25519 key to agree with", other.link) from error
+    first, second = sorted((own, other), key=lambda descriptor: descriptor.link)
+    info = _framed(
+        b"statelink tcp pair", *(part for each in (first, second) for part in (each.link.encode(), each.public))
+    )
+    return HKDF(SHA256(), length=32, salt=None, info=info).derive(shared)
 
 
 def digest(key: bytes, *parts: bytes) -> bytes:
     """HMAC-SHA256 over ``parts``, each with its length, so that no two lists of parts read the same."""
-    framed = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-    return hmac.new(key, framed, hashlib.sha256).digest()
+    return hmac.new(key, _framed(*parts), hashlib.sha256).digest()
 
 
 def boot_id() -> str:
@@ -91,6 +106,10 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:64]
     except OSError:
         return ""
+
+
+def _framed(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
 def _refused(cause: str, peer: str) -> TransferError:

@@ -8,6 +8,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -97,6 +98,10 @@ class Listener:
         options: The backend's options.
         find: Looks up a peer by name; called on the listener's thread.
 
+    Attributes:
+        port: Where it listens.
+        dropped: Connections that were dropped before they authenticated, by what was wrong.
+
     Raises:
         OSError: The port cannot be opened.
     """
@@ -107,6 +112,7 @@ class Listener:
         self._find = find
         self._sock = listen(host, options.port)
         self.port: int = self._sock.getsockname()[1]
+        self.dropped: Counter[str] = Counter()
         self._waker = Waker()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._waker, selectors.EVENT_READ)
@@ -135,7 +141,7 @@ class Listener:
                 log.exception("defect: in the thread that listens")
                 time.sleep(ACCEPT_PAUSE)
         for pending in list(self._pending.values()):
-            self._drop(pending, "this side is closing")
+            self._drop(pending, "closing", "this side is closing")
         self._selector.close()
         self._sock.close()
         self._waker.close()
@@ -152,7 +158,7 @@ class Listener:
                 self._guard(key.data, self._advance)
         now = time.monotonic()
         for pending in [pending for pending in self._pending.values() if pending.deadline <= now]:
-            self._drop(pending, "it did not authenticate in time")
+            self._drop(pending, "slow", "it did not authenticate in time")
         if self._accept_again is not None and self._accept_again <= now:
             self._accept_again = None
             self._selector.register(self._sock, selectors.EVENT_READ)
@@ -175,7 +181,8 @@ class Listener:
             self._accept_again = time.monotonic() + ACCEPT_PAUSE
             return
         if len(self._pending) >= self._options.max_pending:
-            self._drop(next(iter(self._pending.values())), "too many connections have not authenticated")
+            oldest = next(iter(self._pending.values()))
+            self._drop(oldest, "many", "too many connections have not authenticated")
         pending = _Pending(sock, time.monotonic() + self._options.handshake_timeout)
         self._pending[sock] = pending
         self._selector.register(sock, selectors.EVENT_READ, pending)
@@ -186,10 +193,11 @@ class Listener:
         try:
             step(pending)
         except (Lost, OSError) as error:
-            self._drop(pending, str(error))
+            ended = isinstance(error, OSError) or error.ended
+            self._drop(pending, "ended" if ended else "refused", str(error))
         except Exception:
             log.exception("defect: a connection is dropped")
-            self._drop(pending, "a defect")
+            self._drop(pending, "defect", "a defect")
 
     def _advance(self, pending: _Pending) -> None:
         raw = pending.read()
@@ -228,8 +236,12 @@ class Listener:
         if self._pending.pop(pending.sock, None) is not None:
             self._selector.unregister(pending.sock)
 
-    def _drop(self, pending: _Pending, reason: str) -> None:
-        log.debug("an incoming connection is dropped: %s", reason)
+    def _drop(self, pending: _Pending, kind: str, reason: str) -> None:
+        self.dropped[kind] += 1
+        seen = self.dropped[kind]
+        # 1, 2, 4, 8, ...: a flood does not fill the log. Who hangs up by himself is nothing to warn of.
+        loud = kind not in ("closing", "ended") and seen & (seen - 1) == 0
+        log.log(logging.WARNING if loud else logging.DEBUG, "dropped an incoming connection (%d so): %s", seen, reason)
         self._forget(pending)
         with contextlib.suppress(OSError):
             pending.sock.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ def test_help_and_version() -> None:
     for flag in ("--help", "-h"):
         printed = run(flag)
         assert printed.startswith("Usage: ")
-        assert "backends  List installed backends" in printed
+        assert re.search(r"backends +List installed backends", printed)
         assert "  demo " in printed
     assert run("--version") == f"statelink, version {statelink.__version__}\n"
     assert "--json" in run("backends", "--help")
@@ -54,7 +55,7 @@ def test_a_command_that_does_not_exist_is_a_usage_error() -> None:
 
 def test_other_packages_bring_commands(site: Site) -> None:
     command(site, "greet", COMMAND)
-    assert "greet     Say hello to somebody." in run("--help")
+    assert re.search(r"greet +Say hello to somebody\.", run("--help"))
     assert run("greet", "--name", "decode") == "hello decode\n"
 
 
@@ -112,7 +113,7 @@ def test_a_demo_that_is_not_installed_says_what_to_install(site: Site, bare_path
         if code:
             assert printed == ("Error: 'demo' is brought by a package of its own\nhint: pip install statelink-demo\n")
         else:
-            assert "demo      'demo' is brought by a package of its own" in printed
+            assert re.search(r"demo +'demo' is brought by a package of its own", printed)
 
 
 def test_a_demo_that_is_installed_is_the_packages_own(site: Site) -> None:

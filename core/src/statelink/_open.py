@@ -17,6 +17,7 @@ from statelink.errors import (
 )
 from statelink.link import Link, LinkConfig, Node, Rendezvous, StaticRendezvous, read_options
 from statelink.registry import load_backend, plugin_manager
+from statelink.rendezvous import RendezvousClient
 from statelink.state._types import load_types_with
 from statelink.wire import PROTOCOL, Card, Channel, Keys, is_loopback
 
@@ -42,7 +43,7 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     Args:
         config: See `LinkConfig`; a mapping is checked and converted.
         inventory: What this rank holds. The memory must outlive the link.
-        rendezvous: Where instances are found; the configured static addresses when not given.
+        rendezvous: Where instances are found; the configured addresses and server when not given.
 
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys.
@@ -62,7 +63,8 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     strategies = _strategies(backend_type, inventory, hooks)
     _check_capabilities(backend_type, settings, inventory)
     keys = settings.keys or Keys.from_environment()
-    found = rendezvous or StaticRendezvous(settings.peers)
+    if rendezvous is not None and settings.rendezvous:
+        raise ConfigError("two rendezvous are given", cause="one in the configuration, and one as an argument", **who)
     name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     try:
@@ -70,19 +72,26 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     except BaseException:
         channel.close()
         raise
+    found = rendezvous or StaticRendezvous(settings.peers)
     try:
+        if settings.rendezvous:
+            found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
         backend.register(inventory.regions)
         card = _card(name, settings, backend, strategies, inventory)
         node = Node(settings, channel, backend, card, strategies, found, hooks)
     except BaseException as error:
         channel.close()
         backend.close()
+        found.close()
         if isinstance(error, StatelinkError) or not isinstance(error, Exception):
             raise
         raise TransferError(
             "memory could not be registered", cause=f"{type(error).__name__}: {error}", **who
         ) from error
-    return Link(node)
+    link = Link(node)
+    if isinstance(found, RendezvousClient):
+        found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
+    return link
 
 
 def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:

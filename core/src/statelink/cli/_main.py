@@ -12,6 +12,7 @@ from statelink.registry import entry_points
 from ._backends import backends
 from ._explain import explain
 from ._keys import keys
+from ._rendezvous import rendezvous
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -89,3 +90,4 @@ def main() -> None:
 main.add_command(backends)
 main.add_command(explain)
 main.add_command(keys)
+main.add_command(rendezvous)

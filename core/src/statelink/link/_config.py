@@ -24,7 +24,10 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         listen: Where the control channel listens; port 0 picks one.
         advertise: Host or IP literal under which peers reach this process; the listening host when empty.
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
-        siblings: Addresses of the other ranks of this link's own instance; decode needs them to route.
+        siblings: Addresses of the other ranks of this link's own instance; decode needs them to route. With a
+            rendezvous server they are found there.
+        rendezvous: Address of a rendezvous server, with its public key if it has one. The link registers there, and
+            finds instances that ``peers`` does not name.
         keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. Those in the environment where none are
             given: see `Keys.from_environment`.
         insecure: Listen beyond loopback without keys.
@@ -45,6 +48,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     advertise: str = ""
     peers: dict[str, tuple[str, ...]] = {}
     siblings: tuple[str, ...] = ()
+    rendezvous: str = ""
     keys: Keys | None = None
     insecure: bool = False
     direction: Literal["auto", "push"] = "auto"

@@ -93,16 +93,25 @@ class Instances:
         def job() -> None:
             try:
                 found = node.rendezvous.resolve(instance.peer)
+                siblings = self._find_siblings()
             except Exception as error:
                 reason = reason_of(error)
                 node.post(lambda: self._refuse(instance, reason))
             else:
-                if found is None:
+                if found is None or siblings is None:
                     node.post(lambda: node.after(RETRY_RESOLVE, lambda: self._resolve(instance)))
                 else:
                     node.post(lambda: self._greet(instance, found))
 
         node.setup.submit(("resolve", instance.key), job)
+
+    def _find_siblings(self) -> list[str] | None:
+        """Addresses of this instance's other ranks; ``None`` while they are not all there. Blocks; a setup thread's."""
+        node = self._node
+        if node.inventory.ranks == 1 or self._siblings or not node.config.rendezvous:
+            return self._siblings
+        own = node.rendezvous.resolve(node.inventory.instance)
+        return None if own is None else [str(each) for each in own if each != node.channel.endpoint]
 
     def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...]) -> None:
         if not self._step(instance, InstanceEvent.FOUND):

@@ -36,13 +36,16 @@ from ._messages import (
     Unknown,
     Welcome,
 )
+from ._rendezvous import MAX_RANKS, RENDEZVOUS_KINDS, Register, Registered, Resolve, Resolved
 from ._security import Endpoint, is_loopback, parse_endpoint
 
 __all__ = [
     "ENVIRONMENT",
     "KINDS",
     "MAX_FRAME",
+    "MAX_RANKS",
     "PROTOCOL",
+    "RENDEZVOUS_KINDS",
     "Accepted",
     "Attach",
     "Attached",
@@ -62,7 +65,11 @@ __all__ = [
     "Ping",
     "Pong",
     "Refuse",
+    "Register",
+    "Registered",
     "Request",
+    "Resolve",
+    "Resolved",
     "Unknown",
     "Welcome",
     "decode",

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -14,6 +14,7 @@ import zmq
 from statelink.errors import ConfigError, PeerError, WireError
 
 from ._codec import MAX_FRAME, decode, encode
+from ._messages import KINDS
 from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ class Channel:
 
     Args:
         name: This link's name; peers see it as the routing id.
-        listen: Where to listen; port 0 picks one.
+        listen: Where to listen; port 0 picks one. Empty: nowhere, and nobody can dial it.
         advertise: Host under which peers reach it; the listening host when empty.
         keys: CURVE keys; ``None`` for none.
         insecure: Whether to listen beyond loopback without keys.
         max_frame: Most bytes of a frame that comes in; the sender of a larger one is cut off.
+        kinds: The messages that may come.
 
     Raises:
         ConfigError: It would listen beyond loopback without keys, or the address cannot be bound.
@@ -63,8 +65,9 @@ class Channel:
         keys: Keys | None,
         insecure: bool,
         max_frame: int = MAX_FRAME,
+        kinds: Mapping[bytes, type[Message]] = KINDS,
     ) -> None:
-        endpoint = parse_endpoint(listen)
+        endpoint = parse_endpoint(listen or "tcp://127.0.0.1:0")
         if keys is None and not insecure and not is_loopback(endpoint.address):
             raise ConfigError(
                 f"this link would listen on {endpoint.address} without keys",
@@ -82,6 +85,7 @@ class Channel:
         self.dropped: Counter[str] = Counter()
         self._keys = keys
         self._max_frame = max_frame
+        self._kinds = kinds
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context, keys.allow) if keys else None
@@ -90,6 +94,16 @@ class Channel:
             self._router.curve_server = True
             self._router.curve_secretkey = keys.secret.encode()
         self._router.router_mandatory = True
+        self._dialled: dict[str, zmq.Socket[Any]] = {}
+        self._dials = itertools.count()
+        self._routes: OrderedDict[str, bytes] = OrderedDict()
+        self._poller = zmq.Poller()
+        if self._gate is not None:
+            self._poller.register(self._gate.socket, zmq.POLLIN)
+        self.host, self.endpoint = "", Endpoint("")
+        if not listen:
+            return
+        self._poller.register(self._router, zmq.POLLIN)
         try:
             self._router.bind(endpoint.address)
         except zmq.ZMQError as error:
@@ -102,13 +116,6 @@ class Channel:
         self.endpoint = Endpoint(
             f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", keys.public if keys else ""
         )
-        self._dialled: dict[str, zmq.Socket[Any]] = {}
-        self._dials = itertools.count()
-        self._routes: OrderedDict[str, bytes] = OrderedDict()
-        self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
-        if self._gate is not None:
-            self._poller.register(self._gate.socket, zmq.POLLIN)
 
     def _socket(self, kind: int) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
@@ -118,6 +125,17 @@ class Channel:
         socket.sndhwm = socket.rcvhwm = QUEUE
         socket.ipv6 = True
         return socket
+
+    def key_of(self, name: str) -> str:
+        """The key that speaks as the link ``name``; empty if nobody does, or without security."""
+        return self._owners.get(name, "")
+
+    def count(self, error: WireError) -> None:
+        """Count what a peer should not have sent, and log some of it."""
+        self.dropped[error.code] += 1
+        seen = self.dropped[error.code]
+        if seen & (seen - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the log
+            log.warning("dropped a frame (%d of this kind): %s", seen, error)
 
     @property
     def refused(self) -> int:
@@ -223,13 +241,13 @@ class Channel:
                 return
             routing = frames.pop(0) if address is None and frames else None
             try:
-                message = decode(frames)
+                message = decode(frames, self._kinds)
                 if routing is not None:
                     self._note_route(routing, message, key)
                 elif key:
                     self._note_owner(message.sender, key)
             except WireError as error:
-                self._count(error)
+                self.count(error)
                 continue
             yield message, address
 
@@ -260,15 +278,9 @@ class Channel:
         if len(self._routes) > MAX_ROUTES:
             self._routes.popitem(last=False)
 
-    def _count(self, error: WireError) -> None:
-        self.dropped[error.code] += 1
-        seen = self.dropped[error.code]
-        if seen & (seen - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the log
-            log.warning("dropped a frame (%d of this kind): %s", seen, error)
-
     def close(self) -> None:
         """Close every socket. May be called twice."""
-        for address in list(getattr(self, "_dialled", {})):
+        for address in list(self._dialled):
             socket = self._dialled.pop(address)
             socket.close()
         if self._gate is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from statelink.errors import PeerError, WireError
 from statelink.state import StateType, state_types
 
 from ._messages import KINDS, Card, Failed, ItemList, Message, Refuse
+from ._rendezvous import RENDEZVOUS_KINDS
 
 __all__ = ["MAX_FRAME", "decode", "encode", "pack_items", "read_card", "unpack_items", "write_card"]
 
@@ -21,8 +22,8 @@ MAX_INVENTORY = 4 << 20
 """Most bytes of an encoded inventory: a bound on what a peer can make us check."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in KINDS.items()}
-_kind_of = {type_: kind for kind, type_ in KINDS.items()}
+_kind_of = {type_: kind for kind, type_ in {**KINDS, **RENDEZVOUS_KINDS}.items()}
+_decoders = {type_: msgspec.msgpack.Decoder(type_) for type_ in _kind_of}
 
 
 def encode(message: Message) -> list[bytes]:
@@ -49,8 +50,12 @@ def encode(message: Message) -> list[bytes]:
     return [kind, body]
 
 
-def decode(frames: Sequence[bytes]) -> Message:
+def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS) -> Message:
     """The message in two frames.
+
+    Args:
+        frames: Its kind and its body.
+        kinds: What may come; nothing else is decoded.
 
     Raises:
         WireError: They are not a message; its code tells an unknown kind (``wire.kind``) from a malformed body.
@@ -58,11 +63,11 @@ def decode(frames: Sequence[bytes]) -> Message:
     if len(frames) != 2:
         raise WireError("a message has two frames", cause=f"got {len(frames)}", code="wire.frames")
     kind, body = frames
-    decoder = _decoders.get(kind)
-    if decoder is None:
+    type_ = kinds.get(kind)
+    if type_ is None:
         raise WireError("unknown kind of message", cause=repr(kind[:32]), code="wire.kind")
     try:
-        message: Message = decoder.decode(body)
+        message: Message = _decoders[type_].decode(body)
     except Exception as error:
         # Besides its own errors, the decoder lets through what our structs' checks raise.
         raise WireError(

@@ -1,0 +1,209 @@
+"""A link's side: says where the link is, again and again, and asks where others are."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from statelink import wire
+from statelink.errors import ConfigError, PeerError, Reason, WireError
+from statelink.link import StaticRendezvous
+
+if TYPE_CHECKING:
+    from statelink.link import Peer
+
+__all__ = ["RendezvousClient"]
+
+log = logging.getLogger("statelink.rendezvous")
+
+MAX_ANSWER = 4 << 20
+"""Most bytes of an answer: the longest addresses of the largest instance."""
+RETRY = 1.0
+"""Seconds between questions that have not been answered, and between registrations that have not."""
+PATIENCE = 0.25
+"""Seconds that `resolve` waits for a server that answers."""
+SILENCE = 3.0
+"""Seconds without an answer after which the connection is made anew."""
+FORGET = 10.0
+"""Seconds after which a question that nobody repeats is dropped."""
+
+
+class RendezvousClient:
+    """Finds instances through a `RendezvousServer`. Thread-safe; `close` ends its thread.
+
+    Args:
+        server: Address of the server, with its public key if it has one.
+        link: Name of the link, which it registers under.
+        keys: The link's keys.
+        peers: Instances whose addresses are configured: these are not asked for.
+
+    Raises:
+        ConfigError: The address or the key of the server cannot be used.
+    """
+
+    def __init__(
+        self, server: str, *, link: str, keys: wire.Keys | None, peers: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        self._server = wire.parse_endpoint(server)
+        self._configured = StaticRendezvous(peers or {})
+        self._known = frozenset(peers or {})
+        self._link = link
+        self._changed = threading.Condition()
+        self._registration: wire.Register | None = None
+        self._due = 0.0
+        self._wanted: dict[str, float] = {}  # when somebody last asked for it
+        self._answers: dict[str, tuple[wire.Endpoint, ...]] = {}
+        self._silent = False
+        self._asked: float | None = None  # when the server was first asked something that it has not answered
+        self._complaint: Reason | None = None
+        self._closing = False
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._channel = wire.Channel(
+            link,
+            "",
+            advertise="",
+            keys=keys,
+            insecure=False,
+            max_frame=MAX_ANSWER,
+            kinds=wire.RENDEZVOUS_KINDS,
+        )
+        try:
+            self._channel.dial(self._server)
+        except BaseException:
+            self._channel.close()
+            self._waker.close()
+            self._wakee.close()
+            raise
+        self._channel.watch(self._wakee.fileno())
+        self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
+        self._thread.start()
+
+    def register(self, instance: str, rank: int, ranks: int, address: str) -> None:
+        """Say from now on that a rank is at ``address``. Does not block; the server need not be there."""
+        with self._changed:
+            self._registration = wire.Register(
+                sender=self._link, instance=instance, rank=rank, ranks=ranks, address=address
+            )
+            self._due = 0.0
+        self._wake()
+
+    def resolve(self, peer: Peer) -> tuple[wire.Endpoint, ...] | None:
+        """See `Rendezvous.resolve`. Waits for a moment, and not at all while the server is silent."""
+        if not isinstance(peer, str) or peer.startswith("tcp://") or peer in self._known:
+            return self._configured.resolve(peer)
+        with self._changed:
+            fresh = peer not in self._wanted
+            self._wanted[peer] = time.monotonic()
+            if fresh:
+                self._wake()
+                if self._asked is None:
+                    self._changed.wait_for(lambda: peer in self._answers or self._closing, PATIENCE)
+            answer = self._answers.pop(peer, None)
+            if answer is not None:
+                del self._wanted[peer]
+            return answer
+
+    def close(self) -> None:
+        """Say goodbye and end the thread. May be called twice."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        self._wake()
+        self._thread.join()
+        self._waker.close()
+        self._wakee.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes up anyway
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._ask()
+                for message, _ in self._channel.receive(self._pause()):
+                    with self._changed:
+                        self._take(message)
+                with contextlib.suppress(BlockingIOError):
+                    self._wakee.recv(4096)
+            except Exception:
+                log.exception("defect: in the thread that speaks to the rendezvous server")
+                time.sleep(RETRY)
+        if self._registration is not None:
+            self._send(wire.Bye(sender=self._link))
+        self._channel.close()
+
+    def _pause(self) -> float:
+        with self._changed:
+            if self._wanted:
+                return RETRY / 4
+            return max(0.0, self._due - time.monotonic()) if self._registration else RETRY
+
+    def _ask(self) -> None:
+        """Send what is due."""
+        now = time.monotonic()
+        if self._asked is not None and now - self._asked > SILENCE:
+            if not self._silent:
+                log.warning("the rendezvous server at %s does not answer", self._server.address)
+            self._silent = True
+            # What waits in the old connection is stale, and would arrive all at once.
+            self._channel.hang_up(str(self._server))
+            self._channel.dial(self._server)
+            self._asked = now
+        messages: list[wire.Message] = []
+        with self._changed:
+            if self._registration is not None and now >= self._due:
+                self._due = now + RETRY
+                messages.append(self._registration)
+            self._wanted = {name: asked for name, asked in self._wanted.items() if now - asked < FORGET}
+            messages += [
+                wire.Resolve(sender=self._link, instance=name) for name in self._wanted if name not in self._answers
+            ]
+            self._answers = {name: found for name, found in self._answers.items() if name in self._wanted}
+            if messages and self._asked is None:
+                self._asked = now
+        for message in messages:
+            self._send(message)
+
+    def _send(self, message: wire.Message) -> None:
+        try:
+            self._channel.send(message, str(self._server))
+        except PeerError as error:
+            log.debug("%s", error)
+
+    def _take(self, message: wire.Message) -> None:
+        """An answer. The condition is held."""
+        now = time.monotonic()
+        self._asked = None
+        if self._silent:
+            log.warning("the rendezvous server at %s answers again", self._server.address)
+            self._silent = False
+        if isinstance(message, wire.Registered):
+            self._due = now + message.lifetime / 3
+            self._complain(None)
+        elif isinstance(message, wire.Refuse):
+            self._complain(message.reason)
+        elif isinstance(message, wire.Resolved) and message.addresses and message.instance in self._wanted:
+            try:
+                self._answers[message.instance] = tuple(map(wire.parse_endpoint, message.addresses))
+            except ConfigError as error:
+                self._channel.count(WireError("an answer has no addresses", cause=error.reason.what, code="wire.body"))
+            self._changed.notify_all()
+
+    def _complain(self, reason: Reason | None) -> None:
+        """Log a refusal once, and its end."""
+        if reason != self._complaint:
+            if reason is None:
+                log.warning("the rendezvous server has accepted this link again")
+            else:
+                log.warning("%s", reason)
+        self._complaint = reason

@@ -1,0 +1,141 @@
+"""Who is where: a table that forgets. No sockets, no clock of its own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from statelink.errors import ConfigError, PeerError
+from statelink.wire import parse_endpoint
+
+if TYPE_CHECKING:
+    from statelink.wire import Register
+
+__all__ = ["MAX_ENTRIES", "Registry"]
+
+MAX_ENTRIES = 65536
+"""Most ranks of all instances together."""
+MAX_FORMER = 8
+"""Most processes that are remembered to have been replaced at one rank."""
+
+
+@dataclass
+class Entry:
+    """One rank.
+
+    Attributes:
+        link: Link name of the process; holds its incarnation.
+        address: Where it is.
+        ranks: Ranks of its instance, as it says.
+        until: When it expires.
+        former: Link names of the processes that it replaced.
+    """
+
+    link: str
+    address: str
+    ranks: int
+    until: float
+    former: tuple[str, ...] = ()
+
+
+class Registry:
+    """Instances and their ranks.
+
+    Args:
+        lifetime: Seconds for which a rank that says nothing is kept.
+        limit: Most ranks of all instances together.
+    """
+
+    def __init__(self, lifetime: float, limit: int = MAX_ENTRIES) -> None:
+        self._lifetime = lifetime
+        self._limit = limit
+        self._instances: dict[str, dict[int, Entry]] = {}
+        self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by link, who spoke last at the end
+
+    def register(self, message: Register, key: str, now: float) -> None:
+        """Take note of a rank, or note that it is still there.
+
+        A process takes the place of an earlier one of the same rank, which cannot take it back.
+
+        Args:
+            message: What it says.
+            key: The key that it has proven to hold; empty without security.
+            now: The time, in seconds.
+
+        Raises:
+            PeerError: It is refused; nothing has changed.
+        """
+        self.expire(now)
+        _check_address(message, key)
+        ranks = self._instances.get(message.instance, {})
+        entry = ranks.get(message.rank)
+        former: tuple[str, ...] = ()
+        if entry is not None:
+            former = entry.former
+            if message.sender in former:
+                raise _refused(message, f"{entry.link} has taken its place", code="rendezvous.replaced")
+            if entry.link != message.sender:
+                former = (*former, entry.link)[-MAX_FORMER:]
+        for rank, other in ranks.items():
+            if rank != message.rank and other.ranks != message.ranks:
+                cause = f"it says that there are {message.ranks} ranks, rank {rank} that there are {other.ranks}"
+                raise _refused(message, cause, code="rendezvous.ranks")
+        place = (message.instance, message.rank)
+        if entry is None and message.sender not in self._places and len(self._places) >= self._limit:
+            raise _refused(message, f"the server knows {self._limit} ranks already", code="rendezvous.full")
+        if self._places.get(message.sender, place) != place:
+            self.leave(message.sender)
+        if entry is not None:
+            self._places.pop(entry.link, None)
+        until = now + self._lifetime
+        made = Entry(message.sender, message.address, message.ranks, until, former)
+        self._instances.setdefault(message.instance, {})[message.rank] = made
+        self._places[message.sender] = place
+        self._places.move_to_end(message.sender)
+
+    def leave(self, link: str) -> None:
+        """A process says goodbye."""
+        place = self._places.pop(link, None)
+        if place is not None:
+            instance, rank = place
+            del self._instances[instance][rank]
+            if not self._instances[instance]:
+                del self._instances[instance]
+
+    def expire(self, now: float) -> None:
+        """Forget who has said nothing for too long."""
+        while self._places:
+            link, (instance, rank) = next(iter(self._places.items()))
+            if self._instances[instance][rank].until > now:
+                return
+            self.leave(link)
+
+    def resolve(self, instance: str, now: float) -> tuple[tuple[str, ...], int, int]:
+        """Addresses in order of rank (none while a rank is missing), ranks present, ranks that there should be."""
+        self.expire(now)
+        ranks = self._instances.get(instance)
+        if not ranks:
+            return (), 0, 0
+        wanted = next(iter(ranks.values())).ranks
+        # Ranks are below their number of ranks, and all say the same: as many as there should be are each of them.
+        complete = len(ranks) == wanted
+        return (tuple(ranks[rank].address for rank in sorted(ranks)) if complete else ()), len(ranks), wanted
+
+    def snapshot(self) -> dict[str, str]:
+        """Instances, and how many of their ranks are present."""
+        return {name: f"{len(ranks)} of {next(iter(ranks.values())).ranks}" for name, ranks in self._instances.items()}
+
+
+def _check_address(message: Register, key: str) -> None:
+    try:
+        endpoint = parse_endpoint(message.address)
+    except ConfigError as error:
+        raise _refused(message, str(error.reason.what), code="rendezvous.address") from error
+    if endpoint.key != key:
+        raise _refused(message, "the key in its address is not the one that it holds", code="rendezvous.key")
+
+
+def _refused(message: Register, cause: str, *, code: str) -> PeerError:
+    what = f"rank {message.rank} of instance {message.instance!r:.80} is refused by the rendezvous server"
+    return PeerError(what, cause=cause, code=code, peer=message.sender[:80])

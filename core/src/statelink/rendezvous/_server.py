@@ -1,0 +1,153 @@
+"""The server: one thread, one socket, one table."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+from statelink import wire
+from statelink.errors import ConfigError, PeerError, StatelinkError, WireError
+
+from ._registry import Registry
+
+__all__ = ["RendezvousServer"]
+
+log = logging.getLogger("statelink.rendezvous")
+
+MAX_REQUEST = 16 << 10
+"""Most bytes of what a client sends: a registration with all of its names at their longest is shorter."""
+BEAT = 1.0
+"""Seconds between looks at what has expired, while nobody asks."""
+
+
+class RendezvousServer:
+    """Where links say where they are, and find each other. A context manager that closes itself.
+
+    An instance is found once every one of its ranks is present. The server keeps nothing on disk: links register anew
+    when it is back, and pairs of links do not need it.
+
+    Args:
+        listen: Where to listen; port 0 picks one.
+        advertise: Host under which links reach it; the listening host when empty.
+        keys: Its keys, and those that it allows; needed to listen beyond loopback unless ``insecure``.
+        insecure: Listen beyond loopback without keys.
+        lifetime: Seconds for which a rank that says nothing is kept.
+
+    Raises:
+        ConfigError: It would listen beyond loopback without keys, or cannot listen there.
+    """
+
+    def __init__(
+        self,
+        listen: str = "tcp://127.0.0.1:0",
+        *,
+        advertise: str = "",
+        keys: wire.Keys | None = None,
+        insecure: bool = False,
+        lifetime: float = 15.0,
+    ) -> None:
+        if not 0 < lifetime <= 86400:
+            raise ConfigError("lifetime must be above zero and at most a day", cause=f"got {lifetime}")
+        self._lifetime = lifetime
+        self._registry = Registry(lifetime)
+        self._name = f"rendezvous-{secrets.token_hex(8)}"
+        self._channel = wire.Channel(
+            self._name,
+            listen,
+            advertise=advertise,
+            keys=keys,
+            insecure=insecure,
+            max_frame=MAX_REQUEST,
+            kinds=wire.RENDEZVOUS_KINDS,
+        )
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._waker, self._wakee = socket.socketpair()
+        self._channel.watch(self._wakee.fileno())
+        self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """What links configure as ``rendezvous``: the address, with the public key if it has one."""
+        return str(self._channel.endpoint)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Instances with their ranks, dropped frames and refused keys. Any thread."""
+        with self._lock:
+            instances = self._registry.snapshot()
+        return {
+            "address": self.address,
+            "instances": instances,
+            "dropped_frames": dict(self._channel.dropped),
+            "refused_keys": self._channel.refused,
+        }
+
+    def close(self) -> None:
+        """End the thread and close the port. May be called twice."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._waker.send(b"\0")
+        self._thread.join()
+        self._waker.close()
+        self._wakee.close()
+
+    def __enter__(self) -> RendezvousServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                for message, _ in self._channel.receive(BEAT):
+                    self._handle(message)
+                with self._lock:
+                    self._registry.expire(time.monotonic())
+            except Exception:
+                log.exception("a message was not handled")
+        self._channel.close()
+
+    def _handle(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Register):
+            self._register(message)
+        elif isinstance(message, wire.Resolve):
+            with self._lock:
+                addresses, present, ranks = self._registry.resolve(message.instance, time.monotonic())
+            self._answer(
+                wire.Resolved(
+                    sender=self._name,
+                    to=message.sender,
+                    instance=message.instance,
+                    addresses=addresses,
+                    present=present,
+                    ranks=ranks,
+                )
+            )
+        elif isinstance(message, wire.Bye):
+            with self._lock:
+                self._registry.leave(message.sender)
+        else:
+            kind = type(message).__name__.lower()
+            self._channel.count(WireError("a message is not for a rendezvous server", cause=kind, code="wire.kind"))
+
+    def _register(self, message: wire.Register) -> None:
+        try:
+            with self._lock:
+                self._registry.register(message, self._channel.key_of(message.sender), time.monotonic())
+        except StatelinkError as error:
+            log.debug("%s", error)
+            self._answer(wire.Refuse(sender=self._name, to=message.sender, reason=error.reason))
+        else:
+            self._answer(wire.Registered(sender=self._name, to=message.sender, lifetime=self._lifetime))
+
+    def _answer(self, message: wire.Message) -> None:
+        with contextlib.suppress(PeerError):  # it hung up; it asks again if it still wants to know
+            self._channel.send(message, None)

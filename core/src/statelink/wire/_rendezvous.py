@@ -1,0 +1,73 @@
+"""What a link and the rendezvous server say to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from ._messages import Bye, Message, Name, Refuse
+
+__all__ = ["MAX_RANKS", "RENDEZVOUS_KINDS", "Register", "Registered", "Resolve", "Resolved"]
+
+MAX_RANKS = 4096
+"""Most ranks of one instance."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)]
+
+
+class Register(Message, frozen=True, kw_only=True):
+    """A rank says where it is, and says it again before that expires.
+
+    Attributes:
+        instance: Name of its instance.
+        rank: Its rank.
+        ranks: Ranks of the instance.
+        address: ``tcp://host:port``, and its public key if it has one.
+    """
+
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+    address: Name
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.ranks:
+            raise ValueError(f"rank {self.rank} of {self.ranks}")
+
+
+class Registered(Message, frozen=True, kw_only=True):
+    """The answer to `Register`.
+
+    Attributes:
+        lifetime: Seconds after which the entry expires.
+    """
+
+    lifetime: Annotated[float, msgspec.Meta(gt=0, le=86400)]
+
+
+class Resolve(Message, frozen=True, kw_only=True):
+    """Where are the ranks of an instance?"""
+
+    instance: Name
+
+
+class Resolved(Message, frozen=True, kw_only=True):
+    """The answer to `Resolve`.
+
+    Attributes:
+        instance: Name of the instance.
+        addresses: Of all of its ranks, in order of rank; none while one is missing.
+        present: Ranks that are there.
+        ranks: Ranks that there should be; 0 if nobody has told yet.
+    """
+
+    instance: Name
+    addresses: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    present: Count = 0
+    ranks: Count = 0
+
+
+RENDEZVOUS_KINDS: dict[bytes, type[Message]] = {
+    kind.__name__.lower().encode(): kind for kind in (Register, Registered, Resolve, Resolved, Refuse, Bye)
+}

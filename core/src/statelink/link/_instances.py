@@ -101,21 +101,22 @@ class Instances:
                 if found is None or siblings is None:
                     node.post(lambda: node.after(RETRY_RESOLVE, lambda: self._resolve(instance)))
                 else:
-                    node.post(lambda: self._greet(instance, found))
+                    node.post(lambda: self._greet(instance, found, siblings))
 
         node.setup.submit(("resolve", instance.key), job)
 
     def _find_siblings(self) -> list[str] | None:
         """Addresses of this instance's other ranks; ``None`` while they are not all there. Blocks; a setup thread's."""
         node = self._node
-        if node.inventory.ranks == 1 or self._siblings or not node.config.rendezvous:
+        if node.inventory.ranks == 1 or node.config.siblings or not node.config.rendezvous:
             return self._siblings
         own = node.rendezvous.resolve(node.inventory.instance)
         return None if own is None else [str(each) for each in own if each != node.channel.endpoint]
 
-    def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...]) -> None:
+    def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
         if not self._step(instance, InstanceEvent.FOUND):
             return
+        self._siblings = siblings
         now = self._node.now()
         instance.sources = {str(endpoint): Source(endpoint, now) for endpoint in endpoints}
         instance.siblings = dict.fromkeys(self._siblings)

@@ -15,7 +15,7 @@ import zmq
 from tests.helpers import peers
 from tests.helpers.pair import Pair
 
-from statelink import Keys
+from statelink import Keys, wire
 from statelink.errors import ConfigError
 from statelink.rendezvous import RendezvousClient, RendezvousServer
 
@@ -95,9 +95,14 @@ class Probe:
 
 def seek(client: RendezvousClient, instance: str) -> str:
     """The address of an instance's one rank, once it is there."""
-    found: list[str] = []
-    peers.until(lambda: found.extend(map(str, client.resolve(instance) or ())) or bool(found))
-    return found[0]
+    found: list[wire.Endpoint] = []
+
+    def look() -> bool:
+        found.extend(client.resolve(instance) or ())
+        return bool(found)
+
+    peers.until(look)
+    return str(found[0])
 
 
 class Named(Pair):

@@ -69,7 +69,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
             raise _refused(f"it has version {raw[head]}, and this side speaks {VERSION}", peer)
         try:
             descriptor = msgspec.msgpack.decode(raw[head + 1 :], type=cls)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _refused(str(error), peer) from error
         if descriptor.link != peer:
             raise _refused(f"it is that of {descriptor.link!r:.80}", peer)

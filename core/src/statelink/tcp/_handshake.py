@@ -106,7 +106,7 @@ def decode(raw: bytes, kind: type[Message]) -> Message:
     """
     try:
         return msgspec.msgpack.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also for text that is none, and deep nesting
         raise Lost(f"it does not speak this protocol ({error})") from error
 
 

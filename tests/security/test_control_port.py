@@ -1,0 +1,307 @@
+"""Attacks on a live link's control port: nothing that it says of itself changes, and it goes on serving."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import zmq
+from tests.helpers import peers
+from tests.link.test_malformed import examples, mutated
+
+from statelink import wire
+from statelink.errors import Reason
+from statelink.wire import _channel
+from statelink.wire._channel import MARK
+
+from .links import DECODE, PREFILL, STRANGE, Recorder, connect, keys, link_of, state_of
+from .noise import resident
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    import statelink
+
+MEGABYTE = 1 << 20
+
+
+@contextlib.contextmanager
+def holder(address: str, own: dict[str, str], name: str, server: str = "") -> Iterator[zmq.Socket[bytes]]:
+    """A bare socket that holds a key, and dials a link under a name."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = context.socket(zmq.DEALER)
+    made.linger = 0
+    made.setsockopt_string(zmq.ROUTING_ID, f"{name}{MARK}0")
+    made.curve_serverkey = (server or address.partition("|")[2]).encode()
+    made.curve_secretkey, made.curve_publickey = own["secret"].encode(), own["public"].encode()
+    made.connect(address.partition("|")[0])
+    try:
+        yield made
+    finally:
+        made.close()
+        context.term()
+
+
+def hello(link: statelink.Link, name: str) -> list[bytes]:
+    """A right introduction of a decode link that is like this prefill link otherwise."""
+    card = msgspec.structs.replace(link._node.card, link=name, role="decode")
+    return wire.encode(wire.Hello(sender=name, card=wire.write_card(card)))
+
+
+def greeted(prefill: statelink.Link, name: str) -> bool:
+    return name in prefill.snapshot()["peers"]
+
+
+def serves(prefill: statelink.Link) -> None:
+    """One that is allowed is heard."""
+    with holder(prefill.address, DECODE, "honest") as socket_:
+        socket_.send_multipart(hello(prefill, "honest"))
+        assert socket_.poll(20_000), "no answer"
+        assert socket_.recv_multipart()[0] == b"welcome"
+        peers.until(lambda: greeted(prefill, "honest"))
+        socket_.send_multipart(wire.encode(wire.Bye(sender="honest", to=prefill.name)))
+        peers.until(lambda: not greeted(prefill, "honest"))
+
+
+def test_keys_that_are_not_allowed_are_counted_and_get_no_descriptor(caplog: pytest.LogCaptureFixture) -> None:
+    with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill:
+        before = state_of(prefill)
+        attempts = 40
+        for number in range(attempts):
+            with holder(prefill.address, STRANGE, f"stranger {number}") as socket_:
+                socket_.send_multipart(hello(prefill, f"stranger {number}"))
+                peers.until(lambda least=number: prefill.snapshot()["refused_keys"] > least)  # type: ignore[misc]
+                assert not socket_.poll(0)
+        assert state_of(prefill) == before
+        assert prefill.snapshot()["dropped_frames"] == {}
+        warnings = [each for each in caplog.records if "key that is not allowed" in each.getMessage()]
+        assert len(warnings) <= 7, "1, 2, 4, ... 32 and perhaps 64"
+        assert STRANGE["public"] in warnings[0].getMessage()
+        serves(prefill)
+
+
+def test_who_dials_shows_nothing_to_a_key_that_is_not_allowed() -> None:
+    """The other direction of the same list: an address from a router does not decide who learns where memory is."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.linger = 0
+    server.curve_server, server.curve_secretkey = True, STRANGE["secret"].encode()
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    address = f"tcp://127.0.0.1:{port}|{STRANGE['public']}"
+    try:
+        for allowed, heard in (((PREFILL,), 0), ((PREFILL, STRANGE), 1)):
+            with link_of("decode", keys=keys(DECODE, *allowed)) as decode:
+                room = decode.receive(1, address, 32, deadline=1.5)
+                room.wait(10)
+                text = str(room.reason)
+                assert ("is not in this link's allow-list" in text) is not heard
+                assert bool(server.poll(0)) is bool(heard)
+    finally:
+        server.close()
+        context.term()
+
+
+def test_an_allowed_peer_cannot_take_anothers_name() -> None:
+    """Not the routing id, not the sender in a message; and the name is free for its owner alone."""
+    with link_of("prefill", keys=keys(PREFILL, DECODE, STRANGE)) as prefill:
+        with holder(prefill.address, DECODE, "victim") as socket_:
+            socket_.send_multipart(hello(prefill, "victim"))
+            peers.until(lambda: greeted(prefill, "victim"))
+        before = state_of(prefill)
+        bye = wire.encode(wire.Bye(sender="victim", to=prefill.name))
+        with holder(prefill.address, STRANGE, "victim") as thief:
+            thief.send_multipart(hello(prefill, "victim"))
+            thief.send_multipart(bye)
+            peers.until(lambda: prefill.snapshot()["dropped_frames"] == {"wire.sender": 2})
+            assert not thief.poll(0)
+        assert state_of(prefill) == before
+        with holder(prefill.address, DECODE, "victim") as owner:
+            owner.send_multipart(bye)
+            peers.until(lambda: not greeted(prefill, "victim"))
+
+
+@pytest.mark.parametrize("secured", [True, False])
+def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
+    """Every byte that a peer said, said again. Without keys it works, so the recording is right."""
+    config: dict[str, Any] = {"keys": keys(PREFILL, DECODE)} if secured else {}
+    with link_of("prefill", **config) as prefill:
+        plain, _, key = prefill.address.partition("|")
+        host, _, port = plain.removeprefix("tcp://").rpartition(":")
+        recorder = Recorder(host, int(port))
+        through = f"tcp://127.0.0.1:{recorder.port}"
+        with holder(through, DECODE, "honest", key) if secured else peers.dialled(through, "honest") as socket_:
+            socket_.send_multipart(hello(prefill, "honest"))
+            peers.until(lambda: greeted(prefill, "honest"))
+        recorder.close()
+        with holder(prefill.address, DECODE, "honest") if secured else peers.dialled(plain, "honest") as socket_:
+            socket_.send_multipart(wire.encode(wire.Bye(sender="honest", to=prefill.name)))
+            peers.until(lambda: not greeted(prefill, "honest"))
+        before = state_of(prefill)
+        for _ in range(3 if secured else 50):
+            cut = recorder.replay(host, int(port))
+            if secured:
+                assert cut
+            elif greeted(prefill, "honest"):
+                break  # at once, as a rule; the former connection of that name may not be gone yet
+        assert greeted(prefill, "honest") is not secured
+        if not secured:
+            return
+        assert state_of(prefill) == before
+        assert prefill.snapshot()["dropped_frames"] == {}
+        serves(prefill)
+
+
+def test_silent_and_slow_connections_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, another is served meanwhile; and none is kept for longer than a handshake may take."""
+    monkeypatch.setattr(_channel, "HANDSHAKE", 1500)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(48)
+    with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill:
+        before = state_of(prefill)
+        callers = [connect(prefill.address) for _ in range(150)]
+        for number, each in enumerate(callers):
+            each.sendall(greeting[: number % len(greeting)])
+        serves(prefill)
+        open_ = set(callers)
+        end = time.monotonic() + 30
+        while open_ and time.monotonic() < end:
+            for each in list(open_):
+                if number_of(each) == 0:
+                    open_.discard(each)
+            time.sleep(0.05)
+        for each in callers:
+            each.close()
+        assert not open_, f"{len(open_)} connections were kept"
+        assert state_of(prefill) == before
+
+
+def number_of(each: socket.socket) -> int:
+    """Says another byte and looks: how many bytes came, 0 if the connection is closed, -1 if nothing happened."""
+    try:
+        each.setblocking(False)
+        each.send(b"\0")
+        return len(each.recv(4096))
+    except BlockingIOError:
+        return -1
+    except OSError:
+        return 0
+
+
+def test_oversized_frames_are_cut_off_before_they_are_kept() -> None:
+    """A frame that announces more than may be sent, inside the security: its sender is cut off at the announcement."""
+    with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill, holder(prefill.address, DECODE, "big") as big:
+        before = state_of(prefill)
+        memory = resident()
+        for _ in range(3):
+            big.send_multipart([b"hello", bytes(wire.MAX_FRAME + 1)])
+            serves(prefill)
+        assert state_of(prefill) == before
+        assert prefill.snapshot()["dropped_frames"] == {}, "it never arrived"
+    assert resident() - memory < 3 * 64 * MEGABYTE, "what was sent lies in this process once, as the sender's"
+
+
+PRODUCTS: list[tuple[str, Any]] = [
+    ("ranks", 1 << 40),
+    ("rank", 1 << 62),
+    ("regions", [[1, 1 << 63, "dram"]] * 70_000),
+    ("components", [{}] * 70_000),
+    ("axes", {f"axis{number}": [0, 1 << 40] for number in range(5_000)}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), PRODUCTS, ids=[field for field, _ in PRODUCTS])
+def test_inventories_that_promise_too_much(field: str, value: Any) -> None:
+    """One field of an introduction of an allowed peer is out of all bounds: it is refused, and takes no memory."""
+    with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill, holder(prefill.address, DECODE, "vast") as vast:
+        before = state_of(prefill)
+        tree = msgspec.msgpack.decode(msgspec.msgpack.encode(prefill._node.card))
+        tree.update(link="vast", role="decode")
+        assert field in tree["inventory"]
+        tree["inventory"][field] = value
+        memory = resident()
+        vast.send_multipart([b"hello", msgspec.msgpack.encode({"sender": "vast", "card": tree})])
+        assert vast.poll(20_000)
+        assert vast.recv_multipart()[0] == b"refuse"
+        assert resident() - memory < 32 * MEGABYTE
+        assert state_of(prefill) == before
+
+
+def test_a_flood_from_an_allowed_key_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Changed and random frames, the handshake's among them, from somebody who may speak and was not introduced."""
+    order = random.Random(5)
+    frames = 4000
+    caplog.set_level(logging.INFO, "statelink")
+    with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill:
+        before = state_of(prefill)
+        with holder(prefill.address, DECODE, "flood") as flood:
+            good = [*examples(prefill, "flood"), hello(prefill, "flood")]  # type: ignore[arg-type]
+            bye = wire.encode(wire.Bye(sender="flood", to=prefill.name))
+            memory = 0
+            for number in range(frames):
+                if number == frames // 4:
+                    memory = resident()
+                noise = order.random() < 0.3
+                flood.send_multipart(
+                    [order.randbytes(order.choice([0, 5, 60, 900])) for _ in range(order.choice([1, 2, 2, 3]))]
+                    if noise
+                    else mutated(order.choice(good), order)
+                )
+                while flood.poll(0):
+                    flood.recv_multipart()
+            flood.send_multipart(bye)
+            peers.until(lambda: not greeted(prefill, "flood"))
+            peers.until(lambda: sum(prefill.snapshot()["dropped_frames"].values()) > frames // 3)
+        assert state_of(prefill) == before
+        assert resident() - memory < 48 * MEGABYTE
+        dropped = sum(prefill.snapshot()["dropped_frames"].values())
+        logged = [each for each in caplog.records if "dropped a frame" in each.getMessage()]
+        assert dropped > frames // 3
+        assert len(logged) < 70, "a few for each kind, whatever their number"
+        assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+        serves(prefill)
+
+
+def test_answers_to_who_dialled_may_be_anything() -> None:
+    """A server that decode dialled, and allowed, answers with what it likes: that room ends with a reason."""
+    order = random.Random(6)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.linger = 0
+    server.curve_server, server.curve_secretkey = True, PREFILL["secret"].encode()
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    address = f"tcp://127.0.0.1:{port}|{PREFILL['public']}"
+    try:
+        with link_of("decode", keys=keys(DECODE, PREFILL)) as decode:
+            room = decode.receive(1, address, 32, deadline=30)
+            assert server.poll(20_000)
+            routing, kind, _ = server.recv_multipart()
+            assert kind == b"hello"
+            good = [
+                frames
+                for frames in examples(decode, "server")  # type: ignore[arg-type]
+                if frames[0] not in (b"refuse", b"bye", b"unknown")
+            ]
+            for _ in range(1500):
+                frames = mutated(order.choice(good), order)
+                if frames[0] not in (b"refuse", b"bye", b"unknown", b"welcome"):
+                    server.send_multipart([routing, *frames])
+            before = state_of(decode)
+            assert before["rooms"]["bootstrapping"] == 1
+            server.send_multipart(
+                [
+                    routing,
+                    *wire.encode(wire.Refuse(sender="server", to=decode.name, reason=Reason("x.y", "enough of this"))),
+                ]
+            )
+            room.wait(20)
+            assert str(room.reason).startswith("enough of this")
+            assert room.quiesced
+            assert sum(decode.snapshot()["dropped_frames"].values()) > 300
+    finally:
+        server.close()
+        context.term()

@@ -160,19 +160,21 @@ def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
 def test_silent_and_slow_connections_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, another is served meanwhile; and none is kept for longer than a handshake may take."""
     monkeypatch.setattr(_channel, "HANDSHAKE", 1500)
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(48)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47)
     with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill:
         before = state_of(prefill)
-        callers = [connect(prefill.address) for _ in range(150)]
-        for number, each in enumerate(callers):
-            each.sendall(greeting[: number % len(greeting)])
+        callers = {connect(prefill.address): number % 50 for number in range(150)}
+        for each, said in callers.items():
+            each.sendall(greeting[:said])
         serves(prefill)
-        open_ = set(callers)
+        open_ = dict(callers)
         end = time.monotonic() + 30
         while open_ and time.monotonic() < end:
-            for each in list(open_):
-                if number_of(each) == 0:
-                    open_.discard(each)
+            for each, said in list(open_.items()):
+                if not still_open(each, greeting[said : said + 1] if said % 2 else b""):
+                    del open_[each]
+                else:
+                    open_[each] = said + 2 * (said % 2)
             time.sleep(0.05)
         for each in callers:
             each.close()
@@ -180,16 +182,16 @@ def test_silent_and_slow_connections_are_cut_off(monkeypatch: pytest.MonkeyPatch
         assert state_of(prefill) == before
 
 
-def number_of(each: socket.socket) -> int:
-    """Says another byte and looks: how many bytes came, 0 if the connection is closed, -1 if nothing happened."""
+def still_open(each: socket.socket, say: bytes) -> bool:
+    """Says a little more of what is right, or nothing; whether the connection is still there."""
     try:
         each.setblocking(False)
-        each.send(b"\0")
-        return len(each.recv(4096))
+        each.send(say)
+        return bool(each.recv(4096))
     except BlockingIOError:
-        return -1
+        return True
     except OSError:
-        return 0
+        return False
 
 
 def test_oversized_frames_are_cut_off_before_they_are_kept() -> None:
@@ -197,12 +199,15 @@ def test_oversized_frames_are_cut_off_before_they_are_kept() -> None:
     with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill, holder(prefill.address, DECODE, "big") as big:
         before = state_of(prefill)
         memory = resident()
-        for _ in range(3):
-            big.send_multipart([b"hello", bytes(wire.MAX_FRAME + 1)])
-            serves(prefill)
+        cut_off = big.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        big.send_multipart([b"hello", bytes(wire.MAX_FRAME + 1)])
+        assert cut_off.poll(20_000), "it was let through"
+        big.disable_monitor()
+        cut_off.close()
+        serves(prefill)
         assert state_of(prefill) == before
         assert prefill.snapshot()["dropped_frames"] == {}, "it never arrived"
-    assert resident() - memory < 3 * 64 * MEGABYTE, "what was sent lies in this process once, as the sender's"
+    assert resident() - memory < 3 * 64 * MEGABYTE, "what was sent lies in this process too, as the sender's"
 
 
 PRODUCTS: list[tuple[str, Any]] = [

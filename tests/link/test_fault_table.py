@@ -227,6 +227,16 @@ def test_transport_refuses_one_batch(workshop: Workshop, fault: str) -> None:
     assert cause in text
     assert f"room {case.room}" in text
     assert f"faulty-{workshop.backend}" in text
+    if fault == "defect":  # which says nothing of the bytes
+        assert not sending.see().quiesced
+        memory = made.prefill.memory
+        named = case.whole(memory.pools)
+        arrays = [(a, named[name]) for name, each in memory.arrays.items() for a in each.values() if len(a)]
+        seen = made.prefill.snapshot()
+        assert seen["quarantined"] == [case.room]
+        assert seen["quarantined_bytes"] == {"a defect of this backend": sum(a[ids].nbytes for a, ids in arrays)}
+        workshop.untidy = True
+        return
     for side in (sending, receiving):
         assert side.wait(quiesced=True).quiesced
     made.spoilt(case)

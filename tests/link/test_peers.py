@@ -266,6 +266,34 @@ def test_a_goodbye_does_not_vouch_for_what_hangs(workshop: Workshop) -> None:
     assert quarantined(made.decode, case.room) != fenced
 
 
+def test_each_side_is_quiet_on_its_own_word(workshop: Workshop) -> None:
+    """Nothing reads a failed batch's source any more, and its bytes may still land: prefill's memory is free."""
+    made = workshop.pair(backend=f"faulty-{workshop.backend}", **LIVE)
+    made.run()
+    case = made.case()
+    workshop.prefill.run("faulty_backends", "plan", "submit", "stray")
+    receiving, sending = made.begin(case)
+    made.push(sending, case)
+    receiving.failed()
+    sending.failed()
+    assert sending.wait(quiesced=True).quiesced
+    assert made.prefill.snapshot()["quarantined"] == []
+    made.spoilt(case)
+    fenced = workshop.backend == "tcp"  # where decode can stop it alone
+    if not fenced:
+        again = made.send(case)  # prefill may use the room's id again, and still vouches for nothing
+        time.sleep(3 * LIVE["heartbeat"])  # decode asks about it at every beat
+        again.abort()
+    assert receiving.see().quiesced == fenced
+    assert quarantined(made.decode, case.room) != fenced
+    seen = made.decode.snapshot()["quarantined_bytes"]
+    held = [
+        a[case.target[name]].nbytes for name, each in made.decode.memory.arrays.items() for a in each.values() if len(a)
+    ]
+    assert seen == ({} if fenced else {f"not known to have stopped: {made.prefill.name}": sum(held)})
+    workshop.untidy = True
+
+
 @on(
     "case",
     ("tcp", ("prefill", 0.6)),

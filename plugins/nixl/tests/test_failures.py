@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from plugins.nixl.tests.peer import Memory, Peer, finish, make, move
 
-from statelink.backend import Backend, Batch, Blocks, Op, Region
+from statelink.backend import Backend, Batch, Blocks, Op, Region, Side
 from statelink.errors import TransferError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def test_peer_dies_during_a_transfer(tcp: World) -> None:
     tcp.mortal.kill()
     for transfer in transfers:
         finish(tcp.backend, transfer)
-        assert transfer.outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", False)
+        assert transfer.outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", Side.SOURCE)
     with pytest.raises(TransferError, match=r"the peer is lost .*NIXL_ERR_REMOTE_DISCONNECT"):
         tcp.backend.submit(tcp.mortal.link, batch)
     serves(tcp, tcp.steady)
@@ -204,7 +204,7 @@ def test_peer_dies_during_a_copy(tcp: World, tmp_path: Path) -> None:
     outcome = None
     while outcome is None or outcome.ok:
         outcome = finish(backend, backend.submit(peer.link, everything(tcp, peer))).outcome
-    assert outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", False)
+    assert outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", Side.SOURCE)
     killer.join()
     with pytest.raises(TransferError, match="the peer is lost"):
         backend.submit(peer.link, everything(tcp, peer))

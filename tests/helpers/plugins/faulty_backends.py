@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statelink.backend import Backend, Batch, Probe, Transfer
+from statelink.backend import Backend, Batch, Probe, Side, Transfer
 from statelink.errors import TransferError
 from statelink.registry import load_backend
 
@@ -110,6 +110,7 @@ class Faulty(Backend):
             "defect": _defect,
             "fail": lambda: _failed(settled=True),
             "lose": lambda: _failed(settled=False),
+            "stray": lambda: _failed(settled=Side.SOURCE),
             "hang": _hang,
             "block": _block,
             "slow": _slow,
@@ -126,7 +127,7 @@ def _defect() -> None:
     raise ZeroDivisionError("a defect of this backend")
 
 
-def _failed(*, settled: bool) -> Transfer:
+def _failed(*, settled: bool | Side) -> Transfer:
     transfer = Transfer()
     transfer.fail("the transport failed: EIO", settled=settled)
     return transfer

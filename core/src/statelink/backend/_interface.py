@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from ._capabilities import Side
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -54,12 +56,18 @@ class Outcome(NamedTuple):
     Attributes:
         ok: Whether all of its bytes are visible to a reader at the destination.
         reason: If not: why, in the library's own words where it has any.
-        settled: Whether it is certain that no more of its bytes will be read or written. A success is settled.
+        settled: Where it is certain that its bytes have stopped: on both sides (``True``), on neither, or on one only.
+            On the source's: no more of its memory is read. On the target's: nothing more lands. A success is settled.
     """
 
     ok: bool
     reason: str = ""
-    settled: bool = True
+    settled: bool | Side = True
+
+    @property
+    def unsettled(self) -> frozenset[Side]:
+        """The sides on which bytes may still be on the move."""
+        return frozenset(side for side in Side if self.settled is not True and self.settled is not side)
 
 
 class Transfer:
@@ -78,8 +86,12 @@ class Transfer:
         """All bytes are visible at the destination."""
         self.outcome = Outcome(True)
 
-    def fail(self, reason: str, *, settled: bool) -> None:
-        """The batch failed; ``settled`` says whether its bytes have certainly stopped."""
+    def fail(self, reason: str, *, settled: bool | Side) -> None:
+        """The batch failed; ``settled`` says where its bytes have certainly stopped, as in `Outcome`.
+
+        Often the two sides differ: a socket that is closed reads no memory any more, and what it took before still
+        lands. Each side's memory is given back on its own word, so claim what is certain, and nothing else.
+        """
         self.outcome = Outcome(False, reason, settled)
 
 
@@ -114,7 +126,8 @@ class Backend(ABC):
     ``grant`` and ``revoke``.
 
     Failure: raise `statelink.errors.TransferError` (or fail the `Transfer`) with the library's reason. Any other
-    exception is treated the same and reported as a defect of the backend. Nothing is ever skipped silently.
+    exception fails the room as well, and is reported as a defect of the backend; raised by ``submit``, it leaves
+    unknown what became of the batch, and its memory stays in quarantine. Nothing is ever skipped silently.
 
     Attributes:
         api_version: The literal plugin API number that the author wrote against.

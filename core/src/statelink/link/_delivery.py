@@ -50,7 +50,7 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
         if push.last:
             _check_covered(delivery)
     except Exception as error:
-        return Delivered(Moving(0, 0, reason_of(error, room=delivery.request.room), True, ()), grains, {})
+        return Delivered(Moving(0, 0, reason_of(error, room=delivery.request.room)), grains, {})
     destination = delivery.destination
     moving = move(
         node.backend,

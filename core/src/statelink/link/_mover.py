@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from statelink.backend import Backend, Batch, Blocks, Op, Transfer
+from statelink.backend import Backend, Batch, Blocks, Op, Side, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
 
 if TYPE_CHECKING:
@@ -58,15 +58,15 @@ class Moving(NamedTuple):
         nbytes: Bytes moved.
         blocks: Blocks moved.
         reason: Why it failed, or ``None``.
-        settled: Whether it is certain that no more bytes move.
+        unsettled: The sides on which bytes of failed transfers may still be on the move.
         pending: Transfers that had not ended when the move was given up.
     """
 
     nbytes: int
     blocks: int
     reason: Reason | None
-    settled: bool
-    pending: tuple[Transfer, ...]
+    unsettled: frozenset[Side] = frozenset()
+    pending: tuple[Transfer, ...] = ()
 
 
 def move(
@@ -96,7 +96,7 @@ def move(
     running: list[Transfer] = []
     nbytes = blocks = 0
     reason: Reason | None = None
-    settled = True
+    unsettled: frozenset[Side] = frozenset()
     try:
         for part in parts:
             tables[0].check(part.source, part.nbytes, part.source_region, "source")
@@ -107,25 +107,43 @@ def move(
                     if failure is not None:
                         raise failure
                     if cancelled.is_set():
-                        return Moving(nbytes, blocks, reason, settled, tuple(running))
+                        return Moving(nbytes, blocks, reason, pending=tuple(running))
                 if cancelled.is_set():
-                    return Moving(nbytes, blocks, reason, settled, tuple(running))
-                running.append(backend.submit(peer, Batch(Op.WRITE, piece, room, generation)))
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
+                running.append(_submit(backend, peer, Batch(Op.WRITE, piece, room, generation)))
                 nbytes += piece.total
                 blocks += piece.count
     except Exception as error:
         reason = reason_of(error, backend=backend.name, peer=peer)
-        settled = not isinstance(error, _Failed) or error.settled
-    while running and not cancelled.is_set():
-        running, failure = _wait(backend, running, cancelled, len(running))
-        if failure is not None:
-            reason = reason or reason_of(failure, backend=backend.name, peer=peer)
-            settled = settled and failure.settled
-    return Moving(nbytes, blocks, reason, settled, tuple(running))
+        unsettled = getattr(error, "unsettled", unsettled)
+    try:
+        while running and not cancelled.is_set():
+            running, failure = _wait(backend, running, cancelled, len(running))
+            if failure is not None:
+                reason = reason or reason_of(failure, backend=backend.name, peer=peer)
+                unsettled |= failure.unsettled
+    except Exception as error:  # of ``poll``: the fate of what runs is unknown, and it is asked again later
+        reason = reason or reason_of(error, backend=backend.name, peer=peer)
+    return Moving(nbytes, blocks, reason, unsettled, tuple(running))
 
 
 class _Failed(TransferError):
-    settled = True
+    unsettled: frozenset[Side] = frozenset()
+
+
+class _Defect(Exception):
+    """A backend raised what it must not raise: nothing is known of the batch."""
+
+    unsettled = frozenset(Side)
+
+
+def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
+    try:
+        return backend.submit(peer, batch)
+    except StatelinkError:
+        raise  # by contract, nothing of the batch was or will be moved
+    except Exception as error:
+        raise _Defect from error
 
 
 def _wait(
@@ -141,7 +159,7 @@ def _wait(
         failed = [t.outcome for t in ended if t.outcome is not None and not t.outcome.ok]
         if failed:
             error = _Failed(f"backend {backend.name!r} could not move a batch", cause=failed[0].reason)
-            error.settled = all(outcome.settled for outcome in failed)
+            error.unsettled = frozenset().union(*(outcome.unsettled for outcome in failed))
             return [transfer for transfer in running if transfer.outcome is None], error
         if len(ended) >= ends or cancelled.is_set():
             return [transfer for transfer in running if transfer.outcome is None], None
@@ -155,6 +173,8 @@ def reason_of(error: BaseException, **who: object) -> Reason:
     if isinstance(error, StatelinkError):
         reason = error.reason
         return Reason(reason.code, reason.what, {**named, **reason.who}, reason.cause, reason.hint)
+    cause = error.__cause__ if isinstance(error, _Defect) else None
+    error = cause or error
     return Reason(
         "backend.defect",
         f"{type(error).__name__} was raised where only Statelink's own errors are expected",

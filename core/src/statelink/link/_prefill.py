@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from statelink import wire
-from statelink.backend import Moved
+from statelink.backend import Moved, Side
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import Items, required, whole
 
@@ -33,6 +33,8 @@ log = logging.getLogger("statelink.link")
 
 REMEMBERED = 65536
 """Most requests, ends and generations that are remembered for rooms that are not open here."""
+POLL_PENDING, POLL_BROKEN = 0.01, 1.0
+"""Seconds between looks at transfers that a failed room left behind; the latter after ``poll`` raised."""
 
 
 class _End(NamedTuple):
@@ -62,6 +64,9 @@ class PrefillRole:
         self._early: OrderedDict[int, dict[str, wire.Request]] = OrderedDict()
         self._ends: OrderedDict[int, _End] = OrderedDict()
         self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._restless: set[tuple[str, int, int]] = set()
+        """Uses of rooms whose bytes may still land, by destination: also once the room is forgotten, these are never
+        said to be drained. Each of them keeps memory of its destination in quarantine, and so there are not many."""
         self._deadlines = Deadlines(node, self._expired)
         self._handlers: dict[type[wire.Message], Callable[..., None]] = {
             wire.Request: self._request,
@@ -224,8 +229,7 @@ class PrefillRole:
         delivery.jobs -= 1
         moving = result.moving
         delivery.pending.extend(moving.pending)
-        if not moving.settled:
-            delivery.poisoned = str(moving.reason)
+        self._unsettled(delivery, moving.unsettled, moving.reason.cause if moving.reason is not None else "")
         for name, moved in result.moved.items():
             for tally in (delivery.moved, room._moved):
                 before = tally.get(name, Moved(0, 0))
@@ -298,8 +302,9 @@ class PrefillRole:
             elif open_room is None and self._end_of(message.room) is None:
                 # Decode gave up before it asked; who opens the room later must not wait for it.
                 self._remember_end(message.room, message.reason, remote=True)
-        use = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
-        self._send(wire.Drained(**use))
+        if (peer.name, message.room, message.generation) not in self._restless:
+            use = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
+            self._send(wire.Drained(**use))
 
     def fail(self, room: Sending, reason: Reason, *, known: bool = False) -> None:
         """End a room in failure, tell every destination, and stop its transfers.
@@ -344,24 +349,32 @@ class PrefillRole:
         delivery.jobs += 1
 
         def job() -> None:
-            failure = ""
+            failed = False
             try:
                 node.backend.poll([each for each in transfers if each.outcome is None])
-            except Exception as error:
-                failure = str(reason_of(error, backend=node.backend.name))
-            node.post(lambda: done(failure))
+            except Exception:
+                log.exception("backend %s failed to poll", node.backend.name)
+                failed = True
+            node.post(lambda: done(failed))
 
-        def done(failure: str) -> None:
+        def done(failed: bool) -> None:
             delivery.jobs -= 1
-            unsettled = [each.outcome.reason for each in transfers if each.outcome and not each.outcome.settled]
-            delivery.poisoned = delivery.poisoned or failure or (unsettled[0] if unsettled else "")
+            for each in transfers:
+                if each.outcome is not None:
+                    self._unsettled(delivery, each.outcome.unsettled, each.outcome.reason)
             delivery.pending = [each for each in transfers if each.outcome is None]
-            if delivery.pending and not failure:
-                node.after(0.01, lambda: self._drain(room))
+            if delivery.pending:
+                node.after(POLL_BROKEN if failed else POLL_PENDING, lambda: self._drain(room))
             else:
                 self._drain(room)
 
         node.fences.submit(("pending", delivery.destination.name), job)
+
+    def _unsettled(self, delivery: Delivery, sides: frozenset[Side], why: str) -> None:
+        for side in sides:
+            delivery.unsettled.setdefault(side, why or "the backend does not say why")
+        if Side.TARGET in sides:
+            self._restless.add((delivery.destination.name, delivery.request.room, delivery.request.generation))
 
     # The end.
 
@@ -378,12 +391,12 @@ class PrefillRole:
 
     def busy(self) -> bool:
         """See `Role.busy`."""
-        return any(not d.still and not d.poisoned for room in self._sending() for d in room._deliveries.values())
+        return any(d.moving for room in self._sending() for d in room._deliveries.values())
 
     def close(self) -> None:
         """See `Role.close`."""
-        rooms = self._sending()
-        self._destinations.close({name for room in rooms for name, d in room._deliveries.items() if not d.still})
+        moving = {name for room in self._sending() for name, d in room._deliveries.items() if not d.still}
+        self._destinations.close(moving | {name for name, _, _ in self._restless})
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""

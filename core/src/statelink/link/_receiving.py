@@ -152,3 +152,11 @@ class Receiving(Room):
         still = all(writer.closed and not writer.owes for writer in self._writers.values())
         self._set_quiesced(still and (self._status in ENDED or not self._accepted))
         self._node.forget(self)
+
+    def _held(self) -> tuple[int, str]:
+        nbytes = sum(self._bytes_of(name, len(items.ids)) for name, items in self._items.items())
+        writers = self._writers.values()
+        if any(writer.owes for writer in writers):
+            return nbytes, "a receive hook has not ended"
+        waits = sorted(writer.source.name for writer in writers if not writer.closed)
+        return nbytes, f"not known to have stopped: {', '.join(waits)}"

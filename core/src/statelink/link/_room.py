@@ -180,6 +180,14 @@ class Room:
     def _abort(self, why: str) -> None:
         raise NotImplementedError
 
+    def _held(self) -> tuple[int, str]:
+        """Bytes of this side's memory that were named for the room, and what they wait for. Any thread."""
+        raise NotImplementedError
+
+    def _bytes_of(self, component: str, items: int) -> int:
+        buffers = self._node.inventory.component(component).buffers
+        return items * sum(buffer.layout.nbytes for buffer in buffers if buffer.count)
+
     def _reason_for(self, code: str, what: str, cause: str = "", hint: str = "", **who: object) -> Reason:
         named = {"room": str(self._room), "backend": self._node.backend.name}
         named.update({key: str(value) for key, value in who.items() if value is not None})

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from statelink.backend import Side
 from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Due, Items, PairPlan, due, item_positions, pushed, whole
 from statelink.state import IndexSpace
@@ -16,7 +19,6 @@ from ._room import Ready, Room
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from statelink.backend import Moved, SendHook, Transfer
@@ -67,7 +69,7 @@ class Delivery:
         cancelled: Set when the room failed.
         jobs: Jobs that were posted and have not reported back.
         pending: Transfers that a cancelled job left running.
-        poisoned: Why it is not known that bytes have stopped.
+        unsettled: Per side, why it is not known that the bytes of a failed transfer have stopped.
         finished: Whether its last word was sent.
         accepted: Whether the destination has everything.
         drained: Whether it was told that nothing is in flight.
@@ -84,7 +86,7 @@ class Delivery:
     cancelled: threading.Event = field(default_factory=threading.Event)
     jobs: int = 0
     pending: list[Transfer] = field(default_factory=list)
-    poisoned: str = ""
+    unsettled: dict[Side, str] = field(default_factory=dict)
     finished: bool = False
     accepted: bool = False
     drained: bool = False
@@ -98,9 +100,19 @@ class Delivery:
         return known
 
     @property
+    def moving(self) -> bool:
+        """Whether transfers are under way that will end."""
+        return bool(self.jobs or self.pending)
+
+    @property
+    def unread(self) -> bool:
+        """Whether nothing reads this side's memory for it any more."""
+        return not self.moving and Side.SOURCE not in self.unsettled
+
+    @property
     def still(self) -> bool:
-        """Whether none of its writes is or can be in flight."""
-        return not self.jobs and not self.pending and not self.poisoned
+        """Whether nothing of it can land at the destination any more."""
+        return not self.moving and Side.TARGET not in self.unsettled
 
 
 class Sending(Room):
@@ -114,7 +126,7 @@ class Sending(Room):
         self._pushes = 0
         self._reach = 0
         self._complete = False
-        self._given: set[str] = set()
+        self._named: dict[str, list[npt.NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
 
     def push(
@@ -171,7 +183,8 @@ class Sending(Room):
             self._pushes += 1
             self._reach = max(self._reach, b)
             self._complete = final
-            self._given.update(checked)
+            for name, each in checked.items():
+                self._named.setdefault(name, []).append(each.ids)
             self._quiesced = False  # from here on the memory is named; worked out anew on the control thread
             self._quiet.clear()
         self._node.post(lambda: self._role.pushed(self, push))
@@ -221,7 +234,7 @@ class Sending(Room):
             except RoomError as error:
                 raise self._error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
         if final:
-            self._check_complete(known.keys() - checked.keys() - self._given)
+            self._check_complete(known.keys() - checked.keys() - self._named.keys())
         return checked
 
     def _check_layered(self, names: Iterable[str], final: bool) -> None:
@@ -254,7 +267,16 @@ class Sending(Room):
 
     def _settle(self) -> None:
         """Work out anew whether this side's memory is quiet."""
-        ended = self._status in ENDED or (bool(self._deliveries) and all(d.finished for d in self._deliveries.values()))
-        self._set_quiesced(not self._pushes or (ended and all(d.still for d in self._deliveries.values())))
-        if self._status is Status.SUCCEEDED or (self._status is Status.FAILED and self._quiesced):
+        deliveries = self._deliveries.values()
+        ended = self._status in ENDED or (bool(deliveries) and all(each.finished for each in deliveries))
+        self._set_quiesced(not self._pushes or (ended and all(each.unread for each in deliveries)))
+        if self._status in ENDED:
             self._node.forget(self)
+
+    def _held(self) -> tuple[int, str]:
+        named = list(self._named.items())  # an engine's thread may be adding to it
+        nbytes = sum(self._bytes_of(name, len(np.unique(np.concatenate(ids)))) for name, ids in named)
+        for delivery in self._deliveries.values():
+            if Side.SOURCE in delivery.unsettled:
+                return nbytes, delivery.unsettled[Side.SOURCE]
+        return nbytes, "transfers are in flight"

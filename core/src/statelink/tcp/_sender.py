@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Batch, Transfer
+from statelink.backend import Batch, Side, Transfer
 from statelink.errors import TransferError
 
 from ._frames import (
@@ -100,8 +100,8 @@ class Sender:
     peer's reply several batches are under way. A lost connection fails those; the next batch opens another.
 
     Whether a failed batch is *settled* is the receiver's word: its reply, or that it closed the connection,
-    which it does only after the last byte that it copied. A batch that could still be read, or whose bytes
-    could still land from a socket's buffer, is not.
+    which it does only after the last byte that it copied. Without it, bytes could still land from a socket's
+    buffer; and on the source's side only a batch that this thread sent itself is settled.
 
     Args:
         own: Our descriptor.
@@ -266,7 +266,9 @@ class Sender:
         self._current = None
         for write in failed:
             if write is not None:
-                write.fail(reason, settled=ended or not write.exposed)
+                # Our socket is closed. What it took was a copy, which may still land; in mode COPY, the receiver reads.
+                alone = write.mode is Mode.SEND and Side.SOURCE
+                write.fail(reason, settled=ended or not write.exposed or alone)
                 write.release()
 
     def _drain(self) -> bool:

@@ -168,7 +168,8 @@ class MooncakeBackend(Backend):
             status = move(remote.session, near[0].tolist(), far[0].tolist(), blocks.nbytes.tolist())
         if status == 0:
             return Transfer(Outcome(True))
-        # The library gives no reason, and its own threads may go on with any part of the batch.
+        # The library gives no reason, and its own threads may go on with any part of the batch: they read its source
+        # minutes later if the peer was only stopped, and nothing short of the engine's end tells when they have ended.
         reason = f"Mooncake returned {status} for {blocks.count} blocks; it prints why to standard error"
         return Transfer(Outcome(False, reason, settled=False))
 

@@ -70,13 +70,13 @@ class _Work(Transfer):
         self.peer = peer
         self.handles: list[Any] = []
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, *, settled: bool | Side = False) -> None:
         """Fail it, unless it has an outcome.
 
-        Never settled: one failed operation of a batch says nothing of the others, and NIXL stops none.
+        As a rule not settled: one failed operation of a batch says nothing of the others, and NIXL stops none.
         """
         if self.outcome is None:
-            self.fail(reason, settled=False)
+            self.fail(reason, settled=settled)
 
     def ended(self) -> None:
         """Nothing of it failed, and nothing of it is in progress any more."""
@@ -117,6 +117,11 @@ class NixlBackend(Backend):
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
         self._link = context.link
         self._timeout: float = options.connect_timeout
+        # When NIXL says that a peer is disconnected, UCX has closed the connection by force and ended every operation
+        # on it. Where they are copies or sockets, nothing here reads their sources from then on; what the kernel took
+        # before may still land. Of network cards, graphics cards and other backends this is not known.
+        ucx = options.backends.get("UCX", {}) if len(options.backends) == 1 else {"ucx_error_handling_mode": "none"}
+        self._reads_end = ucx.get("ucx_error_handling_mode") != "none" and not rdma_devices()
         self._lock = threading.Lock()
         self._table = Table(())
         self._peers: dict[str, _Peer] = {}
@@ -171,6 +176,7 @@ class NixlBackend(Backend):
                         library=self._library.version,
                     ) from error
             self._table = table
+            self._reads_end = self._reads_end and all(region.kind == "dram" for region in regions)
 
     def descriptor(self) -> bytes:
         """The agent's metadata: about 45 bytes for each region."""
@@ -305,9 +311,10 @@ class NixlBackend(Backend):
             if state != "DONE":
                 work.failed(f"NIXL reports the state {state}")
         except self._library.errors as error:
-            if isinstance(error, self._library.disconnected):
+            lost = isinstance(error, self._library.disconnected)
+            if lost:
                 work.peer.lost = str(error)
-            work.failed(str(error))
+            work.failed(str(error), settled=lost and self._reads_end and Side.SOURCE)
         self._release([handle])
         return True
 

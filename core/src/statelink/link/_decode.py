@@ -330,8 +330,10 @@ class DecodeRole:
     def _leave(self, room: Receiving) -> None:
         """Let go of the instance, once nothing of it can land in this room's memory; until then it is asked again."""
         room._settle()
-        if room._instance is not None and room.status in ENDED and room.quiesced:
-            room._instance.rooms.pop(room.room, None)
+        if room._instance is None or room.status not in ENDED or not room.quiesced:
+            return
+        if room._instance.rooms.get(room.room) is room:  # else its id is in use again
+            del room._instance.rooms[room.room]
 
     def _revoke(self, room: Receiving, writer: Writer) -> None:
         """Take the memory back, where this side can alone; done means that nothing can land any more."""

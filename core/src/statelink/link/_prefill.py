@@ -112,7 +112,7 @@ class PrefillRole:
         end = self._end_of(room.room)
         early = self._early.pop(room.room, {})
         if end is not None and end.remote and not early:
-            self.fail(room, end.reason)
+            self.fail(room, end.reason, known=True)
             return
         for name, request in early.items():
             peer = self._destinations.get(name)

@@ -153,8 +153,8 @@ def _wait(
     nap = FIRST_NAP
     while True:
         ended = [transfer for transfer in running if transfer.outcome is not None]
-        if not ended:
-            backend.poll(running)
+        if len(ended) < ends:  # also when some have ended: a library may move the others only while it is polled
+            backend.poll([transfer for transfer in running if transfer.outcome is None])
             ended = [transfer for transfer in running if transfer.outcome is not None]
         failed = [t.outcome for t in ended if t.outcome is not None and not t.outcome.ok]
         if failed:

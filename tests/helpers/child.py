@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.helpers.worker import Host
 
-    from statelink.backend import Transfer
 
-__all__ = ["hold_revokes", "speak"]
+__all__ = ["hold", "speak"]
 
 
 def speak(low: int, high: int) -> None:
@@ -20,15 +19,14 @@ def speak(low: int, high: int) -> None:
     opening.PROTOCOL = (low, high)
 
 
-def hold_revokes(host: Host, key: str, gate: str) -> None:
-    """A link takes no grant back before a gate is open."""
+def hold(host: Host, key: str, method: str, gate: str) -> None:
+    """A link's backend does not begin calls of a method before a gate is open."""
     backend: Any = host.links[key]._node.backend
-    revoke = backend.revoke
+    real = getattr(backend, method)
 
-    def held(*which: Any) -> Transfer:
+    def held(*arguments: Any) -> Any:
         while not host.gates[gate].open:
             time.sleep(0.001)
-        done: Transfer = revoke(*which)
-        return done
+        return real(*arguments)
 
-    backend.revoke = held
+    setattr(backend, method, held)

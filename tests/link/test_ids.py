@@ -40,7 +40,7 @@ def test_an_earlier_use_takes_its_grant_back_late(workshop: Workshop) -> None:
     """Its instance still knows of the next use: it fails when prefill closes."""
     made = workshop.pair()
     gate = workshop.decode.gate("revokes")
-    workshop.decode.call("run_here", CHILD, "hold_revokes", (made.decode.key, gate))
+    workshop.decode.call("run_here", CHILD, "hold", (made.decode.key, "revoke", gate))
     case = made.case()
     receiving, sending = made.begin(case)
     made.push(sending, case)
@@ -51,3 +51,25 @@ def test_an_earlier_use_takes_its_grant_back_late(workshop: Workshop) -> None:
     time.sleep(0.1)  # the grant is taken back
     made.prefill.close()
     assert "prefill was lost" in again.failed(10)
+
+
+@TCP
+def test_decode_says_of_an_earlier_use_again_that_it_gave_up(workshop: Workshop) -> None:
+    """It asks about memory that it cannot give back yet at every beat: that ends one room, and not the next."""
+    made = workshop.pair(heartbeat=0.1)
+    made.run()
+    for number in range(4):  # it said so an odd or an even number of times
+        gate = workshop.decode.gate(f"grants-{number}")
+        workshop.decode.call("run_here", CHILD, "hold", (made.decode.key, "grant", gate))
+        case = made.case()
+        early = made.receive(case)
+        early.abort("the user left")
+        early.failed()
+        time.sleep(0.1)  # prefill hears of it
+        assert "the user left" in made.send(case).failed()
+        time.sleep(0.35 + 0.1 * number)
+        workshop.decode.release(gate)
+        assert early.wait(quiesced=True).quiesced
+        sending = made.send(case)
+        made.push(sending, case)
+        made.ended(case, made.receive(case), sending)

@@ -286,6 +286,7 @@ class PrefillRole:
             if delivery.drained:
                 self._send(wire.Drained(**self._use(delivery)))  # it was lost, or decode was: say it again
             return  # else when its jobs have ended
+        use = (peer.name, message.room, message.generation)
         waiting = self._early.get(message.room, {})
         request = waiting.get(peer.name)
         open_room = self._room(message.room)
@@ -296,15 +297,18 @@ class PrefillRole:
                 if another is not None and another is not peer:
                     self._answer(another, other, message.reason)
             self._remember_end(message.room, message.reason, remote=True)
-        elif (peer.name, message.room, message.generation) not in self._seen:
+        elif use not in self._seen:
+            self._remember(self._seen, use, None)  # said again, it is nothing to the next use of the id
             if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
                 self.fail(open_room, message.reason, known=True)
-            elif open_room is None and self._end_of(message.room) is None:
-                # Decode gave up before it asked; who opens the room later must not wait for it.
-                self._remember_end(message.room, message.reason, remote=True)
-        if (peer.name, message.room, message.generation) not in self._restless:
-            use = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
-            self._send(wire.Drained(**use))
+            elif open_room is None:
+                end = self._end_of(message.room)
+                if end is None or end.remote:
+                    # Decode gave up before it asked; who opens the room later must not wait for it.
+                    self._remember_end(message.room, message.reason, remote=True)
+        if use not in self._restless:
+            said = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
+            self._send(wire.Drained(**said))
 
     def fail(self, room: Sending, reason: Reason, *, known: bool = False) -> None:
         """End a room in failure, tell every destination, and stop its transfers.

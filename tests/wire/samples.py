@@ -48,6 +48,7 @@ def card() -> wire.Card:
         strategies={"kv": "direct"},
         descriptor=b"\x00\xffdescriptor",
         inventory=inventory,
+        process=wire.ProcessId(pid=4711, start=99, space=4026531836, boot="0c1f"),
     )
 
 

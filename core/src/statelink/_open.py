@@ -15,7 +15,7 @@ from statelink.errors import (
     TransferError,
     UnsupportedError,
 )
-from statelink.link import Link, LinkConfig, Node, Rendezvous, StaticRendezvous, read_options
+from statelink.link import Link, LinkConfig, Node, Rendezvous, StaticRendezvous, read_options, this_process
 from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
 from statelink.state._types import load_types_with
@@ -143,6 +143,7 @@ def _card(
         strategies={component: strategy.name for component, strategy in strategies.items()},
         descriptor=backend.descriptor(),
         inventory=inventory,
+        process=this_process(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._config import LinkConfig, read_options
 from ._link import Link
 from ._node import Node
+from ._process import this_process
 from ._receiving import Receiving
 from ._rendezvous import Peer, Rendezvous, StaticRendezvous
 from ._room import Ready, Room
@@ -24,4 +25,5 @@ __all__ = [
     "StaticRendezvous",
     "Status",
     "read_options",
+    "this_process",
 ]

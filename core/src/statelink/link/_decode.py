@@ -13,6 +13,7 @@ from statelink.backend import MAX_PREPARED, Arrival, Fence, Fencing, Moved, Op, 
 from statelink.errors import Reason, StatelinkError
 
 from ._deadlines import Deadlines
+from ._departed import Departed
 from ._hook_room import HookRoom
 from ._instances import Instances
 from ._mover import reason_of
@@ -42,6 +43,7 @@ class DecodeRole:
         self._node = node
         self._instances = Instances(node, self)
         self._deadlines = Deadlines(node, self._expired)
+        self._departed = Departed(node, self.goodbye)
         backend = node.backend
         owner = backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER
         self._fencing = backend if owner and isinstance(backend, Fencing) else None
@@ -115,7 +117,7 @@ class DecodeRole:
             self._close_writer(known, source.name)
 
     def goodbye(self, source: Source) -> None:
-        """See `Watcher.goodbye`."""
+        """See `Watcher.goodbye`; also for a rank whose process has ended."""
         with self._node.lock:
             rooms = [room for room in self._node.rooms.values() if isinstance(room, Receiving)]
         for room in rooms:
@@ -124,6 +126,8 @@ class DecodeRole:
     def beat(self, now: float, late: float) -> None:
         """See `Role.beat`."""
         self._instances.beat(now, late)
+        writers = [writer for room in self._quarantined() for writer in room._writers.values() if not writer.closed]
+        self._departed.look({writer.source.name: writer.source for writer in writers}.values())
 
     def close(self) -> None:
         """See `Role.close`."""

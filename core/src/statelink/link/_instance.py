@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from statelink.state import Inventory
     from statelink.wire import Card, Endpoint
 
+    from ._process import Witness
     from ._receiving import Receiving
     from ._rendezvous import Peer
 
@@ -35,6 +36,7 @@ class Source:
         attached: Whether it confirmed its part.
         connected: Whether this side's backend can be reached by it.
         attempt: Counts the connections that were asked for.
+        witness: Who can say that its process has ended, if anybody here can.
     """
 
     endpoint: Endpoint
@@ -46,6 +48,12 @@ class Source:
     attached: bool = False
     connected: bool = False
     attempt: int = 0
+    witness: Witness | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is proven that its process has ended."""
+        return self.witness is not None and self.witness.ended()
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from statelink.errors import ConfigError, PeerError, Reason, StatelinkError
 from ._handshake import check_card
 from ._instance import Instance, Route, Source, plan_instance
 from ._mover import reason_of
+from ._process import Witness
 from ._stages import InstanceEvent, Stage
 
 if TYPE_CHECKING:
@@ -228,8 +229,11 @@ class Instances:
         attempt = source.attempt
         first = self._connected[card.link] == 1
 
+        witness: list[Witness | None] = []
+
         def job() -> None:
             try:
+                witness.append(Witness.of(card.process, source.endpoint.address))
                 if first:
                     node.backend.connect(card.link, card.descriptor, card.inventory.regions)
             except Exception as error:
@@ -241,6 +245,7 @@ class Instances:
         def done() -> None:
             if source.attempt == attempt and source.assignment is not None:
                 source.connected = True
+                source.witness = witness[0]
                 self._tell_part(source)
                 self._maybe_ready(instance)
 
@@ -380,6 +385,9 @@ class Instances:
                     continue
                 source.heard += late
                 silent = now - source.heard
+                if source.ended:
+                    self._lose(instance, source, "its process has ended")
+                    break
                 if silent > liveness:
                     self._lose(instance, source, f"it has been silent for {silent:.1f} s")
                     break

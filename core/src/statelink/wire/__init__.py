@@ -31,13 +31,14 @@ from ._messages import (
     Note,
     Ping,
     Pong,
+    ProcessId,
     Refuse,
     Request,
     Unknown,
     Welcome,
 )
 from ._rendezvous import MAX_RANKS, RENDEZVOUS_KINDS, Register, Registered, Resolve, Resolved
-from ._security import Endpoint, is_loopback, parse_endpoint
+from ._security import Endpoint, host_of, is_loopback, parse_endpoint
 
 __all__ = [
     "ENVIRONMENT",
@@ -64,6 +65,7 @@ __all__ = [
     "Note",
     "Ping",
     "Pong",
+    "ProcessId",
     "Refuse",
     "Register",
     "Registered",
@@ -74,6 +76,7 @@ __all__ = [
     "Welcome",
     "decode",
     "encode",
+    "host_of",
     "is_loopback",
     "pack_descriptors",
     "pack_int_lists",

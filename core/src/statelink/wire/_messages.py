@@ -33,6 +33,7 @@ __all__ = [
     "Note",
     "Ping",
     "Pong",
+    "ProcessId",
     "Refuse",
     "Request",
     "Unknown",
@@ -61,6 +62,22 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     to: Name = ""
 
 
+class ProcessId(msgspec.Struct, frozen=True, kw_only=True):
+    """Which process of a host a link runs in: enough to notice its end from another process of the same host.
+
+    Attributes:
+        pid: Its id, in its own pid namespace.
+        start: When it started, in ticks since boot; tells it from a later process with its id.
+        space: Its pid namespace.
+        boot: Id of its kernel's boot.
+    """
+
+    pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    start: Count
+    space: Count
+    boot: Annotated[str, msgspec.Meta(max_length=64)]
+
+
 class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Who a link is and what it holds; exchanged in the handshake.
 
@@ -75,6 +92,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         strategies: Component to the name of its strategy.
         descriptor: What the backend needs to reach this side.
         inventory: What this rank holds, addresses included.
+        process: Which process it runs in, where that is known.
     """
 
     link: Name
@@ -87,6 +105,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     strategies: dict[Name, Name]
     descriptor: Annotated[bytes, msgspec.Meta(max_length=16 << 20)]
     inventory: Inventory
+    process: ProcessId | None = None
 
 
 class ItemList(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -30,18 +31,18 @@ class Deadlines(Generic[AnyRoom]):
     def __init__(self, node: Node, expired: Callable[[AnyRoom], None]) -> None:
         self._node = node
         self._expired = expired
-        self._heap: list[tuple[float, int, AnyRoom]] = []
+        # Not held by this: a room that ended long before its deadline would stay in memory until then.
+        self._heap: list[tuple[float, int, weakref.ref[AnyRoom]]] = []
         self._numbers = itertools.count()
         self._compact_at = 1024
         self._armed = math.inf
 
     def add(self, room: AnyRoom) -> None:
         """Watch a room."""
-        heapq.heappush(self._heap, (room._deadline, next(self._numbers), room))
+        heapq.heappush(self._heap, (room._deadline, next(self._numbers), weakref.ref(room)))
         self._arm()
         if len(self._heap) > self._compact_at:
-            # Rooms that ended long before their deadline would otherwise stay in memory until then.
-            self._heap = [each for each in self._heap if each[2].status not in ENDED]
+            self._heap = [each for each in self._heap if _open(each[2]()) is not None]
             heapq.heapify(self._heap)
             self._compact_at = max(1024, 2 * len(self._heap))
 
@@ -56,8 +57,13 @@ class Deadlines(Generic[AnyRoom]):
         if now < self._armed:
             return
         self._armed = math.inf
-        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].status in ENDED):
-            room = heapq.heappop(self._heap)[2]
-            if room.status not in ENDED:
+        while self._heap and (self._heap[0][0] <= now or _open(self._heap[0][2]()) is None):
+            room = _open(heapq.heappop(self._heap)[2]())
+            if room is not None:
                 self._expired(room)
         self._arm()
+
+
+def _open(room: AnyRoom | None) -> AnyRoom | None:
+    """The room, if it is there and has not ended."""
+    return room if room is not None and room.status not in ENDED else None

@@ -80,6 +80,8 @@ class Instance:
         rooms: Rooms that wait for it or use it.
         reason: Why it was refused.
         suspect: Whether one of its ranks is silent.
+        asked: How often it was asked who it is, since it was found or lost.
+        ask_at: When to ask it again.
         turn: Counts its steps, so that what a job found out can be told from what is true by now.
     """
 
@@ -92,6 +94,8 @@ class Instance:
     rooms: dict[int, Receiving] = field(default_factory=dict)
     reason: Reason | None = None
     suspect: bool = False
+    asked: int = 0
+    ask_at: float = 0.0
     turn: int = 0
 
     def step(self, event: InstanceEvent, now: float) -> bool:
@@ -113,11 +117,15 @@ class Instance:
         """Whether everybody who was asked has answered."""
         return all(source.card for source in self.sources.values()) and all(self.siblings.values())
 
+    @property
+    def unanswered(self) -> list[str]:
+        """Addresses of who has not answered."""
+        mute = [address for address, source in self.sources.items() if source.card is None]
+        return mute + [address for address, card in self.siblings.items() if card is None]
+
     def silent(self) -> str:
         """Who has not answered, for messages."""
-        mute = [source.endpoint.address for source in self.sources.values() if source.card is None]
-        mute += [address.partition("|")[0] for address, card in self.siblings.items() if card is None]
-        return ", ".join(mute)
+        return ", ".join(address.partition("|")[0] for address in self.unanswered)
 
 
 @dataclass

@@ -25,6 +25,8 @@ log = logging.getLogger("statelink.link")
 
 RETRY_REFUSED = 10.0
 """Seconds after which a refused instance is asked again."""
+REDIAL = 4
+"""Introductions that may wait in the connection to who does not answer."""
 RETRY_RESOLVE = 0.5
 """Seconds between questions to the rendezvous about an instance that is not complete."""
 
@@ -121,6 +123,7 @@ class Instances:
         now = self._node.now()
         instance.sources = {str(endpoint): Source(endpoint, now) for endpoint in endpoints}
         instance.siblings = dict.fromkeys(self._siblings)
+        instance.asked = 0
         try:
             for address in (*instance.sources, *instance.siblings):
                 self._node.channel.dial(wire.parse_endpoint(address))
@@ -130,14 +133,22 @@ class Instances:
         self._hello(instance)
 
     def _hello(self, instance: Instance) -> None:
-        """Introduce ourselves to everybody who has not answered."""
+        """Introduce ourselves to everybody who has not answered; to who stays silent, less and less often."""
+        beat, longest = self._node.config.heartbeat, self._node.config.liveness / 2
+        instance.ask_at = self._node.now() + min(beat * 2 ** min(instance.asked, 16), longest)
+        instance.asked += 1
+        if instance.asked % REDIAL == 0:
+            for address in instance.unanswered:
+                self._redial(address)
         hello = wire.Hello(sender=self._node.name, card=self._node.introduction)
-        for address, source in instance.sources.items():
-            if source.card is None:
-                self._node.send(hello, address)
-        for address, card in instance.siblings.items():
-            if card is None:
-                self._node.send(hello, address)
+        for address in instance.unanswered:
+            self._node.send(hello, address)
+
+    def _redial(self, address: str) -> None:
+        """Drop what waits for who does not answer: cards are large, and one is enough."""
+        if all(each.stage is Stage.GREETING for each in self._of_address(address)):
+            self._node.channel.hang_up(address)
+            self._node.channel.dial(wire.parse_endpoint(address))
 
     def _welcome(self, message: wire.Welcome, address: str) -> None:
         for instance in self._of_address(address):
@@ -284,6 +295,7 @@ class Instances:
             self._node.channel.dial(source.endpoint)
         instance.sources[address] = Source(source.endpoint, self._node.now())
         instance.siblings = dict.fromkeys(self._siblings)
+        instance.asked = 0
         self._hello(instance)
 
     def _drop(self, instance: Instance) -> None:
@@ -379,7 +391,8 @@ class Instances:
                 if not instance.rooms:
                     self._drop(instance)
                     continue
-                self._hello(instance)
+                if now >= instance.ask_at:
+                    self._hello(instance)
             for source in list(instance.sources.values()):
                 if source.card is None:
                     continue

@@ -39,6 +39,11 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             writes to it any more. ``None``, the default, waits for proof: silence never proves death.
         threads: Most threads that move data.
         slice_bytes: Most bytes that a blocking backend is given at once.
+        max_rooms: Most rooms that may be open, or hold memory, at once; ``send`` and ``receive`` refuse more.
+        max_pushes: Most pushes that may wait or be under way at once, counted once for each destination that is known
+            already; ``push`` refuses more.
+        max_early_bytes: Most bytes of requests that prefill keeps for rooms that its engine has not opened. Beyond it,
+            those that have waited for longest are refused.
     """
 
     role: Literal["prefill", "decode"]
@@ -58,9 +63,13 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     release_after: float | None = None
     threads: int = 2
     slice_bytes: int = 32 << 20
+    max_rooms: int = 65536
+    max_pushes: int = 1 << 18
+    max_early_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        for name in ("deadline", "heartbeat", "liveness", "threads", "slice_bytes"):
+        whole = ("threads", "slice_bytes", "max_rooms", "max_pushes", "max_early_bytes")
+        for name in ("deadline", "heartbeat", "liveness", *whole):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero", cause=f"got {getattr(self, name)}")
         if self.release_after is not None and not self.release_after > 0:

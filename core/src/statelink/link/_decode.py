@@ -137,6 +137,10 @@ class DecodeRole:
         """Peers and how they stand."""
         return self._instances.snapshot()
 
+    def load(self) -> dict[str, int]:
+        """What waits on this side, by kind: nothing but its rooms."""
+        return {}
+
     def busy(self) -> bool:
         """See `Role.busy`."""
         return bool(self._quarantined())

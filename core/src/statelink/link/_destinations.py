@@ -190,6 +190,12 @@ class Destinations:
             if silent > self._node.config.liveness:
                 self._lose(peer, f"it has been silent for {silent:.1f} s")
 
+    def unreachable(self, name: str) -> None:
+        """A message could not even be queued for a destination; one that is lost to it would be waited for."""
+        peer = self._destinations.get(name)
+        if peer is not None:
+            self._lose(peer, "a message could not be sent to it")
+
     def _lose(self, peer: Destination, why: str) -> None:
         peer.step(ContactEvent.LOST)
         del self._destinations[peer.name]

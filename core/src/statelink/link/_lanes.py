@@ -53,6 +53,12 @@ class Lane:
             else:
                 self._lock.notify()
 
+    @property
+    def waiting(self) -> int:
+        """Jobs that have not started. Any thread."""
+        with self._lock:
+            return sum(map(len, self._queues.values()))
+
     def _work(self) -> None:
         while True:
             with self._lock:

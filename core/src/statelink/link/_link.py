@@ -141,6 +141,9 @@ class Link:
     def changes(self, timeout: float | None = 0.0) -> list[Room]:
         """Rooms whose status or quiescence changed since the last call.
 
+        An engine that calls this does so again and again: once twice ``max_rooms`` rooms are waiting to be taken, the
+        oldest are dropped and counted. Of those that changed before the first call, the last 4096 are kept.
+
         Args:
             timeout: Seconds to wait for the first change; ``None`` waits for as long as it takes. Does not wait by
                 default.
@@ -148,7 +151,7 @@ class Link:
         return self._node.take_changes(timeout)
 
     def snapshot(self) -> dict[str, Any]:
-        """Peers, rooms by status, what is held after its room's end, and dropped frames.
+        """Peers, rooms by status, what is held after its room's end, what waits, and dropped frames.
 
         ``quarantined`` has the ids of failed rooms whose memory may not be reused yet, and ``quarantined_bytes`` how
         many bytes of this side's memory they hold, by what those wait for.
@@ -169,6 +172,7 @@ class Link:
             "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
             "quarantined": sorted(room.room for room in held),
             "quarantined_bytes": dict(waiting),
+            "load": {**self._node.load(), **role.load()},
             "dropped_frames": dict(self._node.channel.dropped),
             "refused_keys": self._node.channel.refused,
         }
@@ -199,6 +203,15 @@ class Link:
                     cause=f"it is {known.status.name.lower()}{holds}",
                     hint="a room id may be used again once the room has ended and quiesced",
                     code="room.in_use",
+                    backend=self.backend,
+                    link=self.name,
+                )
+            if known is None and len(self._node.rooms) >= self._node.config.max_rooms:
+                raise RoomError(
+                    f"room {room.room} is one too many",
+                    cause=f"{len(self._node.rooms)} rooms are open or hold memory, as many as 'max_rooms' allows",
+                    hint="wait until others have ended and quiesced",
+                    code="room.many",
                     backend=self.backend,
                     link=self.name,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Node", "Role"]
 
 log = logging.getLogger("statelink.link")
+
+UNASKED_CHANGES = 4096
+"""Rooms that are kept for `Node.take_changes` while nobody has called it yet: an engine may look at its rooms alone."""
 
 
 class Role(Protocol):
@@ -99,6 +103,9 @@ class Node:
         self.role: Role
         self._hooks = hooks
         self._changes: deque[Room] = deque()
+        self._most_changes = UNASKED_CHANGES
+        self._changes_dropped = 0
+        self._pushes = 0
         self._any_change = threading.Event()
         self._due_beat = 0.0
         self._loop = loop or Loop()
@@ -150,9 +157,14 @@ class Node:
             room._changed = True
             self._changes.append(room)
             self._any_change.set()
+            if len(self._changes) > self._most_changes:
+                with contextlib.suppress(IndexError):  # taken meanwhile
+                    self._changes.popleft()._changed = False
+                    self._changes_dropped += 1
 
     def take_changes(self, timeout: float | None) -> list[Room]:
         """Rooms that changed since the last call; waits for one for up to ``timeout`` seconds. Any thread."""
+        self._most_changes = max(UNASKED_CHANGES, 2 * self.config.max_rooms)
         self._any_change.wait(timeout)
         self._any_change.clear()  # before looking: a change from here on sets it again
         found = []
@@ -161,6 +173,24 @@ class Node:
             room._changed = False
             found.append(room)
         return found
+
+    def hold_pushes(self, count: int, *, admitted: bool = False) -> bool:
+        """Count pushes that are held from now on, or no longer (below zero); whether so many may be. Any thread."""
+        with self.lock:
+            if count > 0 and not admitted and self._pushes + count > self.config.max_pushes:
+                return False
+            self._pushes += count
+            return True
+
+    def load(self) -> dict[str, int]:
+        """What waits in this link, by kind. Any thread."""
+        lanes = {"moves": self.movers, "setups": self.setup, "fences": self.fences}
+        return {
+            "pushes": self._pushes,
+            **{name: lane.waiting for name, lane in lanes.items()},
+            "changes": len(self._changes),
+            "changes_dropped": self._changes_dropped,
+        }
 
     def room_ended(self, room: Room) -> None:
         """Tell the observers."""

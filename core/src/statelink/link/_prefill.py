@@ -15,6 +15,7 @@ from statelink.plan import Items, required, whole
 from ._deadlines import Deadlines
 from ._delivery import Delivered, deliver
 from ._destinations import Destination, Destinations
+from ._early import Early
 from ._hook_room import HookRoom
 from ._mover import reason_of
 from ._sending import Delivery, Push, Sending
@@ -61,7 +62,7 @@ class PrefillRole:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._destinations = Destinations(node, self)
-        self._early: OrderedDict[int, dict[str, wire.Request]] = OrderedDict()
+        self._early = Early(REMEMBERED, node.config.max_early_bytes)
         self._ends: OrderedDict[int, _End] = OrderedDict()
         self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
         self._restless: set[tuple[str, int, int]] = set()
@@ -91,10 +92,7 @@ class PrefillRole:
 
     def lost(self, peer: Destination, why: str) -> None:
         """See `Watcher.lost`: its rooms fail, unless it had everything of them before."""
-        for number, requests in list(self._early.items()):
-            requests.pop(peer.name, None)
-            if not requests:
-                del self._early[number]
+        self._early.forget(peer.name)
         for room in self._sending():
             delivery = room._deliveries.get(peer.name)
             if delivery is not None and not delivery.accepted:
@@ -110,7 +108,7 @@ class PrefillRole:
         """The engine opened a room."""
         self._deadlines.add(room)
         end = self._end_of(room.room)
-        early = self._early.pop(room.room, {})
+        early = self._early.take(room.room)
         if end is not None and end.remote and not early:
             self.fail(room, end.reason, known=True)
             return
@@ -121,6 +119,10 @@ class PrefillRole:
 
     def pushed(self, room: Sending, push: Push) -> None:
         """The engine pushed."""
+        if room.status in ENDED:
+            self._node.hold_pushes(-1)  # it failed in the meantime
+            room._settle()
+            return
         room._queue.append(push)
         room._settle()
         self._pump(room)
@@ -138,15 +140,12 @@ class PrefillRole:
         if end is not None and not end.remote:
             self._answer(peer, message, end.reason)
             return
-        waiting = self._early.setdefault(message.room, {})
-        waiting[peer.name] = message
-        while len(self._early) > REMEMBERED:
-            number, dropped = self._early.popitem(last=False)
-            for name, request in dropped.items():
-                reason = Reason("room.early", "too many requests wait for prefill to open them", {"room": str(number)})
-                peer_of = self._destinations.get(name)
-                if peer_of is not None:
-                    self._answer(peer_of, request, reason)
+        for name, request in self._early.put(peer.name, message):
+            who = {"room": str(request.room)}
+            reason = Reason("room.early", "too many requests wait for prefill to open them", who)
+            peer_of = self._destinations.get(name)
+            if peer_of is not None:
+                self._answer(peer_of, request, reason)
 
     def _answer(self, peer: Destination, request: wire.Request, reason: Reason) -> None:
         """A request that will not be served: say why, and that nothing is in flight."""
@@ -212,12 +211,14 @@ class PrefillRole:
                 return
             room._queue.popleft()
             room._set(Status.TRANSFERRING)
+            self._node.hold_pushes(-1)
             for delivery in room._deliveries.values():
                 self._start(room, delivery, push)
 
     def _start(self, room: Sending, delivery: Delivery, push: Push) -> None:
         node = self._node
         delivery.jobs += 1
+        self._node.hold_pushes(1, admitted=True)
 
         def job() -> None:
             result = deliver(node, delivery, push)
@@ -227,6 +228,7 @@ class PrefillRole:
 
     def _delivered(self, room: Sending, delivery: Delivery, push: Push, result: Delivered) -> None:
         delivery.jobs -= 1
+        self._node.hold_pushes(-1)
         moving = result.moving
         delivery.pending.extend(moving.pending)
         self._unsettled(delivery, moving.unsettled, moving.reason.cause if moving.reason is not None else "")
@@ -287,12 +289,11 @@ class PrefillRole:
                 self._send(wire.Drained(**self._use(delivery)))  # it was lost, or decode was: say it again
             return  # else when its jobs have ended
         use = (peer.name, message.room, message.generation)
-        waiting = self._early.get(message.room, {})
-        request = waiting.get(peer.name)
+        request = self._early.get(message.room, peer.name)
         open_room = self._room(message.room)
         if request is not None and request.generation == message.generation:
             # The other ranks of that instance asked for the same room, which will not be served.
-            for name, other in self._early.pop(message.room).items():
+            for name, other in self._early.take(message.room).items():
                 another = self._destinations.get(name)
                 if another is not None and another is not peer:
                     self._answer(another, other, message.reason)
@@ -320,6 +321,7 @@ class PrefillRole:
         """
         if not room._fail(reason):
             return
+        self._node.hold_pushes(-len(room._queue))
         room._queue.clear()
         for delivery in room._deliveries.values():
             delivery.cancelled.set()
@@ -406,6 +408,15 @@ class PrefillRole:
         """Peers and how they stand."""
         return self._destinations.snapshot()
 
+    def load(self) -> dict[str, int]:
+        """What is kept for rooms that are not open here, by kind."""
+        return {
+            "early": len(self._early),
+            "early_bytes": self._early.nbytes,
+            "ends": len(self._ends),
+            "seen": len(self._seen),
+        }
+
     # Small helpers.
 
     def _remember_end(self, room: int, reason: Reason, *, remote: bool) -> None:
@@ -418,7 +429,9 @@ class PrefillRole:
         return end if end is not None and end.until > self._node.now() else None
 
     def _send(self, message: wire.Message) -> None:
-        self._node.send(message)
+        if not self._node.send(message):
+            # It would wait in vain for what it was not told. Not at once: who called is in the middle of something.
+            self._node.post(lambda: self._destinations.unreachable(message.to))
 
     def _room(self, number: int) -> Sending | None:
         room = self._node.rooms.get(number)

@@ -161,7 +161,8 @@ class Sending(Room):
             last: Whether this is the last push; when not given, it is if it reaches N and names no layers.
 
         Raises:
-            RoomError: The items do not fit the span or the pools; nothing was changed.
+            RoomError: The items do not fit the span or the pools, or too much waits already (``room.pushes``);
+                nothing was changed.
             ClosedError: The last push was already made.
         """
         with self._lock:
@@ -179,6 +180,14 @@ class Sending(Room):
             checked = self._check(items, (a, b), final)
             if layers is not None:
                 self._check_layered(checked, final)
+            if not self._node.hold_pushes(1):
+                most = self._node.config.max_pushes
+                raise self._error(
+                    f"room {self._room} is pushed to faster than pushes go out",
+                    cause=f"{most} pushes wait or are under way on this link, as many as 'max_pushes' allows",
+                    hint="push again later, or in larger pieces",
+                    code="room.pushes",
+                )
             push = Push(self._pushes, checked, (a, b), layers, ready, final)
             self._pushes += 1
             self._reach = max(self._reach, b)

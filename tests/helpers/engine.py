@@ -37,9 +37,10 @@ class Engine:
     Args:
         folder: Where pools lie.
         name: For messages, and for the files of its pools.
+        inside: A command that runs the one that follows it in another place, such as a network namespace.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, inside: Sequence[str] = ()) -> None:
         self.folder = folder
         self.name = name
         self.links: list[LinkHandle] = []
@@ -49,7 +50,7 @@ class Engine:
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(PLUGINS)]))
         with ours, theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.helpers.worker", str(theirs.fileno())],
+                [*inside, sys.executable, "-m", "tests.helpers.worker", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "PYTHONPATH": path},

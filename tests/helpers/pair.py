@@ -37,6 +37,12 @@ class Pair:
         self._rng = np.random.default_rng(7)
         self._busy: dict[str, set[int]] = {pool.name: set() for pool in decode.memory.pools}
 
+    def beside(self, prefill: LinkHandle) -> Pair:
+        """The same decode link, served by another prefill link."""
+        made = Pair(prefill, self.decode)
+        made.expected, made._busy = self.expected, self._busy
+        return made
+
     @property
     def backend(self) -> str:
         """Name of the backend, as the link says it."""

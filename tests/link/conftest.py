@@ -35,16 +35,21 @@ class Workshop:
         self._spare: Engine | None = None
         self._leaving: list[Engine] = []
 
-    def engine(self) -> Engine:
-        """Another process, which ends with the test. One is always started ahead, since that takes a while."""
-        made = self._spare or self._start()
-        self._spare = self._start()
+    def engine(self, *inside: str) -> Engine:
+        """Another process, which ends with the test. One is always started ahead, since that takes a while.
+
+        Args:
+            *inside: See `Engine`.
+        """
+        made = self._start(*inside) if inside else self._spare or self._start()
+        if not inside:
+            self._spare = self._start()
         self.engines.append(made)
         made.answer()
         return made
 
-    def _start(self) -> Engine:
-        made = Engine(self.folder, f"other-{next(_numbers)}")
+    def _start(self, *inside: str) -> Engine:
+        made = Engine(self.folder, f"other-{next(_numbers)}", inside)
         made.ask("warm", self.backend)
         return made
 

@@ -1,0 +1,272 @@
+"""Deaths with rooms in every phase: each affected room fails with a reason, memory comes back, others are served.
+
+Liveness is two seconds here. Nothing is asserted of time but that nobody waits for a deadline, which is far off; what
+the others had to wait meanwhile is measured, and shown with ``-s``.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.helpers.pair import Pair
+from tests.helpers.peers import until
+from tests.helpers.pools import Kv, hybrid
+from tests.helpers.processes import free_addresses
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from tests.deaths.conftest import Cable
+    from tests.helpers.engine import RoomHandle
+    from tests.helpers.expect import Case
+    from tests.link.conftest import Workshop
+
+LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 90.0}
+SOON = 20.0
+"""Seconds within which something has to happen, on a machine that has other things to do."""
+POOLS = hybrid(kv=Kv(pages=96), swa=None, dsa=None)
+
+
+class Phases:
+    """One room in each phase between two links."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.cases: dict[str, Case] = {}
+        self.decode: dict[str, RoomHandle] = {}
+        self.prefill: dict[str, RoomHandle] = {}
+        pair.prefill.engine.gate("never")
+        for phase in ("opened", "asked", "waiting", "mid-chunk", "before the last push"):
+            case = self.cases[phase] = pair.case(64)
+            if phase == "opened":  # nothing was asked of prefill: it is not affected
+                self.decode[phase] = pair.decode.receive(case.room, pair.prefill.address, case.tokens)
+                continue
+            self.decode[phase] = pair.receive(case)
+            if phase == "asked":
+                continue
+            sending = self.prefill[phase] = pair.send(case)
+            pools = pair.prefill.memory.pools
+            if phase == "mid-chunk":
+                sending.push(case.span(0, 32, pools), span=(0, 32))
+                sending.push(case.span(32, 64, pools), span=(32, 64), ready="never")
+                self.decode[phase].reach(Status.TRANSFERRING)
+            elif phase == "before the last push":
+                sending.push({"kv": case.source["kv"]}, span=(0, 64), last=False)
+                self.decode[phase].reach(Status.TRANSFERRING)
+            else:
+                sending.reach(Status.WAITING)
+
+    def fail(self, side: str, other: str) -> None:
+        """Every affected room of one side fails, and says why and who."""
+        rooms = self.decode if side == "decode" else self.prefill
+        peer = self.pair.prefill.name if side == "decode" else self.pair.decode.name
+        for phase, room in rooms.items():
+            if phase != "opened":
+                text = room.failed(SOON)
+                assert f"{other} was lost" in text, (phase, text)
+                assert peer in text, (phase, text)
+                assert f"room {self.cases[phase].room}" in text, (phase, text)
+
+    def quiet(self, side: str) -> None:
+        """The memory of every affected room comes back."""
+        rooms = self.decode if side == "decode" else self.prefill
+        for phase, room in rooms.items():
+            assert phase == "opened" or room.wait(SOON, quiesced=True).quiesced, phase
+
+    def pardon(self) -> None:
+        """Their items may hold anything from now on."""
+        for case in self.cases.values():
+            self.pair.pardon(case)
+
+    def done(self) -> None:
+        """Their items are for others."""
+        for case in self.cases.values():
+            self.pair.done(case)
+
+
+def meanwhile(pair: Pair, over: Callable[[], bool]) -> list[float]:
+    """Requests between others, until something is over: how long each took, in milliseconds."""
+    took: list[float] = []
+    until_ = time.monotonic() + SOON
+    while not over() or len(took) < 5:
+        began = time.monotonic()
+        pair.run(32)
+        took.append(1e3 * (time.monotonic() - began))
+        assert time.monotonic() < until_, "it is not over"
+    return took
+
+
+def show(what: str, took: list[float]) -> None:
+    ordered = sorted(took)
+    print(
+        f"{what}: {len(took)} requests of others meanwhile, median {ordered[len(took) // 2]:.0f} ms, "
+        f"longest {ordered[-1]:.0f} ms"
+    )
+
+
+@pytest.mark.parametrize("inventory", ["the same", "another"])
+def test_prefill_dies_and_comes_back(workshop: Workshop, inventory: str) -> None:
+    """Killed, and started anew at its address. What was not asked of it yet is served by the new process."""
+    if workshop.backend != "tcp" and inventory == "the same":
+        pytest.skip("once a backend")
+    address = free_addresses(1)[0]
+    doomed = workshop.engine()
+    decode = workshop.open("decode", POOLS, **LIVE)
+    pair = Pair(workshop.open("prefill", POOLS, engine=doomed, listen=address, **LIVE), decode)
+    other = pair.beside(workshop.open("prefill", POOLS, **LIVE))
+    pair.run(32)
+    other.run(32)
+    phases = Phases(pair)
+    doomed.kill()
+    phases.pardon()
+    took = meanwhile(other, lambda: phases.decode["mid-chunk"].see().status is Status.FAILED)
+    show(f"prefill killed over {workshop.backend}", took)
+    phases.fail("decode", "prefill")
+    phases.quiet("decode")
+    assert not decode.snapshot()["quarantined"]
+
+    pools = POOLS if inventory == "the same" else hybrid(kv=Kv(pages=60, order="hnd"), swa=None, dsa=None)
+    again = pair.beside(workshop.open("prefill", pools, engine=workshop.engine(), listen=address, **LIVE))
+    case = again.case(64, room=phases.cases["opened"].room)
+    phases.decode["opened"].accept(case.target)
+    sending = again.send(case)
+    again.push(sending, case)
+    again.ended(case, phases.decode["opened"], sending)
+    phases.done()
+    again.run(64)
+    other.run(32)
+
+
+def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
+    address = free_addresses(1)[0]
+    doomed = workshop.engine()
+    prefill = workshop.open("prefill", POOLS, **LIVE)
+    pair = Pair(prefill, workshop.open("decode", POOLS, engine=doomed, listen=address, **LIVE))
+    other = Pair(prefill, workshop.open("decode", POOLS, **LIVE))
+    pair.run(32)
+    other.run(32)
+    phases = Phases(pair)
+    doomed.kill()
+    took = meanwhile(other, lambda: phases.prefill["mid-chunk"].see().status is Status.FAILED)
+    show(f"decode killed over {workshop.backend}", took)
+    phases.fail("prefill", "decode")
+    phases.quiet("prefill")
+    assert pair.decode.name not in prefill.snapshot()["peers"]
+    pools = hybrid(kv=Kv(pages=70, order="hnd"), swa=None, dsa=None)
+    again = Pair(prefill, workshop.open("decode", pools, engine=workshop.engine(), listen=address, **LIVE))
+    again.run(64, room=phases.cases["mid-chunk"].room)  # an id that its former self used is nothing special
+    other.run(32)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_the_network_is_cut(workshop: Workshop, cable: Cable, side: str) -> None:
+    """Silence is no proof: what may still be written stays where it is until the two speak again."""
+    if workshop.backend != "tcp" and side == "decode":
+        pytest.skip("once a backend")
+    far = workshop.engine(*cable.enter)
+    ends = {side: (far, cable.there), "decode" if side == "prefill" else "prefill": (None, cable.here)}
+    opened = {}
+    for role, (engine, host) in ends.items():
+        where = {} if engine is None else {"engine": engine}
+        opened[role] = workshop.open(role, POOLS, listen=f"tcp://{host}:0", insecure=True, **where, **LIVE)
+    pair = Pair(opened["prefill"], opened["decode"])
+    other = Pair(workshop.open("prefill", POOLS, **LIVE), workshop.open("decode", POOLS, **LIVE))
+    pair.run(32)
+    other.run(32)
+    phases = Phases(pair)
+    cable.cut()
+    took = meanwhile(other, lambda: phases.decode["mid-chunk"].see().status is Status.FAILED)
+    show(f"cut from {side} over {workshop.backend}", took)
+    phases.fail("decode", "prefill")
+    phases.fail("prefill", "decode")
+    fenced = workshop.backend == "tcp"  # where decode can stop it alone
+    if fenced:
+        phases.quiet("decode")
+    held = sorted(case.room for phase, case in phases.cases.items() if phase != "opened" and not fenced)
+    assert opened["decode"].snapshot()["quarantined"] == held
+    cable.mend()
+    phases.quiet("decode")
+    phases.quiet("prefill")
+    phases.decode["opened"].abort()
+    phases.pardon()
+    phases.done()
+    pair.run(64)
+    other.run(32)
+
+
+def test_prefill_dies_where_decode_cannot_see_it(workshop: Workshop, root: None) -> None:
+    """In another pid namespace: nothing proves its end, and a process that has its id here is not it."""
+    if workshop.backend != "mooncake":
+        pytest.skip("its fence is the mover's, and it needs nothing but sockets")
+    doomed = workshop.engine("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    decode = workshop.open("decode", POOLS, **LIVE)
+    pair = Pair(workshop.open("prefill", POOLS, engine=doomed, **LIVE), decode)
+    pair.run(32)
+    phases = Phases(pair)
+    doomed.kill()
+    phases.fail("decode", "prefill")
+    time.sleep(2.0)  # far longer than it takes where there is proof
+    held = sorted(case.room for phase, case in phases.cases.items() if phase != "opened")
+    assert decode.snapshot()["quarantined"] == held
+    workshop.untidy = True
+
+
+def test_a_stopped_prefill_is_no_dead_one(workshop: Workshop) -> None:
+    if workshop.backend == "tcp":
+        pytest.skip("decode's fence is its own")
+    decode = workshop.open("decode", POOLS, **LIVE)
+    doomed = workshop.engine()
+    pair = Pair(workshop.open("prefill", POOLS, engine=doomed, **LIVE), decode)
+    pair.run(32)
+    phases = Phases(pair)
+    doomed.signal(signal.SIGSTOP)
+    phases.fail("decode", "prefill")
+    time.sleep(2.0)
+    held = sorted(case.room for phase, case in phases.cases.items() if phase != "opened")
+    assert decode.snapshot()["quarantined"] == held
+    doomed.kill()
+    phases.quiet("decode")
+
+
+def test_one_of_several_sources_dies(workshop: Workshop) -> None:
+    """Two pipeline stages write to one decode rank; the death of one fails the room once, on both who are left."""
+    if workshop.backend != "tcp":
+        pytest.skip("who writes the bytes changes nothing here")
+    halves = [Kv(layers=(0, 1)), Kv(layers=(2, 3))]
+    doomed = workshop.engine()
+    engines = [workshop.prefill, doomed]
+    sources = [
+        workshop.open("prefill", (pools,), engine=engine, rank=n, ranks=2, **LIVE)
+        for n, (pools, engine) in enumerate(zip(halves, engines, strict=True))
+    ]
+    decode = workshop.open("decode", (Kv(),), **LIVE)
+    addresses = [source.address for source in sources]
+
+    for side in (decode, sources[0]):
+        side.engine.run("tests.deaths.observer", "watch")
+
+    def begin(room: int) -> tuple[RoomHandle, list[RoomHandle]]:
+        receiving = decode.receive(room, addresses, 32, {"kv": [1, 2]})
+        return receiving, [source.send(room, 32) for source in sources]
+
+    receiving, sending = begin(1)
+    for each in sending:
+        each.push({"kv": [3, 4]})
+    receiving.succeeded()
+    receiving, sending = begin(2)
+    sending[0].push({"kv": [3, 4]})  # one has done its part
+    sending[0].reach(Status.TRANSFERRING)
+    doomed.kill()
+    reason = receiving.failed(SOON)
+    assert "prefill was lost" in reason
+    assert sources[1].name in reason
+    assert sending[0].failed(SOON) == reason
+    assert receiving.wait(SOON, quiesced=True).quiesced
+    assert sending[0].wait(SOON, quiesced=True).quiesced
+    until(lambda: not decode.snapshot()["quarantined"])
+    for side in (decode, sources[0]):
+        assert side.engine.run("tests.deaths.observer", "ends") == {(1, "succeeded"): 1, (2, "failed"): 1}

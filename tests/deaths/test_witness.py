@@ -1,0 +1,146 @@
+"""What proves that a process has ended, over real processes; and what does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from tests.helpers.peers import until
+
+from statelink.link._process import Witness, this_process
+from statelink.wire import ProcessId
+
+HERE = "tcp://127.0.0.1:1"
+TELL = """
+import sys, msgspec
+from statelink.link._process import this_process
+sys.stdout.buffer.write(msgspec.json.encode(this_process()) + b"\\n")
+sys.stdout.flush()
+"""
+STAY = "sys.stdin.read()\n"
+LEAVE_A_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+class Child:
+    """A process that has said who it is."""
+
+    def __init__(self, *inside: str, then: str = STAY) -> None:
+        command = [*inside, sys.executable, "-c", TELL + then]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.stated = msgspec.json.decode(self.process.stdout.readline(), type=ProcessId | None)
+
+    @property
+    def id(self) -> ProcessId:
+        assert self.stated is not None
+        return self.stated
+
+    def witness(self, address: str = HERE, **other: object) -> Witness | None:
+        return Witness.of(msgspec.structs.replace(self.id, **other), address)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child()
+    yield made
+    made.end()
+
+
+def exited(pid: int) -> bool:
+    """Whether a child of ours has ended, without reaping it."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return found is not None and found.si_pid == pid
+
+
+def state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_a_process_that_lives_or_is_stopped_has_not_ended(child: Child) -> None:
+    witness = child.witness()
+    assert witness is not None
+    assert not witness.ended()
+    child.process.send_signal(signal.SIGSTOP)
+    until(lambda: state(child.id.pid) == "T")
+    assert not witness.ended()
+
+
+def test_a_process_that_was_killed_has_ended_before_and_after_it_is_reaped(child: Child) -> None:
+    witness = child.witness()
+    assert witness is not None
+    child.process.kill()
+    until(lambda: exited(child.id.pid))
+    assert state(child.id.pid) == "Z"
+    assert witness.ended()
+    child.process.wait()
+    assert witness.ended()
+    assert child.witness() is None, "nothing can be said of who is not here at the greeting"
+
+
+def test_a_main_thread_that_ended_is_not_the_end_of_its_process() -> None:
+    child = Child(then=LEAVE_A_THREAD)
+    try:
+        witness = child.witness()
+        assert witness is not None
+        until(lambda: state(child.id.pid) == "Z")
+        time.sleep(0.05)
+        assert not witness.ended()
+        child.process.kill()
+        until(lambda: exited(child.id.pid))
+        assert witness.ended()
+    finally:
+        child.end()
+
+
+def test_an_id_that_another_process_has_by_now(child: Child) -> None:
+    assert Witness(child.id.pid, child.id.start - 1).ended()
+
+
+def test_who_is_not_of_this_host_has_no_witness(child: Child) -> None:
+    assert child.witness() is not None
+    assert child.witness(boot="00000000-0000-0000-0000-000000000000") is None
+    assert child.witness(space=child.id.space + 1) is None
+    assert child.witness(start=child.id.start + 1) is None
+    assert child.witness(pid=2**31 - 1) is None
+    for elsewhere in ("tcp://192.0.2.7:1", "tcp://[2001:db8::7]:1", "tcp://nobody.invalid:1"):
+        assert child.witness(elsewhere) is None, elsewhere
+    assert Witness.of(None, HERE) is None
+
+
+def test_a_process_of_another_pid_namespace_is_never_taken_for_ours(root: None) -> None:
+    child = Child("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    try:
+        ours = this_process()
+        assert ours is not None
+        assert child.id.boot == ours.boot
+        assert child.id.space != ours.space
+        assert child.witness() is None
+    finally:
+        child.end()
+
+
+def test_who_sees_the_processes_of_another_namespace_says_nothing(root: None) -> None:
+    """Its ``/proc`` is not its own: what stands there under its id is someone else."""
+    child = Child("unshare", "--pid", "--fork", "--kill-child")
+    try:
+        assert child.stated is None
+    finally:
+        child.end()

@@ -37,6 +37,7 @@ class Destination:
         plan: What this rank writes for it; set once it is attached and reachable.
         connected: Whether this side's backend reaches it.
         expected: Decode ranks that ask this rank for each room.
+        told: Whether it was told since the last beat that this side lives.
         heard: When it was last heard.
     """
 
@@ -48,6 +49,7 @@ class Destination:
     plan: PairPlan | None = None
     connected: bool = False
     expected: int = 1
+    told: bool = True
 
     def step(self, event: ContactEvent) -> bool:
         """Take the step that an event leads to; whether there is one from here."""
@@ -101,6 +103,7 @@ class Destinations:
                 unknown = wire.Unknown(sender=self._node.name, to=message.sender, room=room, generation=generation)
                 self._node.send(unknown)
         elif isinstance(message, wire.Ping):
+            peer.told = True
             self._node.send(wire.Pong(sender=self._node.name, to=message.sender))
         elif isinstance(message, wire.Attach):
             self._attach(message, peer)
@@ -189,6 +192,10 @@ class Destinations:
             silent = now - peer.heard
             if silent > self._node.config.liveness:
                 self._lose(peer, f"it has been silent for {silent:.1f} s")
+                continue
+            if not peer.told:  # its questions may lie behind a heap of its requests
+                self._node.send(wire.Pong(sender=self._node.name, to=peer.name))
+            peer.told = False
 
     def unreachable(self, name: str) -> None:
         """A message could not even be queued for a destination; one that is lost to it would be waited for."""

@@ -17,6 +17,9 @@ __all__ = ["Loop"]
 
 log = logging.getLogger("statelink.link")
 
+BURST = 256
+"""Posted jobs that run before messages and timers get their turn."""
+
 
 class Loop:
     """Runs everything that changes a link's state, on one thread and one thing at a time.
@@ -93,7 +96,7 @@ class Loop:
         with contextlib.suppress(BlockingIOError):
             self._wakee.recv(4096)
         self._awake = False
-        while self._posted:
+        for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
             self.guard(self._posted.popleft())
 
     def _take_timers(self) -> None:

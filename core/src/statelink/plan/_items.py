@@ -75,7 +75,7 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
             hint="both sides name the same positions; nothing is trimmed",
             code="room.items",
         )
-    if len(np.unique(ids)) != len(ids):
+    if len(ids) > 1 and len(np.unique(ids)) != len(ids):
         raise RoomError(f"an item of component {component.name!r} is named twice", code="room.items")
     return Items(ids, first)
 

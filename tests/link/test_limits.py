@@ -1,0 +1,158 @@
+"""What a link takes on is bounded; beyond that it refuses, says so, and loses nothing that it took."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import zmq
+from tests.helpers.peers import until
+from tests.helpers.processes import free_addresses
+
+import statelink
+from statelink import Status, state
+from statelink.errors import ConfigError, RoomError
+from statelink.link import _node
+from statelink.link._early import Early
+from statelink.wire import ItemList, Request
+
+if TYPE_CHECKING:
+    from tests.link.conftest import Workshop
+
+TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+
+
+@TCP
+def test_a_room_too_many(workshop: Workshop) -> None:
+    made = workshop.pair(decode_config={"max_rooms": 3})
+    held = [made.decode.receive(room, made.prefill.address, 200) for room in (1, 2, 3)]
+    with pytest.raises(RoomError, match=r"room 4 is one too many .*: 3 rooms are open or hold memory") as error:
+        made.decode.receive(4, made.prefill.address, 200)
+    assert error.value.code == "room.many"
+    held[0].abort()
+    held[0].failed()
+    until(lambda: made.decode.snapshot()["rooms"]["failed"] == 0)
+    made.run()
+    for room in held[1:]:
+        room.abort()
+
+
+@TCP
+def test_a_push_too_many(workshop: Workshop) -> None:
+    made = workshop.pair(max_pushes=2)
+    case = made.case()
+    sending = made.send(case)
+    pools = made.prefill.memory.pools
+    for span in ((0, 48), (48, 96)):
+        sending.push(case.span(*span, pools), span=span)
+    assert made.prefill.snapshot()["load"]["pushes"] == 2
+    with pytest.raises(RoomError, match="2 pushes wait or are under way") as error:
+        sending.push(case.span(96, 200, pools), span=(96, 200))
+    assert error.value.code == "room.pushes"
+    receiving = made.receive(case)
+    until(lambda: made.prefill.snapshot()["load"]["pushes"] == 0)
+    sending.push(case.span(96, 200, pools), span=(96, 200))
+    made.ended(case, receiving, sending)
+    failing = made.case()
+    sending = made.send(failing)
+    sending.push(failing.span(0, 48, pools), span=(0, 48))
+    sending.abort()
+    sending.failed()
+    assert made.prefill.snapshot()["load"]["pushes"] == 0
+
+
+@TCP
+def test_too_many_bytes_of_early_requests(workshop: Workshop) -> None:
+    made = workshop.pair(max_early_bytes=1200)
+    cases = [made.case() for _ in range(3)]
+    rooms = [made.receive(case) for case in cases]
+    assert "too many requests wait for prefill" in rooms[0].failed()
+    load = made.prefill.snapshot()["load"]
+    assert 0 < load["early_bytes"] <= 1200
+    sending = made.send(cases[2])
+    made.push(sending, cases[2])
+    rooms[2].succeeded()
+    sending.succeeded()
+    rooms[1].abort()
+    rooms[1].failed()
+
+
+def test_early_requests_are_counted() -> None:
+    def ask(room: int, nbytes: int) -> Request:
+        items = {"kv": ItemList(0, bytes(nbytes))}
+        return Request(sender="d", to="p", room=room, generation=1, tokens=1, prefix=0, items=items)
+
+    early = Early(3, 4000)
+    assert early.put("a", ask(1, 800)) == []
+    assert early.put("b", ask(1, 8)) == []
+    assert early.put("a", ask(2, 800)) == []
+    before = early.nbytes
+    assert early.put("a", ask(2, 800)) == []
+    assert early.nbytes == before, "the same one again takes its place"
+    assert [(who, each.room) for who, each in early.put("a", ask(3, 1600))] == [("a", 1), ("b", 1)]
+    assert [(who, each.room) for who, each in early.put("a", ask(4, 8000))] == [("a", 2), ("a", 3), ("a", 4)]
+    assert (len(early), early.nbytes) == (0, 0)
+    for room in range(1, 4):
+        early.put("a", ask(room, 8))
+    early.put("b", ask(3, 8))
+    assert [each.room for _, each in early.put("b", ask(4, 8))] == [1]
+    early.forget("a")
+    assert len(early) == 2
+    assert early.get(3, "a") is None
+    early.take(3)
+    early.take(4)
+    assert (len(early), early.nbytes) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["max_rooms", "max_pushes", "max_early_bytes"])
+def test_a_limit_is_above_zero(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be above zero"):
+        statelink.LinkConfig.read({"role": "decode", "backend": "tcp", name: 0})
+
+
+def test_who_never_asks_for_changes_keeps_no_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_node, "UNASKED_CHANGES", 3)
+    pool = np.zeros((4, 2, 1, 8), np.uint8)
+    inventory = state.describe("decode", [state.kv_pages({0: (pool, pool.copy())}, heads=1)])
+    with statelink.open({"role": "decode", "backend": "tcp"}, inventory) as link:
+        address = free_addresses(1)[0]
+        rooms = [link.receive(room, address, 2) for room in range(1, 11)]
+        for room in rooms:
+            room.abort()
+        for room in rooms:
+            assert room.wait(20) is Status.FAILED
+        until(lambda: link.snapshot()["load"]["changes_dropped"] == 7)
+        assert link.changes(1.0) == rooms[7:]
+        more = [link.receive(room, address, 2) for room in range(11, 21)]
+        for room in more:
+            room.abort()
+        for room in more:
+            assert room.wait(20) is Status.FAILED
+        assert link.changes(1.0) == more, "who asks gets them all"
+
+
+def test_who_does_not_answer_is_asked_less_and_less() -> None:
+    """Sixty beats, and at most one introduction a second after the first few."""
+    pool = np.zeros((4, 2, 1, 8), np.uint8)
+    inventory = state.describe("decode", [state.kv_pages({0: (pool, pool.copy())}, heads=1)])
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    mute = context.socket(zmq.ROUTER)
+    mute.linger = 0
+    port = mute.bind_to_random_port("tcp://127.0.0.1")
+    config = {"role": "decode", "backend": "tcp", "heartbeat": 0.05, "liveness": 2.0}
+    heard: list[bytes] = []
+    try:
+        with statelink.open(config, inventory) as link:
+            room = link.receive(1, f"tcp://127.0.0.1:{port}", 2)
+            end = time.monotonic() + 3.0
+            while time.monotonic() < end:
+                if mute.poll(50):
+                    heard.append(mute.recv_multipart()[1])
+            room.abort()
+    finally:
+        mute.close()
+        context.term()
+    assert set(heard) == {b"hello"}
+    assert 2 <= len(heard) <= 12

@@ -104,6 +104,10 @@ class SimLane(Lane):
     def close(self, timeout: float) -> bool:
         return True
 
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
     # What the world asks.
 
     def choices(self) -> list[Hashable]:

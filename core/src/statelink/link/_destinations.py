@@ -69,6 +69,9 @@ class Watcher(Protocol):
     def from_destination(self, message: wire.Message, peer: Destination) -> None:
         """A message about a room."""
 
+    def declines(self, request: wire.Request) -> bool:
+        """Whether a request was never taken up; it then never will be, and its sender may be told so."""
+
 
 class Destinations:
     """The decode ranks that introduced themselves. Belongs to the control thread.
@@ -98,7 +101,7 @@ class Destinations:
             # Spoken to an earlier process at this address, or by one that we gave up: let it start over.
             if not isinstance(message, (wire.Bye, wire.Unknown)):
                 room, generation = 0, 0
-                if isinstance(message, wire.Request):
+                if isinstance(message, wire.Request) and self._watcher.declines(message):
                     room, generation = message.room, message.generation
                 unknown = wire.Unknown(sender=self._node.name, to=message.sender, room=room, generation=generation)
                 self._node.send(unknown)

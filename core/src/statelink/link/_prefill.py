@@ -127,9 +127,20 @@ class PrefillRole:
         room._settle()
         self._pump(room)
 
+    def declines(self, request: wire.Request) -> bool:
+        """See `Watcher.declines`."""
+        use = (request.sender, request.room, request.generation)
+        if use in self._seen:
+            return False
+        self._remember(self._seen, use, None)
+        return True
+
     def _request(self, message: wire.Request, peer: Destination) -> None:
+        use = (peer.name, message.room, message.generation)
+        if use in self._seen:
+            return  # it came twice, or after its end: what was said of it stands
+        self._remember(self._seen, use, None)
         room = self._room(message.room)
-        self._remember(self._seen, (peer.name, message.room, message.generation), None)
         if room is not None and room.status not in ENDED:
             self._deliver_to(room, peer, message)
             return
@@ -161,9 +172,6 @@ class PrefillRole:
             self._answer(peer, request, reason)
             self.fail(room, reason)
             return
-        known = room._deliveries.get(peer.name)
-        if known is not None:
-            return  # sent twice
         room._deliveries[peer.name] = delivery
         if len(room._deliveries) == peer.expected:
             room._prefix = request.prefix

@@ -92,6 +92,8 @@ class World:
         self.everybody: dict[str, Process] = {}
         self.counts: Counter[str] = Counter()
         self.requests: list[Request] = []
+        self.passes: Callable[[Frames], bool] = lambda frames: True
+        """Whether the network lets a message through; for stories in which a certain one is lost or kept."""
         self._late: list[tuple[float, list[Frames], Frames]] = []
         self._uses = 0
         self._users: dict[int, Held] = {}
@@ -262,6 +264,8 @@ class World:
     def _deliver(self, connection: Connection, queue: list[Frames], to: Process) -> None:
         place = self.rng.randrange(len(queue)) if self.rng.random() < self.faults.reorder else 0
         frames = queue.pop(place)
+        if not self.passes(frames):
+            return
         if self.rng.random() < self.faults.repeat:
             self._late.append((self.time + 4 * self.rng.random(), queue, frames))
         if self.rng.random() < self.faults.drop:

@@ -1,0 +1,137 @@
+"""Defects that exploration found, each told as a story: what was lost, late or said twice, and what must come of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from statelink.link import Status
+from statelink.link._stages import Contact, Stage
+
+from .explore import CALM
+from .world import Request, Shape, World, running
+
+if TYPE_CHECKING:
+    from .network import Frames
+    from .process import Process
+
+
+@pytest.fixture(autouse=True)
+def model() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with running():
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def world_of(shape: Shape) -> tuple[World, Process, Process]:
+    world = World(shape, random.Random(7), CALM)
+    return world, world.living("prefill")[0], world.living("decode")[0]
+
+
+def until(world: World, done: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Let the world go on until something is true."""
+    end = world.time + seconds
+    while not done():
+        assert world.time < end, "it never came"
+        world.step()
+
+
+def serve(world: World, request: Request | None) -> None:
+    """Every engine does all that it has to do for a request."""
+    assert request is not None
+    for process in world.living():
+        for _ in range(8):
+            world.advance(request, process)
+
+
+def ended(request: Request | None, *processes: Process) -> bool:
+    assert request is not None
+    return all(request.sides[process.address].ended is not None for process in processes)
+
+
+def status(request: Request | None, process: Process) -> Status:
+    assert request is not None
+    return request.sides[process.address].handle.status
+
+
+def test_a_part_that_was_lost_on_the_way_is_told_again() -> None:
+    world, prefill, decode = world_of(Shape(1, 1, owner_fence=True))
+    lost: list[Frames] = []
+
+    def passes(frames: Frames) -> bool:
+        if frames[0] == b"attach" and len(lost) < 2:
+            lost.append(frames)
+            return False
+        return True
+
+    world.passes = passes
+    request = world.open(1, 5)
+    serve(world, request)
+    until(world, lambda: ended(request, prefill, decode))
+    assert status(request, decode) is Status.SUCCEEDED
+    assert len(lost) == 2
+
+
+def test_a_request_that_was_told_untaken_is_not_taken_later() -> None:
+    world, prefill, decode = world_of(Shape(1, 1, owner_fence=False))
+    first = world.open(1, 2)
+    serve(world, first)
+    until(world, lambda: ended(first, prefill, decode))
+    # Prefill gives decode up, of which decode knows nothing when it asks.
+    decode.paused = True
+    contacts = prefill.link._prefill._destinations._destinations  # type: ignore[union-attr]
+    until(world, lambda: not contacts)
+    decode.paused = False
+    copies: list[Frames] = []
+
+    def passes(frames: Frames) -> bool:
+        if frames[0] == b"request":
+            copies.append(frames)
+        return frames[0] != b"ping"  # which would tell decode before it asks
+
+    world.passes = passes
+    second = world.open(2, 12)
+    serve(world, second)
+    until(world, lambda: ended(second, decode))
+    assert status(second, decode) is Status.FAILED
+    until(world, lambda: 2 not in decode.held)  # quiet: its memory is given to others
+    assert len(copies) == 1
+    third = world.open(3, 2)
+    serve(world, third)
+    until(world, lambda: any(each.stage is Contact.ATTACHED for each in contacts.values()))
+    connection = next(each for each in world.network.connections if each.address == prefill.address)
+    connection.there.append(copies[0])
+    world.settle()  # every byte that lands is looked at
+
+
+def test_memory_of_a_refused_instance_does_not_stay_in_quarantine() -> None:
+    world, prefill, decode = world_of(Shape(1, 1, owner_fence=False))
+    request = world.open(1, 12)
+    serve(world, request)
+    until(world, lambda: status(request, decode) is Status.TRANSFERRING)
+    prefill.paused = True
+    until(world, lambda: ended(request, decode))
+    instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
+    world.faults = CALM._replace(connect=1.0)
+    prefill.paused = False
+    until(world, lambda: [each.stage for each in instances.values()] == [Stage.REFUSED])
+    world.faults = CALM
+    until(world, lambda: not decode.held)
+
+
+def test_a_connection_that_comes_too_late_is_not_taken_for_the_next() -> None:
+    world, prefill, decode = world_of(Shape(1, 1, owner_fence=True))
+    request = world.open(1, 5)
+    serve(world, request)
+    instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
+    until(world, lambda: any(each.stage is Stage.ATTACHING for each in instances.values()))
+    world.kill(prefill)
+    world.restart(prefill)
+    source = next(iter(next(iter(instances.values())).sources.values()))
+    until(world, lambda: not source.connected and source.assignment is None)
+    world.settle()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -152,6 +154,42 @@ def test_close_during_a_transfer(tcp: World, stopped: Peer) -> None:
     backend.close()
     reason = "the backend was closed while the transfer was in progress"
     assert transfer.outcome == (False, reason, False)
+
+
+def connections() -> set[int]:
+    """Descriptors of this process's connected sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as copy:
+            if copy.family == socket.AF_INET and copy.getpeername():
+                found.add(int(name))
+    return found
+
+
+def test_nothing_is_read_over_a_broken_connection(tcp: World, stopped: Peer) -> None:
+    """The peer lives, and gets none of the bytes that are written to the source after the transfer failed."""
+    before = connections()
+    backend = make("broken", {**TCP, "connect_timeout": 0})
+    backend.register(tcp.memory.regions)
+    stopped.signal(signal.SIGCONT)
+    backend.connect(stopped.link, stopped.descriptor, stopped.regions)
+    move(backend, stopped.link, blocks(tcp.memory, stopped.regions, 100))
+    stopped.signal(signal.SIGSTOP)
+    stopped.memory.arrays[0][:] = 0
+    transfer = backend.submit(stopped.link, everything(tcp, stopped))
+    backend.poll([transfer])
+    assert transfer.outcome is None
+    for descriptor in connections() - before:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+    assert finish(backend, transfer).outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", Side.SOURCE)
+    kept = tcp.memory.arrays[0].copy()
+    tcp.memory.arrays[0][:] = 255
+    stopped.signal(signal.SIGCONT)
+    time.sleep(0.5)
+    assert 255 not in stopped.memory.arrays[0]
+    tcp.memory.arrays[0][:] = kept
+    backend.close()
 
 
 def test_poll_does_not_wait_for_another_thread(tcp: World, stopped: Peer) -> None:

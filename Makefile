@@ -43,7 +43,7 @@ $(BASE): $(BIN)/python constraints.txt
 
 # One command for each: pip then finds one torch that satisfies everything that asks for it.
 $(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
-	$(PIP) -e "core[testing]" -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	$(PIP) -e "core[testing,verify]" -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
 	@touch $@
 
 $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)

@@ -1,6 +1,6 @@
 """What a request costs end to end: two processes of this machine, one link each, pools as an engine keeps them.
 
-    python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--rounds 10] [--json]
+    python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--rounds 10] [--verify] [--json]
 
 Workloads, all with pages of 16 KiB for K and as much for V:
 
@@ -97,7 +97,7 @@ class Pools:
         return np.concatenate(rows).astype(np.uint64)
 
 
-def prefill(name: str, backend: str, rounds: int, pipe: Connection) -> None:
+def prefill(name: str, config: dict[str, Any], rounds: int, pipe: Connection) -> None:
     """The sending process."""
     workload = WORKLOADS[name]
     pools = Pools(workload, "prefill")
@@ -105,7 +105,7 @@ def prefill(name: str, backend: str, rounds: int, pipe: Connection) -> None:
         for array in pair:
             array[:] = np.arange(array.size, dtype=np.uint16).reshape(array.shape)
     tokens = workload.pages * TOKENS
-    with statelink.open({"role": "prefill", "backend": backend}, pools.inventory) as link:
+    with statelink.open({"role": "prefill", **config}, pools.inventory) as link:
         pipe.send((link.address, os.getpid(), pools.blocks()))
         for room in range(1, rounds + 1):
             pipe.recv()
@@ -126,17 +126,17 @@ def copy(pid: int, source: npt.NDArray[np.uint64], target: npt.NDArray[np.uint64
             raise OSError(ctypes.get_errno(), f"process_vm_readv moved {done} of {wanted} bytes")
 
 
-def measure(name: str, backend: str, rounds: int) -> dict[str, Any]:
+def measure(name: str, config: dict[str, Any], rounds: int) -> dict[str, Any]:
     """One workload over one backend."""
     workload = WORKLOADS[name]
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=prefill, args=(name, backend, rounds, theirs), daemon=True)
+    process = context.Process(target=prefill, args=(name, config, rounds, theirs), daemon=True)
     process.start()
     pools = Pools(workload, "decode")
     tokens = workload.pages * TOKENS
     ratios, floors, requests = [], [], []
-    with statelink.open({"role": "decode", "backend": backend}, pools.inventory) as link:
+    with statelink.open({"role": "decode", **config}, pools.inventory) as link:
         address, pid, source = pipe.recv()
         target = pools.blocks()
         for room in range(1, rounds + 1):
@@ -158,7 +158,7 @@ def measure(name: str, backend: str, rounds: int) -> dict[str, Any]:
     process.join(20)
     return {
         "workload": name,
-        "backend": backend,
+        **config,
         "MiB": round(sum(each.nbytes for each in moved.values()) / 2**20, 1),
         "blocks": sum(each.blocks for each in moved.values()),
         "floor_ms": round(statistics.median(floors), 2),
@@ -173,13 +173,15 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["tcp"])
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--verify", action="store_true", help="also with verify = 'digest'")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.workload:
         for backend in arguments.backend:
-            row = measure(name, backend, max(arguments.rounds, 4))
-            text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
-            print(text, flush=True)
+            for verify in ("off", "digest") if arguments.verify else ("off",):
+                row = measure(name, {"backend": backend, "verify": verify}, max(arguments.rounds, 4))
+                text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
+                print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def addresses(count: int) -> list[str]:
 class Group:
     """The ranks of one side, and a request over all of them."""
 
-    def __init__(self, workshop: Workshop, role: str, pools: Sequence[Sequence[Component]]) -> None:
+    def __init__(self, workshop: Workshop, role: str, pools: Sequence[Sequence[Component]], **more: Any) -> None:
         listen = addresses(len(pools))
         self.links: list[LinkHandle] = []
         for rank, each in enumerate(pools):
-            config: dict[str, Any] = {"listen": listen[rank], "rank": rank, "ranks": len(pools), **FAST}
+            config: dict[str, Any] = {"listen": listen[rank], "rank": rank, "ranks": len(pools), **FAST, **more}
             if role == "decode":
                 config["siblings"] = tuple(address for address in listen if address != listen[rank])
             self.links.append(workshop.open(role, each, **config))
@@ -59,10 +59,14 @@ class Fleet:
     """Prefill ranks and decode ranks."""
 
     def __init__(
-        self, workshop: Workshop, prefill: Sequence[Sequence[Component]], decode: Sequence[Sequence[Component]]
+        self,
+        workshop: Workshop,
+        prefill: Sequence[Sequence[Component]],
+        decode: Sequence[Sequence[Component]],
+        **config: Any,
     ) -> None:
-        self.prefill = Group(workshop, "prefill", prefill)
-        self.decode = Group(workshop, "decode", decode)
+        self.prefill = Group(workshop, "prefill", prefill, **config)
+        self.decode = Group(workshop, "decode", decode, **config)
         self.peer = [link.address for link in self.prefill.links]
         replicate(self.prefill.memories)
         self.expected = [memory.copy() for memory in self.decode.memories]

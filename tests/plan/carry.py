@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from statelink import plan
+from statelink.link._verify import MODULUS, digest_of
 
 from .case import Case, floor_to
 from .engine import Rank, instance, over_the_wire
@@ -57,7 +58,9 @@ def carry(case: Case) -> Carried:
     check_parts(parts, len(sources), len(targets))
 
     planned, blocks = 0, 0
+    arrived: list[tuple[tuple[int, int, str], Iterator[plan.Content]]] = []
     nbytes: Counter[str] = Counter()
+    digests: dict[tuple[int, int, str], int] = {}
     for part in parts:
         source, target = sources[part.source], targets[part.target]
         pair = compile_both(source, target, part)
@@ -65,8 +68,14 @@ def carry(case: Case) -> Carried:
             owed = plan.due(component.source, component.target, case.tokens, case.prefix)
             planned += component.grain_nbytes * len(owed)
             assert component.grain_nbytes == sum(component.layer_nbytes.values())
+            name = component.target.name
+            content = plan.arrived_content(component, _required(case, component, target.ids[name]), owed)
+            arrived.append(((part.source, part.target, name), content))
         for move in _moves(case, source, target, pair, rng):
             promised = 0
+            sent = digest_of(move.content(), memory=_memory_of(source))
+            key = part.source, part.target, move.component
+            digests[key] = (digests.get(key, 0) + sent) % MODULUS
             for batch in move.blocks(case.max_blocks):
                 assert 0 < batch.count <= max(case.max_blocks, 1)
                 copy(batch, source, target, written[part.target])
@@ -82,8 +91,26 @@ def carry(case: Case) -> Carried:
     for rank, snapshot, count in zip(targets, before[len(sources) :], written, strict=True):
         expected += _compare(case, rank, sources, snapshot, count)
     assert expected == nbytes.total()
+    for key, content in arrived:
+        assert digest_of(content, memory=_memory_of(targets[key[1]])) == digests.get(key, 0)
     busy = sum(bool(part.shares) for part in parts)
     return Carried(nbytes, blocks, busy, len(parts) - busy)
+
+
+def _memory_of(rank: Holder) -> Callable[[int, int], Bytes]:
+    def look(address: int, nbytes: int) -> Bytes:
+        for region in rank.inventory.regions:
+            if region.address <= address < region.address + region.nbytes:
+                at = address - region.address + rank.space.start(region)
+                assert address + nbytes <= region.address + region.nbytes, "content leaves its region"
+                return rank.space.data[at : at + nbytes]
+        raise AssertionError("content begins outside every region")
+
+    return look
+
+
+def _required(case: Case, component: plan.ComponentPlan, ids: Any) -> plan.Items:
+    return plan.required(component.target, case.tokens, case.prefix, ids)
 
 
 def copy(batch: Blocks, source: Holder, target: Holder, written: Bytes) -> None:

@@ -15,7 +15,16 @@ from statelink.errors import (
     TransferError,
     UnsupportedError,
 )
-from statelink.link import Link, LinkConfig, Node, Rendezvous, StaticRendezvous, read_options, this_process
+from statelink.link import (
+    Link,
+    LinkConfig,
+    Node,
+    Rendezvous,
+    StaticRendezvous,
+    check_verify,
+    read_options,
+    this_process,
+)
 from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
 from statelink.state._types import load_types_with
@@ -144,6 +153,7 @@ def _card(
         descriptor=backend.descriptor(),
         inventory=inventory,
         process=this_process(),
+        verify=settings.verify,
     )
 
 
@@ -210,5 +220,7 @@ def _check_capabilities(backend_type: type[Backend], settings: LinkConfig, inven
         raise UnsupportedError(
             f"backend {backend_type.name!r} declares an owner's fence and does not implement grant and revoke"
         )
+    if settings.verify != "off":
+        check_verify(inventory)
     if not inventory.components:
         raise ConfigError("the inventory has no components", instance=inventory.instance, rank=inventory.rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -23,8 +24,8 @@ class Fault(NamedTuple):
     """What happens to some calls of one method.
 
     Attributes:
-        call: The method.
-        what: See `Faulty._strike`.
+        call: The method; or ``flip``, a submission whose bytes are not those of the source.
+        what: See `Faulty._strike`; for ``flip`` the block of which a byte is another.
         skip: Calls that go well before.
         times: Calls that it happens to.
     """
@@ -89,7 +90,21 @@ class Faulty(Backend):
         super().connect(peer, descriptor, regions)  # type: ignore[safe-super]
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
+        flipped = _due("flip")
+        if flipped:
+            return self._flip(peer, batch, int(flipped) % batch.blocks.count)
         return self._strike("submit") or super().submit(peer, batch)  # type: ignore[safe-super]
+
+    def _flip(self, peer: str, batch: Batch, block: int) -> Transfer:
+        """Another byte than the source's is on its way: the source is as it was before anybody can look."""
+        at = int(batch.blocks.source[block]) + int(batch.blocks.nbytes[block]) // 2
+        byte = ctypes.c_ubyte.from_address(at)
+        byte.value ^= 0x10
+        transfer = super().submit(peer, batch)  # type: ignore[safe-super]
+        while transfer.outcome is None:
+            super().poll([transfer])  # type: ignore[safe-super]
+        byte.value ^= 0x10
+        return transfer
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
         self._strike("poll")

@@ -11,6 +11,7 @@ from ._rendezvous import Peer, Rendezvous, StaticRendezvous
 from ._room import Ready, Room
 from ._sending import Sending
 from ._status import Status
+from ._verify import check_verify
 
 __all__ = [
     "Link",
@@ -24,6 +25,7 @@ __all__ = [
     "Sending",
     "StaticRendezvous",
     "Status",
+    "check_verify",
     "read_options",
     "this_process",
 ]

@@ -21,6 +21,7 @@ from ._receiving import Receiving, Writer
 from ._stages import Stage
 from ._status import ENDED, Status
 from ._use import Use
+from ._verify import check_arrived
 
 if TYPE_CHECKING:
     from ._instance import Instance, Source
@@ -265,6 +266,7 @@ class DecodeRole:
                 room._reason_for("room.bytes", "a writer did not move what the plan promised", cause, **who),
             )
         writer.finished = message.moved
+        writer.digests = message.digests
         for name, hook in writer.hooks.items():
             if type(hook).finish is not ReceiveHook.finish and room.status not in ENDED:
                 context = self._context(room, writer, name)
@@ -273,6 +275,10 @@ class DecodeRole:
 
     def _maybe_succeed(self, room: Receiving) -> None:
         writers = room._writers.values()
+        if self._node.config.verify != "off" and room.status not in ENDED:
+            for writer in writers:
+                if writer.finished is not None and not writer.owes and not writer.verified:
+                    self._verify(room, writer)
         if room.status in ENDED or not all(writer.finished is not None and not writer.owes for writer in writers):
             self._leave(room)
             return
@@ -361,6 +367,26 @@ class DecodeRole:
         if writer is not None:
             writer.closed = True
             self._leave(room)
+
+    def _verify(self, room: Receiving, writer: Writer) -> None:
+        """Compare what a writer says it sent with what lies in memory; success and quiescence wait for it."""
+        writer.verified = True
+        writer.owes += 1
+
+        def job() -> None:
+            try:
+                reason = check_arrived(room, writer)
+            except Exception as error:
+                reason = reason_of(error, room=room.room, peer=writer.source.name)
+            self._node.post(lambda: done(reason))
+
+        def done(reason: Reason | None) -> None:
+            writer.owes -= 1
+            if reason is not None:
+                self.fail(room, reason)
+            self._maybe_succeed(room)
+
+        self._node.verifiers.submit(("room", room.room, writer.source.name), job)
 
     # Hooks and transfers that run elsewhere.
 

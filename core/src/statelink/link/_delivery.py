@@ -13,6 +13,7 @@ from statelink.plan import ComponentPlan, Move, plan_move
 
 from ._hook_room import HookRoom
 from ._mover import Moving, move, reason_of
+from ._verify import digest_of
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -52,6 +53,11 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
     except Exception as error:
         return Delivered(Moving(0, 0, reason_of(error, room=delivery.request.room)), grains, {})
     destination = delivery.destination
+    if node.config.verify != "off":
+        # Before the move: what was pushed counts, whatever the engine does to its memory meanwhile.
+        for _, piece in moves:
+            digest = digest_of(piece.content(), delivery.cancelled)
+            delivery.digests[piece.component] = delivery.digests.get(piece.component, 0) + digest
     moving = move(
         node.backend,
         destination.name,

@@ -52,6 +52,14 @@ def check_card(ours: Card, theirs: Card) -> None:
             code="peer.direction",
             **who,
         )
+    if ours.verify != theirs.verify:
+        raise PeerError(
+            "the two sides do not verify alike",
+            cause=f"verify is {ours.verify!r} here, {theirs.verify!r} there",
+            hint="configure the same on both sides",
+            code="peer.verify",
+            **who,
+        )
     mine = {kind.name: kind for kind in ours.kinds}
     for kind in theirs.kinds:
         known = mine.get(kind.name)

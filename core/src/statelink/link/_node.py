@@ -100,6 +100,7 @@ class Node:
         # unless the backend wants one call at a time.
         self.setup = self.movers if serial else make_lane("statelink-setup", 2)
         self.fences = self.movers if serial else make_lane("statelink-fence", 1)
+        self.verifiers = make_lane("statelink-verify", config.threads)
         self.role: Role
         self._hooks = hooks
         self._changes: deque[Room] = deque()
@@ -239,7 +240,7 @@ class Node:
         done.wait(timeout + 5)
         self.movers.submit(("close",), self.backend.close)
         ended = self.movers.close(timeout)
-        for lane in (self.setup, self.fences):
+        for lane in (self.setup, self.fences, self.verifiers):
             ended = (lane is self.movers or lane.close(timeout)) and ended
         self.rendezvous.close()
         return self._loop.stop(timeout) and ended

@@ -21,6 +21,7 @@ from ._mover import reason_of
 from ._sending import Delivery, Push, Sending
 from ._status import ENDED, Status
 from ._use import Use
+from ._verify import packed
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -259,8 +260,14 @@ class PrefillRole:
             )
             self._send(chunk)
             if push.last:
-                digest = delivery.plan.digest
-                self._send(wire.Finished(**use, digest=digest, moved=delivery.moved, chunks=push.number + 1))
+                finished = wire.Finished(
+                    **use,
+                    digest=delivery.plan.digest,
+                    moved=delivery.moved,
+                    chunks=push.number + 1,
+                    digests={name: packed(digest) for name, digest in delivery.digests.items()},
+                )
+                self._send(finished)
                 delivery.finished = True
         self._drain(room)
 

@@ -37,6 +37,9 @@ class Writer:
         owes: Transfers of hooks that have not ended.
         closed: Whether nothing of it can land any more.
         asked: Whether it was, or may have been, asked.
+        prepared: What this side's hooks prepared for it.
+        digests: What it said of what it moved, where both sides verify.
+        verified: Whether that was compared with what arrived, or is being.
     """
 
     source: Source
@@ -48,6 +51,8 @@ class Writer:
     closed: bool = False
     asked: bool = False
     prepared: dict[str, bytes] = field(default_factory=dict)
+    digests: Mapping[str, bytes] = field(default_factory=dict)
+    verified: bool = False
 
 
 class Receiving(Room):

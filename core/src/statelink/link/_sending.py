@@ -66,6 +66,7 @@ class Delivery:
         covered: Per component, which granules of which layer were moved: bool, one row a layer.
         dues: What is due, per component; kept once it was computed.
         moved: What was moved.
+        digests: Sums of the digests of what was moved, per component, where both sides verify.
         cancelled: Set when the room failed.
         jobs: Jobs that were posted and have not reported back.
         pending: Transfers that a cancelled job left running.
@@ -83,6 +84,7 @@ class Delivery:
     covered: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     dues: dict[str, Due] = field(default_factory=dict)
     moved: dict[str, Moved] = field(default_factory=dict)
+    digests: dict[str, int] = field(default_factory=dict)
     cancelled: threading.Event = field(default_factory=threading.Event)
     jobs: int = 0
     pending: list[Transfer] = field(default_factory=list)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from ._blocks import Blocks
 from ._boxes import Box
 from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
+from ._content import Content
 from ._items import Items, Pages, pushed, required
 from ._match import differences, match
-from ._move import Move, plan_move
+from ._move import Move, arrived_content, plan_move
 from ._numbers import whole
 from ._pairing import Due, due
 from ._payload import indices_of
@@ -25,12 +26,14 @@ __all__ = [
     "Blocks",
     "Box",
     "ComponentPlan",
+    "Content",
     "Due",
     "Items",
     "Move",
     "Pages",
     "PairPlan",
     "Share",
+    "arrived_content",
     "compile_pair",
     "differences",
     "due",

@@ -43,6 +43,7 @@ class Group(NamedTuple):
         source_region: Region per buffer; uint32.
         target_region: The same at the destination.
         layers: Model layer per buffer, or `NO_LAYER`; int64.
+        numbers: Place of each buffer among all those of the component; int64.
     """
 
     runs: Runs
@@ -53,6 +54,7 @@ class Group(NamedTuple):
     source_region: U32
     target_region: U32
     layers: I64
+    numbers: I64
 
 
 class ComponentPlan(NamedTuple):
@@ -163,8 +165,11 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
 
 def _groups(source: Inventory, target: Inventory, pairs: list[_Pair]) -> tuple[Group, ...]:
     alike: dict[tuple[int, int, int], list[_Pair]] = {}
-    for pair in pairs:
-        alike.setdefault((id(pair.runs), pair.source.stride, pair.target.stride), []).append(pair)
+    numbers: dict[tuple[int, int, int], list[int]] = {}
+    for number, pair in enumerate(pairs):
+        key = id(pair.runs), pair.source.stride, pair.target.stride
+        alike.setdefault(key, []).append(pair)
+        numbers.setdefault(key, []).append(number)
     return tuple(
         Group(
             runs=members[0].runs,
@@ -177,8 +182,9 @@ def _groups(source: Inventory, target: Inventory, pairs: list[_Pair]) -> tuple[G
             layers=np.array(
                 [NO_LAYER if pair.target.layer is None else pair.target.layer for pair in members], np.int64
             ),
+            numbers=np.array(numbers[key], np.int64),
         )
-        for members in alike.values()
+        for key, members in alike.items()
     )
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ._blocks import Blocks
+from ._content import Content, contents
+from ._items import Items
 from ._pairing import Due, Pairs, pair
 
 if TYPE_CHECKING:
     from ._compile import ComponentPlan, Group
-    from ._items import Items
 
-__all__ = ["Move", "plan_move"]
+__all__ = ["Move", "arrived_content", "plan_move"]
 
 MAX_BATCH = 1 << 15
 """Most blocks in one batch of `Move.blocks`. It bounds what stands in memory, not what is moved. Arrays of this size
@@ -70,6 +71,11 @@ class Move:
         for group in groups:
             yield from self._group_blocks(_of_layers(group, self.layers), max_blocks)
 
+    def content(self) -> Iterator[Content]:
+        """The bytes of this move as they lie at the source; see `Content`."""
+        groups = tuple(_of_layers(group, self.layers) for group in self._plan.groups) if self.nbytes else ()
+        return contents(groups, self._pairs, "source")
+
     def _group_blocks(self, group: Group, max_blocks: int) -> Iterator[Blocks]:
         buffers = len(group.source)
         if not buffers:
@@ -100,6 +106,20 @@ def plan_move(
     return Move(plan, pair(plan.source, plan.target, source, target, owed), layers)
 
 
+def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[Content]:
+    """Everything that is due, as it lies at the destination: what all moves of a request together have brought.
+
+    Args:
+        plan: Compiled for this pair of ranks.
+        target: The destination's items.
+        owed: What is `due` for the request.
+    """
+    # Where the source's items lie is the source's business; here they only have to be there.
+    page = plan.source.page
+    anywhere = Items(np.zeros(owed.last * plan.granule // page + 1 if page else 1, np.int64), 0)
+    return contents(plan.groups, pair(plan.source, plan.target, anywhere, target, owed), "target")
+
+
 def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:
     if layers is None:
         return group
@@ -112,6 +132,7 @@ def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:
         source_region=group.source_region[chosen],
         target_region=group.target_region[chosen],
         layers=group.layers[chosen],
+        numbers=group.numbers[chosen],
     )
 
 

@@ -93,6 +93,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         descriptor: What the backend needs to reach this side.
         inventory: What this rank holds, addresses included.
         process: Which process it runs in, where that is known.
+        verify: What both sides compare before success: ``off`` or ``digest``.
     """
 
     link: Name
@@ -106,6 +107,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     descriptor: Annotated[bytes, msgspec.Meta(max_length=16 << 20)]
     inventory: Inventory
     process: ProcessId | None = None
+    verify: Name = "off"
 
 
 class ItemList(msgspec.Struct, frozen=True):
@@ -211,6 +213,7 @@ class Finished(Message, frozen=True, kw_only=True):
         digest: The source's digest of the plan.
         moved: What it moved, per component.
         chunks: How many pushes that took.
+        digests: Per component, the digest of what it moved, where both sides verify.
     """
 
     room: Room
@@ -218,6 +221,7 @@ class Finished(Message, frozen=True, kw_only=True):
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
     moved: dict[Name, Moved]
     chunks: Count
+    digests: dict[Name, Annotated[bytes, msgspec.Meta(max_length=64)]] = {}
 
 
 class Accepted(Message, frozen=True, kw_only=True):

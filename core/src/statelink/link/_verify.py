@@ -1,0 +1,148 @@
+"""Digests of what was sent and of what arrived, for links with ``verify = "digest"``.
+
+The digest of a component is the sum, modulo 2^128, of the XXH3 hashes of its granules in each buffer, each seeded with
+which granule of which buffer it is. So it depends neither on where pages lie, nor on the order in which they move, nor
+on how pushes cut them, and both sides compute it from their own memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import ConfigError, UnsupportedError
+from statelink.plan import Content, arrived_content, due
+
+if TYPE_CHECKING:
+    import threading
+
+    from statelink.errors import Reason
+    from statelink.state import Inventory
+
+    from ._receiving import Receiving, Writer
+
+__all__ = ["check_arrived", "check_verify", "digest_of", "packed"]
+
+MODULUS = 1 << 128
+MAX_GRAINS = 1 << 40
+"""More granules than a request can have."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def check_verify(inventory: Inventory) -> None:
+    """See that this rank can compute digests.
+
+    Raises:
+        ConfigError: The hash library is not installed.
+        UnsupportedError: Some memory is not the host's.
+    """
+    try:
+        import xxhash  # noqa: F401 - an extra; nothing else needs it
+    except ImportError as error:
+        raise ConfigError(
+            "verify = 'digest' needs the package xxhash",
+            cause=str(error),
+            hint="pip install 'statelink[verify]'",
+            code="config.verify",
+        ) from error
+    foreign = sorted({region.kind for region in inventory.regions if region.kind != "dram"})
+    if foreign:
+        raise UnsupportedError(
+            f"verify = 'digest' cannot read memory of kind {', '.join(map(repr, foreign))}",
+            cause="digests are computed by the processor, over host memory",
+            hint="leave verify off for this link",
+            instance=inventory.instance,
+            rank=inventory.rank,
+        )
+
+
+def digest_of(
+    parts: Iterable[Content],
+    stop: threading.Event | None = None,
+    memory: Callable[[int, int], Bytes] | None = None,
+) -> int:
+    """The digest of some content; those of a component's pushes are summed. Reads all of it: a data thread's job.
+
+    Args:
+        parts: What, and where it lies.
+        stop: If set meanwhile, the rest is left out: nobody wants the result any more.
+        memory: How to see the bytes at an address; this process' own memory when not given.
+    """
+    from xxhash import xxh3_128_intdigest
+
+    look = memory or _memory
+    total = 0
+    for part in parts:
+        if stop is not None and stop.is_set():
+            break
+        grains, piece = part.grains.tolist(), part.piece
+        width = part.offsets.shape[1] * piece
+        first, last = int(part.offsets.min()), int(part.offsets.max()) + piece
+        starts = (part.offsets[:, 0] - first).tolist()
+        for number, address in zip(part.numbers.tolist(), part.addresses.tolist(), strict=True):
+            seed = number * MAX_GRAINS
+            here = look(address + first, last - first)
+            if width == piece:
+                raw = here.data
+                for grain, at in zip(grains, starts, strict=True):
+                    total += xxh3_128_intdigest(raw[at : at + width], seed + grain)
+            else:
+                # Every place at which a piece may begin, as a row: taking rows copies whole pieces.
+                rows = np.lib.stride_tricks.as_strided(here, (len(here) - piece + 1, piece), (1, 1), writeable=False)
+                raw = rows[part.offsets - first].reshape(-1).data
+                for place, grain in enumerate(grains):
+                    total += xxh3_128_intdigest(raw[place * width : (place + 1) * width], seed + grain)
+    return total % MODULUS
+
+
+def packed(digest: int) -> bytes:
+    """A digest as it crosses the wire."""
+    return (digest % MODULUS).to_bytes(16, "little")
+
+
+def check_arrived(room: Receiving, writer: Writer) -> Reason | None:
+    """Compare what a writer says it sent with what lies in memory. A data thread's job.
+
+    Returns:
+        Why the room must fail, if it must; nothing where it has ended meanwhile.
+    """
+    differing = {}
+    for name, part in writer.plan.components.items():
+        owed = due(part.source, part.target, room.tokens, room.prefix or 0)
+        if not len(owed):
+            continue
+        here = packed(digest_of(arrived_content(part, room._items[name], owed), room._ended))
+        there = writer.digests.get(name)
+        if here != there:
+            differing[name] = f"{name}: {there.hex() if there else 'nothing'} sent, {here.hex()} arrived"
+    if not differing or room._ended.is_set():
+        return None
+    return room._reason_for(
+        "room.content",
+        "what arrived is not what was sent",
+        "; ".join(differing.values()),
+        "the transport or the memory is at fault, or an engine wrote to pages of the request; use nothing of it",
+        component=", ".join(differing),
+        peer=writer.source.name,
+        rank=writer.source.card.inventory.rank if writer.source.card else None,
+    )
+
+
+class _Memory:
+    """Registered memory of this process, as numpy's array interface wants it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "data": (address, True),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _memory(address: int, nbytes: int) -> Bytes:
+    return np.asarray(_Memory(address, nbytes))

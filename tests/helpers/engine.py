@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from tests.helpers.pools import Component, Memory
 
 import statelink
@@ -21,6 +22,8 @@ from statelink import Status
 
 if TYPE_CHECKING:
     from tests.helpers.worker import Seen
+
+    from statelink.errors import Reason
 
 __all__ = ["PATIENCE", "Engine", "LinkHandle", "RoomHandle"]
 
@@ -236,8 +239,12 @@ class RoomHandle:
         return seen
 
     def failed(self, timeout: float = 20.0) -> str:
-        """Wait for the end, which is a failure: its reason, as text."""
+        """Wait for the end, which is a failure: its reason, as text, without how the room stood."""
+        return str(msgspec.structs.replace(self.why(timeout), standing={}))
+
+    def why(self, timeout: float = 20.0) -> Reason:
+        """Wait for the end, which is a failure: all of its reason."""
         seen = self.wait(timeout)
         assert seen.status is statelink.Status.FAILED, seen
         assert seen.reason is not None
-        return str(seen.reason)
+        return seen.reason

@@ -233,7 +233,7 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         ConfigError,
         "unknown key 'lisen' in the configuration of a link: known keys: advertise, backend, deadline, direction, "
         "heartbeat, insecure, keys, listen, liveness, options, peers, release_after, role, siblings, slice_bytes, "
-        "threads\nhint: did you mean 'listen'?",
+        "threads, verify\nhint: did you mean 'listen'?",
     ),
     (
         {"role": "prefill", "backend": "tcp", "options": {"stall_timout": 3}},

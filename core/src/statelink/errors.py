@@ -23,6 +23,7 @@ A message has the same shape everywhere: what failed, who, the cause, and on a l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
@@ -63,6 +64,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         who: Name/value pairs that say whom it concerns (backend, peer, rank, room, component, ...).
         cause: Why, as exactly as is known.
         hint: What the reader can do about it; may be empty.
+        standing: How a room stood when it failed, on the side where the reason arose: its ``side``, ``stage``, ``peer``
+            and the peer's ``rank``, what was still ``missing``, when the peer was last ``heard``. Empty elsewhere.
     """
 
     code: Short
@@ -70,15 +73,17 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     who: Annotated[dict[Short, Text], msgspec.Meta(max_length=32)] = {}
     cause: Text = ""
     hint: Text = ""
+    standing: Annotated[dict[Short, Text], msgspec.Meta(max_length=16)] = {}
 
     def clipped(self) -> Reason:
         """The same reason, cut to what may be sent, in characters that can be."""
         return Reason(
             _sendable(self.code, MAX_SHORT),
             _sendable(self.what, MAX_TEXT),
-            {_sendable(k, MAX_SHORT): _sendable(v, MAX_TEXT) for k, v in list(self.who.items())[:32]},
+            _sendable_pairs(self.who, 32),
             _sendable(self.cause, MAX_TEXT),
             _sendable(self.hint, MAX_TEXT),
+            _sendable_pairs(self.standing, 16),
         )
 
     def __str__(self) -> str:
@@ -86,6 +91,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         text = f"{self.what} ({who})" if who else self.what
         if self.cause:
             text = f"{text}: {self.cause}"
+        if self.standing:
+            text = f"{text}\nstood: {', '.join(f'{key} {value}' for key, value in self.standing.items())}"
         if self.hint:
             text = f"{text}\nhint: {self.hint}"
         return text
@@ -93,6 +100,10 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def _sendable(text: str, longest: int) -> str:
     return str(text)[:longest].encode("utf-8", "backslashreplace").decode()[:longest]
+
+
+def _sendable_pairs(pairs: Mapping[str, str], most: int) -> dict[str, str]:
+    return {_sendable(key, MAX_SHORT): _sendable(value, MAX_TEXT) for key, value in list(pairs.items())[:most]}
 
 
 class StatelinkError(Exception):

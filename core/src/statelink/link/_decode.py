@@ -70,6 +70,7 @@ class DecodeRole:
         if isinstance(message, wire.Chunk):
             room._set(Status.TRANSFERRING)
             room._chunks = max(room._chunks, message.number + 1)
+            writer.came.update(message.grains.keys() & writer.expected.keys())
             self._arrived(room, writer, message)
         elif isinstance(message, wire.Finished):
             self._finished(room, writer, message)
@@ -261,10 +262,8 @@ class DecodeRole:
         if said != wanted:
             names = sorted(name for name in said.keys() | wanted.keys() if said.get(name) != wanted.get(name))
             cause = "; ".join(f"{n}: {wanted.get(n, 0)} bytes promised, {said.get(n, 0)} moved" for n in names)
-            self.fail(
-                room,
-                room._reason_for("room.bytes", "a writer did not move what the plan promised", cause, **who),
-            )
+            what = "a writer did not move what the plan promised"
+            self.fail(room, room._reason_for("room.bytes", what, cause, component=", ".join(names), **who))
         writer.finished = message.moved
         writer.digests = message.digests
         for name, hook in writer.hooks.items():
@@ -295,8 +294,9 @@ class DecodeRole:
 
     def fail(self, room: Receiving, reason: Reason) -> None:
         """End a room in failure, tell every writer, and fence its memory or wait for the writers to drain."""
-        if not room._fail(reason):
+        if not room._fail(reason) or room._reason is None:
             return
+        reason = room._reason
         for writer in room._writers.values():
             if not writer.asked:
                 # The grant may be on its way on a data thread; it is taken back behind it.
@@ -396,7 +396,8 @@ class DecodeRole:
         def done(ok: bool, reason: Reason | None = None) -> None:
             writer.owes -= 1
             if not ok:
-                unknown = room._reason_for("room.hook", f"a receive hook of component {component!r} failed")
+                what = f"a receive hook of component {component!r} failed"
+                unknown = room._reason_for("room.hook", what, component=component, peer=writer.source.name)
                 self.fail(room, reason or unknown)
             self._maybe_succeed(room)
 
@@ -405,7 +406,9 @@ class DecodeRole:
                 transfer = call()
             except Exception as error:
                 strategy = self._node.strategies[component].name
-                reason = reason_of(error, room=room.room, component=component, strategy=strategy)
+                reason = reason_of(
+                    error, room=room.room, component=component, peer=writer.source.name, strategy=strategy
+                )
                 self._node.post(lambda: done(False, reason))
             else:
                 if transfer is None:

@@ -13,6 +13,7 @@ from statelink.plan import PairPlan, compile_pair
 from ._handshake import check_card
 from ._mover import RegionTable, reason_of
 from ._stages import CONTACT, Contact, ContactEvent
+from ._standing import Party
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -58,6 +59,11 @@ class Destination:
             return False
         self.stage = stage
         return True
+
+    @property
+    def party(self) -> Party:
+        """What reasons say of it."""
+        return Party(self.name, self.card.inventory.rank, self.heard)
 
 
 class Watcher(Protocol):

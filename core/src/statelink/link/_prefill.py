@@ -170,6 +170,7 @@ class PrefillRole:
             delivery = self._check_request(room, peer, request)
         except StatelinkError as error:
             reason = reason_of(error, room=room.room, peer=peer.name, backend=self._node.backend.name)
+            reason = room._explained(reason, peer.party)
             self._answer(peer, request, reason)
             self.fail(room, reason)
             return
@@ -247,11 +248,15 @@ class PrefillRole:
                 tally[name] = Moved(before.nbytes + moved.nbytes, before.blocks + moved.blocks)
         use = self._use(delivery)
         if moving.reason is not None:
-            who = {"room": str(room.room), "peer": delivery.destination.name, **moving.reason.who}
-            self.fail(
-                room,
-                Reason(moving.reason.code, moving.reason.what, who, moving.reason.cause, moving.reason.hint),
-            )
+            named = {
+                "room": str(room.room),
+                "peer": delivery.destination.name,
+                "component": ", ".join(result.grains),
+                **moving.reason.who,
+            }
+            who = {key: value for key, value in named.items() if value}
+            why = moving.reason
+            self.fail(room, Reason(why.code, why.what, who, why.cause, why.hint))
         elif room.status is Status.TRANSFERRING and not moving.pending:
             if delivery is next(iter(room._deliveries.values())):
                 room._chunks += 1
@@ -334,9 +339,10 @@ class PrefillRole:
             reason: Why.
             known: Whether decode knows, though it never asked for the room.
         """
-        if not room._fail(reason):
+        if not room._fail(reason) or room._reason is None:
             return
         self._node.hold_pushes(-len(room._queue))
+        reason = room._reason
         room._queue.clear()
         for delivery in room._deliveries.values():
             delivery.cancelled.set()

@@ -12,6 +12,7 @@ from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Items, PairPlan, due, required, whole
 
 from ._room import Ready, Room
+from ._standing import Party, missing_on_decode, party_of
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Writer:
         owes: Transfers of hooks that have not ended.
         closed: Whether nothing of it can land any more.
         asked: Whether it was, or may have been, asked.
+        came: Components of which something has come.
         prepared: What this side's hooks prepared for it.
         digests: What it said of what it moved, where both sides verify.
         verified: Whether that was compared with what arrived, or is being.
@@ -53,6 +55,7 @@ class Writer:
     prepared: dict[str, bytes] = field(default_factory=dict)
     digests: Mapping[str, bytes] = field(default_factory=dict)
     verified: bool = False
+    came: set[str] = field(default_factory=set)
 
 
 class Receiving(Room):
@@ -138,6 +141,13 @@ class Receiving(Room):
 
     def _error(self, what: str, cause: str = "", hint: str = "", code: str = "room.items") -> RoomError:
         return RoomError.of(self._reason_for(code, what, cause, hint))
+
+    def _parties(self) -> list[Party]:
+        writers = [writer.source for writer in list(self._writers.values())]
+        return [party_of(source) for source in writers or (self._instance.sources.values() if self._instance else ())]
+
+    def _missing(self) -> str:
+        return missing_on_decode(self)
 
     def _abort(self, why: str) -> None:
         self._role.fail(self, self._reason_for("room.aborted", "decode aborted the request", why))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from statelink.backend import Moved, RoomReport
 from statelink.errors import Reason, RoomError
 
+from ._standing import Party, explained
 from ._status import ENDED, Status, follows
 
 if TYPE_CHECKING:
@@ -174,8 +175,29 @@ class Room:
         """End in failure, if it has not ended; the first reason is the one that stays."""
         if self._status in ENDED:
             return False
-        self._reason = reason.clipped()
+        self._reason = self._explained(reason).clipped()
         return self._set(Status.FAILED)
+
+    def _explained(self, reason: Reason, *others: Party) -> Reason:
+        """The reason, with how the room stands, unless it arose on the other side, which has said so already."""
+        if reason.standing:
+            return reason
+        node = self._node
+        stands = {
+            "room": str(self._room),
+            "backend": node.backend.name,
+            "side": f"{node.config.role} rank {node.inventory.rank}",
+            "stage": self._status.name.lower(),
+        }
+        return explained(reason, stands, [*self._parties(), *others], self._missing(), node.now())
+
+    def _parties(self) -> list[Party]:
+        """The ranks of the other side that the room has to do with."""
+        raise NotImplementedError
+
+    def _missing(self) -> str:
+        """What the room still waits for, in words."""
+        raise NotImplementedError
 
     def _abort(self, why: str) -> None:
         raise NotImplementedError

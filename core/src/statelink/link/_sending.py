@@ -16,6 +16,7 @@ from statelink.plan import Due, Items, PairPlan, due, item_positions, pushed, wh
 from statelink.state import IndexSpace
 
 from ._room import Ready, Room
+from ._standing import Party, missing_on_prefill
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
@@ -269,6 +270,12 @@ class Sending(Room):
 
     def _error(self, what: str, cause: str = "", hint: str = "", code: str = "room.push") -> RoomError:
         return RoomError.of(self._reason_for(code, what, cause, hint))
+
+    def _parties(self) -> list[Party]:
+        return [delivery.destination.party for delivery in list(self._deliveries.values())]
+
+    def _missing(self) -> str:
+        return missing_on_prefill(self)
 
     def _abort(self, why: str) -> None:
         self._role.fail(self, self._reason_for("room.aborted", "prefill aborted the request", why))

@@ -1,0 +1,167 @@
+"""Every failure says where it arose and how far the room was, which rank, what was missing, and who was last heard."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.helpers.pools import Kv, hybrid
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import RoomHandle
+    from tests.helpers.pair import Pair
+    from tests.link.conftest import Workshop
+
+    from statelink.errors import Reason
+
+pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+FAULTY = "faulty_backends"
+EVERYTHING = "kv, swa, dsa, mamba, aux"
+
+
+def stood(reason: Reason, side: str, stage: str, missing: str, *, heard: str = r"\d+\.\d s ago") -> None:
+    """How the room stood, as the reason says it to people."""
+    told = {**reason.who, **reason.standing}
+    assert told["room"]
+    assert told["backend"]
+    assert (told["side"], told["stage"], told["missing"]) == (side, stage, missing)
+    assert re.fullmatch(heard, told["heard"]), told["heard"]
+    assert f"\nstood: side {side}, stage {stage}, " in str(reason) or f"side {side}, stage {stage}, " in str(reason)
+
+
+def same(*rooms: RoomHandle) -> Reason:
+    """The one reason of several rooms."""
+    first, *others = (room.why() for room in rooms)
+    assert all(other == first for other in others), others
+    return first
+
+
+def test_deadline_before_anybody_is_known(workshop: Workshop) -> None:
+    made = workshop.pair()
+    made.prefill.close()
+    case = made.case()
+    reason = made.receive(case, deadline=0.3).why()
+    address = made.prefill.address
+    stood(
+        reason,
+        "decode rank 0",
+        "bootstrapping",
+        f"prefill, which is greeting, and an answer from {address}",
+        heard="never",
+    )
+    made.done(case)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_deadline_on_prefill(pair: Pair, asked: bool) -> None:
+    case = pair.case()
+    sending = pair.send(case, deadline=0.5)
+    if not asked:
+        stood(sending.why(), "prefill rank 0", "bootstrapping", "decode's request", heard="never")
+        pair.done(case)
+        return
+    reason = same(sending, pair.receive(case))
+    missing = f"the engine's first push, with {EVERYTHING}"
+    stood(reason, "prefill rank 0", "waiting", missing)
+    assert reason.standing["peer"] == pair.decode.name
+    assert reason.standing["rank"] == "0"
+    pair.done(case)
+
+
+def test_deadline_on_decode_before_it_accepts(pair: Pair) -> None:
+    case = pair.case()
+    sending = pair.send(case)
+    receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens, deadline=0.5)
+    reason = same(receiving, sending)
+    stood(reason, "decode rank 0", "waiting", "the engine's accept()")
+    pair.done(case)
+
+
+def test_deadline_in_the_middle(pair: Pair) -> None:
+    case = pair.case()
+    sending, receiving = pair.send(case), pair.receive(case, deadline=1.5)
+    sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
+    reason = same(receiving, sending)
+    stood(reason, "decode rank 0", "transferring", "swa, mamba, aux and the rest of kv, dsa from rank 0")
+    pair.spoilt(case)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_abort(pair: Pair, side: str) -> None:
+    case = pair.case()
+    sending, receiving = pair.send(case), pair.receive(case)
+    sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
+    receiving.reach(Status.TRANSFERRING)
+    (sending if side == "prefill" else receiving).abort("enough")
+    reason = same(sending, receiving)
+    assert reason.cause == "enough"
+    missing = {
+        "prefill": "the engine's last push, with mamba, aux",
+        "decode": "swa, mamba, aux and the rest of kv, dsa from rank 0",
+    }[side]
+    stood(reason, f"{side} rank 0", "transferring", missing)
+    pair.spoilt(case)
+
+
+def test_backend_fails(workshop: Workshop) -> None:
+    made = workshop.pair(backend="faulty-tcp")
+    made.run()
+    case = made.case()
+    workshop.prefill.run(FAULTY, "plan", "submit", "fail")
+    receiving, sending = made.begin(case)
+    made.push(sending, case)
+    reason = same(receiving, sending)
+    stood(reason, "prefill rank 0", "transferring", "the transfer to rank 0")
+    assert reason.who["peer"] == made.decode.name
+    assert reason.who["component"] == EVERYTHING
+    made.pardon(case)
+    made.done(case)
+
+
+def test_digest_differs(workshop: Workshop) -> None:
+    made = workshop.pair(backend="faulty-tcp", verify="digest")
+    made.run()
+    case = made.case()
+    workshop.prefill.run(FAULTY, "plan", "flip", "0")
+    receiving, sending = made.begin(case)
+    made.push(sending, case)
+    reason = same(receiving, sending)
+    stood(reason, "decode rank 0", "transferring", "nothing")
+    assert (reason.code, reason.who["component"], reason.who["rank"]) == ("room.content", "kv", "0")
+    made.pardon(case)
+    made.done(case)
+
+
+def test_refused(workshop: Workshop) -> None:
+    made = workshop.pair(hybrid(), hybrid(kv=Kv(dim=8)))
+    case = made.case()
+    reason = made.receive(case, deadline=20).why()
+    stood(reason, "decode rank 0", "bootstrapping", "prefill, which is refused")
+    made.done(case)
+
+
+@pytest.mark.parametrize("lost", ["prefill", "decode"])
+def test_peer_is_lost(workshop: Workshop, lost: str) -> None:
+    quick: dict[str, Any] = {"heartbeat": 0.1, "liveness": 1.0}
+    workshop.untidy = True
+    doomed = workshop.engine()
+    links = {
+        side: workshop.open(side, **({"engine": doomed} if side == lost else {}), **quick)
+        for side in ("prefill", "decode")
+    }
+    from tests.helpers.pair import Pair
+
+    made = Pair(links["prefill"], links["decode"])
+    case = made.case()
+    receiving, sending = made.begin(case)
+    sending.reach(Status.WAITING)
+    doomed.kill()
+    survivor = sending if lost == "decode" else receiving
+    reason = survivor.why()
+    side = "prefill" if lost == "decode" else "decode"
+    missing = f"the engine's first push, with {EVERYTHING}" if lost == "decode" else f"{EVERYTHING} from rank 0"
+    stood(reason, f"{side} rank 0", "waiting", missing, heard=r"[1-9]\d*\.\d s ago")
+    assert reason.who["peer"] == links[lost].name

@@ -13,6 +13,7 @@ from ._backends import backends
 from ._explain import explain
 from ._keys import keys
 from ._rendezvous import rendezvous
+from ._inspect import inspect
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -91,3 +92,4 @@ main.add_command(backends)
 main.add_command(explain)
 main.add_command(keys)
 main.add_command(rendezvous)
+main.add_command(inspect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._config import LinkConfig, read_options
+from ._inspect import ask, sockets
 from ._link import Link
 from ._node import Node
 from ._process import this_process
@@ -25,7 +26,9 @@ __all__ = [
     "Sending",
     "StaticRendezvous",
     "Status",
+    "ask",
     "check_verify",
     "read_options",
     "this_process",
+    "sockets",
 ]

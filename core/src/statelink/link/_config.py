@@ -39,6 +39,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             writes to it any more. ``None``, the default, waits for proof: silence never proves death.
         verify: ``digest`` compares a digest of every component, as sent and as it arrived, before a room succeeds. Host
             memory only; needs ``statelink[verify]``, and the same on both sides. ``off``, the default, costs nothing.
+        inspect: Tell ``statelink inspect`` of the same user what the link does, on a Unix socket.
         threads: Most threads that move data.
         slice_bytes: Most bytes that a blocking backend is given at once.
         max_rooms: Most rooms that may be open, or hold memory, at once; ``send`` and ``receive`` refuse more.
@@ -64,6 +65,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     liveness: float = 10.0
     release_after: float | None = None
     verify: Literal["off", "digest"] = "off"
+    inspect: bool = True
     threads: int = 2
     slice_bytes: int = 32 << 20
     max_rooms: int = 65536

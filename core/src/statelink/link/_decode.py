@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -134,6 +134,10 @@ class DecodeRole:
     def close(self) -> None:
         """See `Role.close`."""
         self._instances.close()
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """See `Role.ranks`."""
+        return self._instances.ranks(now)
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""

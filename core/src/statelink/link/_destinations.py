@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
 from statelink.errors import MismatchError, Reason, StatelinkError
@@ -40,6 +40,7 @@ class Destination:
         expected: Decode ranks that ask this rank for each room.
         told: Whether it was told since the last beat that this side lives.
         heard: When it was last heard.
+        since: When it introduced itself.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Destination:
     connected: bool = False
     expected: int = 1
     told: bool = True
+    since: float = 0.0
 
     def step(self, event: ContactEvent) -> bool:
         """Take the step that an event leads to; whether there is one from here."""
@@ -137,7 +139,8 @@ class Destinations:
                 self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=reason))
                 return
             regions = RegionTable(card.inventory.regions)
-            self._destinations[card.link] = Destination(card.link, card, regions, self._node.now())
+            now = self._node.now()
+            self._destinations[card.link] = Destination(card.link, card, regions, now, since=now)
         self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction))
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:
@@ -223,6 +226,20 @@ class Destinations:
         """Say goodbye; ``loud`` are destinations to which a write may still be in flight."""
         for name in self._destinations:
             self._node.send(wire.Bye(sender=self._node.name, to=name, quiet=name not in loud))
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """Every known rank: its stage, how long it has been known, and seconds since it was heard."""
+        return [
+            {
+                "peer": peer.name,
+                "rank": peer.card.inventory.rank,
+                "instance": peer.card.inventory.instance,
+                "stage": peer.stage.value,
+                "age": round(now - peer.since, 3),
+                "heard": round(now - peer.heard, 3),
+            }
+            for peer in list(self._destinations.values())
+        ]
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
 from statelink.errors import ConfigError, PeerError, Reason, StatelinkError
@@ -418,6 +418,21 @@ class Instances:
             for address, source in instance.sources.items():
                 if source.card is not None:
                     self._node.send(wire.Bye(sender=self._node.name, to=source.name), address)
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """Every known rank: its stage, how long the instance has been in it, and seconds since it was heard."""
+        return [
+            {
+                "peer": source.name or source.endpoint.address,
+                "rank": source.card.inventory.rank if source.card else None,
+                "instance": instance.key,
+                "stage": f"{instance.stage.value}{' (suspect)' if instance.suspect else ''}",
+                "age": round(now - instance.since, 3),
+                "heard": round(now - source.heard, 3) if source.card else None,
+            }
+            for instance in list(self._instances.values())
+            for source in list(instance.sources.values())
+        ]
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""

@@ -14,10 +14,12 @@ from statelink.plan import whole
 from statelink.wire import parse_endpoint
 
 from ._decode import DecodeRole
+from ._inspect import Inspection
 from ._prefill import PrefillRole
 from ._receiving import Receiving
 from ._sending import Sending
-from ._status import ENDED, Status
+from ._snapshot import snapshot
+from ._status import ENDED
 
 if TYPE_CHECKING:
     from statelink.state import Inventory
@@ -51,6 +53,7 @@ class Link:
         assert role is not None
         node.role = role
         node.start()
+        self._inspection = Inspection(node.name, self.snapshot) if node.config.inspect else None
 
     @property
     def name(self) -> str:
@@ -176,6 +179,8 @@ class Link:
             "dropped_frames": dict(self._node.channel.dropped),
             "refused_keys": self._node.channel.refused,
         }
+        """Peers, rooms, memory that they hold, queues and dropped frames, as plain values; see docs/operate.md."""
+        return snapshot(self._node)
 
     def _valid(self, room: int, tokens: int, deadline: float | None) -> tuple[int, int, float | None]:
         if self._closed:
@@ -238,6 +243,8 @@ class Link:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
         left = max(0.5, until - time.monotonic())
         self._clean = self._node.stop(left) and all(room.quiesced for room in rooms)
+        if self._inspection is not None:
+            self._inspection.close()
         return self._clean
 
     def __enter__(self) -> Link:

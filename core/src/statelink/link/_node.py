@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink.errors import PeerError, WireError
 from statelink.wire import write_card
@@ -47,6 +47,12 @@ class Role(Protocol):
 
     def close(self) -> None:
         """Say goodbye."""
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """The ranks of the other side: stage, age and when each was last heard. Any thread."""
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand. Any thread."""
 
     def busy(self) -> bool:
         """Whether transfers or drains are under way."""
@@ -151,6 +157,11 @@ class Node:
             log.error("%s", error)
             return False
         return True
+
+    def depths(self) -> dict[str, int]:
+        """How many jobs wait for data threads. Any thread."""
+        lanes = {"move": self.movers, "setup": self.setup, "fence": self.fences, "verify": self.verifiers}
+        return {name: lane.waiting for name, lane in lanes.items()}
 
     def changed(self, room: Room) -> None:
         """Note that a room changed, once until somebody asks."""

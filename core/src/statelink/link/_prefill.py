@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from statelink import wire
 from statelink.backend import Moved, Side
@@ -424,6 +424,10 @@ class PrefillRole:
         """See `Role.close`."""
         moving = {name for room in self._sending() for name, d in room._deliveries.items() if not d.still}
         self._destinations.close(moving | {name for name, _, _ in self._restless})
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """See `Role.ranks`."""
+        return self._destinations.ranks(now)
 
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""

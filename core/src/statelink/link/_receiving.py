@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,9 @@ class Receiving(Room):
     def _parties(self) -> list[Party]:
         writers = [writer.source for writer in list(self._writers.values())]
         return [party_of(source) for source in writers or (self._instance.sources.values() if self._instance else ())]
+
+    def _named_items(self) -> Iterable[tuple[str, int, tuple[int, int] | None]]:
+        return [(name, len(items.ids), None) for name, items in self._items.items()]
 
     def _missing(self) -> str:
         return missing_on_decode(self)

@@ -1,0 +1,172 @@
+"""A Unix socket on which a link tells its own user what it is doing. Read-only: nothing is ever read from it.
+
+The socket is ``PID-incarnation.sock`` in a directory of the user's own: ``$XDG_RUNTIME_DIR/statelink``, or
+``/tmp/statelink-UID``. Whoever connects gets one snapshot as JSON, and the end of the stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+__all__ = ["Inspection", "ask", "folders", "sockets"]
+
+log = logging.getLogger("statelink.link")
+
+PATIENCE = 2.0
+"""Seconds that whoever asks may take to read the answer; others wait meanwhile, the link does not."""
+MOST_BYTES = 16 << 20
+
+
+def folders() -> list[Path]:
+    """Where sockets may be, the preferred one first."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    shared = Path("/tmp") / f"statelink-{os.getuid()}"
+    return [Path(runtime) / "statelink", shared] if runtime else [shared]
+
+
+def sockets() -> list[Path]:
+    """Sockets of this user's links on this machine; those that nobody listens on any more are removed."""
+    found = []
+    for folder in folders():
+        if not _private(folder):
+            continue
+        for path in sorted(folder.glob("*.sock")):
+            if _answers(path):
+                found.append(path)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+    return found
+
+
+def ask(path: Path) -> dict[str, Any]:
+    """The snapshot that a link gives.
+
+    Raises:
+        OSError: Nobody listens there, or the answer does not come or end in time.
+        ValueError: The answer is not a snapshot.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(2 * PATIENCE)
+        asking.connect(str(path))
+        parts, nbytes = [], 0
+        while part := asking.recv(1 << 16):
+            parts.append(part)
+            nbytes += len(part)
+            if nbytes > MOST_BYTES:
+                raise ValueError(f"{path} answers more than {MOST_BYTES} bytes")
+    return msgspec.json.decode(b"".join(parts), type=dict[str, Any])
+
+
+class Inspection:
+    """The socket of one link, and the thread that answers on it.
+
+    Args:
+        link: The link's name.
+        look: Takes a snapshot; called on that thread.
+    """
+
+    def __init__(self, link: str, look: Callable[[], dict[str, Any]]) -> None:
+        self._look = look
+        self._path: Path | None = None
+        name = f"{os.getpid()}-{link.rpartition('-')[2]}"
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        for folder in folders():
+            try:
+                self._listen(folder, name)
+                break
+            except OSError as error:
+                log.debug("no socket for statelink inspect in %s: %s", folder, error)
+        else:
+            self._listening.close()
+            return
+        self._thread = threading.Thread(target=self._serve, name="statelink-inspect", daemon=True)
+        self._thread.start()
+
+    def _listen(self, folder: Path, name: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        if not _private(folder):
+            raise PermissionError(f"{folder} is not this user's alone")
+        for path in folder.glob("*.sock"):
+            if not _alive(path) and not _answers(path):
+                path.unlink(missing_ok=True)
+        # It gets its name when it listens already: a socket that nobody listens on is a dead process', and removed.
+        early = folder / f".{name}"
+        try:
+            self._listening.bind(str(early))
+            early.chmod(0o600)
+            self._listening.listen(8)
+            self._path = early.rename(folder / f"{name}.sock")
+        except OSError:
+            early.unlink(missing_ok=True)
+            raise
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                asking, _ = self._listening.accept()
+            except OSError:
+                return  # closed
+            with asking, contextlib.suppress(OSError):
+                asking.settimeout(PATIENCE)
+                try:
+                    answer = msgspec.json.encode(self._look())
+                except Exception:
+                    log.exception("a snapshot failed")
+                    continue
+                asking.sendall(answer)
+
+    def close(self) -> None:
+        """Remove the socket and end the thread."""
+        path, self._path = self._path, None
+        if path is None:
+            return
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join(2 * PATIENCE)
+        self._listening.close()
+
+
+def _private(folder: Path) -> bool:
+    """Whether a directory belongs to this user, and nobody else can get into it."""
+    try:
+        seen = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o077
+
+
+def _alive(path: Path) -> bool:
+    """Whether the process that a socket is named after runs, as far as this one can see."""
+    try:
+        os.kill(int(path.name.partition("-")[0]), 0)
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _answers(path: Path) -> bool:
+    """Whether anybody listens there; who is merely busy counts as somebody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True

@@ -1,0 +1,140 @@
+"""`Link.snapshot` and `statelink inspect`: what a link of another process is doing, asked from here."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from tests.helpers.pair import Pair
+from tests.helpers.pools import Kv, hybrid
+
+import statelink
+from statelink import Status, state
+from statelink.cli import main
+from statelink.link import ask, sockets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.link.conftest import Workshop
+
+
+def inspect(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["inspect", *arguments])
+
+
+def of(pid: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(inspect(str(pid), "--json").stdout)
+    return found
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runtime directory in which only this test's links are."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "statelink"
+
+
+def opened(**config: Any) -> statelink.Link:
+    inventory = state.describe("d", [state.aux_rows({"row": np.zeros((4, 8), np.uint8)})])
+    return statelink.open({"role": "decode", "backend": "tcp", **config}, inventory)
+
+
+@pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
+def test_room_that_waits(workshop: Workshop) -> None:
+    pools = hybrid(kv=Kv(), swa=None, dsa=None, mamba=None)
+    made = workshop.pair(pools, pools)
+    case = made.case(64)
+    receiving, sending = made.begin(case)
+    receiving.reach(Status.WAITING)
+    sending.reach(Status.WAITING)
+    (there,) = (seen for seen in of(workshop.decode.pid) if seen["link"] == made.decode.name)
+    (room,) = there["oldest"]
+    assert (room["room"], room["status"], room["holds"]) == (case.room, "waiting", True)
+    assert room["waits_for"] == "kv, aux from rank 0"
+    assert there["rooms"]["waiting"] == 1
+    (rank,) = there["ranks"]
+    assert (rank["peer"], rank["rank"], rank["stage"]) == (made.prefill.name, 0, "ready")
+    assert 0 <= rank["heard"] < 10
+    # Four pages of four layers of keys and values, and a row.
+    wanted = 4 * 4 * 2 * (16 * 4 * 16 * 2) + 16 * 4 + 20 * 4
+    assert there["memory"]["held_bytes"] == wanted
+    assert there["memory"]["held_by_status"] == {"waiting": wanted}
+    text = inspect(str(workshop.decode.pid)).stdout
+    assert made.decode.name in text
+    assert "kv, aux from rank 0" in " ".join(text.split())
+    made.push(sending, case)
+    made.ended(case, receiving, sending)
+    (after,) = (seen for seen in of(workshop.decode.pid) if seen["link"] == made.decode.name)
+    assert after["oldest"] == []
+    assert after["memory"]["held_bytes"] == 0
+    assert Pair(made.prefill, made.decode).prefill.close()
+    assert [seen["link"] for seen in of(workshop.decode.pid)].count(made.prefill.name) == 0
+
+
+def test_only_its_user_may_ask(alone: Path) -> None:
+    with opened() as link:
+        (path,) = sockets()
+        assert path.parent == alone
+        assert stat.S_IMODE(alone.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert ask(path)["link"] == link.name
+    assert list(alone.iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", ["open to others", "a link", "no directory"])
+def test_link_opens_without(alone: Path, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is not this user's alone is not used; and nothing else changes."""
+    monkeypatch.setattr("statelink.link._inspect.folders", lambda: [alone])
+    if harm == "open to others":
+        alone.mkdir()
+        alone.chmod(0o755)
+    elif harm == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        alone.symlink_to(tmp_path / "elsewhere")
+    else:
+        alone.write_text("")
+    with opened() as link:
+        assert sockets() == []
+        assert link.snapshot()["ranks"] == []
+
+
+def test_none_is_opened_where_it_is_not_wanted(alone: Path) -> None:
+    with opened(inspect=False):
+        assert not alone.exists()
+
+
+def test_socket_of_a_dead_process_goes(alone: Path) -> None:
+    alone.mkdir(mode=0o700)
+    dead = alone / "4194305-0123456789abcdef.sock"  # above every process id
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(dead))
+    with opened() as link:
+        assert not dead.exists()
+        assert [ask(path)["link"] for path in sockets()] == [link.name]
+
+
+def test_who_asks_and_does_not_read(alone: Path) -> None:
+    """Others are answered after a while, and the link goes on and closes."""
+    with opened() as link:
+        (path,) = sockets()
+        with socket.socket(socket.AF_UNIX) as rude:
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            rude.connect(str(path))
+            assert ask(path)["link"] == link.name
+            assert link.close()
+    assert sockets() == []
+
+
+def test_nobody_there(alone: Path) -> None:
+    assert "no link" in inspect().stdout
+    result = inspect(str(os.getpid()))
+    assert result.exit_code == 1
+    assert f"process {os.getpid()} has no open link" in result.stderr
+    assert inspect(str(alone / "none.sock")).exit_code == 1

@@ -52,15 +52,14 @@ def _paths(which: str | None) -> list[Path]:
 
 
 def _show(console: Console, path: Path, seen: dict[str, Any]) -> None:
-    memory = seen["memory"]
     counts = ", ".join(f"{count} {status}" for status, count in seen["rooms"].items() if count) or "none"
     lines = (
         f"{seen['link']}: {seen['role']} rank {seen['rank']} of {seen['instance']}",
         f"{seen['address']} over {seen['backend']}, process {path.name.partition('-')[0]}",
         f"rooms: {counts}",
-        f"held: {_amounts(memory['held_bytes'], memory['held_by_status'])}",
-        f"quarantined: {_amounts(memory['quarantined_bytes'], memory['quarantined_by_reason'])}",
-        "queues: " + ", ".join(f"{name} {depth}" for name, depth in seen["queues"].items()),
+        f"held: {_amounts(seen['held_bytes'])}",
+        f"quarantined: {_amounts(seen['quarantined_bytes'])}",
+        "waiting: " + ", ".join(f"{name} {depth}" for name, depth in seen["load"].items()),
     )
     for line in lines:
         console.print(Text(line))
@@ -69,9 +68,9 @@ def _show(console: Console, path: Path, seen: dict[str, Any]) -> None:
     console.print()
 
 
-def _amounts(total: int, by: dict[str, int]) -> str:
+def _amounts(by: dict[str, int]) -> str:
     inner = ", ".join(f"{name} {nbytes}" for name, nbytes in by.items())
-    return f"{total} bytes" + (f" ({inner})" if inner else "")
+    return f"{sum(by.values())} bytes" + (f" ({inner})" if inner else "")
 
 
 def _table(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

@@ -11,9 +11,9 @@ from statelink.registry import entry_points
 
 from ._backends import backends
 from ._explain import explain
+from ._inspect import inspect
 from ._keys import keys
 from ._rendezvous import rendezvous
-from ._inspect import inspect
 
 if TYPE_CHECKING:
     import importlib.metadata

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -154,31 +153,6 @@ class Link:
         return self._node.take_changes(timeout)
 
     def snapshot(self) -> dict[str, Any]:
-        """Peers, rooms by status, what is held after its room's end, what waits, and dropped frames.
-
-        ``quarantined`` has the ids of failed rooms whose memory may not be reused yet, and ``quarantined_bytes`` how
-        many bytes of this side's memory they hold, by what those wait for.
-        """
-        role = self._prefill or self._decode
-        assert role is not None
-        with self._node.lock:
-            rooms = list(self._node.rooms.values())
-        held = [room for room in rooms if room.status is Status.FAILED and not room.quiesced]
-        waiting: Counter[str] = Counter()
-        for room in held:
-            nbytes, reason = room._held()
-            waiting[reason] += nbytes
-        return {
-            "link": self.name,
-            "address": self.address,
-            "peers": role.snapshot(),
-            "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
-            "quarantined": sorted(room.room for room in held),
-            "quarantined_bytes": dict(waiting),
-            "load": {**self._node.load(), **role.load()},
-            "dropped_frames": dict(self._node.channel.dropped),
-            "refused_keys": self._node.channel.refused,
-        }
         """Peers, rooms, memory that they hold, queues and dropped frames, as plain values; see docs/operate.md."""
         return snapshot(self._node)
 

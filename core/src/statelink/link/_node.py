@@ -158,11 +158,6 @@ class Node:
             return False
         return True
 
-    def depths(self) -> dict[str, int]:
-        """How many jobs wait for data threads. Any thread."""
-        lanes = {"move": self.movers, "setup": self.setup, "fence": self.fences, "verify": self.verifiers}
-        return {name: lane.waiting for name, lane in lanes.items()}
-
     def changed(self, room: Room) -> None:
         """Note that a room changed, once until somebody asks."""
         if not room._changed:
@@ -196,7 +191,7 @@ class Node:
 
     def load(self) -> dict[str, int]:
         """What waits in this link, by kind. Any thread."""
-        lanes = {"moves": self.movers, "setups": self.setup, "fences": self.fences}
+        lanes = {"moves": self.movers, "setups": self.setup, "fences": self.fences, "checks": self.verifiers}
         return {
             "pushes": self._pushes,
             **{name: lane.waiting for name, lane in lanes.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -146,9 +146,6 @@ class Receiving(Room):
         writers = [writer.source for writer in list(self._writers.values())]
         return [party_of(source) for source in writers or (self._instance.sources.values() if self._instance else ())]
 
-    def _named_items(self) -> Iterable[tuple[str, int, tuple[int, int] | None]]:
-        return [(name, len(items.ids), None) for name, items in self._items.items()]
-
     def _missing(self) -> str:
         return missing_on_decode(self)
 
@@ -175,6 +172,6 @@ class Receiving(Room):
         nbytes = sum(self._bytes_of(name, len(items.ids)) for name, items in self._items.items())
         writers = self._writers.values()
         if any(writer.owes for writer in writers):
-            return nbytes, "a receive hook has not ended"
+            return nbytes, "a receive hook or a digest has not ended"
         waits = sorted(writer.source.name for writer in writers if not writer.closed)
         return nbytes, f"not known to have stopped: {', '.join(waits)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from statelink.backend import Moved, RoomReport
@@ -193,10 +193,6 @@ class Room:
 
     def _parties(self) -> list[Party]:
         """The ranks of the other side that the room has to do with."""
-        raise NotImplementedError
-
-    def _named_items(self) -> Iterable[tuple[str, int, tuple[int, int] | None]]:
-        """Memory that this side named: component, number of items, and layers if not all."""
         raise NotImplementedError
 
     def _missing(self) -> str:

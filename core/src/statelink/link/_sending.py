@@ -130,8 +130,6 @@ class Sending(Room):
         self._reach = 0
         self._complete = False
         self._named: dict[str, list[npt.NDArray[np.int64]]] = {}
-        self._given: set[str] = set()
-        self._named: list[tuple[str, int, tuple[int, int] | None]] = []
         self._lock = threading.Lock()
 
     def push(
@@ -199,8 +197,6 @@ class Sending(Room):
             self._complete = final
             for name, each in checked.items():
                 self._named.setdefault(name, []).append(each.ids)
-            self._given.update(checked)
-            self._named += [(name, len(each.ids), layers) for name, each in checked.items()]
             self._quiesced = False  # from here on the memory is named; worked out anew on the control thread
             self._quiet.clear()
         self._node.post(lambda: self._role.pushed(self, push))
@@ -277,9 +273,6 @@ class Sending(Room):
 
     def _parties(self) -> list[Party]:
         return [delivery.destination.party for delivery in list(self._deliveries.values())]
-
-    def _named_items(self) -> Iterable[tuple[str, int, tuple[int, int] | None]]:
-        return list(self._named)
 
     def _missing(self) -> str:
         return missing_on_prefill(self)

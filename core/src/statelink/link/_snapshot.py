@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
-    from statelink.state import Inventory
-
     from ._node import Node
     from ._room import Room
 
@@ -24,6 +22,7 @@ def snapshot(node: Node) -> dict[str, Any]:
     now = node.now()
     with node.lock:
         rooms = list(node.rooms.values())
+    held, quarantined = _held(rooms)
     ranks = node.role.ranks(now)
     busy = sorted((room for room in rooms if room.status not in ENDED or not room.quiesced), key=_age)
     return {
@@ -38,9 +37,11 @@ def snapshot(node: Node) -> dict[str, Any]:
         "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
         "oldest": [_room(room, now) for room in busy[:MOST]],
         "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.quiesced),
-        "memory": _memory(node.inventory, rooms),
-        "queues": {**node.depths(), "changes": len(node._changes)},
+        "quarantined_bytes": dict(quarantined),
+        "held_bytes": dict(held),
+        "load": {**node.load(), **node.role.load()},
         "dropped_frames": dict(node.channel.dropped),
+        "refused_keys": node.channel.refused,
     }
 
 
@@ -59,34 +60,15 @@ def _room(room: Room, now: float) -> dict[str, Any]:
     }
 
 
-def _memory(inventory: Inventory, rooms: list[Room]) -> dict[str, Any]:
-    """Bytes that rooms have named and that must not be reused, by how the rooms stand, or why they failed."""
-    sizes: dict[tuple[str, tuple[int, int] | None], int] = {}
+def _held(rooms: list[Room]) -> tuple[Counter[str], Counter[str]]:
+    """Bytes that rooms have named and that must not be reused: by status, and of failed rooms by what they wait for."""
     held: Counter[str] = Counter()
     quarantined: Counter[str] = Counter()
     for room in rooms:
-        if room.quiesced:
-            continue
-        nbytes = 0
-        for name, count, layers in room._named_items():
-            if (name, layers) not in sizes:
-                sizes[name, layers] = _item_nbytes(inventory, name, layers)
-            nbytes += count * sizes[name, layers]
-        if room.status is Status.FAILED:
-            quarantined[room.reason.code if room.reason else "unknown"] += nbytes
-        else:
-            held[room.status.name.lower()] += nbytes
-    return {
-        "held_bytes": sum(held.values()),
-        "held_by_status": dict(held),
-        "quarantined_bytes": sum(quarantined.values()),
-        "quarantined_by_reason": dict(quarantined),
-    }
-
-
-def _item_nbytes(inventory: Inventory, name: str, layers: tuple[int, int] | None) -> int:
-    return sum(
-        buffer.layout.nbytes
-        for buffer in inventory.component(name).buffers
-        if buffer.count and (layers is None or (buffer.layer is not None and layers[0] <= buffer.layer < layers[1]))
-    )
+        if not room.quiesced:
+            nbytes, why = room._held()
+            if room.status is Status.FAILED:
+                quarantined[why] += nbytes
+            else:
+                held[room.status.name.lower()] += nbytes
+    return held, quarantined

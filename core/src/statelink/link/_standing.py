@@ -106,7 +106,7 @@ def missing_on_prefill(room: Sending) -> str:
     if room._queue:
         return "the engine's ready event"
     if not room._complete:
-        lacking = [each.name for each in room._node.inventory.components if each.name not in room._given]
+        lacking = [each.name for each in room._node.inventory.components if each.name not in room._named]
         push = "the engine's last push" if room._pushes else "the engine's first push"
         return push + (f", with {', '.join(lacking)}" if lacking else "")
     return "; ".join(filter(None, map(_missing_of_delivery, deliveries)))

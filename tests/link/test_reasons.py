@@ -149,7 +149,7 @@ def test_peer_is_lost(workshop: Workshop, lost: str) -> None:
     workshop.untidy = True
     doomed = workshop.engine()
     links = {
-        side: workshop.open(side, **({"engine": doomed} if side == lost else {}), **quick)
+        side: workshop.open(side, None, **({"engine": doomed} if side == lost else {}), **quick)
         for side in ("prefill", "decode")
     }
     from tests.helpers.pair import Pair

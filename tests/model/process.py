@@ -122,6 +122,7 @@ class Process:
             deadline=world.DEADLINE,
             heartbeat=0.5,
             liveness=2.0,
+            inspect=False,
         )
         channel: Any = SimChannel(world.network, self)
         self.channel: SimChannel = channel

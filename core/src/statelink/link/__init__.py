@@ -29,6 +29,6 @@ __all__ = [
     "ask",
     "check_verify",
     "read_options",
-    "this_process",
     "sockets",
+    "this_process",
 ]

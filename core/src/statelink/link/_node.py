@@ -54,6 +54,9 @@ class Role(Protocol):
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand. Any thread."""
 
+    def load(self) -> dict[str, int]:
+        """What waits, by kind. Any thread."""
+
     def busy(self) -> bool:
         """Whether transfers or drains are under way."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +29,14 @@ LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 90.0}
 SOON = 20.0
 """Seconds within which something has to happen, on a machine that has other things to do."""
 POOLS = hybrid(kv=Kv(pages=96), swa=None, dsa=None)
+
+
+def on(*now: str, later: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """Cases, written as the backend and what else there is to choose; those that are for `make soak` come second."""
+    cases = [pytest.param(*case.split(), id=case) for case in now]
+    cases += [pytest.param(*case.split(), id=case, marks=pytest.mark.soak) for case in later]
+    names = ["backend", "choice"][: len(cases[0].values)]
+    return pytest.mark.parametrize(names, cases, indirect=["backend"], scope="session")
 
 
 class Phases:
@@ -108,11 +116,9 @@ def show(what: str, took: list[float]) -> None:
     )
 
 
-@pytest.mark.parametrize("inventory", ["the same", "another"])
-def test_prefill_dies_and_comes_back(workshop: Workshop, inventory: str) -> None:
+@on("tcp other-pools", later=["tcp same-pools", "nixl other-pools", "mooncake other-pools"])
+def test_prefill_dies_and_comes_back(workshop: Workshop, choice: str) -> None:
     """Killed, and started anew at its address. What was not asked of it yet is served by the new process."""
-    if workshop.backend != "tcp" and inventory == "the same":
-        pytest.skip("once a backend")
     address = free_addresses(1)[0]
     doomed = workshop.engine()
     decode = workshop.open("decode", POOLS, **LIVE)
@@ -129,7 +135,7 @@ def test_prefill_dies_and_comes_back(workshop: Workshop, inventory: str) -> None
     phases.quiet("decode")
     assert not decode.snapshot()["quarantined"]
 
-    pools = POOLS if inventory == "the same" else hybrid(kv=Kv(pages=60, order="hnd"), swa=None, dsa=None)
+    pools = POOLS if choice == "same-pools" else hybrid(kv=Kv(pages=60, order="hnd"), swa=None, dsa=None)
     again = pair.beside(workshop.open("prefill", pools, engine=workshop.engine(), listen=address, **LIVE))
     case = again.case(64, room=phases.cases["opened"].room)
     phases.decode["opened"].accept(case.target)
@@ -141,6 +147,7 @@ def test_prefill_dies_and_comes_back(workshop: Workshop, inventory: str) -> None
     other.run(32)
 
 
+@on("tcp", later=["nixl", "mooncake"])
 def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
     address = free_addresses(1)[0]
     doomed = workshop.engine()
@@ -162,11 +169,10 @@ def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
     other.run(32)
 
 
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_the_network_is_cut(workshop: Workshop, cable: Cable, side: str) -> None:
+@on("mooncake prefill", later=["tcp prefill", "tcp decode", "nixl prefill"])
+def test_the_network_is_cut(workshop: Workshop, cable: Cable, choice: str) -> None:
     """Silence is no proof: what may still be written stays where it is until the two speak again."""
-    if workshop.backend != "tcp" and side == "decode":
-        pytest.skip("once a backend")
+    side = choice
     far = workshop.engine(*cable.enter)
     ends = {side: (far, cable.there), "decode" if side == "prefill" else "prefill": (None, cable.here)}
     opened = {}
@@ -198,10 +204,9 @@ def test_the_network_is_cut(workshop: Workshop, cable: Cable, side: str) -> None
     other.run(32)
 
 
+@on("mooncake")  # its fence is the mover's, and it needs nothing but sockets
 def test_prefill_dies_where_decode_cannot_see_it(workshop: Workshop, root: None) -> None:
     """In another pid namespace: nothing proves its end, and a process that has its id here is not it."""
-    if workshop.backend != "mooncake":
-        pytest.skip("its fence is the mover's, and it needs nothing but sockets")
     doomed = workshop.engine("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     decode = workshop.open("decode", POOLS, **LIVE)
     pair = Pair(workshop.open("prefill", POOLS, engine=doomed, **LIVE), decode)
@@ -215,9 +220,8 @@ def test_prefill_dies_where_decode_cannot_see_it(workshop: Workshop, root: None)
     workshop.untidy = True
 
 
+@on("mooncake", later=["nixl"])
 def test_a_stopped_prefill_is_no_dead_one(workshop: Workshop) -> None:
-    if workshop.backend == "tcp":
-        pytest.skip("decode's fence is its own")
     decode = workshop.open("decode", POOLS, **LIVE)
     doomed = workshop.engine()
     pair = Pair(workshop.open("prefill", POOLS, engine=doomed, **LIVE), decode)
@@ -232,10 +236,9 @@ def test_a_stopped_prefill_is_no_dead_one(workshop: Workshop) -> None:
     phases.quiet("decode")
 
 
+@on("tcp")  # who writes the bytes changes nothing here
 def test_one_of_several_sources_dies(workshop: Workshop) -> None:
     """Two pipeline stages write to one decode rank; the death of one fails the room once, on both who are left."""
-    if workshop.backend != "tcp":
-        pytest.skip("who writes the bytes changes nothing here")
     halves = [Kv(layers=(0, 1)), Kv(layers=(2, 3))]
     doomed = workshop.engine()
     engines = [workshop.prefill, doomed]

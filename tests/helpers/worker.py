@@ -207,7 +207,7 @@ def serve(pipe: Connection) -> None:
     while True:
         try:
             method, arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             break
         try:
             answer = True, getattr(host, method)(*arguments)
@@ -215,7 +215,10 @@ def serve(pipe: Connection) -> None:
             answer = False, error
         except Exception as error:
             answer = False, Unexpected(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:  # nobody waits for it any more
+            break
     for link in host.links.values():
         link.close(1.0)
 

@@ -55,7 +55,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         """
         try:
             found = msgspec.msgpack.decode(raw, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise _refused(peer, f"its descriptor does not decode: {error}") from error
         if found.format != FORMAT:
             raise _refused(peer, f"its descriptor has format {found.format}, this plugin speaks {FORMAT}")

@@ -61,7 +61,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         """
         try:
             found = msgspec.msgpack.decode(raw, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise _refused(peer, f"its descriptor does not decode: {error}") from error
         if found.format != FORMAT:
             raise _refused(peer, f"its descriptor has format {found.format}, this plugin speaks {FORMAT}")
@@ -77,29 +77,39 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
 class Table:
     """A region table as columns, in NIXL's words."""
 
-    __slots__ = ("devices", "segment", "segments")
+    __slots__ = ("devices", "segment", "segments", "sizes", "starts")
 
     def __init__(self, regions: Sequence[Region]) -> None:
         places = [place(region) for region in regions]
+        self.starts: U64 = np.array([region.address for region in regions], np.uint64)
+        self.sizes: U64 = np.array([region.nbytes for region in regions], np.uint64)
         self.devices: U64 = np.array([device for _, device in places], np.uint64)
         self.segments = np.array([NAMES.index(segment) for segment, _ in places], np.uint8)
         distinct = {segment for segment, _ in places}
         self.segment = distinct.pop() if len(distinct) == 1 else None
         """The kind of memory of all regions, if it is only one; then no block needs sorting."""
 
-    def check(self, regions: npt.NDArray[np.uint32]) -> None:
-        """Refuse an index that is not in the table.
+    def check(self, side: str, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> None:
+        """Refuse blocks that are not inside their region. NIXL looks no further than a sum that may overflow.
 
         Raises:
-            TransferError: There is one.
+            TransferError: One is not.
         """
         highest = int(regions.max())
-        if highest >= len(self.devices):
-            raise TransferError(
-                "a block is outside all registered memory",
-                cause=f"it refers to region {highest} of {len(self.devices)}",
-                backend="nixl",
+        if highest >= len(self.sizes):
+            cause = f"it refers to region {highest} of {len(self.sizes)}"
+        else:
+            sizes = self.sizes[regions]
+            # Below its region, an address gives an offset that wraps to a huge one.
+            inside = (nbytes <= sizes) & (addresses - self.starts[regions] <= sizes - nbytes)
+            if inside.all():
+                return
+            worst = int(inside.argmin())
+            cause = (
+                f"{nbytes[worst]} bytes at {addresses[worst]:#x} in region {regions[worst]}, which has "
+                f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
             )
+        raise TransferError(f"a block is outside the memory registered {side}", cause=cause, backend="nixl")
 
 
 class Part(NamedTuple):
@@ -144,12 +154,12 @@ def describe(blocks: Blocks, op: Op, local: Table, remote: Table) -> list[Part]:
     """As few transfers as can carry ``blocks``: one, unless the regions are of several kinds of memory.
 
     Raises:
-        TransferError: A block refers to a region that does not exist.
+        TransferError: A block is not inside the region that it names.
     """
     source, target = (blocks.source, blocks.source_region), (blocks.target, blocks.target_region)
     (here, here_region), (there, there_region) = (source, target) if op is Op.WRITE else (target, source)
-    local.check(here_region)
-    remote.check(there_region)
+    local.check("here", here, blocks.nbytes, here_region)
+    remote.check("by the peer", there, blocks.nbytes, there_region)
     near = np.column_stack((here, blocks.nbytes, local.devices[here_region]))
     far = np.column_stack((there, blocks.nbytes, remote.devices[there_region]))
     if local.segment is not None and remote.segment is not None:

@@ -12,8 +12,9 @@ import statelink
 import statelink.backend
 import statelink.errors
 import statelink.state
+import statelink.testing
 
-MODULES = (statelink, statelink.state, statelink.backend, statelink.errors)
+MODULES = (statelink, statelink.state, statelink.backend, statelink.errors, statelink.testing)
 
 
 def public(module: types.ModuleType) -> set[str]:

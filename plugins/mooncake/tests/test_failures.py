@@ -12,7 +12,6 @@ import pytest
 from plugins.mooncake.tests.peer import Memory, Peer, make, move
 
 from statelink.backend import Backend, Batch, Blocks, Op, Outcome, Region
-from statelink.errors import TransferError
 from statelink_mooncake import MooncakeBackend
 
 if TYPE_CHECKING:
@@ -69,24 +68,6 @@ def serves(world: World, peer: Peer) -> None:
     assert np.array_equal(peer.memory.arrays[0][:100], world.memory.arrays[0][:100])
 
 
-def test_peer_dies_during_a_transfer(world: World) -> None:
-    batch = Batch(Op.WRITE, blocks(world.memory, world.mortal.regions), 1, 1)
-    killer = threading.Timer(0.1, world.mortal.process.kill)
-    killer.start()
-    outcome = None
-    while outcome is None or outcome.ok:
-        outcome = world.backend.submit(world.mortal.link, batch).outcome
-    assert outcome == (False, REASON, False)
-    killer.join()
-    serves(world, world.steady)
-    with pytest.raises(TransferError, match=r"does not answer .*: -102"):
-        world.backend.connect(world.mortal.link, world.mortal.descriptor, world.mortal.regions)
-    world.backend.disconnect(world.mortal.link)
-    with pytest.raises(TransferError, match="the peer is not connected"):
-        world.backend.submit(world.mortal.link, batch)
-    serves(world, world.steady)
-
-
 def test_peer_stops_during_a_transfer(world: World) -> None:
     """Others are served until the library's timeout ends it, and the peer is once it goes on."""
     world.mortal.signal(signal.SIGSTOP)
@@ -102,28 +83,3 @@ def test_peer_stops_during_a_transfer(world: World) -> None:
     assert served > 1
     world.mortal.signal(signal.SIGCONT)
     serves(world, world.mortal)
-
-
-def test_threads(world: World) -> None:
-    """Two to each peer: what they submit to one peer takes turns."""
-    peers = (world.mortal, world.steady)
-    errors: list[BaseException] = []
-
-    def work(peer: Peer, part: Blocks) -> None:
-        try:
-            for first in range(0, part.count, 4):
-                (transfer,) = move(world.backend, peer.link, part[first : first + 4])
-                assert transfer.outcome == (True, "", True)
-        except BaseException as error:
-            errors.append(error)
-
-    wholes = [(peer, blocks(world.memory, peer.regions)) for peer in peers]
-    halves = [(peer, half) for peer, whole in wholes for half in (whole[:32], whole[32:])]
-    threads = [threading.Thread(target=work, args=half) for half in halves]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    for peer in peers:
-        assert np.array_equal(peer.memory.arrays[0], world.memory.arrays[0])

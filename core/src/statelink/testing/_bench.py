@@ -1,0 +1,283 @@
+"""Two connected backends, memory that is known byte by byte, and what a move should have made of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.backend import Backend, Blocks, Capabilities, Fence, Op, Outcome, Region, Side
+
+from . import _inside
+from ._inside import Move
+from ._memory import MIB, POISON, Array
+
+if TYPE_CHECKING:
+    from ._process import Worker
+
+__all__ = ["LAYOUT", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
+
+U64 = npt.NDArray[np.uint64]
+
+LAYOUT = ((8 * MIB + 1, 350_001, 8191), (100_000,))
+"""Regions of each side: three side by side, their borders at odd addresses, and one elsewhere."""
+
+NOISE = np.random.default_rng(7).integers(0, 256, 16 * MIB, dtype=np.uint8)
+
+TOP = 1 << 64
+
+Row = tuple[int, int, int, int, int]
+"""A block by offsets: source region, offset in it, target region, offset in it, length."""
+
+
+class Subject(NamedTuple):
+    """What is tested.
+
+    Attributes:
+        name: The backend's entry-point name.
+        kind: Its class.
+        options: Its options.
+        patience: Seconds within which anything has to happen that is not instant.
+    """
+
+    name: str
+    kind: type[Backend]
+    options: Mapping[str, Any]
+    patience: float
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it declares."""
+        return self.kind.capabilities
+
+    def fence(self, op: Op, side: Side) -> Fence | None:
+        """Who can stop an operation at a side; ``None`` if the operation is not offered."""
+        return self.capabilities.fences.get((op, side))
+
+
+class End:
+    """One backend object in a worker, over regions that this process sees, too.
+
+    Args:
+        subject: The backend.
+        worker: Where it lives.
+        link: Its link's name.
+        layout: Sizes of its regions: those of one list lie side by side.
+        base: Where in the worker's memory they start.
+    """
+
+    def __init__(
+        self, subject: Subject, worker: Worker, link: str, layout: Sequence[Sequence[int]] = LAYOUT, base: int = 0
+    ) -> None:
+        self.subject = subject
+        self.worker = worker
+        self.link = link
+        worker.address = worker.address or worker(_inside.address)
+        self.starts: list[int] = []
+        self.arrays: list[Array] = []
+        at = base
+        for sizes in layout:
+            for size in sizes:
+                self.starts.append(at)
+                self.arrays.append(worker.arena.bytes[at : at + size])
+                at += size
+            at += 4096 - at % 4096
+        self.span = (base, at)
+        self.regions = tuple(
+            Region(worker.address + start, len(array)) for start, array in zip(self.starts, self.arrays, strict=True)
+        )
+        self.descriptor = b""
+
+    def open(self) -> End:
+        """Make the backend, and register the regions."""
+        self.call(_inside.construct, self.subject.name, dict(self.subject.options))
+        self.call(_inside.register, self.regions)
+        self.descriptor = self.call(_inside.descriptor)
+        return self
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        """Call a function of the worker that takes this link's name first."""
+        return self.worker(function, self.link, *arguments)
+
+    def connect(self, peer: End) -> None:
+        """Make a peer known here."""
+        self.call(_inside.connect, peer.link, peer.descriptor, peer.regions)
+
+    def disconnect(self, peer: End) -> None:
+        """Forget a peer here."""
+        self.call(_inside.disconnect, peer.link)
+
+    @property
+    def memory(self) -> Array:
+        """All of its regions, and the gaps between them."""
+        return self.worker.arena.bytes[self.span[0] : self.span[1]]
+
+
+class Pair:
+    """A source and a target of bytes, connected in both directions.
+
+    Attributes:
+        source: Where bytes come from, whoever moves them.
+        target: Where they go.
+    """
+
+    def __init__(self, source: End, target: End) -> None:
+        self.source = source
+        self.target = target
+        self.subject = source.subject
+
+    def connect(self) -> Pair:
+        """Connect both sides."""
+        self.source.connect(self.target)
+        self.target.connect(self.source)
+        return self
+
+    def mover(self, op: Op) -> End:
+        """Who submits."""
+        return self.source if op is Op.WRITE else self.target
+
+    def peer(self, op: Op) -> End:
+        """Whom the mover names."""
+        return self.target if op is Op.WRITE else self.source
+
+    def fill(self, seed: int = 0) -> None:
+        """Put noise into the source and poison into the target."""
+        self.target.memory[:] = POISON
+        source, first = self.source.memory, seed % 4096
+        for start in range(0, len(source), 8 * MIB):
+            part = source[start : start + 8 * MIB]
+            part[:] = NOISE[first : first + len(part)]
+
+    def grant(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
+        """Grant what blocks cover at the target, if this backend wants that."""
+        if self.subject.fence(op, Side.TARGET) is Fence.OWNER:
+            order = np.argsort(blocks.target)
+            ranges = blocks.target[order], blocks.nbytes[order]
+            self.target.call(_inside.grant, self.source.link, room, generation, *ranges)
+
+    def revoke(self, room: int = 1, generation: int = 1) -> Outcome:
+        """Take a grant back."""
+        patience = self.subject.patience
+        outcome: Outcome = self.target.call(_inside.revoke, self.source.link, room, generation, patience)
+        return outcome
+
+    def order(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> Move:
+        """A move, as the worker of the mover understands it."""
+        return Move(self.mover(op).link, self.peer(op).link, op, blocks, room, generation)
+
+    def move(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> list[Outcome]:
+        """Move blocks; grants nothing."""
+        order = self.order(op, blocks, room, generation)
+        outcomes: list[Outcome] = self.mover(op).worker(_inside.move, order, self.subject.patience)
+        return outcomes
+
+    def carry(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
+        """Grant, move, and find every byte of both sides as it should be."""
+        expected, before = self.expected(blocks), self.source.memory.copy()
+        self.grant(op, blocks, room, generation)
+        outcomes = self.move(op, blocks, room, generation)
+        if self.subject.fence(op, Side.TARGET) is Fence.OWNER:
+            assert self.revoke(room, generation).ok
+        failed = [outcome for outcome in outcomes if not outcome.ok]
+        assert not failed, f"a move failed: {failed[0].reason}"
+        self.verify(expected)
+        assert np.array_equal(self.source.memory, before), "the source was changed"
+
+    def works(self, op: Op | None = None) -> None:
+        """A small move goes well."""
+        for each in [op] if op else sorted(self.subject.capabilities.ops, key=lambda op: op.value):
+            self.fill(99)
+            self.carry(each, self.blocks([(0, 3, 0, 5, 4097), (3, 1, 3, 2, 99)]), room=1000)
+
+    def works_small(self, op: Op) -> None:
+        """A small move between first regions goes well, whatever the layout."""
+        self.fill(98)
+        self.carry(op, self.blocks([(0, 3, 0, 5, 97)]), room=1001)
+
+    def expected(self, blocks: Blocks, onto: Array | None = None) -> Array:
+        """The target's memory after a move, from what it holds now or should hold before."""
+        wanted, source = self.target.memory.copy() if onto is None else onto, self.source.memory
+        zero = np.uint64(self.source.worker.address + self.source.span[0])
+        origin = np.uint64(self.target.worker.address + self.target.span[0])
+        starts, ends = (blocks.source - zero).tolist(), (blocks.target - origin).tolist()
+        for here, there, nbytes in zip(starts, ends, blocks.nbytes.tolist(), strict=True):
+            wanted[there : there + nbytes] = source[here : here + nbytes]
+        return wanted
+
+    def verify(self, expected: Array) -> None:
+        """The target's memory is what it should be, every byte of it."""
+        found = self.target.memory
+        if np.array_equal(found, expected):
+            return
+        wrong = np.flatnonzero(found != expected)
+        raise AssertionError(f"{len(wrong)} bytes of the target are not what they should be, the first at {wrong[0]}")
+
+    def untouched(self) -> None:
+        """Nothing was written to the target."""
+        wrong = np.flatnonzero(self.target.memory != POISON)
+        assert not len(wrong), f"{len(wrong)} bytes were written that should not, the first at {wrong[0]}"
+
+    def blocks(self, rows: Sequence[Row]) -> Blocks:
+        """Blocks by offsets in regions."""
+        return blocks_of(self.source.regions, self.target.regions, rows)
+
+
+def blocks_of(source: Sequence[Region], target: Sequence[Region], rows: Sequence[Row]) -> Blocks:
+    """Blocks between two region tables, by offsets in regions; an offset may be negative."""
+    table = np.array(
+        [
+            ((source[a].address + at) % TOP, (target[b].address + there) % TOP, nbytes, a, b)
+            for a, at, b, there, nbytes in rows
+        ],
+        np.uint64,
+    ).reshape(-1, 5)
+    columns = [np.ascontiguousarray(column) for column in table.T]
+    return Blocks(columns[0], columns[1], columns[2], columns[3].astype(np.uint32), columns[4].astype(np.uint32))
+
+
+def scattered(pair: Pair, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
+    """Blocks of one length at unaligned places in random order; they do not overlap at the target."""
+    rng = np.random.default_rng([seed, count, nbytes])
+    room = pair.target.regions[region].nbytes
+    step = room // count
+    assert step >= nbytes
+    order = rng.permutation(count).astype(np.uint64)
+    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
+    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
+    return Blocks(
+        source + np.uint64(pair.source.regions[region].address),
+        target + np.uint64(pair.target.regions[region].address),
+        np.full(count, nbytes, np.uint64),
+        np.full(count, region, np.uint32),
+        np.full(count, region, np.uint32),
+    )
+
+
+class Bench:
+    """Makes ends in workers, for one test.
+
+    Args:
+        subject: The backend.
+        workers: As many processes as ends may be in.
+    """
+
+    def __init__(self, subject: Subject, workers: Sequence[Worker]) -> None:
+        self.subject = subject
+        self.workers = workers
+        self._names = itertools.count()
+        self._used: dict[int, int] = {}
+
+    def end(self, number: int = 0, layout: Sequence[Sequence[int]] = LAYOUT, *, link: str = "") -> End:
+        """An end in one of the processes, which is not open yet; the ends of one process have memory of their own."""
+        number %= len(self.workers)
+        name = link or f"end-{next(self._names)}"
+        end = End(self.subject, self.workers[number], name, layout, self._used.get(number, 0))
+        self._used[number] = end.span[1]
+        return end
+
+    def pair(self, layout: Sequence[Sequence[int]] = LAYOUT) -> Pair:
+        """Two ends, open and connected."""
+        return Pair(self.end(0, layout).open(), self.end(1, layout).open()).connect()

@@ -1,0 +1,71 @@
+"""What the clauses of a test class are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from statelink.errors import BackendError
+from statelink.link import read_options
+
+from . import _inside
+from ._bench import Subject
+from ._lab import Lab
+from ._process import Pool
+
+__all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
+
+
+@pytest.fixture(scope="session")
+def statelink_pools() -> Iterator[dict[Any, Pool]]:
+    """Worker processes of all backends, by what they have in common."""
+    pools: dict[Any, Pool] = {}
+    yield pools
+    for pool in pools.values():
+        pool.end()
+
+
+@pytest.fixture(scope="class")
+def statelink_pool(request: pytest.FixtureRequest, statelink_pools: dict[Any, Pool]) -> Pool:
+    suite = request.cls
+    try:
+        home = _inside.kind_of(suite.backend).__module__.partition(".")[0]
+    except BackendError:
+        home = suite.backend
+    key = (home, *sorted(suite.environment.items()))
+    if key not in statelink_pools:
+        statelink_pools[key] = Pool(suite.environment, 2 * suite.patience + 30)
+    return statelink_pools[key]
+
+
+@pytest.fixture(scope="class")
+def subject(request: pytest.FixtureRequest, statelink_pool: Pool) -> Subject:
+    """The backend, which can run here."""
+    suite = request.cls
+    listed = {each.strip() for each in os.environ.get("STATELINK_REQUIRE", "").split(",")}
+    required = request.config.getoption("statelink_require") or suite.backend in listed
+    worker = statelink_pool.take()
+    try:
+        kind = _inside.kind_of(suite.backend)
+        read_options(kind.Options, suite.options, f"options of backend {suite.backend!r}")
+        ok, reason, hint = worker(_inside.probe, suite.backend, dict(suite.options))
+        problem = "" if ok else f"{reason}; {hint}".rstrip("; ")
+    except BackendError as error:
+        problem = str(error)
+    finally:
+        statelink_pool.give_back([worker])
+    if problem and required:
+        pytest.fail(f"backend {suite.backend} is required, and cannot run here: {problem}", pytrace=False)
+    if problem:
+        pytest.skip(f"backend {suite.backend} cannot run here: {problem}")
+    return Subject(suite.backend, kind, dict(suite.options), suite.patience)
+
+
+@pytest.fixture(scope="class")
+def statelink_lab(request: pytest.FixtureRequest, subject: Subject, statelink_pool: Pool) -> Iterator[Lab]:
+    lab = Lab(subject, statelink_pool, request.cls.processes)
+    yield lab
+    lab.spoil()

@@ -1,0 +1,276 @@
+"""What runs in a worker: calls to a backend, made as the core makes them. The first argument is always the host."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.backend import Backend, BackendContext, Batch, Blocks, Fencing, Op, Outcome, Region, Transfer
+from statelink.link import read_options
+from statelink.registry import load_backend
+
+from ._worker import Host, Opened, Unexpected
+
+__all__ = ["Held", "Move", "kind_of"]
+
+U64 = npt.NDArray[np.uint64]
+
+
+class Move(NamedTuple):
+    """Blocks to one peer, for one use of a room."""
+
+    link: str
+    peer: str
+    op: Op
+    blocks: Blocks
+    room: int = 1
+    generation: int = 1
+
+
+class Held(NamedTuple):
+    """What a process holds.
+
+    Attributes:
+        threads: Threads, those of native libraries included.
+        files: Open file descriptors.
+        resident: Bytes of memory.
+    """
+
+    threads: int
+    files: int
+    resident: int
+
+
+@functools.cache
+def kind_of(name: str) -> type[Backend]:
+    """A backend's class; looked up once, since that reads the metadata of everything installed."""
+    return load_backend(name)
+
+
+def address(host: Host) -> int:
+    """Where the worker sees its own memory."""
+    return int(host.memory.ctypes.data)
+
+
+def probe(host: Host, name: str, options: Mapping[str, Any]) -> tuple[bool, str, str]:
+    """What a backend says of this machine: whether it can run, why or why not, and a hint."""
+    kind = kind_of(name)
+    found = kind.probe(read_options(kind.Options, options, f"options of backend {name!r}"))
+    return found.ok, found.reason, found.hint
+
+
+def construct(host: Host, link: str, name: str, options: Mapping[str, Any]) -> None:
+    """Make a backend."""
+    kind = kind_of(name)
+    context = BackendContext(options=read_options(kind.Options, options, f"options of backend {name!r}"), link=link)
+    host.backends[link] = Opened(kind(context))
+
+
+def register(host: Host, link: str, regions: Sequence[Region]) -> None:
+    """Make memory known to a backend."""
+    host.backends[link].backend.register(regions)
+
+
+def descriptor(host: Host, link: str) -> bytes:
+    """What its peers get."""
+    return host.backends[link].backend.descriptor()
+
+
+def connect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Region]) -> None:
+    """Connect it to a peer."""
+    host.backends[link].backend.connect(peer, raw, regions)
+
+
+def disconnect(host: Host, link: str, peer: str) -> None:
+    """Forget a peer."""
+    host.backends[link].backend.disconnect(peer)
+
+
+def close(host: Host, link: str, times: int = 1) -> None:
+    """Close a backend; it stays where it is, so that more can be asked of it."""
+    for _ in range(times):
+        host.backends[link].backend.close()
+
+
+def is_fencing(host: Host, link: str) -> bool:
+    """Whether it implements both methods of a fence."""
+    return isinstance(host.backends[link].backend, Fencing)
+
+
+def grant(host: Host, link: str, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+    """Grant ranges to a peer."""
+    fencing: Any = host.backends[link].backend
+    fencing.grant(peer, room, generation, addresses, nbytes)
+
+
+def revoke(host: Host, link: str, peer: str, room: int, generation: int, patience: float) -> Outcome:
+    """Take a grant back, and wait until that is done."""
+    opened = host.backends[link]
+    fencing: Any = opened.backend
+    return opened.ended(fencing.revoke(peer, room, generation), patience)
+
+
+def move(host: Host, each: Move, patience: float) -> list[Outcome]:
+    """Move blocks as the core does: cut to the backend's limits, and no more under way than it takes."""
+    opened = host.backends[each.link]
+    limits = opened.backend.capabilities
+    waiting: list[Transfer] = []
+    outcomes: list[Outcome] = []
+    for piece in each.blocks.slices(limits.max_blocks, limits.max_bytes):
+        while len(waiting) >= limits.max_transfers:
+            outcomes.append(opened.ended(waiting.pop(0), patience))
+        with opened.turn:
+            waiting.append(opened.backend.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
+    return outcomes + [opened.ended(transfer, patience) for transfer in waiting]
+
+
+def submit_whole(host: Host, each: Move, patience: float) -> Outcome:
+    """Hand over a batch as it is, whatever its size."""
+    opened = host.backends[each.link]
+    with opened.turn:
+        transfer = opened.backend.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+    return opened.ended(transfer, patience)
+
+
+def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Outcome]]:
+    """Make several moves, each in a thread of its own; no two are to one peer."""
+    outcomes: dict[int, list[Outcome]] = {}
+    failures: list[BaseException] = []
+
+    def work(number: int, each: Move) -> None:
+        try:
+            outcomes[number] = move(host, each, patience)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(moves)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(patience)
+    if failures:
+        raise failures[0]
+    if len(outcomes) < len(moves):
+        raise Unexpected(f"moves to several peers at once did not end within {patience:g} s")
+    return [outcomes[number] for number in range(len(moves))]
+
+
+def early(
+    host: Host, each: Move, rounds: int, source: tuple[str, int, int], target: tuple[str, U64], patience: float
+) -> int:
+    """Move one batch many times, with ever new bytes: in how many rounds were they not there when it was done?
+
+    The source is overwritten as soon as a transfer is done, as an engine would that uses its memory again.
+
+    Args:
+        host: This process.
+        each: The batch.
+        rounds: How often.
+        source: The memory that holds the source (its path), and first and last byte of what is moved in there.
+        target: The memory that holds the target (its path), and where in there the last byte of each block lands.
+        patience: Seconds for one round.
+    """
+    opened, wrong = host.backends[each.link], 0
+    from_, to = host.view(source[0])[source[1] : source[2]], host.view(target[0])
+    ends = target[1].astype(np.int64)
+    for number in range(rounds):
+        value = number % 251 + 1
+        from_[:] = value
+        with opened.turn:
+            transfer = opened.backend.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+        outcome = opened.ended(transfer, patience, rest=0.0)
+        landed = to[ends]
+        from_[:] = 0xFF
+        if not outcome.ok:
+            raise Unexpected(f"round {number} failed: {outcome.reason}")
+        wrong += int((landed != value).any() or (to[ends] != value).any())
+    return wrong
+
+
+def pump(host: Host, each: Move, patience: float) -> tuple[int, str]:
+    """Move one thing again and again until that fails: how often it went well, and why it failed."""
+    opened, rounds = host.backends[each.link], 0
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        try:
+            outcomes = move(host, each, patience)
+        except Unexpected:
+            raise
+        except Exception as error:
+            return rounds, f"{type(error).__name__}: {error}"
+        failed = [outcome for outcome in outcomes if not outcome.ok]
+        if failed:
+            return rounds, failed[0].reason
+        rounds += 1
+    raise Unexpected(
+        f"{rounds} moves to {each.peer} went well, and none failed within {patience:g} s ({opened.backend})"
+    )
+
+
+def leave(host: Host, each: Move, patience: float) -> list[Outcome]:
+    """Start as many moves as may be under way, disconnect the peer, and see how they ended."""
+    opened = host.backends[each.link]
+    batch = Batch(each.op, each.blocks, each.room, each.generation)
+    with opened.turn:
+        transfers = [opened.backend.submit(each.peer, batch) for _ in range(opened.backend.capabilities.max_transfers)]
+        opened.backend.disconnect(each.peer)
+    return [opened.ended(transfer, patience) for transfer in transfers]
+
+
+def held(host: Host) -> Held:
+    """What this process holds, once what nobody refers to is gone."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return Held(
+        len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+    )
+
+
+def reconnect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Region], times: int) -> None:
+    """Connect and disconnect many times."""
+    backend = host.backends[link].backend
+    for _ in range(times):
+        backend.disconnect(peer)
+        backend.connect(peer, raw, regions)
+
+
+def reopen(host: Host, name: str, options: Mapping[str, Any], regions: Sequence[Region], times: int) -> None:
+    """Open and close a pair of backends that are connected to each other, many times."""
+    kind = kind_of(name)
+    settings = read_options(kind.Options, options, f"options of backend {name!r}")
+    for _ in range(times):
+        pair = {link: kind(BackendContext(options=settings, link=link)) for link in ("one", "other")}
+        for backend in pair.values():
+            backend.register(regions[:1] if backend is pair["one"] else regions[1:])
+        if kind.capabilities.single_process:
+            pair["one"].connect("other", pair["other"].descriptor(), regions[1:])
+            pair["other"].connect("one", pair["one"].descriptor(), regions[:1])
+        for backend in pair.values():
+            backend.close()
+
+
+def forget(host: Host, links: Sequence[str]) -> None:
+    """Close backends, and let go of them."""
+    for link in links:
+        opened = host.backends.pop(link, None)
+        if opened is not None:
+            opened.backend.close()
+
+
+def rest(host: Host, seconds: float) -> None:
+    """Let time pass in which something that should not happen can happen."""
+    time.sleep(seconds)
+
+
+def poll_nothing(host: Host, link: str) -> None:
+    """Poll without a transfer."""
+    host.backends[link].backend.poll([])

@@ -1,0 +1,176 @@
+"""Worker processes, as the clauses see them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ._memory import MIB, Arena
+from ._worker import ENDED, Host, Unexpected
+
+__all__ = ["ARENA", "Died", "Pool", "Worker"]
+
+ARENA = 640 * MIB
+"""Bytes of each worker's memory; what is not touched takes no space."""
+
+
+class Died(AssertionError):
+    """A worker ended that should not have: most often, a native library crashed."""
+
+
+class Worker:
+    """A process that calls functions; the first argument of each is its `Host`.
+
+    Args:
+        environment: Changes to this process's environment.
+        patience: Seconds after which a call counts as stuck.
+    """
+
+    def __init__(self, environment: Mapping[str, str], patience: float) -> None:
+        self.patience = patience
+        self.arena = Arena(ARENA)
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in end()
+        self._pending = False
+        self.address = 0
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "statelink.testing._worker", str(theirs.fileno()), self.arena.path],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+            )
+            self._pipe = Connection(ours.detach())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it runs, and waits for a call."""
+        return self.alive and not self._pending
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function there; what it raises is raised here."""
+        self.start(function, *arguments)
+        return self.result()
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """The first half of a call."""
+        assert not self._pending, "a worker makes one call at a time"
+        try:
+            self._pipe.send((function, arguments))
+        except ENDED as error:
+            raise self._died() from error
+        self._pending = True
+
+    def result(self) -> Any:
+        """The second half of a call."""
+        if not self._pipe.poll(self.patience):
+            if self.alive:
+                self._process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
+                self._process.wait(10)
+            raise Unexpected(f"a call did not return within {self.patience:g} s\n{self.log()}")
+        try:
+            good, answer = self._pipe.recv()
+        except ENDED as error:
+            raise self._died() from error
+        self._pending = False
+        if not good:
+            raise answer
+        return answer
+
+    def stop(self) -> None:
+        """Let it stand still, as a process does whose host swaps, or whose debugger is attached."""
+        self._process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{self._process.pid}/stat")
+        until = time.monotonic() + 10
+        while status.read_text().rpartition(")")[2].split()[0] != "T" and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it without warning; returns when it has ended."""
+        self._process.kill()
+        self._process.wait()
+
+    def log(self) -> str:
+        """The end of what it printed."""
+        self._log.seek(0)
+        return self._log.read()[-4000:]
+
+    def end(self) -> None:
+        """End it and free everything; may be called twice."""
+        self.kill()
+        if not self._log.closed:
+            self._log.close()
+            self._pipe.close()
+            self.arena.close()
+
+    def _died(self) -> Died:
+        status = self._process.wait(10)
+        return Died(f"the process ended with status {status}\n{self.log()}")
+
+
+class Pool:
+    """Workers that outlive a test, since starting one may take seconds.
+
+    Args:
+        environment: Changes to their environment.
+        patience: Seconds after which a call counts as stuck.
+    """
+
+    def __init__(self, environment: Mapping[str, str], patience: float) -> None:
+        self._environment = environment
+        self._patience = patience
+        self._free: list[Worker] = []
+        self._taken: list[Worker] = []
+
+    def take(self) -> Worker:
+        """A worker with nothing open in it."""
+        self._free = [worker for worker in self._free if worker.alive]
+        worker = self._free.pop() if self._free else Worker(self._environment, self._patience)
+        worker.patience = self._patience
+        self._taken.append(worker)
+        return worker
+
+    def give_back(self, workers: Sequence[Worker]) -> None:
+        """Take workers back; what is open in them is closed, in all of them at once."""
+        self._taken = [worker for worker in self._taken if worker not in workers]
+        idle = [worker for worker in workers if worker.idle]
+        failures: list[BaseException] = []
+        for worker in idle:
+            worker.start(Host.close_all)
+        for worker in workers:
+            try:
+                if worker in idle:
+                    worker.result()
+                    self._free.append(worker)
+                    continue
+            except (Exception, Died) as error:
+                failures.append(error)
+            worker.end()
+        if failures:
+            raise failures[0]
+
+    def end(self) -> None:
+        """End all."""
+        for worker in (*self._free, *self._taken):
+            worker.end()
+        self._free, self._taken = [], []

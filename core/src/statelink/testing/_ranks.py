@@ -1,0 +1,104 @@
+"""What runs in a worker: all ranks of one side of a request that holds every state type. The host comes first."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import statelink
+from statelink import state
+
+from . import _pools
+
+if TYPE_CHECKING:
+    from ._worker import Host
+
+__all__ = ["open_decode", "open_prefill", "receive", "send"]
+
+ROOM = 3
+
+
+def open_prefill(host: Host, backend: str, options: Mapping[str, Any], width: int, labels: list[str]) -> list[str]:
+    """Open and fill every rank; their addresses."""
+    return _open(host, "prefill", backend, options, ["tcp://127.0.0.1:0"] * width, labels)
+
+
+def open_decode(host: Host, backend: str, options: Mapping[str, Any], width: int, labels: list[str]) -> None:
+    """Open every rank; each knows where its siblings are."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(width)]
+    listen = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    _open(host, "decode", backend, options, listen, labels)
+
+
+def send(host: Host, patience: float) -> None:
+    """Push the request from every rank, and wait for the end."""
+    rooms = []
+    for link, held in host.kept["prefill"]:
+        sending = link.send(ROOM, _pools.TOKENS)
+        sending.push({each.described.component.name: each.ids for each in held.values()})
+        rooms.append(sending)
+    for room in rooms:
+        room.wait(patience)
+        room.check()
+
+
+def receive(host: Host, peers: list[str], patience: float) -> list[dict[str, str]]:
+    """Receive it on every rank; what is wrong with each component, rank by rank."""
+    rooms = []
+    for link, held in host.kept["decode"]:
+        items = {each.described.component.name: each.ids for each in held.values()}
+        rooms.append(link.receive(ROOM, peers, _pools.TOKENS, items, prefix=_pools.PREFIX))
+    for room in rooms:
+        room.wait(patience)
+        room.check()
+    return [_pools.judge(held) for _, held in host.kept["decode"]]
+
+
+def _open(
+    host: Host, role: str, backend: str, options: Mapping[str, Any], listen: list[str], labels: list[str]
+) -> list[str]:
+    width = len(listen)
+    opened = []
+    for rank, where in enumerate(listen):
+        held = _pools.make(role, rank, width, labels)
+        inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
+        config = {
+            "role": role,
+            "backend": backend,
+            "options": dict(options),
+            "listen": where,
+            "siblings": [each for each in listen if each != where] if role == "decode" else [],
+        }
+        link = statelink.open(config, inventory)
+        host.links[f"{role}-{rank}"] = link
+        if role == "prefill":
+            _pools.fill(held)
+        opened.append((link, held))
+    host.kept[role] = opened
+    return [link.address for link, _ in opened]
+
+
+def close(host: Host, patience: float) -> bool:
+    """Close every rank; whether all came to rest."""
+    links, host.links = host.links, {}
+    ended = [link.close(patience) for link in links.values()]
+    host.kept.pop("prefill", None)
+    host.kept.pop("decode", None)
+    return all(ended)
+
+
+def both(host: Host, peers: list[str], patience: float) -> list[dict[str, str]]:
+    """Both sides in one process."""
+    for link, held in host.kept["prefill"]:
+        link.send(ROOM, _pools.TOKENS).push({each.described.component.name: each.ids for each in held.values()})
+    return receive(host, peers, patience)
+
+
+def open_strange(host: Host, backend: str, options: Mapping[str, Any]) -> None:
+    """Open a link over memory of a kind that no backend has."""
+    memory = state.Memory.pointer(int(host.memory.ctypes.data), (4, 64), "uint8", 1, kind="granite:0")
+    inventory = state.describe("strange", [state.aux_rows({"rows": memory})])
+    host.links["strange"] = statelink.open({"role": "decode", "backend": backend, "options": dict(options)}, inventory)

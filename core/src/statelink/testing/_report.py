@@ -1,0 +1,87 @@
+"""What a run of the kit found, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+__all__ = ["FAILED", "NOT_APPLICABLE", "Cell", "Clause", "Report", "Run", "Verdict"]
+
+Verdict = Literal["passed", "failed", "deviates", "not applicable", "not run"]
+
+
+FAILED = pytest.StashKey[bool]()
+"""Whether a test failed, for the fixtures that clean up after it."""
+
+NOT_APPLICABLE = "not applicable: "
+"""How the reason of a skip begins that no machine can change."""
+
+
+class Clause(msgspec.Struct, frozen=True, kw_only=True):
+    """One clause.
+
+    Attributes:
+        name: Of the test, with its parameters.
+        theme: What it is about: the class that holds it.
+        says: What the contract says, as a sentence.
+        verdict: What came of it. *Deviates* is a failure that the plugin states itself; *not applicable* is what the
+            backend does not declare; *not run* is what this machine cannot do.
+        reason: Why, if it did not pass.
+        seconds: How long it took.
+    """
+
+    name: str
+    theme: str
+    says: str
+    verdict: Verdict
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One state type between two layouts.
+
+    Attributes:
+        type: The state type, and its layout where it has several.
+        topology: Ranks of prefill and of decode, as in ``2 to 1``.
+        how: Whether bytes moved over the real library, over a simulator of it, or not at all.
+    """
+
+    type: str
+    topology: str
+    how: Literal["real", "simulator", "not run"]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """All clauses against one backend with certain options.
+
+    Attributes:
+        suite: The test class.
+        backend: Name of the backend.
+        options: Its options.
+        clauses: Every clause that was run.
+        states: State types that were moved through real links.
+    """
+
+    suite: str
+    backend: str
+    options: Mapping[str, Any]
+    clauses: list[Clause]
+    states: list[Cell]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one session found.
+
+    Attributes:
+        format: Version of this structure.
+        statelink: Version of the core.
+        runs: One for each test class.
+    """
+
+    format: int = 1
+    statelink: str
+    runs: list[Run]

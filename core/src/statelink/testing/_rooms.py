@@ -1,0 +1,143 @@
+"""Links over memory that the clauses see, and what runs in a worker to drive them. The host comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import statelink
+from statelink import state
+
+from . import _inside
+from ._bench import NOISE, Subject
+from ._memory import POISON, Array
+
+if TYPE_CHECKING:
+    from statelink.errors import Reason
+
+    from ._process import Worker
+    from ._worker import Host
+
+__all__ = ["PAGES", "TOKENS", "LinkEnd", "Seen"]
+
+PAGES, PAGE, ROW = 96, 4, 16 << 10
+"""Pages of a link, tokens of a page, bytes of a token; keys and values have as many each."""
+
+TOKENS = 32 * PAGE
+"""Tokens of a request, unless a clause says otherwise."""
+
+EDGE = PAGES * PAGE * ROW
+
+
+class Seen(NamedTuple):
+    """A room as it stood at one moment."""
+
+    status: statelink.Status
+    reason: Reason | None
+    quiesced: bool
+
+
+class Gate:
+    """An event that nobody has recorded yet."""
+
+    def __init__(self) -> None:
+        self.open = False
+
+    def query(self) -> bool:
+        """Whether it happened."""
+        return self.open
+
+
+class LinkEnd:
+    """A link in a worker, over pages that this process sees, too.
+
+    Attributes:
+        keys: Its keys, page by page.
+        values: Its values, page by page.
+    """
+
+    def __init__(self, subject: Subject, worker: Worker, role: str, key: str, base: int) -> None:
+        self.subject = subject
+        self.worker = worker
+        self.key = key
+        self.keys: Array = worker.arena.bytes[base : base + EDGE].reshape(PAGES, -1)
+        self.values: Array = worker.arena.bytes[base + EDGE : base + 2 * EDGE].reshape(PAGES, -1)
+        for array in (self.keys, self.values):
+            array[:] = NOISE[: array.size].reshape(array.shape) if role == "prefill" else POISON
+        what = subject.name, dict(subject.options)
+        self.address: str = worker(open_link, key, role, *what, base)
+
+    def __call__(self, function: Any, *arguments: Any) -> Any:
+        """Call a function of this module there, for this link."""
+        return self.worker(function, self.key, *arguments)
+
+    def wait(self, room: int, *, quiesced: bool = True) -> Seen:
+        """How a room ended."""
+        seen: Seen = self(wait, room, self.subject.patience, quiesced)
+        return seen
+
+
+def open_link(host: Host, key: str, role: str, backend: str, options: Mapping[str, Any], base: int) -> str:
+    """Open a link over pages at an offset in this worker's memory: its address."""
+    shape = (PAGES, PAGE, 2, ROW // 2)
+    keys = host.memory[base : base + EDGE].reshape(shape)
+    values = host.memory[base + EDGE : base + 2 * EDGE].reshape(shape)
+    inventory = state.describe(key, [state.kv_pages({0: (keys, values)}, heads=2)])
+    config = {"role": role, "backend": backend, "options": dict(options), "heartbeat": 0.3, "liveness": 3.0}
+    host.links[key] = statelink.open(config, inventory)
+    return host.links[key].address
+
+
+def send(host: Host, key: str, room: int, tokens: int = TOKENS) -> None:
+    """Open a room on prefill."""
+    host.rooms[key, room] = host.links[key].send(room, tokens)
+
+
+def push(
+    host: Host, key: str, room: int, pages: Sequence[int], first: int = 0, last: int = TOKENS, gated: bool = False
+) -> None:
+    """Push pages for a range of tokens; gated, they are not ready until `release`."""
+    sending: Any = host.rooms[key, room]
+    ready = host.kept.setdefault(f"gate-{key}-{room}", Gate()) if gated else None
+    sending.push({"kv": np.asarray(pages)}, span=(first, last), ready=ready)
+
+
+def receive(host: Host, key: str, room: int, peer: str, pages: Sequence[int] | None, tokens: int = TOKENS) -> None:
+    """Open a room on decode."""
+    items = None if pages is None else {"kv": np.asarray(pages)}
+    host.rooms[key, room] = host.links[key].receive(room, peer, tokens, items)
+
+
+def abort(host: Host, key: str, room: int) -> None:
+    """Give a room up."""
+    host.rooms[key, room].abort()
+
+
+def release(host: Host, key: str, room: int) -> None:
+    """Let gated pages be ready."""
+    host.kept[f"gate-{key}-{room}"].open = True
+
+
+def wait(host: Host, key: str, room: int, patience: float, quiesced: bool) -> Seen:
+    """How a room ended, or how far it came in time."""
+    held = host.rooms[key, room]
+    held.wait(patience, quiesced=quiesced)
+    return Seen(held.status, held.reason, held.quiesced)
+
+
+def reach(host: Host, key: str, room: int, status: statelink.Status, patience: float) -> Seen:
+    """Wait until a room is at least there, or has failed."""
+    held = host.rooms[key, room]
+    for _ in range(int(patience / 0.002)):
+        if held.status >= status or held.status is statelink.Status.FAILED:
+            break
+        _inside.rest(host, 0.002)
+    return Seen(held.status, held.reason, held.quiesced)
+
+
+def close(host: Host, keys: Sequence[str], patience: float) -> bool:
+    """Close links twice; whether they came to rest."""
+    links = [host.links.pop(key) for key in keys if key in host.links]
+    return all([link.close(patience) and link.close() for link in links])

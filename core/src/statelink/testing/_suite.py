@@ -1,0 +1,34 @@
+"""All clauses, as the one class that a plugin's test class is made from."""
+
+from __future__ import annotations
+
+from .clauses._connecting import Connecting
+from .clauses._declaration import Declaration
+from .clauses._dying import Dying
+from .clauses._fencing import Fencing
+from .clauses._leaking import Leaking
+from .clauses._moving import Moving
+from .clauses._refusing import Refusing
+from .clauses._registration import Registration
+from .clauses._rooms import Rooms
+from .clauses._states import StateTypes
+
+__all__ = ["BackendTests"]
+
+
+# pytest takes the last base first.
+class BackendTests(Rooms, StateTypes, Leaking, Dying, Fencing, Refusing, Moving, Connecting, Registration, Declaration):
+    """Every clause of the backend contract, against one backend.
+
+    Derive a class whose name begins with ``Test``, and name the backend in it.
+
+    Attributes:
+        backend: The backend's entry-point name; its package has to be installed.
+        options: Its options.
+        environment: Environment variables of the processes that it runs in.
+        processes: In how many processes the two ends live: 1 for a backend that reaches no other process.
+        patience: Seconds within which a failure has to show, such as the death of a peer.
+        simulator: Whether what moves the bytes is a stand-in for the real library.
+        deviations: Clauses that the backend is known to break, by the name of the test, each with the reason. They are
+            strict expected failures: one that it does not break any more fails.
+    """

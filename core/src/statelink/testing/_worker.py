@@ -1,0 +1,124 @@
+"""The other process: it calls what it is told to call, and says what came of it.
+
+Run as ``python -m statelink.testing._worker DESCRIPTOR PATH``: a connected socket, and the memory of its backends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from statelink.errors import StatelinkError
+
+from ._memory import Array, view
+
+if TYPE_CHECKING:
+    import statelink
+    from statelink.backend import Backend, Outcome, Transfer
+
+__all__ = ["ENDED", "Host", "Opened", "Unexpected"]
+
+ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
+"""What reading from a process that is gone raises."""
+
+REST = 0.0002
+"""Seconds between two looks at a transfer."""
+
+
+class Unexpected(Exception):
+    """Something other than Statelink's own errors was raised, or nothing happened for too long."""
+
+
+class Opened:
+    """A backend, and the lock that keeps calls to it apart where it declares that it needs that."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        free = backend.capabilities.thread_safe
+        self.turn: AbstractContextManager[Any] = nullcontext() if free else threading.RLock()
+
+    def ended(self, transfer: Transfer, patience: float, *, rest: float = REST) -> Outcome:
+        """Poll until a transfer has ended."""
+        until = time.monotonic() + patience
+        while transfer.outcome is None:
+            with self.turn:
+                self.backend.poll([transfer])
+            if transfer.outcome is None:
+                if time.monotonic() > until:
+                    raise Unexpected(f"a transfer did not end within {patience:g} s")
+                if rest:
+                    time.sleep(rest)
+        return transfer.outcome
+
+
+class Host:
+    """What lives in a worker: backends by the name of their link, and whatever functions that run here keep.
+
+    Args:
+        path: The worker's memory.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.memory: Array = view(path)
+        self.backends: dict[str, Opened] = {}
+        self.links: dict[str, statelink.Link] = {}
+        self.rooms: dict[tuple[str, int], statelink.Room] = {}
+        self.kept: dict[str, Any] = {}
+        self._views: dict[str, Array] = {}
+
+    def view(self, path: str) -> Array:
+        """The memory of another worker, as this process sees it."""
+        return self._views.setdefault(path, view(path))
+
+    def close_all(self) -> None:
+        """Close every backend and link, whatever they say."""
+        links, self.links = self.links, {}
+        backends, self.backends = self.backends, {}
+        self.rooms.clear()
+        self.kept.clear()
+        self._views.clear()
+        failures: list[BaseException] = []
+        closers: list[Callable[[], object]] = [link.close for link in links.values()]
+        closers += [held.backend.close for held in backends.values()]
+        for close in closers:
+            try:
+                close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def serve(pipe: Connection, path: str) -> None:
+    """Answer calls until the other end of the pipe is closed."""
+    host = Host(path)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except ENDED:
+            return
+        pipe.send(_call(function, host, arguments))
+
+
+def _call(function: Callable[..., Any], host: Host, arguments: Sequence[Any]) -> tuple[bool, Any]:
+    try:
+        return True, function(host, *arguments)
+    except (StatelinkError, Unexpected) as error:
+        return False, error
+    except Exception as error:
+        return False, Unexpected(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    # So that what is pickled here has the name that the other end knows.
+    from statelink.testing import _worker
+
+    _worker.serve(Connection(int(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,1 @@
+"""The clauses, by what they are about."""

@@ -1,0 +1,141 @@
+"""Peers: connect, disconnect, and connect again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from statelink.backend import Op
+from statelink.errors import TransferError
+
+from .. import _inside
+from .._bench import Pair, Subject
+from .._lab import Lab, Suite, needs
+
+__all__ = ["Connecting"]
+
+MAX_DESCRIPTOR = 16 << 20
+
+
+class Connecting(Suite):
+    """Making peers known, and forgetting them."""
+
+    def test_a_descriptor_is_bytes_and_bounded(self, pair: Pair) -> None:
+        """A descriptor is bytes, at most 16 MiB, and can be asked for again."""
+        found = pair.source.call(_inside.descriptor)
+        assert isinstance(found, bytes)
+        assert 0 < len(found) <= MAX_DESCRIPTOR
+        assert isinstance(pair.source.call(_inside.descriptor), bytes)
+
+    @pytest.mark.parametrize("first", ["source", "target"])
+    def test_either_side_connects_first(self, lab: Lab, first: str) -> None:
+        """The two sides connect in any order."""
+        pair = Pair(lab.end(0).open(), lab.end(1).open())
+        sides = (pair.source, pair.target) if first == "source" else (pair.target, pair.source)
+        sides[0].connect(sides[1])
+        sides[1].connect(sides[0])
+        pair.works()
+
+    def test_a_peer_can_be_forgotten_and_connected_again(self, pair: Pair) -> None:
+        """After a disconnect, moves to that peer are refused; after another connect they work."""
+        for _ in range(2):
+            for op in pair.subject.capabilities.ops:
+                pair.mover(op).disconnect(pair.peer(op))
+                pair.fill()
+                with pytest.raises(TransferError):
+                    pair.move(op, pair.blocks([(0, 0, 0, 0, 100)]))
+                pair.untouched()
+                pair.connect()
+            pair.works()
+
+    def test_disconnecting_twice_or_from_nobody_is_ignored(self, pair: Pair) -> None:
+        """A peer that is not connected is ignored when it is disconnected."""
+        pair.source.call(_inside.disconnect, "nobody")
+        for _ in range(2):
+            pair.source.disconnect(pair.target)
+        pair.connect()
+        pair.works()
+
+    def test_connecting_twice_replaces_the_connection(self, pair: Pair) -> None:
+        """A peer that is connected is connected again, as after a loss that only one side saw."""
+        pair.source.connect(pair.target)
+        pair.target.connect(pair.source)
+        pair.works()
+
+    def test_a_peer_of_another_life_can_be_connected(self, lab: Lab) -> None:
+        """A peer that was closed and opened again under another name is one more peer."""
+        pair = lab.pair()
+        pair.works()
+        pair.source.disconnect(pair.target)
+        pair.target.call(_inside.close)
+        again = Pair(pair.source, lab.end(1).open()).connect()
+        again.works()
+
+    def test_a_damaged_descriptor_is_refused(self, pair: Pair) -> None:
+        """Garbage, part of a descriptor, and a descriptor of another backend are refused; nothing else suffers."""
+        good, rng = pair.target.descriptor, np.random.default_rng(4)
+        cases = [b"", b"\0", b"\xff" * 100, b"SLTCP\x01", b"{}", rng.bytes(64), rng.bytes(4096), rng.bytes(len(good))]
+        cases += [good[: len(good) * part // 8] for part in range(1, 8)]
+        cases += [good[:-1], good[1:], good + b"\0", good[: len(good) // 2] + rng.bytes(len(good) - len(good) // 2)]
+        for number, raw in enumerate(cases):
+            accepted = self._connects(pair, "stranger", raw)
+            assert not accepted, f"descriptor {number} of {len(cases)} was accepted: {raw[:60]!r}"
+        pair.works()
+
+    def test_a_descriptor_of_somebody_else_is_refused(self, pair: Pair) -> None:
+        """A good descriptor under a name that is not its owner's is refused."""
+        assert not self._connects(pair, "stranger", pair.target.descriptor), "it was accepted"
+        pair.works()
+
+    def test_a_descriptor_with_a_flipped_bit_harms_nobody(self, pair: Pair) -> None:
+        """Where a flipped bit cannot be noticed, at least nothing but this peer suffers."""
+        good, rng = pair.target.descriptor, np.random.default_rng(5)
+        for _ in range(8):
+            raw = bytearray(good)
+            raw[int(rng.integers(len(raw)))] ^= 1 << int(rng.integers(8))
+            self._connects(pair, pair.target.link, bytes(raw))
+        pair.connect()
+        pair.works()
+
+    def test_two_links_of_one_process_reach_each_other(self, subject: Subject, lab: Lab, op: Op) -> None:
+        """Two links of one process reach each other, if that is declared."""
+        needs(subject.capabilities.single_process, "it does not declare it")
+        pair = Pair(lab.end(0, ((100_000,),)).open(), lab.end(0, ((100_000,),)).open()).connect()
+        pair.fill(8)
+        pair.carry(op, pair.blocks([(0, 1, 0, 2, 70_001)]))
+
+    def test_several_peers_are_served_at_once(self, lab: Lab, op: Op) -> None:
+        """Moves to several peers run side by side, each peer's in a thread of its own."""
+        here = lab.end(0).open()
+        there = [lab.end(1).open() for _ in range(2)]
+        pairs = [Pair(here, each) if op is Op.WRITE else Pair(each, here) for each in there]
+        for pair in pairs:
+            pair.connect()
+            pair.fill(1)
+        half = here.regions[0].nbytes // 2
+        # Those that read have one target between them: each gets a half of it.
+        shift = [0, half if op is Op.READ else 0]
+        blocks = [
+            pair.blocks([(0, at, 0, at + by, 4099) for at in range(0, half - 5000, 4111)])
+            for pair, by in zip(pairs, shift, strict=True)
+        ]
+        expected = [pair.target.memory.copy() for pair in pairs]
+        if op is Op.READ:
+            expected[1] = expected[0]
+        for pair, each, wanted in zip(pairs, blocks, expected, strict=True):
+            pair.grant(op, each)
+            pair.expected(each, wanted)
+        orders = [pair.order(op, each) for pair, each in zip(pairs, blocks, strict=True)]
+        found = here.worker(_inside.at_once, orders, pairs[0].subject.patience)
+        assert [outcome.reason for outcomes in found for outcome in outcomes if not outcome.ok] == []
+        for pair, wanted in zip(pairs, expected, strict=True):
+            pair.verify(wanted)
+
+    def _connects(self, pair: Pair, name: str, raw: bytes) -> bool:
+        """Whether a descriptor is accepted; it may only be refused with a `TransferError`."""
+        try:
+            pair.source.call(_inside.connect, name, raw, pair.target.regions)
+        except TransferError:
+            return False
+        pair.source.call(_inside.disconnect, name)
+        return True

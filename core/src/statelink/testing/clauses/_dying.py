@@ -1,0 +1,83 @@
+"""The death of a peer: a reason in bounded time, and everyone else goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from statelink.backend import Op
+from statelink.errors import BackendError
+
+from .. import _inside
+from .._bench import End, Pair
+from .._lab import Lab, Suite
+from ._fencing import SIZE, flood
+
+__all__ = ["Dying"]
+
+
+class Dying(Suite):
+    """Peers that are killed without warning."""
+
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_a_move_to_a_dead_peer_fails(self, lab: Lab, op: Op, moment: str) -> None:
+        """A peer that died before a move, or after an earlier one: the move fails with a reason; others are served."""
+        worker = lab.borrow()
+        here, there = lab.end(0).open(), lab.elsewhere(worker, "mortal").open()
+        pair = self._flow(op, here, there).connect()
+        if moment == "after":
+            pair.works(op)
+        worker.kill()
+        order = pair.order(op, pair.blocks([(0, 0, 0, 0, 1 << 20)]))
+        _, reason = here.worker(_inside.pump, order, lab.subject.patience)
+        assert reason
+        self._healthy(lab, here, op)
+        here.call(_inside.disconnect, "mortal")
+        with pytest.raises(BackendError):
+            here.worker(_inside.move, order, lab.subject.patience)
+        self._healthy(lab, here, op)
+
+    def test_a_move_fails_when_its_peer_dies(self, lab: Lab, op: Op) -> None:
+        """A peer that dies during a move: it fails with a reason and is never reported done; others are served."""
+        worker = lab.borrow()
+        here = lab.end(0, ((SIZE,),)).open()
+        pair = self._flow(op, here, lab.elsewhere(worker, "mortal", ((SIZE,),)).open()).connect()
+        flood(pair, op)
+        worker.kill()
+        _, reason = here.worker.result()
+        assert reason
+        self._healthy(lab, here, op)
+
+    def test_memory_outlives_its_mover(self, lab: Lab, op: Op) -> None:
+        """The side that does not move survives the death of the one that does, and serves others."""
+        worker = lab.borrow()
+        here = lab.end(0, ((SIZE,),)).open()
+        mortal = lab.elsewhere(worker, "mortal", ((SIZE,),)).open()
+        pair = (Pair(mortal, here) if op is Op.WRITE else Pair(here, mortal)).connect()
+        flood(pair, op)
+        worker.kill()
+        here.call(_inside.disconnect, "mortal")
+        other = lab.end(1, ((SIZE,),)).open()
+        (Pair(other, here) if op is Op.WRITE else Pair(here, other)).connect().works_small(op)
+
+    def test_a_dead_peer_cannot_be_connected_or_fails_later(self, lab: Lab, op: Op) -> None:
+        """Connecting to a peer that has died is refused in time, or the first move to it fails."""
+        worker = lab.borrow()
+        here, there = lab.end(0).open(), lab.elsewhere(worker, "mortal").open()
+        worker.kill()
+        pair = self._flow(op, here, there)
+        order = pair.order(op, pair.blocks([(0, 0, 0, 0, 1 << 20)]))
+        try:
+            here.connect(there)
+            _, reason = here.worker(_inside.pump, order, lab.subject.patience)
+        except BackendError as error:
+            reason = str(error)
+        assert reason
+        self._healthy(lab, here, op)
+
+    def _flow(self, op: Op, mover: End, peer: End) -> Pair:
+        return Pair(mover, peer) if op is Op.WRITE else Pair(peer, mover)
+
+    def _healthy(self, lab: Lab, here: End, op: Op) -> None:
+        """What the death left behind serves another peer."""
+        other = lab.end(1, ((100_000,),)).open()
+        self._flow(op, here, other).connect().works_small(op)

@@ -1,0 +1,120 @@
+"""Moves that go well: of every size, number and place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from .. import _inside
+from .._bench import LAYOUT, Pair, Subject, scattered
+from .._lab import Lab, Suite
+from .._memory import MIB
+
+if TYPE_CHECKING:
+    from statelink.backend import Op, Outcome
+
+__all__ = ["Moving"]
+
+SHAPES = {
+    "1 byte": (1, 1, 0),
+    "8 MiB at once": (1, 8 * MIB, 0),
+    "one block with odd ends": (1, 4097, 2),
+    "64 odd blocks": (64, 65537, 0),
+    "1000 small blocks": (1000, 333, 1),
+    "20000 blocks": (20_000, 129, 0),
+}
+
+
+class Moving(Suite):
+    """Bytes arrive, and nothing else changes."""
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_blocks_arrive_whatever_their_size(self, pair: Pair, op: Op, shape: str) -> None:
+        """Blocks at unaligned addresses in any order arrive byte by byte, and no other byte changes."""
+        pair.fill(len(shape))
+        pair.carry(op, scattered(pair, *SHAPES[shape]))
+
+    def test_a_hundred_thousand_blocks_arrive(self, pair: Pair, main_op: Op) -> None:
+        """A hundred thousand blocks arrive."""
+        pair.fill(9)
+        pair.carry(main_op, scattered(pair, 100_000, 61, 0))
+
+    def test_a_quarter_of_a_gibibyte_arrives(self, lab: Lab, main_op: Op) -> None:
+        """One block of 256 MiB arrives."""
+        size = 256 * MIB
+        pair = lab.pair(((size,),))
+        words = pair.source.arrays[0].view(np.uint64)
+        words[:] = np.arange(len(words), dtype=np.uint64)
+        blocks = pair.blocks([(0, 0, 0, 0, size)])
+        pair.grant(main_op, blocks)
+        (outcome,) = pair.move(main_op, blocks)
+        assert outcome.ok, outcome.reason
+        assert np.array_equal(pair.target.arrays[0], pair.source.arrays[0])
+
+    def test_every_alignment_arrives(self, pair: Pair, op: Op) -> None:
+        """Source and target need not be aligned, nor aligned alike."""
+        rows = [(3, 128 * n + a, 3, 128 * n + 3 * b, 64) for n, (a, b) in enumerate(np.ndindex(16, 16))]
+        pair.fill(3)
+        pair.carry(op, pair.blocks(rows))
+
+    def test_a_batch_at_its_limit_is_taken_whole(self, pair: Pair, op: Op) -> None:
+        """As many blocks as it declares go into one batch."""
+        count = min(pair.subject.capabilities.max_blocks, 50_000)
+        blocks = scattered(pair, count, 64, 0)
+        pair.fill(4)
+        pair.grant(op, blocks)
+        expected = pair.expected(blocks)
+        order = pair.order(op, blocks)
+        outcome: Outcome = pair.mover(op).worker(_inside.submit_whole, order, pair.subject.patience)
+        assert outcome.ok, outcome.reason
+        pair.verify(expected)
+
+    def test_rooms_follow_each_other(self, pair: Pair, op: Op) -> None:
+        """Rooms and generations of any number share one connection, and none disturbs another."""
+        pair.fill(5)
+        top = (1 << 64) - 1
+        for number, (room, generation) in enumerate(((1, 1), (top, 1), (1, top), (7, 7), (1, 2))):
+            pair.carry(op, pair.blocks([(3, 10, 3, 1 + 1000 * number, 999)]), room, generation)
+
+    def test_the_same_bytes_move_to_several_places(self, pair: Pair, op: Op) -> None:
+        """Sources may overlap."""
+        pair.fill(6)
+        pair.carry(op, pair.blocks([(1, n % 5, 0, 70_000 * n, 66_001) for n in range(50)]))
+
+    @pytest.mark.parametrize("size", [1, 4096, 300_000])
+    def test_bytes_are_visible_before_a_move_is_done(self, subject: Subject, pair: Pair, op: Op, size: int) -> None:
+        """When a move is reported done, a reader sees all of its bytes, and its source may be overwritten."""
+        count = min(8, subject.capabilities.max_blocks)
+        rows = [(0, 11 + n * size, 0, 13 + n * (size + 5), size) for n in range(count)]
+        blocks = pair.blocks(rows)
+        pair.fill()
+        pair.grant(op, blocks)
+        start = pair.source.starts[0] + 11
+        source = (pair.source.worker.arena.path, start, start + count * size)
+        ends = blocks.target + blocks.nbytes - np.uint64(1 + pair.target.worker.address)
+        target = (pair.target.worker.arena.path, ends)
+        order, rounds = pair.order(op, blocks), 60 if size < 100_000 else 20
+        wrong = pair.mover(op).worker(_inside.early, order, rounds, source, target, subject.patience)
+        assert not wrong, f"{wrong} of {rounds} moves were reported done before their bytes were there"
+
+    def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair, op: Op) -> None:
+        """What is done has stopped: a target that is written by its owner afterwards keeps what was written."""
+        blocks = scattered(pair, 64, 65537, 0)
+        for number in range(5):
+            pair.fill(number)
+            pair.grant(op, blocks)
+            assert all(outcome.ok for outcome in pair.move(op, blocks))
+            pair.target.memory[:] = 0
+            pair.mover(op).worker(_inside.rest, 0.01)
+            assert not pair.target.memory.any(), "bytes landed after the move was reported done"
+
+    @pytest.mark.soak
+    def test_many_moves_in_a_row(self, lab: Lab, op: Op) -> None:
+        """A thousand batches of every size, one after the other."""
+        pair, rng = lab.pair(LAYOUT), np.random.default_rng(0)
+        for number in range(1000):
+            count = int(2 ** rng.uniform(0, 14))
+            pair.fill(number)
+            pair.carry(op, scattered(pair, count, int(rng.integers(1, 8 * MIB // count)), 0, seed=number), number + 1)

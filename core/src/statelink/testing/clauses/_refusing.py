@@ -1,0 +1,173 @@
+"""What has to be an error, and must write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from statelink.backend import Blocks, Fence, Op, Outcome, Side
+from statelink.errors import BackendError, TransferError
+
+from .. import _inside
+from .._bench import Pair, Row, Subject, blocks_of
+from .._lab import Lab, Suite, needs
+
+__all__ = ["Refusing", "refused"]
+
+SIZES = (4 << 10, 100_000)
+GOOD: Row = (3, 10, 3, 20, 100)
+TOP = 1 << 64
+
+OUTSIDE: dict[str, Callable[[int, int], tuple[int, int, int]]] = {
+    "one byte past the end": lambda start, size: (3, size - 99, 100),
+    "one byte before the start": lambda start, size: (3, -1, 100),
+    "across the border to another region": lambda start, size: (0, -50, 100),
+    "in another region than it says": lambda start, size: (2, -200_000, 100),
+    "far away": lambda start, size: (3, 1 << 40, 100),
+    "where addresses end": lambda start, size: (3, TOP - 1 - start, 1),
+    "longer than the address space": lambda start, size: (3, 0, TOP - 1),
+    "in a region that there is not": lambda start, size: (4, 0, 100),
+}
+"""A bad place as region, offset and length, from the start and the size of the last region."""
+
+
+def refused(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> str:
+    """Why a move was refused or failed; it must."""
+    try:
+        outcomes: list[Outcome] = pair.move(op, blocks, room, generation)
+    except BackendError as error:
+        return str(error)
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    assert failed, "it was reported done"
+    assert failed[0].reason, "it failed without a reason"
+    return failed[0].reason
+
+
+class Refusing(Suite):
+    """Every one of these is an error with a reason, nothing is written, and the next move works."""
+
+    @pytest.mark.parametrize("case", OUTSIDE)
+    @pytest.mark.parametrize("side", list(Side), ids=lambda side: side.value)
+    def test_a_block_outside_registered_memory_is_refused(self, pair: Pair, op: Op, side: Side, case: str) -> None:
+        """A block that is not inside the region it names, at either side, is refused with all of its batch."""
+        end = pair.source if side is Side.SOURCE else pair.target
+        region, offset, nbytes = OUTSIDE[case](end.regions[3].address, end.regions[3].nbytes)
+        tables = ([*pair.source.regions, pair.source.regions[0]], [*pair.target.regions, pair.target.regions[0]])
+        if case.startswith("across"):
+            offset = end.regions[0].nbytes - 50
+        good = blocks_of(*tables, [GOOD, (3, 500, 3, 600, 100)])
+        bad = blocks_of(*tables, [GOOD])
+        addresses, regions = (bad.source, bad.source_region) if side is Side.SOURCE else (bad.target, bad.target_region)
+        addresses[0] = (int(tables[side is Side.TARGET][region].address) + offset) % TOP
+        regions[0], bad.nbytes[0] = region, nbytes
+        pair.fill(1)
+        pair.grant(op, good)
+        before = pair.source.memory.copy()
+        refused(pair, op, Blocks.concatenate([good[1:], bad]))
+        pair.untouched()
+        assert np.array_equal(pair.source.memory, before)
+        pair.works(op)
+
+    def test_an_unknown_peer_is_refused(self, pair: Pair, op: Op) -> None:
+        """A move to a peer that was never connected is refused."""
+        order = pair.order(op, pair.blocks([GOOD]))._replace(peer="nobody")
+        pair.fill()
+        with pytest.raises(TransferError):
+            pair.mover(op).worker(_inside.move, order, pair.subject.patience)
+        pair.untouched()
+        pair.works(op)
+
+    def test_an_operation_that_is_not_declared_is_refused(self, subject: Subject, pair: Pair) -> None:
+        """An operation that is not declared is refused."""
+        missing = [op for op in Op if op not in subject.capabilities.ops]
+        needs(bool(missing), "it declares every operation")
+        for op in missing:
+            pair.fill()
+            refused(pair, op, pair.blocks([GOOD]))
+            pair.untouched()
+            assert (pair.source.memory[:100] != 0).any()
+        pair.works()
+
+    def test_a_closed_backend_refuses(self, lab: Lab, op: Op) -> None:
+        """What is asked of a backend that was closed is refused; a disconnect and a poll are ignored."""
+        pair = lab.pair(((100_000,),))
+        pair.works_small(op)
+        pair.mover(op).call(_inside.close)
+        pair.fill()
+        with pytest.raises(TransferError):
+            pair.move(op, pair.blocks([(0, 0, 0, 0, 100)]))
+        pair.mover(op).disconnect(pair.peer(op))
+        pair.mover(op).call(_inside.poll_nothing)
+        pair.untouched()
+
+    def test_a_backend_can_be_closed_twice(self, lab: Lab) -> None:
+        """Closing twice is closing once, whether it was ever used or not."""
+        used = lab.pair()
+        used.works()
+        fresh = lab.end(0, ((4096,),))
+        fresh.call(_inside.construct, fresh.subject.name, dict(fresh.subject.options))
+        for end in (used.source, used.target, fresh):
+            end.call(_inside.close, 2)
+
+    # What was not granted. The rest is for backends that declare an owner's fence.
+
+    @pytest.mark.parametrize(
+        "case", ["nothing", "another room", "another generation", "another peer", "what was revoked"]
+    )
+    def test_a_room_that_was_not_granted_is_refused(self, subject: Subject, pair: Pair, case: str) -> None:
+        """A peer writes only for uses of rooms that were granted to it."""
+        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        blocks = pair.blocks([GOOD])
+        pair.fill()
+        grants = {"another room": (11, 1), "another generation": (12, 2)}
+        if case in grants:
+            pair.grant(Op.WRITE, blocks, *grants[case])
+        if case == "another peer":
+            order = np.argsort(blocks.target)
+            pair.target.call(_inside.grant, "somebody else", 12, 1, blocks.target[order], blocks.nbytes[order])
+        if case == "what was revoked":
+            pair.grant(Op.WRITE, blocks, 12, 1)
+            assert pair.revoke(12, 1).ok
+            assert pair.revoke(12, 1).ok
+        refused(pair, Op.WRITE, blocks, room=12)
+        pair.untouched()
+        pair.works(Op.WRITE)
+
+    @pytest.mark.parametrize("offset", [-1, 1, 100, 50_000])
+    def test_memory_that_was_not_granted_is_refused(self, subject: Subject, pair: Pair, offset: int) -> None:
+        """A block that is not wholly inside what was granted is refused, and so is all of its batch."""
+        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        granted = pair.blocks([(3, 0, 3, 1000, 100), (3, 0, 3, 5000, 3000)])
+        pair.fill()
+        pair.grant(Op.WRITE, granted, 21)
+        refused(pair, Op.WRITE, pair.blocks([(3, 0, 3, 5000, 1000), (3, 0, 3, 1000 + offset, 100)]), 21)
+        pair.untouched()
+        pair.carry(Op.WRITE, granted, 21)
+
+    def test_memory_that_is_not_registered_cannot_be_granted(self, subject: Subject, pair: Pair) -> None:
+        """A grant of ranges that are not inside registered memory is refused."""
+        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        last = pair.target.regions[3]
+        for start, nbytes in ((last.address - 1, 2), (last.address, last.nbytes + 1), (1 << 50, 1)):
+            ranges = np.array([start], np.uint64), np.array([nbytes], np.uint64)
+            with pytest.raises(TransferError):
+                pair.target.call(_inside.grant, pair.source.link, 31, 1, *ranges)
+        pair.works()
+
+    def test_grants_of_one_room_add_up(self, subject: Subject, pair: Pair) -> None:
+        """Several grants for one use of a room hold together, until one revoke takes them all."""
+        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        parts = [pair.blocks([(3, 0, 3, at, 100)]) for at in (0, 500, 1000)]
+        pair.fill()
+        for part in parts:
+            pair.grant(Op.WRITE, part, 41)
+        expected = pair.expected(Blocks.concatenate(parts))
+        assert all(outcome.ok for outcome in pair.move(Op.WRITE, Blocks.concatenate(parts), 41))
+        pair.verify(expected)
+        assert pair.revoke(41).ok
+        pair.fill()
+        for part in parts:
+            refused(pair, Op.WRITE, part, 41)
+        pair.untouched()

@@ -1,0 +1,190 @@
+"""How rooms live and end, through real links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from statelink import Status
+from statelink.backend import Op
+
+from .. import _inside, _rooms
+from .._lab import Lab, Suite, needs
+from .._memory import POISON
+from .._rooms import PAGES, TOKENS, LinkEnd
+
+if TYPE_CHECKING:
+    from .._bench import Subject
+
+__all__ = ["Rooms"]
+
+COUNT = TOKENS // 4
+MIDDLE = TOKENS // 2
+Ids = npt.NDArray[np.int64]
+Links = tuple[LinkEnd, LinkEnd]
+
+
+class Rooms(Suite):
+    """Requests between a prefill and a decode."""
+
+    @pytest.fixture
+    def links(self, subject: Subject, lab: Lab) -> Links:
+        """A prefill and a decode, that other clauses use after this one."""
+        needs(Op.WRITE in subject.capabilities.ops, "it does not offer WRITE, and links push")
+        return lab.links_for_all()
+
+    def test_a_request_arrives(self, links: Links) -> None:
+        """A request arrives in two pushes: both sides succeed and come to rest, and no other page is touched."""
+        self._works(links, 11)
+
+    def test_a_room_id_can_be_used_again(self, links: Links) -> None:
+        """A room id is free once its room has ended and come to rest."""
+        for _ in range(3):
+            self._works(links, 12)
+
+    def test_rooms_go_on_side_by_side(self, links: Links) -> None:
+        """Rooms of one pair of links, opened and pushed in any order, arrive each in its place."""
+        prefill, decode = links
+        rooms = {100 + n: (np.arange(n, PAGES, 6), np.arange(PAGES - 1 - n, -1, -6)) for n in range(6)}
+        decode.keys[:] = decode.values[:] = POISON
+        tokens = 4 * len(rooms[100][0])
+        early = [room for room in rooms if room % 2]
+        for room in early:
+            decode(_rooms.receive, room, prefill.address, rooms[room][1], tokens)
+        for room in rooms:
+            prefill(_rooms.send, room, tokens)
+        for room, (here, _) in reversed(rooms.items()):
+            prefill(_rooms.push, room, here, 0, tokens)
+        for room in rooms.keys() - early:
+            decode(_rooms.receive, room, prefill.address, rooms[room][1], tokens)
+        for room, (here, there) in rooms.items():
+            for end in (decode, prefill):
+                self._succeeded(end, room)
+            self._arrived(links, here, there)
+
+    @pytest.mark.parametrize("phase", ["alone", "waiting", "halfway", "moving"])
+    @pytest.mark.parametrize("side", ["prefill", "decode"])
+    def test_an_aborted_room_ends_on_both_sides(self, links: Links, side: str, phase: str) -> None:
+        """A room that is given up ends with a reason, comes to rest on both sides, and then nothing lands any more."""
+        prefill, decode = links
+        room = 200 + 10 * len(phase) + len(side)
+        ending, other = (prefill, decode) if side == "prefill" else (decode, prefill)
+        here, there = self._pages(room)
+        decode.keys[:] = decode.values[:] = POISON
+        if phase != "alone" or side == "prefill":
+            prefill(_rooms.send, room)
+        if phase != "alone" or side == "decode":
+            decode(_rooms.receive, room, prefill.address, there)
+        if phase in ("waiting", "halfway"):
+            assert other(_rooms.reach, room, Status.WAITING, other.subject.patience).status is Status.WAITING
+        if phase == "halfway":
+            prefill(_rooms.push, room, here[: COUNT // 2], 0, MIDDLE)
+            prefill(_rooms.push, room, here[COUNT // 2 :], MIDDLE, TOKENS, True)
+        if phase == "moving":
+            prefill(_rooms.push, room, here)
+        ending(_rooms.abort, room)
+        seen = ending.wait(room)
+        assert seen.status in (Status.FAILED, Status.SUCCEEDED if phase == "moving" else Status.FAILED)
+        assert seen.quiesced, "it did not come to rest"
+        if phase != "alone":
+            after = other.wait(room)
+            assert after.quiesced, "the other side did not come to rest"
+            assert after.status in (Status.FAILED, Status.SUCCEEDED if phase == "moving" else Status.FAILED)
+            if after.status is Status.FAILED and seen.status is Status.FAILED:
+                assert after.reason is not None
+                assert seen.reason is not None
+                assert after.reason.code == seen.reason.code
+        self._silent(decode, there)
+        self._works(links, room + 1000)
+        if phase != "alone":
+            self._works(links, room)
+
+    def test_decode_outlives_prefill(self, links: Links, lab: Lab) -> None:
+        """Prefill dies in the middle of a request: decode's room fails with a reason, and others are served."""
+        mortal = LinkEnd(lab.subject, lab.borrow(), "prefill", "mortal", 0)
+        _, decode = links
+        here, there = self._pages(301)
+        decode.keys[:] = decode.values[:] = POISON
+        decode(_rooms.receive, 301, mortal.address, there)
+        mortal(_rooms.send, 301)
+        mortal(_rooms.push, 301, here[: COUNT // 2], 0, MIDDLE)
+        assert decode(_rooms.reach, 301, Status.TRANSFERRING, lab.subject.patience).status is Status.TRANSFERRING
+        mortal.worker.kill()
+        seen = decode.wait(301, quiesced=False)
+        assert seen.status is Status.FAILED
+        assert seen.reason is not None
+        if decode(_rooms.reach, 301, Status.FAILED, 1.0).quiesced:
+            self._silent(decode, there)
+        self._works(links, 302, busy=there)
+        lab.close_links(0.1)  # what the dead may have been writing to is not given back
+
+    def test_prefill_outlives_decode(self, links: Links, lab: Lab) -> None:
+        """Decode dies in the middle of a request: prefill's room fails with a reason, and others are served."""
+        mortal = LinkEnd(lab.subject, lab.borrow(), "decode", "mortal", 0)
+        prefill, _ = links
+        here, there = self._pages(311)
+        mortal(_rooms.receive, 311, prefill.address, there)
+        prefill(_rooms.send, 311)
+        prefill(_rooms.push, 311, here[: COUNT // 2], 0, MIDDLE)
+        assert prefill(_rooms.reach, 311, Status.TRANSFERRING, lab.subject.patience).status is Status.TRANSFERRING
+        mortal.worker.kill()
+        prefill(_rooms.push, 311, here[COUNT // 2 :], MIDDLE, TOKENS)
+        seen = prefill.wait(311, quiesced=False)
+        assert seen.status is Status.FAILED
+        assert seen.reason is not None
+        self._works(links, 312)
+
+    def test_links_come_to_rest(self, lab: Lab, links: Links) -> None:
+        """Links that are closed have come to rest, and may be closed twice."""
+        self._works(links, 401)
+        assert lab.close_links(lab.subject.patience), "a link did not come to rest"
+
+    def _works(self, links: Links, room: int, busy: Ids | Sequence[int] = ()) -> None:
+        """A request in two pushes, and every page of decode looked at."""
+        prefill, decode = links
+        here, there = self._pages(room)
+        free = [page for page in range(PAGES) if page not in set(busy)]
+        there = np.array([page for page in there if page in free] + [page for page in free if page not in there])[
+            :COUNT
+        ]
+        decode.keys[:] = decode.values[:] = POISON
+        before = prefill.keys.copy(), prefill.values.copy()
+        decode(_rooms.receive, room, prefill.address, there)
+        prefill(_rooms.send, room)
+        prefill(_rooms.push, room, here[: COUNT // 2], 0, MIDDLE)
+        prefill(_rooms.push, room, here[COUNT // 2 :], MIDDLE, TOKENS)
+        self._succeeded(decode, room)
+        self._succeeded(prefill, room)
+        self._arrived(links, here, there)
+        rest = np.setdiff1d(np.array(free), there)
+        assert (decode.keys[rest] == POISON).all(), "pages of others were touched"
+        assert (decode.values[rest] == POISON).all(), "pages of others were touched"
+        assert np.array_equal(prefill.keys, before[0]), "prefill's pages were changed"
+        assert np.array_equal(prefill.values, before[1]), "prefill's pages were changed"
+
+    def _succeeded(self, end: LinkEnd, room: int) -> None:
+        seen = end.wait(room)
+        assert seen.status is Status.SUCCEEDED, f"room {room} of {end.key} is {seen.status.name}: {seen.reason}"
+        assert seen.quiesced
+
+    def _arrived(self, links: Links, here: Ids | Sequence[int], there: Ids | Sequence[int]) -> None:
+        prefill, decode = links
+        assert np.array_equal(decode.keys[there], prefill.keys[here]), "keys are not what they should be"
+        assert np.array_equal(decode.values[there], prefill.values[here]), "values are not what they should be"
+
+    def _silent(self, decode: LinkEnd, pages: Ids | Sequence[int]) -> None:
+        """Nothing lands in pages any more, nor has in any other."""
+        others = np.setdiff1d(np.arange(PAGES), pages)
+        assert (decode.keys[others] == POISON).all(), "pages of others were touched"
+        decode.keys[pages] = decode.values[pages] = POISON
+        decode.worker(_inside.rest, 0.1)
+        assert (decode.keys == POISON).all(), "bytes landed after the room had come to rest"
+        assert (decode.values == POISON).all(), "bytes landed after the room had come to rest"
+
+    def _pages(self, room: int) -> tuple[Ids, Ids]:
+        rng = np.random.default_rng(room)
+        return rng.permutation(PAGES)[:COUNT], rng.permutation(PAGES)[:COUNT]

@@ -1,0 +1,72 @@
+"""State types, through real links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from statelink.backend import ANY
+from statelink.errors import UnsupportedError
+
+from .. import _ranks
+from .._lab import Lab, Suite, needs
+from .._pools import LABELS
+
+if TYPE_CHECKING:
+    from .._bench import Subject
+
+__all__ = ["TOPOLOGIES", "StateTypes"]
+
+TOPOLOGIES = {"1 to 1": (1, 1), "2 to 1": (2, 1), "1 to 2": (1, 2)}
+"""Ranks of prefill and of decode; heads and channels are dealt out over the ranks of a side."""
+
+
+class StateTypes(Suite):
+    """Every declared state type, from prefill to decode."""
+
+    @pytest.mark.parametrize("label", LABELS)
+    @pytest.mark.parametrize("topology", TOPOLOGIES)
+    def test_a_state_type_arrives(self, subject: Subject, lab: Lab, topology: str, label: str) -> None:
+        """Each state type that is declared arrives byte by byte, between ranks of equal and of unequal width."""
+        needs(subject.capabilities.moves(LABELS[label]), "this state type is not declared")
+        if topology not in lab.verdicts:
+            lab.verdicts[topology] = self._moved(subject, lab, *TOPOLOGIES[topology])
+        found = lab.verdicts[topology]
+        problem = found.get("", "") or found[label]
+        assert not problem, problem
+
+    def test_a_state_type_that_is_not_declared_is_refused(self, subject: Subject, lab: Lab) -> None:
+        """A link that holds a state type that is not declared does not open."""
+        needs(subject.capabilities.state_types != ANY, "it declares every state type")
+        label = next(label for label, type in LABELS.items() if not subject.capabilities.moves(type))
+        with pytest.raises(UnsupportedError):
+            lab.workers[0](_ranks.open_prefill, subject.name, dict(subject.options), 1, [label])
+
+    def test_memory_of_an_undeclared_kind_opens_no_link(self, subject: Subject, lab: Lab) -> None:
+        """A link that holds memory of a kind that is not declared does not open."""
+        with pytest.raises(UnsupportedError):
+            lab.workers[0](_ranks.open_strange, subject.name, dict(subject.options))
+
+    def _moved(self, subject: Subject, lab: Lab, prefill: int, decode: int) -> dict[str, str]:
+        """What is wrong with each type after one request that holds all of them; under no name, what stopped it."""
+        labels = [label for label, type in LABELS.items() if subject.capabilities.moves(type)]
+        source, target = lab.workers[0], lab.workers[-1]
+        what = subject.name, dict(subject.options)
+        try:
+            addresses = source(_ranks.open_prefill, *what, prefill, labels)
+            target(_ranks.open_decode, *what, decode, labels)
+            if source is target:
+                source.start(_ranks.both, addresses, subject.patience)
+                found = source.result()
+            else:
+                source.start(_ranks.send, subject.patience)
+                target.start(_ranks.receive, addresses, subject.patience)
+                found = target.result()
+                source.result()
+            wrong = {label: next(filter(None, (rank[label] for rank in found)), "") for label in labels}
+            if not all(worker(_ranks.close, subject.patience) for worker in {source, target}):
+                wrong[""] = "a link did not come to rest when it was closed"
+        except Exception as error:
+            return {"": f"{type(error).__name__}: {error}"}
+        return wrong

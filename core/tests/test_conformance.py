@@ -1,0 +1,14 @@
+"""The embedded backend keeps its contract, in both of the ways in which it moves bytes."""
+
+from __future__ import annotations
+
+from statelink.testing import BackendTests
+
+
+class TestTcp(BackendTests):
+    backend = "tcp"
+
+
+class TestTcpSockets(BackendTests):
+    backend = "tcp"
+    options = {"same_host_copy": False}

@@ -10,6 +10,7 @@ from statelink import __version__
 from statelink.registry import entry_points
 
 from ._backends import backends
+from ._conform import conform
 from ._explain import explain
 from ._inspect import inspect
 from ._keys import keys
@@ -89,6 +90,7 @@ def main() -> None:
 
 
 main.add_command(backends)
+main.add_command(conform)
 main.add_command(explain)
 main.add_command(keys)
 main.add_command(rendezvous)

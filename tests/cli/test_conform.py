@@ -1,0 +1,53 @@
+"""``statelink conform``: the kit from the command line, with a summary that says what was broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelink.cli import main
+
+PACKAGES = Path(__file__).parents[1] / "kit" / "packages"
+
+
+def conform(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["conform", *arguments])
+
+
+def test_a_backend_that_keeps_its_contract(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ("tcp", "--option", "drain_timeout=2", "--json", str(report), "-k", "alignment or class_is_complete")
+    done = conform(*arguments)
+    assert done.exit_code == 0, done.output
+    assert "tcp: 2 passed in" in done.output
+    assert "need not be aligned" in done.output
+    (run,) = json.loads(report.read_text())["runs"]
+    assert (run["backend"], run["options"]) == ("tcp", {"drain_timeout": 2})
+    assert {clause["theme"] for clause in run["clauses"]} == {"Moving", "Declaration"}
+
+
+def test_a_backend_that_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    done = conform("wrong-takes-garbage", "-k", "damaged or class_is_complete")
+    assert done.exit_code == 1, done.output
+    assert "failed: test_a_damaged_descriptor_is_refused" in done.output
+    assert "was accepted: b''" in done.output
+    assert "wrong-takes-garbage: 1 passed, 1 failed in" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tpc",), "did you mean 'tcp'?"),
+        (("tcp", "-o", "drain_timout=2"), "did you mean 'drain_timeout'?"),
+        (("tcp", "-o", "drain_timeout"), "is not KEY=VALUE"),
+        (("tcp", "-k", "no_such_clause"), "no clause was run"),
+    ],
+)
+def test_what_cannot_be_run(arguments: tuple[str, ...], said: str) -> None:
+    done = conform(*arguments)
+    assert done.exit_code != 0
+    assert said in done.output

@@ -1,0 +1,106 @@
+"""A backend that reaches no other process, offers both operations and no fence, and is right."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from statelink.backend import (
+    DIRECT,
+    Backend,
+    BackendContext,
+    Batch,
+    Capabilities,
+    Fence,
+    Op,
+    Outcome,
+    Probe,
+    Region,
+    Side,
+    SubmitMode,
+    Transfer,
+)
+from statelink.errors import TransferError
+
+OPEN: dict[str, Honest] = {}
+MARK = b"honest:"
+
+
+class Honest(Backend):
+    api_version = 1
+    name = "honest"
+    Options = type("Options", (msgspec.Struct,), {}, forbid_unknown_fields=True)
+    capabilities = Capabilities(
+        memory_kinds=frozenset({"dram"}),
+        ops=frozenset(Op),
+        submit_mode=SubmitMode.BLOCKING,
+        fences=MappingProxyType({(op, side): Fence.NONE for op in Op for side in Side}),
+        state_types=frozenset({"kv", "mamba"}),
+        max_blocks=500,
+    )
+    strategies: ClassVar = {"kv": DIRECT, "mamba": DIRECT}
+
+    def __init__(self, context: BackendContext) -> None:
+        self.link = context.link
+        self.regions: Sequence[Region] = ()
+        self.peers: dict[str, Sequence[Region]] = {}
+        OPEN[self.link] = self
+
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        return Probe(ok=True, reason="memory of this process")
+
+    def register(self, regions: Sequence[Region]) -> None:
+        for region in regions:
+            if region.kind != "dram":
+                raise TransferError(f"memory of kind {region.kind} cannot be registered")
+        self.regions = tuple(regions)
+
+    def descriptor(self) -> bytes:
+        return MARK + self.link.encode() + b";"
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        if descriptor != MARK + peer.encode() + b";" or peer not in OPEN:
+            raise TransferError("this is no descriptor of an open link")
+        self.peers[peer] = tuple(regions)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if self.link not in OPEN or peer not in self.peers:
+            raise TransferError("this peer is not connected", peer=peer)
+        near, far = (self.regions, self.peers[peer])
+        source, target = (near, far) if batch.op is Op.WRITE else (far, near)
+        blocks = batch.blocks
+        _check(source, blocks.source, blocks.nbytes, blocks.source_region)
+        _check(target, blocks.target, blocks.nbytes, blocks.target_region)
+        if peer not in OPEN:
+            return Transfer(Outcome(False, "the peer was closed"))
+        for start, end, nbytes in zip(
+            blocks.source.tolist(), blocks.target.tolist(), blocks.nbytes.tolist(), strict=True
+        ):
+            ctypes.memmove(end, start, nbytes)
+        return Transfer(Outcome(True))
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        pass
+
+    def disconnect(self, peer: str) -> None:
+        self.peers.pop(peer, None)
+
+    def close(self) -> None:
+        if OPEN.get(self.link) is self:
+            del OPEN[self.link]
+        self.peers.clear()
+
+
+def _check(table: Sequence[Region], addresses: Any, nbytes: Any, regions: Any) -> None:
+    if int(regions.max()) >= len(table):
+        raise TransferError("there is no such region")
+    starts = np.array([region.address for region in table], np.uint64)[regions]
+    sizes = np.array([region.nbytes for region in table], np.uint64)[regions]
+    if not ((nbytes <= sizes) & (addresses - starts <= sizes - nbytes)).all():
+        raise TransferError("a block is outside its region")

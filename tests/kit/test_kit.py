@@ -1,0 +1,103 @@
+"""The kit itself: a backend that is wrong in one way breaks the clause that says so, for that reason."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from statelink.testing._report import Clause, Report
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+ALWAYS = {
+    "test_its_class_is_complete",
+    "test_no_memory_at_all_can_be_registered",
+    "test_a_descriptor_is_bytes_and_bounded",
+}
+"""Clauses that every wrong backend keeps."""
+
+MOVING = {
+    "test_every_alignment_arrives",
+    "test_an_unknown_peer_is_refused",
+    "test_memory_that_is_not_registered_cannot_be_granted",
+    "test_a_descriptor_of_somebody_else_is_refused",
+}
+"""Clauses that those keep whose bytes arrive: each of them ends with a move."""
+
+BYTES_DO_NOT_ARRIVE = {"Early", "DropsLast", "TooFar", "HidesFence"}
+ALSO = {"TakesGarbage": {"test_a_descriptor_of_somebody_else_is_refused"}}
+"""What else follows from the same defect."""
+
+
+def broken() -> dict[str, tuple[str, str]]:
+    """The table of `wrong`, which cannot be imported here: its backends are not installed."""
+    tree = ast.parse((HERE / "wrong.py").read_text())
+    (table,) = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.value is not None]
+    found: dict[str, tuple[str, str]] = ast.literal_eval(table)
+    return found
+
+
+BROKEN = broken()
+
+
+def kit(report: Path, *arguments: str) -> dict[str, list[Clause]]:
+    """What the kit says, by the name of the backend's class."""
+    environment: dict[str, Any] = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE / "packages"), *filter(None, sys.path)]),
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "60", "-q", "--tb=short"]
+    command += ["-o", "faulthandler_timeout=0", "--statelink-report", str(report), *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    found = msgspec.json.decode(report.read_bytes(), type=Report)
+    return {run.suite.removeprefix("Test"): run.clauses for run in found.runs}
+
+
+@pytest.fixture(scope="module")
+def clauses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Clause]]:
+    """What the kit says of every wrong backend."""
+    nodes = [
+        f"{HERE / 'wrong.py'}::Test{name}::{clause}"
+        for name, (first, _) in BROKEN.items()
+        for clause in dict.fromkeys((first, *sorted(ALWAYS | MOVING)))
+    ]
+    return kit(tmp_path_factory.mktemp("kit") / "report.json", *nodes)
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_wrong_backend_fails_for_the_right_reason(clauses: dict[str, list[Clause]], name: str) -> None:
+    wrong, reason = BROKEN[name]
+    failed = [clause for clause in clauses[name] if clause.verdict == "failed"]
+    assert any(clause.name.partition("[")[0] == wrong and reason in clause.reason for clause in failed), failed
+    also = {clause.name.partition("[")[0] for clause in failed} - {wrong}
+    if name in BYTES_DO_NOT_ARRIVE:
+        assert also <= MOVING
+    else:
+        assert also == ALSO.get(name, set())
+    assert {clause.name.partition("[")[0] for clause in clauses[name]} >= ALWAYS | MOVING
+
+
+@pytest.mark.timeout(420)
+def test_a_right_backend_passes(tmp_path: Path) -> None:
+    """One that reaches no other process, reads as well as writes, and moves two state types only."""
+    found = kit(tmp_path / "report.json", str(HERE / "honest.py"), "-k", "not quarter and not thousand and not 2")[
+        "Honest"
+    ]
+    verdicts = {clause.name: clause.verdict for clause in found}
+    assert [name for name, verdict in verdicts.items() if verdict in ("failed", "not run")] == [
+        "test_its_class_is_complete"  # a deviation that is stated, and is none
+    ]
+    assert verdicts["test_bytes_are_visible_before_a_move_is_done[read-4096]"] == "passed"
+    assert verdicts["test_a_state_type_that_is_not_declared_is_refused"] == "passed"
+    assert verdicts["test_an_aborted_room_ends_on_both_sides[decode-moving]"] == "passed"
+    assert verdicts["test_a_revoke_does_not_wait_for_the_peer[NOTSET]"] == "not applicable"

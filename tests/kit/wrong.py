@@ -1,0 +1,37 @@
+"""Which clause each wrong backend breaks, and a test class for each; not collected by itself."""
+
+from __future__ import annotations
+
+import importlib
+
+from statelink.testing import BackendTests
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "Early": ("test_bytes_are_visible_before_a_move_is_done", "reported done before their bytes were there"),
+    "DropsLast": ("test_every_alignment_arrives", "bytes of the target are not what they should be"),
+    "TooFar": ("test_blocks_arrive_whatever_their_size", "bytes of the target are not what they should be"),
+    "GrantsAll": ("test_memory_that_was_not_granted_is_refused", "it was reported done"),
+    "AnyRoom": ("test_a_room_that_was_not_granted_is_refused", "it was reported done"),
+    "KeepsGrants": ("test_a_revoke_stops_what_is_under_way", "bytes were written that should not"),
+    "Swallows": ("test_a_move_fails_when_its_peer_dies", "and none failed within"),
+    "Silent": ("test_a_move_fails_when_its_peer_dies", "assert ''"),
+    "Hangs": ("test_a_move_fails_when_its_peer_dies", "a transfer did not end within"),
+    "Unsettled": ("test_what_is_settled_has_stopped", "bytes were written that should not"),
+    "LeaksThreads": ("test_connecting_often_leaves_nothing_behind", "threads more after"),
+    "LeaksFiles": ("test_opening_often_leaves_nothing_behind", "descriptors more after"),
+    "LeaksMemory": ("test_connecting_often_leaves_nothing_behind", "MiB more after"),
+    "TakesGarbage": ("test_a_damaged_descriptor_is_refused", "was accepted"),
+    "Crashes": ("test_a_damaged_descriptor_is_refused", "AssertionError"),
+    "Unchecked": ("test_a_block_outside_registered_memory_is_refused", "it was reported done"),
+    "ClosesOnce": ("test_a_backend_can_be_closed_twice", "closed already"),
+    "TakesReads": ("test_an_operation_that_is_not_declared_is_refused", "it was reported done"),
+    "TakesAnyKind": ("test_memory_of_an_undeclared_kind_is_refused", "DID NOT RAISE"),
+    "HidesFence": ("test_its_fence_is_implemented", "assert True is False"),
+    "ForgetsPeers": ("test_a_peer_can_be_forgotten_and_connected_again", "this peer was here before"),
+}
+"""Class of the backend, to the clause that it breaks, and to a part of what the kit says of it."""
+
+_wrong = importlib.import_module("statelink_wrong")
+for _name in BROKEN:
+    _attributes = {"backend": getattr(_wrong, _name).name, "patience": 4.0, "connects": 30}
+    globals()[f"Test{_name}"] = type(f"Test{_name}", (BackendTests,), _attributes)

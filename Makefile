@@ -50,7 +50,10 @@ $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
 	$(PIP) -e core -e examples/demo $(if $(DEMO_PLUGIN),-e "plugins/$(BACKEND)$(EXTRA_$(BACKEND))")
 	@touch $@
 
-.PHONY: help setup demo check test soak fix clean distclean libraries
+# What the conformance kit found.
+REPORT := build/conformance.json
+
+.PHONY: help setup demo check test matrix soak fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
@@ -75,7 +78,11 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, spell
 	$(BIN)/codespell
 
 test: setup ## Run every test but the long ones: make test ARGS="-k routing"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --statelink-report=$(REPORT) $(ARGS)
+
+# After a whole `make test`.
+matrix: $(DEV) ## Write the README's table of what moves over what from the last `make test`
+	$(BIN)/python -m tools.matrix $(REPORT) $(if $(CI),,--write)
 
 soak: setup ## Run the long tests
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)

@@ -77,7 +77,7 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     try:
-        backend = _construct(backend_type, options, name, channel)
+        backend = _construct(backend_type, options, name, settings.role, channel)
     except BaseException:
         channel.close()
         raise
@@ -119,9 +119,13 @@ def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
     return backend_type.probe(read_options(backend_type.Options, options or {}, f"options of backend {backend!r}"))
 
 
-def _construct(backend_type: type[Backend], options: object, name: str, channel: Channel) -> Backend:
+def _construct(backend_type: type[Backend], options: object, name: str, role: str, channel: Channel) -> Backend:
     context = BackendContext(
-        options=options, link=name, host=channel.host, loopback=is_loopback(channel.endpoint.address)
+        options=options,
+        link=name,
+        host=channel.host,
+        loopback=is_loopback(channel.endpoint.address),
+        role=role,
     )
     try:
         return backend_type(context)

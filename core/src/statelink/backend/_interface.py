@@ -42,12 +42,14 @@ class BackendContext:
         link: Name of this link, unique among all processes that were ever started; it is what peers call us.
         host: Address at which peers can reach this process, as an IP literal.
         loopback: Whether peers are all on this machine.
+        role: ``prefill`` or ``decode``, for a library whose two sides start differently; empty where nobody said.
     """
 
     options: Any
     link: str
     host: str = "127.0.0.1"
     loopback: bool = True
+    role: str = ""
 
 
 class Outcome(NamedTuple):

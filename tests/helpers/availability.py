@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from statelink.errors import BackendError
 from statelink.registry import load_backend
 
-__all__ = ["problem_of"]
+__all__ = ["OPTIONS", "environment_of", "problem_of"]
+
+SIMULATORS = Path(__file__).parents[1] / "simulators"
+SIMULATED = frozenset({"ascend"})
+"""Backends whose library has a simulator."""
+OPTIONS: dict[str, dict[str, str]] = {
+    # Host memory, which its default does not move.
+    "ascend": {"data_op_type": "HOST_RDMA", "nic": os.environ.get("STATELINK_ASCEND_NIC", "tcp://127.0.0.1:10002")}
+}
+"""Options with which a backend moves the tests' memory."""
+
+
+@functools.cache
+def environment_of(backend: str) -> dict[str, str]:
+    """What a process needs in its environment to find the backend's library, or where that cannot run its simulator."""
+    if backend not in SIMULATED or not problem_of(backend):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([str(SIMULATORS), *filter(None, sys.path)])}
 
 
 @functools.cache

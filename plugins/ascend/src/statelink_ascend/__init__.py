@@ -1,6 +1,6 @@
-"""Statelink over Ascend's MemFabric: so far, a probe that says what this machine lacks for it.
+"""Statelink over MemFabric's TransferEngine, for Ascend NPUs.
 
-Neither importing this package nor probing imports MemFabric.
+Importing this package imports no library; opening a link does, and a probe has another process do it.
 """
 
 from __future__ import annotations

@@ -1,81 +1,276 @@
-"""The backend: a probe, and a refusal."""
+"""The backend: one engine for the process, and calls that return when their bytes have moved."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from statelink.backend import DIRECT, Backend, BackendContext, Batch, Capabilities, Probe, Region, SubmitMode, Transfer
-from statelink.errors import BackendUnavailableError, UnsupportedError
+import msgspec
 
+from statelink.backend import (
+    ANY,
+    DIRECT,
+    Backend,
+    BackendContext,
+    Batch,
+    Capabilities,
+    Fence,
+    Op,
+    Outcome,
+    Probe,
+    Region,
+    Side,
+    SubmitMode,
+    Transfer,
+)
+from statelink.errors import BackendUnavailableError, TransferError
+
+from ._library import REFUSED, Library, trial
 from ._machine import devices, driver, library, missing
 from ._options import Options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ._tables import FORMAT, Descriptor, Table, refused, session_of
 
 __all__ = ["AscendBackend"]
 
-ONLY_PROBES = "statelink-ascend 0.1 only probes; it does not move bytes"
+ROLES = {"prefill": "Prefill", "decode": "Decode"}
+RETRY = 0.02
+"""Seconds between two looks for a peer that is not visible yet."""
+
+_taken = threading.Lock()
+"""Held while this process has an engine: the library starts once in a process, and a second start strands the first."""
+
+
+class _Peer:
+    """An engine elsewhere."""
+
+    __slots__ = ("session", "table", "visible")
+
+    def __init__(self, session: str, table: Table) -> None:
+        self.session = session
+        self.table = table
+        self.visible = False
+        """Whether a transfer has found it. The library lets others know of memory a while after it is registered."""
+
+
+class _Contact(threading.Thread):
+    """The first call to a session, which connects; the library waits for two minutes, and cannot be told otherwise."""
+
+    def __init__(self, backend: AscendBackend, session: str) -> None:
+        super().__init__(name=f"statelink-ascend-contact-{session}", daemon=True)
+        self._backend = backend
+        self._session = session
+        self.result = (0, "")
+
+    def run(self) -> None:
+        """Transfer nothing: the library connects before it looks at the lists, and then refuses them as empty."""
+        self.result = self._backend._write_nothing(self._session)
+        self._backend._contact_ended(self._session)
 
 
 class AscendBackend(Backend):
-    """Says what this machine lacks for MemFabric, and moves nothing."""
+    """Moves bytes with MemFabric's TransferEngine."""
 
     api_version = 1
     name = "ascend"
     Options = Options
-    # It declares nothing, because it does nothing.
     capabilities: ClassVar[Capabilities] = Capabilities(
-        memory_kinds=frozenset(), ops=frozenset(), submit_mode=SubmitMode.ASYNC, fences={}
+        memory_kinds=frozenset({"npu", "dram"}),
+        state_types=ANY,
+        ops=frozenset({Op.WRITE, Op.READ}),
+        submit_mode=SubmitMode.BLOCKING,
+        # There is no cancel, and unregistering memory keeps nobody out of it.
+        fences={(op, side): Fence.MOVER for op in Op for side in Side},
+        max_blocks=4096,
+        max_bytes=64 << 20,
+        max_transfers=1,
+        thread_safe=True,
+        single_process=False,
     )
     strategies: ClassVar = {"*": DIRECT}
 
     def __init__(self, context: BackendContext) -> None:
-        probe = self.probe(context.options)
-        raise BackendUnavailableError(probe.reason, hint=probe.hint, backend=self.name)
+        options = context.options
+        who = {"backend": self.name, "host": context.host}
+        if context.role not in ROLES:
+            raise BackendUnavailableError(f"MemFabric needs a role, and was given {context.role!r}", **who)
+        try:
+            self._library = Library(options.data_op_type)
+        except ImportError as error:
+            raise BackendUnavailableError(f"MemFabric cannot be used: {error}", hint=_install(), **who) from error
+        if not _taken.acquire(blocking=False):
+            what = "this process has a link over MemFabric, and the library starts once in a process"
+            raise BackendUnavailableError(what, hint="close that link, or open this one in another process", **who)
+        self._options = options
+        self._link = context.link
+        self._host = context.host
+        self._role = ROLES[context.role]
+        self._table = Table(())
+        self._peers: dict[str, _Peer] = {}
+        self._contacts: dict[str, _Contact] = {}
+        self._lock = threading.Lock()
+        self._engine: Any = self._library.engine
+        self._closing = False
+        session = session_of(context.host, 0)
+        reason = self._library.start(session, self._role, options.device_id, options.nic)
+        if reason:
+            self._release()
+            cause = "; ".join([reason, *missing()])
+            raise BackendUnavailableError("MemFabric's engine could not be started", cause=cause, **who)
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
-        """Look for what MemFabric needs. Never ok: with everything there, this version still moves nothing."""
+        """Start an engine in another process, and if that fails, look for what is missing."""
         try:
-            lacks = list(missing())
+            version = library()
+            reason, log = trial(options.data_op_type, options.device_id, options.nic) if version else ("", "")
+            lacks = [] if version and not reason else list(missing())
             details = {
-                "memfabric": library() or "none",
+                "memfabric": version or "none",
                 "devices": ", ".join(devices()) or "none",
                 "driver": driver()[0] or "none",
+                "log": log or "none",
             }
         except Exception as error:  # a probe explains, and never raises
-            return Probe(ok=False, reason=f"{ONLY_PROBES}. Looking for what it needs failed: {error}")
-        found = f"This machine lacks what it needs: {'; '.join(lacks)}" if lacks else "MemFabric's needs are met here"
-        return Probe(ok=False, reason=f"{ONLY_PROBES}. {found}", hint="choose another backend", details=details)
+            return Probe(ok=False, reason=f"looking for what MemFabric needs failed: {error}")
+        if version and not reason:
+            started = f"memfabric_hybrid {version} starts here, with {options.data_op_type}"
+            return Probe(ok=True, reason=started, details=details)
+        reason = "; ".join(filter(None, [reason, *lacks]))
+        return Probe(ok=False, reason=f"MemFabric cannot run here: {reason}", hint=_install(), details=details)
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Refused."""
-        self._refuse()
+        """Register all regions at once, so that the library merges those that share a page of 2 MiB.
+
+        On prefill, the library only takes notes; what is wrong with them it says when a peer is connected.
+        """
+        engine = self._open()
+        host = self._options.data_op_type == "HOST_RDMA"
+        for index, region in enumerate(regions):
+            kind, _, device = region.kind.partition(":")
+            if kind == "dram" and not host:
+                cause = f"{self._options.data_op_type} moves an NPU's memory; host memory needs HOST_RDMA"
+                raise self._unregistered(f"region {index}", region, cause)
+            if device and int(device) != self._options.device_id:
+                cause = f"the engine runs on device_id {self._options.device_id}"
+                raise self._unregistered(f"region {index}", region, cause)
+        self._table = Table(regions)
+        if not regions:
+            return
+        addresses, sizes = self._table.starts.tolist(), self._table.sizes.tolist()
+        code, reason = self._library.call(engine.batch_register_memory, addresses, sizes)
+        if code != 0:
+            for index, region in enumerate(regions):
+                alone = self._library.call(engine.batch_register_memory, [region.address], [region.nbytes])
+                if alone[0] != 0:
+                    raise self._unregistered(f"region {index}", region, alone[1])
+            raise self._unregistered(f"{len(regions)} regions at once", regions[0], reason)
 
     def descriptor(self) -> bytes:
-        """Refused."""
-        self._refuse()
+        """Where the engine answers, and as what."""
+        port = self._open().get_rpc_port()
+        kind = self._options.data_op_type
+        return msgspec.msgpack.encode(Descriptor(FORMAT, self._link, self._role, kind, self._host, port))
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Refused."""
-        self._refuse()
+        """Reach a decode's engine within the timeout. A prefill's comes to us, by itself."""
+        self._open()
+        offered = Descriptor.decode(descriptor, peer, self._role, self._options.data_op_type)
+        session = session_of(offered.host, offered.port)
+        if self._role == "Prefill":
+            self._reach(peer, session)
+        self._peers[peer] = _Peer(session, Table(regions))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        """Refused."""
-        self._refuse()
+        """Move a batch, and return when it has moved or failed."""
+        engine = self._open()
+        known = self._peers.get(peer)
+        if known is None:
+            raise TransferError("the peer is not connected", backend=self.name, peer=peer)
+        blocks = batch.blocks
+        source = (blocks.source, blocks.nbytes, blocks.source_region)
+        target = (blocks.target, blocks.nbytes, blocks.target_region)
+        near, far = (source, target) if batch.op is Op.WRITE else (target, source)
+        self._table.check("here", *near)
+        known.table.check("by the peer", *far)
+        move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
+        lists = (near[0].tolist(), far[0].tolist(), blocks.nbytes.tolist())
+        until = time.monotonic() + self._options.connect_timeout
+        code, reason = self._library.call(move, known.session, *lists)
+        # All else was checked, so it does not know this memory: a peer that was just connected may show up yet.
+        while code == REFUSED and not known.visible and time.monotonic() < until:
+            time.sleep(RETRY)
+            code, reason = self._library.call(move, known.session, *lists)
+        if code == 0:
+            known.visible = True
+            return Transfer(Outcome(True))
+        if code == REFUSED:
+            cause = f"{reason}; it does not know the peer, or not its memory"
+            raise TransferError("a batch was refused before it started", cause=cause, backend=self.name, peer=peer)
+        # The device may have moved a part, and nothing tells whether it goes on.
+        return Transfer(Outcome(False, f"{reason}, for {blocks.count} blocks", settled=False))
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Refused."""
-        self._refuse()
+        """Nothing is ever in progress, as far as the library tells."""
 
     def disconnect(self, peer: str) -> None:
-        """Refused."""
-        self._refuse()
+        """Forget a peer; the library keeps its connection until the engine is destroyed."""
+        self._peers.pop(peer, None)
 
     def close(self) -> None:
-        """Refused."""
-        self._refuse()
+        """Destroy the engine: takes seconds. A first contact that still waits does it instead when it ends."""
+        with self._lock:
+            first, self._closing = not self._closing, True
+            waiting = bool(self._contacts)
+        self._peers.clear()
+        if first and not waiting:
+            self._release()
 
-    def _refuse(self) -> NoReturn:
-        raise UnsupportedError(ONLY_PROBES, backend=self.name)
+    def _reach(self, peer: str, session: str) -> None:
+        with self._lock:
+            contact = self._contacts.get(session)
+            if contact is None:
+                contact = self._contacts[session] = _Contact(self, session)
+                contact.start()
+        contact.join(self._options.connect_timeout)
+        if contact.is_alive():
+            cause = f"its engine at {session} did not answer within {self._options.connect_timeout:g} s"
+            raise refused(peer, cause, "the library goes on trying for two minutes; see whether the peer still runs")
+        code, reason = contact.result
+        if code != REFUSED:
+            raise refused(peer, f"its engine at {session} cannot be reached: {reason}")
+
+    def _write_nothing(self, session: str) -> tuple[int, str]:
+        try:
+            return self._library.call(self._engine.batch_transfer_sync_write, session, [], [], [])
+        except Exception as error:
+            return -1, f"{type(error).__name__}: {error}"
+
+    def _contact_ended(self, session: str) -> None:
+        with self._lock:
+            del self._contacts[session]
+            last = self._closing and not self._contacts
+        if last:
+            self._release()
+
+    def _release(self) -> None:
+        engine, self._engine = self._engine, None
+        try:
+            engine.destroy()
+            engine.unInitialize()
+        finally:
+            _taken.release()
+
+    def _open(self) -> Any:
+        if self._closing:
+            raise TransferError("the backend is closed", backend=self.name)
+        return self._engine
+
+    def _unregistered(self, what: str, region: Region, cause: str) -> TransferError:
+        where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"
+        return TransferError(f"{what} could not be registered", cause=f"{where}: {cause}", backend=self.name)
+
+
+def _install() -> str:
+    return "pip install 'statelink-ascend[npu]' on a host with an NPU, its driver and CANN, or choose another backend"

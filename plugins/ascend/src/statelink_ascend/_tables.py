@@ -1,0 +1,116 @@
+"""What a peer is told, and the bounds that the library does not keep; numpy, no library."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import TransferError
+
+if TYPE_CHECKING:
+    from statelink.backend import Region
+
+__all__ = ["Descriptor", "Table", "session_of"]
+
+FORMAT = 1
+
+
+class Descriptor(msgspec.Struct, frozen=True, array_like=True):
+    """What a peer gets.
+
+    Attributes:
+        format: Version of this structure; it stays the first field for ever.
+        link: Name of the link.
+        role: ``Prefill`` or ``Decode``.
+        kind: Name of what moves the bytes there.
+        host: Address of the engine, an IP literal.
+        port: Where it answers.
+    """
+
+    format: int
+    link: str
+    role: str
+    kind: str
+    host: str
+    port: int
+
+    @classmethod
+    def decode(cls, raw: bytes, peer: str, role: str, kind: str) -> Descriptor:
+        """From bytes that came from ``peer``, which has to be of the other role and of the same kind.
+
+        Raises:
+            TransferError: They are not such a descriptor.
+        """
+        cause = ""
+        try:
+            found = msgspec.msgpack.decode(raw, type=cls)
+            ipaddress.ip_address(found.host)
+        except ValueError as error:  # msgspec's are, too
+            raise refused(peer, f"its descriptor does not decode: {error}") from error
+        if found.format != FORMAT:
+            cause = f"its descriptor has format {found.format}, this plugin speaks {FORMAT}"
+        elif found.link != peer:
+            cause = f"its descriptor is that of a link called {found.link!r}"
+        elif not 0 < found.port < 1 << 16:
+            cause = f"its descriptor has the port {found.port}"
+        elif {found.role, role} != {"Prefill", "Decode"}:
+            cause = f"its role is {found.role}, ours is {role}, and MemFabric connects a Prefill to a Decode"
+        elif found.kind != kind:
+            cause = f"it moves bytes by {found.kind}, we by {kind}"
+        if cause:
+            raise refused(peer, cause)
+        return found
+
+
+class Table:
+    """A region table as columns."""
+
+    __slots__ = ("sizes", "starts")
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self.starts = np.array([region.address for region in regions], np.uint64)
+        self.sizes = np.array([region.nbytes for region in regions], np.uint64)
+
+    def check(
+        self,
+        whose: str,
+        addresses: npt.NDArray[np.uint64],
+        nbytes: npt.NDArray[np.uint64],
+        regions: npt.NDArray[np.uint32],
+    ) -> None:
+        """Refuse blocks that are not inside their region: the library lets them into the 2 MiB pages around it.
+
+        Raises:
+            TransferError: One is not.
+        """
+        highest = int(regions.max())
+        if highest >= len(self.sizes):
+            cause = f"region {highest} of {len(self.sizes)}"
+        else:
+            sizes = self.sizes[regions]
+            # Below its region, an address gives an offset that wraps to a huge one.
+            inside = (nbytes > 0) & (nbytes <= sizes) & (addresses - self.starts[regions] <= sizes - nbytes)
+            if inside.all():
+                return
+            worst = int(inside.argmin())
+            cause = (
+                f"{nbytes[worst]} bytes at {addresses[worst]:#x} in region {regions[worst]}, which has "
+                f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
+            )
+        raise TransferError(f"a block is outside the memory registered {whose}", cause=cause, backend="ascend")
+
+
+def session_of(host: str, port: int) -> str:
+    """An engine's address, in the library's form."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def refused(peer: str, cause: str, hint: str = "") -> TransferError:
+    """The error of a peer that cannot be connected."""
+    what = "a peer cannot be connected over MemFabric"
+    return TransferError(what, cause=cause, hint=hint, backend="ascend", peer=peer)

@@ -1,0 +1,60 @@
+"""Processes of these tests, in which MemFabric can be imported: its simulator, where the library cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from plugins.ascend.tests.peer import MIB, Peer
+from tests.helpers.availability import environment_of
+
+CONTACT = 2.0
+"""Seconds that stand for the two minutes in which the library waits for a peer."""
+Make = Callable[..., Peer]
+
+
+@pytest.fixture(scope="session")
+def library() -> dict[str, str]:
+    """What a process needs in its environment."""
+    found = environment_of("ascend")
+    if not found:
+        pytest.skip("these tests are about the simulated library, and here is one that can run")
+    return found | {"MEMFABRIC_SIM_CONTACT_S": str(CONTACT)}
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[list[Peer]]:
+    """Processes that tests have done with, and others can use."""
+    peers: list[Peer] = []
+    yield peers
+    for peer in peers:
+        peer.kill()
+
+
+def making(library: dict[str, str], pool: list[Peer], folders: pytest.TempPathFactory) -> Iterator[Make]:
+    made: list[Peer] = []
+
+    def make(name: str, sizes: Sequence[int] = (MIB,), kind: str = "npu:0", **settings: str) -> Peer:
+        fits = [peer for peer in pool if peer.key == (tuple(sizes), kind) and not settings]
+        if fits:
+            pool.remove(fits[0])
+        peer = fits[0] if fits else Peer(folders.mktemp("ascend") / name, sizes, kind, library | settings)
+        peer.link = name
+        made.append(peer)
+        return peer
+
+    yield make
+    for peer in made:
+        pool += [peer] if peer.clean() else []
+
+
+@pytest.fixture
+def make(library: dict[str, str], pool: list[Peer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Processes for one test."""
+    yield from making(library, pool, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def make_shared(library: dict[str, str], pool: list[Peer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Processes for all tests of a module."""
+    yield from making(library, pool, tmp_path_factory)

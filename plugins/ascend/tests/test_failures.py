@@ -1,0 +1,246 @@
+"""Peers that are not there yet or not any more, a library that refuses, and second links."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from plugins.ascend.tests.conftest import CONTACT
+from plugins.ascend.tests.peer import MIB, Peer, Refused
+
+from statelink.backend import Op
+
+Make = Callable[..., Peer]
+
+
+def connected(make: Make, **options: object) -> tuple[Peer, Peer]:
+    prefill, decode = make("prefill"), make("decode")
+    prefill.ready().open("prefill", **options)
+    decode.ready().open("decode", **options)
+    return prefill.connect(decode), decode.connect(prefill)
+
+
+def test_peer_dies(make: Make) -> None:
+    """Transfers to it fail at once; whether it still moves bytes nobody knows. Others are served."""
+    prefill, mortal = connected(make)
+    steady = make("steady").ready().open("decode")
+    prefill.connect(steady).serves(mortal)
+    mortal.kill()
+    reason = "MemFabric's batch_transfer_sync_write returned -1 (failed), for 1 blocks"
+    for _ in range(2):
+        assert prefill.move(mortal, prefill.block(mortal)) == [(False, reason, False)]
+    prefill.serves(steady)
+    prefill.ask(do="disconnect", peer=mortal.link)
+    with pytest.raises(Refused, match="the peer is not connected"):
+        prefill.move(mortal, prefill.block(mortal))
+    prefill.ask(do="close")
+
+
+def test_peer_comes_back_as_another(make: Make) -> None:
+    prefill, mortal = connected(make)
+    prefill.serves(mortal)
+    mortal.kill()
+    again = make("decode").ready().open("decode")
+    prefill.connect(again).serves(again)
+
+
+def test_peer_that_was_never_there(make: Make) -> None:
+    """The deadline is ours. The library goes on trying; who asks again waits for that, and then hears its reason."""
+    prefill, mortal = make("prefill"), make("mortal")
+    prefill.ready().open("prefill", connect_timeout=0.2)
+    mortal.ready().open("decode").kill()
+    steady = make("steady").ready().open("decode")
+    with pytest.raises(Refused, match=r"TransferError: a peer .* did not answer within 0\.2 s\nhint: .*two min"):
+        prefill.connect(mortal)
+    prefill.connect(steady).serves(steady)  # meanwhile
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        with pytest.raises(Refused) as caught:
+            prefill.connect(mortal)
+        if "did not answer" not in str(caught.value):
+            break
+    reason = "cannot be reached: MemFabric's batch_transfer_sync_write returned -1 (failed): create trans entry failed"
+    assert reason in str(caught.value)
+    with pytest.raises(Refused, match="the peer is not connected"):
+        prefill.move(mortal, prefill.block(mortal))
+
+
+def test_peer_that_is_not_there_yet(make: Make) -> None:
+    """It answers while the library still tries, and is connected when that is asked for again."""
+    prefill, slow = make("prefill"), make("slow")
+    prefill.ready().open("prefill", connect_timeout=0.2)
+    slow.ready().open("decode").stop()
+    with pytest.raises(Refused, match="did not answer within"):
+        prefill.connect(slow)
+    slow.process.send_signal(signal.SIGCONT)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            prefill.connect(slow)
+            break
+        except Refused:
+            pass
+    prefill.serves(slow)
+
+
+def test_closing_while_a_peer_does_not_answer(make: Make) -> None:
+    """It does not wait for that. The next link can be opened when the library has given up."""
+    prefill, slow = make("prefill"), make("slow")
+    prefill.ready().open("prefill", connect_timeout=0.1)
+    slow.ready().open("decode").stop()
+    with pytest.raises(Refused, match="did not answer within"):
+        prefill.connect(slow)
+    prefill.ask(do="close")
+    with pytest.raises(Refused, match="BackendUnavailableError: this process has a link over MemFabric"):
+        prefill.open("prefill")
+    until = time.monotonic() + 10 * CONTACT
+    while time.monotonic() < until:
+        try:
+            prefill.open("prefill")
+            break
+        except Refused:
+            time.sleep(0.05)
+    prefill.connect(make("other").ready().open("decode"))
+
+
+def test_a_stopped_peer_is_written_to(make: Make) -> None:
+    """Nothing in its process takes part in that."""
+    prefill, decode = connected(make)
+    decode.stop()
+    prefill.serves(decode)
+
+
+def test_decode_waits_until_a_prefill_has_come(make: Make) -> None:
+    """It cannot reach a prefill by itself; so a read that comes too early waits, and is refused in the end."""
+    prefill, decode = make("prefill"), make("decode")
+    prefill.ready().open("prefill")
+    decode.ready().open("decode", connect_timeout=0.3).connect(prefill)
+    back = prefill.block(decode)
+    with pytest.raises(
+        Refused, match=r"refused before it started .*read returned -2000 \(invalid parameter\); it does not"
+    ):
+        decode.move(prefill, back, Op.READ)
+    prefill.memory.arrays[0][:100] = 7
+    for _ in range(2):
+        decode.ask(do="disconnect", peer=prefill.link)
+        decode.connect(prefill)
+    prefill.connect(decode)
+    assert decode.move(prefill, back, Op.READ) == [(True, "", True)]
+    assert (decode.memory.arrays[0][:100] == 7).all()
+
+
+def test_memory_that_a_peer_never_registered(make: Make) -> None:
+    """Its region table says more than its library knows: the refusal is the library's, and nothing moved."""
+    prefill, decode = make("prefill"), make("decode", (8 * MIB,))
+    prefill.ready().open("prefill", connect_timeout=0.3)
+    decode.ready().start("decode")
+    first = decode.regions[0]
+    part = {"address": first.address, "nbytes": 100, "kind": "npu:0"}
+    decode.ask(do="register", regions=[part])
+    decode.descriptor = base64.b64decode(decode.ask(do="descriptor"))
+    prefill.connect(decode)
+    with pytest.raises(Refused, match=r"TransferError: a batch was refused .*-2000 \(invalid parameter\)"):
+        prefill.move(decode, prefill.block(decode, offset=6 * MIB))
+    assert not decode.memory.whole.any()
+
+
+def test_device_that_fails_in_a_batch(make: Make) -> None:
+    """A part has moved, and the transfer says that it may go on."""
+    prefill, decode = connected(make)
+    prefill.ask(do="set", name="MEMFABRIC_SIM_FAIL_AFTER", value="1")
+    prefill.memory.arrays[0][:] = 1
+    one = prefill.block(decode)
+    two = type(one).concatenate([one, prefill.block(decode, offset=5000)])
+    reason = "MemFabric's batch_transfer_sync_write returned -1 (failed), for 2 blocks"
+    assert prefill.move(decode, two) == [(False, reason, False)]
+    assert decode.memory.arrays[0][:101].tolist() == [1] * 100 + [0]
+    assert not decode.memory.arrays[0][5000:].any()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_host_memory_needs_another_transport(make: Make, role: str) -> None:
+    """The library says so on decode alone; the plugin says so on both."""
+    peer = make("host", kind="dram").ready()
+    with pytest.raises(
+        Refused, match=r"region 0 could not be registered .*of dram at 0x.*: SDMA moves an NPU's memory"
+    ):
+        peer.open(role)
+
+
+def test_host_memory_over_rdma(make: Make) -> None:
+    prefill, decode = make("prefill", kind="dram"), make("decode", kind="dram")
+    options = {"data_op_type": "HOST_RDMA", "nic": "tcp://127.0.0.1:10002"}
+    prefill.ready().open("prefill", **options)
+    decode.ready().open("decode", **options)
+    prefill.connect(decode).serves(decode)
+
+
+def test_memory_of_another_device(make: Make) -> None:
+    peer = make("peer", kind="npu:3").ready()
+    with pytest.raises(Refused, match=r"region 0 could not .*of npu:3 at 0x.*: the engine runs on device_id 0"):
+        peer.open("decode")
+    peer.ask(do="close")
+    peer.open("decode", device_id=3)
+
+
+@pytest.mark.parametrize(("role", "when"), [("decode", "registered"), ("prefill", "reached")])
+def test_memory_that_the_library_cannot_register(make: Make, role: str, when: str) -> None:
+    """Host memory that the engine calls an NPU's: on decode it is refused as itself, on prefill when it connects."""
+    peer, other = make("liar"), make("other").ready().open("prefill" if role == "decode" else "decode")
+    peer.ready().start(role)
+    host = np.zeros(1, np.uint64).ctypes.data  # an address of this process is nobody's there
+    regions = [{"address": each.address, "nbytes": each.nbytes, "kind": each.kind} for each in peer.regions]
+    command = {"do": "register", "regions": [*regions, {"address": host, "nbytes": 8, "kind": "npu:0"}]}
+    if role == "decode":
+        with pytest.raises(
+            Refused, match=r"region 1 could not be registered .*: 8 bytes .*-1 \(failed\): register local"
+        ):
+            peer.ask(**command)
+    else:
+        peer.ask(**command)
+        with pytest.raises(Refused, match=r"cannot be reached: .* returned -1 \(failed\): register local failed"):
+            peer.connect(other)
+
+
+def test_two_links_in_one_process(make: Make) -> None:
+    """The second is refused, the first goes on, and one after the other is fine."""
+    prefill, decode = connected(make)
+    with pytest.raises(Refused, match=r"BackendUnavailableError: .*starts once in a process.*\nhint: close that link"):
+        prefill.start("prefill")
+    prefill.serves(decode)
+    prefill.ask(do="close")
+    prefill.ask(do="close")
+    for command in ({"do": "descriptor"}, {"do": "register"}):
+        with pytest.raises(Refused, match="TransferError: the backend is closed"):
+            prefill.ask(**command)
+    prefill.open("prefill").connect(decode).serves(decode)
+
+
+@pytest.mark.parametrize("role", ["", "both"])
+def test_unknown_role(make: Make, role: str) -> None:
+    with pytest.raises(Refused, match=f"BackendUnavailableError: MemFabric needs a role, and was given '{role}'"):
+        make("peer").ready().open(role)
+
+
+def test_start_that_fails(make: Make) -> None:
+    """There is no engine then, although the library would register memory; the process can try again."""
+    peer = make("peer").ready()
+    peer.ask(do="set", name="MEMFABRIC_SIM_NPU", value="absent")
+    for _ in range(2):
+        with pytest.raises(
+            Refused, match=r"engine could not be started .*initialize returned -1 \(failed\); there is no NP"
+        ):
+            peer.open("prefill")
+
+
+@pytest.mark.parametrize("name", ["batch_transfer_sync_read", "DEVICE_URMA"])
+def test_version_that_lacks_something(make: Make, name: str) -> None:
+    peer = make("peer", MEMFABRIC_SIM_LACKS=name).ready()
+    with pytest.raises(
+        Refused, match=rf"BackendUnavailableError: MemFabric cannot be used: this version .* has no \w+\.{name}"
+    ):
+        peer.open("prefill", data_op_type="DEVICE_URMA")

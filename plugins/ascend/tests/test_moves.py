@@ -1,0 +1,176 @@
+"""Bytes between two processes, looked at from a third."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from plugins.ascend.tests.peer import MIB, Peer, Refused
+
+from statelink.backend import Blocks, Op
+from statelink_ascend._tables import Descriptor
+
+SIZES = (8 * MIB + 1, 350_001, 8191)
+"""Regions on each side, side by side, their borders at odd addresses; the library's pages of 2 MiB hold several."""
+NOISE = np.random.default_rng(7).integers(0, 256, 9 * MIB, dtype=np.uint8)
+
+
+class Pair(NamedTuple):
+    """A prefill and a decode, connected."""
+
+    prefill: Peer
+    decode: Peer
+
+
+@pytest.fixture(scope="module")
+def pair(make_shared: Callable[..., Peer]) -> Iterator[Pair]:
+    both = Pair(make_shared("here", SIZES), make_shared("there", SIZES))
+    for peer, role in zip(both, ("prefill", "decode"), strict=True):
+        peer.ready().open(role)
+    both.decode.connect(both.prefill)
+    both.prefill.connect(both.decode)
+    yield both
+    for peer in both:
+        peer.ask(do="close")
+        peer.ask(do="close")
+        assert peer.end() == 0
+
+
+def scattered(origin: Peer, goal: Peer, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
+    """Blocks at unaligned places in random order; they do not overlap at the destination."""
+    rng = np.random.default_rng(seed)
+    room = SIZES[region]
+    step = room // count
+    assert step >= nbytes
+    order = rng.permutation(count).astype(np.uint64)
+    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
+    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
+    regions = np.full(count, region, np.uint32)
+    begin, end = (np.uint64(side.regions[region].address) for side in (origin, goal))
+    return Blocks(source + begin, target + end, np.full(count, nbytes, np.uint64), regions, regions)
+
+
+def check(actor: Peer, blocks: Blocks, op: Op, other: Peer) -> None:
+    """Move blocks, and compare both memories with what numpy makes of them."""
+    for number, peer in enumerate((actor, other)):
+        peer.memory.whole[:] = NOISE[number : number + len(peer.memory.whole)]
+    origin, goal = (actor, other) if op is Op.WRITE else (other, actor)
+    before, expected = origin.memory.whole.copy(), goal.memory.whole.copy()
+    first, start = origin.regions[0].address, goal.regions[0].address
+    for source, target, nbytes in zip(blocks.source, blocks.target, blocks.nbytes.tolist(), strict=True):
+        begin, end = int(source) - first, int(target) - start
+        expected[end : end + nbytes] = before[begin : begin + nbytes]
+    outcomes = actor.move(other, blocks, op)
+    assert outcomes == [(True, "", True)] * len(outcomes)
+    assert np.array_equal(goal.memory.whole, expected)
+    assert np.array_equal(origin.memory.whole, before)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("actor", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("count", "nbytes", "region"), [(1, 1, 0), (1, 8 * MIB, 0), (1, 4097, 2), (1000, 333, 1), (10000, 129, 0)]
+)
+def test_scattered_blocks(pair: Pair, op: Op, actor: str, count: int, nbytes: int, region: int) -> None:
+    here, there = pair if actor == "prefill" else pair[::-1]
+    ends = (here, there) if op is Op.WRITE else (there, here)
+    check(here, scattered(*ends, count, nbytes, region), op, there)
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_regions_side_by_side(pair: Pair, op: Op) -> None:
+    """The last bytes of one region and the first of its neighbour, and one batch over all regions."""
+    source, target = (peer.regions for peer in (pair if op is Op.WRITE else pair[::-1]))
+    assert source[0].address + source[0].nbytes == source[1].address
+    rows = [
+        (source[0].address + source[0].nbytes - 5, target[1].address, 5, 0, 1),
+        (source[1].address, target[0].address + target[0].nbytes - 7, 7, 1, 0),
+        (source[2].address, target[2].address, 8191, 2, 2),
+    ]
+    table = np.array(rows, np.uint64).T
+    check(pair.prefill, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op, pair.decode)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("side", ["here", "by the peer"])
+@pytest.mark.parametrize("what", ["one past the end", "across a border", "before the start", "nothing"])
+def test_blocks_outside_their_region_are_refused(pair: Pair, op: Op, side: str, what: str) -> None:
+    """The library would take most of them, since they lie in its pages of 2 MiB. Nothing of such a batch moves."""
+    ends = pair if op is Op.WRITE else pair[::-1]
+    bad = scattered(*ends, 2, 100, 1)
+    regions = pair.prefill.regions if side == "here" else pair.decode.regions
+    local = (side == "here") == (op is Op.WRITE)
+    addresses = bad.source if local else bad.target
+    if what == "nothing":
+        bad.nbytes[1] = 0
+    addresses[1] = {
+        "one past the end": regions[1].address + regions[1].nbytes - 99,
+        "across a border": regions[1].address + regions[1].nbytes - 50,
+        "before the start": regions[1].address - 1,
+        "nothing": regions[1].address,
+    }[what]
+    before = [peer.memory.whole.copy() for peer in pair]
+    whose = "here" if what == "nothing" else side
+    with pytest.raises(
+        Refused, match=rf"TransferError: a block is outside the memory registered {whose} .*: \d+ bytes at 0x"
+    ):
+        pair.prefill.move(pair.decode, bad, op)
+    for peer, wanted in zip(pair, before, strict=True):
+        assert np.array_equal(peer.memory.whole, wanted)
+    check(pair.prefill, scattered(*ends, 5, 100, 1), op, pair.decode)
+
+
+def test_unknown_region_or_peer_is_refused(pair: Pair) -> None:
+    blocks = scattered(*pair, 2, 100, 1)
+    beyond = dataclasses.replace(blocks, target_region=np.array([0, 3], np.uint32))
+    with pytest.raises(Refused, match=r"TransferError: a block is outside .* by the peer .*: region 3 of 3"):
+        pair.prefill.move(pair.decode, beyond)
+    with pytest.raises(Refused, match=r"TransferError: the peer is not connected .*peer nobody"):
+        pair.prefill.move("nobody", blocks)
+
+
+def test_descriptor(pair: Pair) -> None:
+    found = msgspec.msgpack.decode(pair.decode.descriptor, type=Descriptor)
+    assert (
+        found[:4] if isinstance(found, tuple) else (found.link, found.role, found.kind) == ("there", "Decode", "SDMA")
+    )
+    assert ipaddress.ip_address(found.host).is_loopback
+
+
+def test_refused_descriptors(pair: Pair) -> None:
+    """Garbage of every kind is refused, and the peers that are connected stay."""
+    good = ["stranger", "Decode", "SDMA", "127.0.0.1", 65000]
+    cases = {
+        b"": "does not decode",
+        b"\xff" * 100: "does not decode",
+        pair.decode.descriptor[:-1]: "does not decode",
+        msgspec.msgpack.encode({"link": "stranger"}): "does not decode",
+        msgspec.msgpack.encode([1, *good[:3], "nowhere", 1]): "does not decode: 'nowhere' does not appear to be",
+        msgspec.msgpack.encode([2, *good]): "has format 2, this plugin speaks 1",
+        pair.decode.descriptor: "that of a link called 'there'",
+        msgspec.msgpack.encode([1, *good[:4], 0]): "has the port 0",
+        msgspec.msgpack.encode([1, *good[:4], 1 << 16]): "has the port 65536",
+        msgspec.msgpack.encode([1, "stranger", "Prefill", *good[2:]]): "its role is Prefill, ours is Prefill",
+        msgspec.msgpack.encode([1, "stranger", "Boss", *good[2:]]): "its role is Boss, ours is Prefill",
+        msgspec.msgpack.encode([1, *good[:2], "HOST_RDMA", *good[3:]]): "moves bytes by HOST_RDMA, we by SDMA",
+    }
+    for raw, cause in cases.items():
+        with pytest.raises(Refused, match=f"TransferError: a peer cannot be connected over MemFabric .*{cause}"):
+            pair.prefill.meet("stranger", raw, pair.decode.regions)
+    check(pair.prefill, scattered(*pair, 5, 100, 1), Op.WRITE, pair.decode)
+
+
+def test_disconnect_and_connect_again(pair: Pair) -> None:
+    for _ in range(2):
+        for _ in range(2):
+            pair.prefill.ask(do="disconnect", peer=pair.decode.link)
+        with pytest.raises(Refused, match="the peer is not connected"):
+            pair.prefill.move(pair.decode, scattered(*pair, 1, 100, 0))
+        pair.prefill.connect(pair.decode).connect(pair.decode)
+        check(pair.prefill, scattered(*pair, 100, 100, 0, seed=4), Op.WRITE, pair.decode)
+    pair.prefill.ask(do="disconnect", peer="nobody")

@@ -1,0 +1,187 @@
+"""What can be told of the backend without a peer: its declaration, its options, and its probe."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+import statelink_ascend
+from statelink.backend import Fence, SubmitMode
+from statelink_ascend import AscendBackend, Options, _machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_public_names() -> None:
+    public = [name for name in vars(statelink_ascend) if not name.startswith("_") and name != "annotations"]
+    assert sorted(public) == statelink_ascend.__all__
+
+
+@pytest.mark.parametrize("probe", ["", "; statelink_ascend.AscendBackend.probe(statelink_ascend.Options())"])
+def test_neither_import_nor_probe_imports_the_library(probe: str) -> None:
+    """The probe has another process do it, and what the library prints there stays there."""
+    code = f"import statelink_ascend{probe}; print(sorted(sys.modules.keys() & {{'memfabric_hybrid', 'torch'}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_declaration() -> None:
+    assert (AscendBackend.api_version, AscendBackend.name) == (1, "ascend")
+    assert AscendBackend.capabilities.submit_mode is SubmitMode.BLOCKING
+    assert set(AscendBackend.capabilities.fences.values()) == {Fence.MOVER}
+    assert not AscendBackend.capabilities.single_process
+    assert list(AscendBackend.strategies) == ["*"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": 1},
+        {"data_op_type": "SDMA or so"},
+        {"data_op_type": 1},
+        {"device_id": -1},
+        {"data_op_type": "HOST_RDMA"},
+        {"data_op_type": "HOST_RDMA", "nic": "mlx5_0"},
+        {"connect_timeout": 0},
+    ],
+)
+def test_refused_options(options: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(options, Options)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with nothing, but for what a test puts there; first on its path is ``packages``."""
+
+    def version() -> str | None:
+        return "9.9" if (tmp_path / "packages").exists() else None
+
+    monkeypatch.setattr(_machine, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(_machine, "INSTALLED", tmp_path / "install.info")
+    monkeypatch.setattr(_machine, "_loads", lambda name: (tmp_path / name).exists())
+    monkeypatch.setattr(_machine, "library", version)
+    monkeypatch.setattr("statelink_ascend._backend.library", version)
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    put(tmp_path, "install.info", f"Driver_Install_Path_Param={tmp_path / 'ascend'}\n")
+    return tmp_path
+
+
+def put(machine: Path, name: str, text: str = "") -> None:
+    (machine / name).parent.mkdir(parents=True, exist_ok=True)
+    (machine / name).write_text(text)
+
+
+def test_machine_without_anything(machine: Path) -> None:
+    put(machine, "dev/davinci_manager")
+    probe = AscendBackend.probe(Options())
+    assert not probe.ok
+    assert probe.reason.startswith("MemFabric cannot run here: the Python package memfabric_hybrid is not installed")
+    assert probe.reason.split("; ")[1:] == [
+        f"there is no NPU: no {machine / 'dev'}/davinci0, nor any other number",
+        f"there is no NPU driver: {machine / 'ascend/driver/version.info'} is absent or names no version",
+        "CANN is not set up: ASCEND_HOME_PATH is not set (source its set_env.sh)",
+        "libascend_hal.so cannot be loaded: the driver's libraries are not on the loader's path",
+    ]
+    assert probe.hint.startswith("pip install 'statelink-ascend[npu]'")
+    assert probe.details == {"memfabric": "none", "devices": "none", "driver": "none", "log": "none"}
+
+
+LIBRARY = """
+import sys
+print("a log line", flush=True)
+{before}
+class TransDataOpType:
+    SDMA = 1
+class TransferEngine:
+    def initialize(self, *arguments):
+        return {code}
+    def get_rpc_port(self):
+        return {port}
+    batch_register_memory = batch_transfer_sync_write = batch_transfer_sync_read = destroy = unInitialize = initialize
+def get_and_clear_last_err_msg():
+    return {text!r}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "port", "text", "reason"),
+    [
+        ("", -1, 0, "", "MemFabric's initialize returned -1 (failed)"),
+        ("", 7, 1, "", "MemFabric's initialize returned 7"),
+        ("", -2004, 1, "too late", "MemFabric's initialize returned -2004 (timeout): too late"),
+        ("", 0, 0, "", "it started without a port"),
+        ("raise OSError('libmf_smem.so: no')", 0, 1, "", "OSError: libmf_smem.so: no"),
+        ("import os; os.abort()", 0, 1, "", "its start ended the process with status -6"),
+        ("sys.exit(3)", 0, 1, "", "its start ended the process with status 3"),
+    ],
+)
+def test_library_that_does_not_start(machine: Path, before: str, code: int, port: int, text: str, reason: str) -> None:
+    """Whatever it does, it does it elsewhere; what the machine lacks follows."""
+    put(machine, "packages/memfabric_hybrid.py", LIBRARY.format(before=before, code=code, port=port, text=text))
+    probe = AscendBackend.probe(Options())
+    assert probe.reason.split("; ")[:2] == [
+        f"MemFabric cannot run here: {reason}",
+        f"there is no NPU: no {machine / 'dev'}/davinci0, nor any other number",
+    ]
+    assert not probe.ok
+    assert (probe.details["memfabric"], probe.details["log"]) == ("9.9", "a log line")
+
+
+def test_library_that_lacks_something(machine: Path) -> None:
+    put(machine, "packages/memfabric_hybrid.py", "class TransferEngine: initialize = destroy = print")
+    probe = AscendBackend.probe(Options(data_op_type="DEVICE_URMA"))
+    lacks = [f"TransferEngine.{name}" for name in ("get_rpc_port", "batch_register_memory")]
+    assert f"ImportError: this version of memfabric_hybrid has no {', '.join(lacks)}, " in probe.reason
+    assert "TransferEngine.unInitialize, TransDataOpType.DEVICE_URMA; there is no NPU" in probe.reason
+
+
+def test_library_that_starts(machine: Path) -> None:
+    """Then nothing is looked for: the library knows best."""
+    put(machine, "packages/memfabric_hybrid.py", LIBRARY.format(before="", code=0, port=1, text=""))
+    probe = AscendBackend.probe(Options())
+    assert (probe.ok, probe.reason) == (True, "memfabric_hybrid 9.9 starts here, with SDMA")
+
+
+def test_machine_with_everything_and_a_library_that_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("dev/davinci0", "dev/davinci12", "libascend_hal.so"):
+        put(machine, name)
+    put(machine, "packages/memfabric_hybrid.py", LIBRARY.format(before="", code=-1, port=0, text=""))
+    put(machine, "ascend/driver/version.info", "Version=25.2.0\nInnerversion=V100R001C22\n")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(machine / "cann"))
+    probe = AscendBackend.probe(Options())
+    assert probe.reason.endswith(f"; CANN is incomplete: {machine / 'cann'}/lib64/libascendcl.so is absent")
+    put(machine, "cann/lib64/libascendcl.so")
+    probe = AscendBackend.probe(Options())
+    assert (probe.ok, probe.reason) == (False, "MemFabric cannot run here: MemFabric's initialize returned -1 (failed)")
+    assert (probe.details["devices"], probe.details["driver"]) == ("davinci0, davinci12", "V100R001C22")
+
+
+def test_driver_without_an_install_file(machine: Path) -> None:
+    (machine / "install.info").unlink()
+    assert str(_machine.driver()[1]) == "/usr/local/Ascend/driver/version.info"
+
+
+def test_libraries_are_really_looked_for() -> None:
+    assert _machine._loads("libc.so.6")
+    assert not _machine._loads("libno_such_thing.so")
+
+
+def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[str]:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("statelink_ascend._backend.devices", broken)
+    probe = AscendBackend.probe(Options())
+    assert (probe.ok, probe.reason) == (False, "looking for what MemFabric needs failed: the disk is gone")

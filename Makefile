@@ -56,8 +56,8 @@ REPORT := build/conformance.json
 .PHONY: help setup demo check test matrix soak fix clean distclean libraries
 
 help: ## List the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
-	  printf '  %-10s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
+	  printf '  %-14s %s\n' "$$name" "$$text"; done
 
 setup: $(DEV) libraries ## Set up .venv with the core, every plugin, the demo and the tools
 

@@ -45,13 +45,13 @@ _taken = threading.Lock()
 class _Peer:
     """An engine elsewhere."""
 
-    __slots__ = ("session", "table", "visible")
+    __slots__ = ("patient", "session", "table")
 
     def __init__(self, session: str, table: Table) -> None:
         self.session = session
         self.table = table
-        self.visible = False
-        """Whether a transfer has found it. The library lets others know of memory a while after it is registered."""
+        self.patient: float | None = None
+        """Until when it may be invisible: the library lets others know of memory a while after it is registered."""
 
 
 class _Contact(threading.Thread):
@@ -196,14 +196,15 @@ class AscendBackend(Backend):
         known.table.check("by the peer", *far)
         move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
         lists = (near[0].tolist(), far[0].tolist(), blocks.nbytes.tolist())
-        until = time.monotonic() + self._options.connect_timeout
+        if known.patient is None:
+            known.patient = time.monotonic() + self._options.connect_timeout
         code, reason = self._library.call(move, known.session, *lists)
         # All else was checked, so it does not know this memory: a peer that was just connected may show up yet.
-        while code == REFUSED and not known.visible and time.monotonic() < until:
+        while code == REFUSED and time.monotonic() < known.patient:
             time.sleep(RETRY)
             code, reason = self._library.call(move, known.session, *lists)
         if code == 0:
-            known.visible = True
+            known.patient = 0.0
             return Transfer(Outcome(True))
         if code == REFUSED:
             cause = f"{reason}; it does not know the peer, or not its memory"

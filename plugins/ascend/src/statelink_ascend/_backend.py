@@ -240,6 +240,7 @@ class AscendBackend(Backend):
             raise refused(peer, cause, "the library goes on trying for two minutes; see whether the peer still runs")
         code, reason = contact.result
         if code != REFUSED:
+            reason = reason or "it took an empty batch, so this version connects in another way"
             raise refused(peer, f"its engine at {session} cannot be reached: {reason}")
 
     def _write_nothing(self, session: str) -> tuple[int, str]:

@@ -1,0 +1,144 @@
+"""What the backend asks of the library and makes of its answers, with a library that answers anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from statelink.backend import BackendContext, Batch, Blocks, Op, Region
+from statelink.errors import BackendUnavailableError, TransferError
+from statelink_ascend import AscendBackend, Options
+from statelink_ascend._tables import Descriptor
+
+
+class Library:
+    """A library that writes down how it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.codes: dict[str, int] = {}
+        self.port = 9999
+        self.TransDataOpType = SimpleNamespace(SDMA="sdma")
+        self.TransferEngine = self
+
+    def __call__(self) -> Library:
+        return self
+
+    def get_rpc_port(self) -> int:
+        return self.port
+
+    def get_and_clear_last_err_msg(self) -> str:
+        return ""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append((name, *arguments))
+            return self.codes.get(name, 0)
+
+        call.__name__ = name
+        return call
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    found = Library()
+    monkeypatch.setitem(sys.modules, "memfabric_hybrid", found)
+    return found
+
+
+@pytest.fixture
+def make(library: Library) -> Iterator[Callable[..., AscendBackend]]:
+    made: list[AscendBackend] = []
+
+    def make(role: str = "decode", host: str = "127.0.0.1") -> AscendBackend:
+        made.append(AscendBackend(BackendContext(options=Options(), link="here", host=host, role=role)))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+REGIONS = (Region(4096, 10, "npu:0"), Region(1 << 40, 1 << 30, "npu:0"), Region((1 << 64) - 4096, 4096, "npu:0"))
+
+
+def test_the_start(make: Callable[..., AscendBackend], library: Library) -> None:
+    make("prefill", "::1")
+    assert library.calls == [("initialize", "tcp://127.0.0.1:0", "[::1]:0", "Prefill", 0, "sdma", "Decode", "")]
+
+
+@pytest.mark.parametrize("code", [-1, 7])
+def test_a_start_that_fails_and_says_so_with_any_number(
+    make: Callable[..., AscendBackend], library: Library, code: int
+) -> None:
+    library.codes["initialize"] = code
+    with pytest.raises(BackendUnavailableError, match=f"could not be started .*initialize returned {code}"):
+        make()
+    assert library.calls[1:] == [("destroy",), ("unInitialize",)]
+    library.codes.clear()
+    make()
+
+
+def test_a_start_that_only_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:
+    library.port = 0
+    with pytest.raises(BackendUnavailableError, match="it started without a port"):
+        make()
+
+
+def test_all_regions_are_registered_at_once(make: Callable[..., AscendBackend], library: Library) -> None:
+    """So that the library merges those that share a page."""
+    make().register(REGIONS)
+    addresses, sizes = [4096, 1 << 40, (1 << 64) - 4096], [10, 1 << 30, 4096]
+    assert library.calls[1:] == [("batch_register_memory", addresses, sizes)]
+
+
+def test_nothing_to_register(make: Callable[..., AscendBackend], library: Library) -> None:
+    make().register(())
+    assert len(library.calls) == 1
+
+
+@pytest.mark.parametrize("code", [-1, -2000, 7])
+def test_a_registration_that_fails_with_any_number(
+    make: Callable[..., AscendBackend], library: Library, code: int
+) -> None:
+    library.codes["batch_register_memory"] = code
+    with pytest.raises(TransferError, match=f"region 0 could not be .*batch_register_memory returned {code}"):
+        make().register(REGIONS)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("code", [-1, -2014, 7])
+def test_a_transfer_that_fails_with_any_number(
+    make: Callable[..., AscendBackend], library: Library, op: Op, code: int
+) -> None:
+    """The buffer of the library is always the local one. Whether it has stopped nobody knows."""
+    backend = make()
+    backend.register(REGIONS)
+    descriptor = Descriptor(1, "there", "Prefill", "SDMA", "::1", 9000)
+    backend.connect("there", msgspec.msgpack.encode(descriptor), (Region(1 << 41, 100, "npu:0"),))
+    here, there = np.array([1 << 40], np.uint64), np.array([1 << 41], np.uint64)
+    one, zero = np.ones(1, np.uint32), np.zeros(1, np.uint32)
+    ends = (here, there, one.astype(np.uint64), one, zero), (there, here, one.astype(np.uint64), zero, one)
+    library.codes[f"batch_transfer_sync_{op.value}"] = code
+    outcome = backend.submit("there", Batch(op, Blocks(*ends[op is Op.READ]), 1, 1)).outcome
+    assert library.calls[-1] == (f"batch_transfer_sync_{op.value}", "[::1]:9000", [1 << 40], [1 << 41], [1])
+    assert outcome is not None
+    assert (outcome.ok, outcome.settled) == (False, False)
+    assert f"batch_transfer_sync_{op.value} returned {code}" in outcome.reason
+
+
+def test_first_contact_that_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:
+    """A library that takes empty lists for a success did not connect."""
+    backend = make("prefill")
+    descriptor = msgspec.msgpack.encode(Descriptor(1, "there", "Decode", "SDMA", "127.0.0.1", 9000))
+    with pytest.raises(TransferError, match="cannot be reached: it took an empty batch"):
+        backend.connect("there", descriptor, ())
+    library.codes["batch_transfer_sync_write"] = -2000
+    backend.connect("there", descriptor, ())
+    assert library.calls[-1] == ("batch_transfer_sync_write", "127.0.0.1:9000", [], [], [])

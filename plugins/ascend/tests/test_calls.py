@@ -91,6 +91,15 @@ def test_a_start_that_only_seems_to_succeed(make: Callable[..., AscendBackend], 
         make()
 
 
+def test_a_start_that_raises(make: Callable[..., AscendBackend], library: Library) -> None:
+    """The next link can be opened."""
+    library.__dict__["initialize"] = lambda *arguments: int("x")
+    with pytest.raises(BackendUnavailableError, match=r"could not be started .*: ValueError: invalid literal"):
+        make()
+    del library.__dict__["initialize"]
+    make()
+
+
 def test_all_regions_are_registered_at_once(make: Callable[..., AscendBackend], library: Library) -> None:
     """So that the library merges those that share a page."""
     make().register(REGIONS)

@@ -35,6 +35,7 @@ from ._tables import FORMAT, Descriptor, Table, refused, session_of
 __all__ = ["AscendBackend"]
 
 ROLES = {"prefill": "Prefill", "decode": "Decode"}
+HINT = "pip install 'statelink-ascend[npu]' on a host with an NPU, its driver and CANN, or choose another backend"
 RETRY = 0.02
 """Seconds between two looks for a peer that is not visible yet."""
 
@@ -97,8 +98,8 @@ class AscendBackend(Backend):
             raise BackendUnavailableError(f"MemFabric needs a role, and was given {context.role!r}", **who)
         try:
             self._library = Library(options.data_op_type)
-        except ImportError as error:
-            raise BackendUnavailableError(f"MemFabric cannot be used: {error}", hint=_install(), **who) from error
+        except (ImportError, OSError) as error:
+            raise BackendUnavailableError(f"MemFabric cannot be used: {error}", hint=HINT, **who) from error
         if not _taken.acquire(blocking=False):
             what = "this process has a link over MemFabric, and the library starts once in a process"
             raise BackendUnavailableError(what, hint="close that link, or open this one in another process", **who)
@@ -113,7 +114,10 @@ class AscendBackend(Backend):
         self._engine: Any = self._library.engine
         self._closing = False
         session = session_of(context.host, 0)
-        reason = self._library.start(session, self._role, options.device_id, options.nic)
+        try:
+            reason = self._library.start(session, self._role, options.device_id, options.nic)
+        except Exception as error:  # what the library raises of arguments that it does not like
+            reason = f"{type(error).__name__}: {error}"
         if reason:
             self._release()
             cause = "; ".join([reason, *missing()])
@@ -125,20 +129,15 @@ class AscendBackend(Backend):
         try:
             version = library()
             reason, log = trial(options.data_op_type, options.device_id, options.nic) if version else ("", "")
-            lacks = [] if version and not reason else list(missing())
-            details = {
-                "memfabric": version or "none",
-                "devices": ", ".join(devices()) or "none",
-                "driver": driver()[0] or "none",
-                "log": log or "none",
-            }
+            found = {"memfabric": version, "devices": ", ".join(devices()), "driver": driver()[0], "log": log}
+            details = {name: value or "none" for name, value in found.items()}
+            if version and not reason:
+                started = f"memfabric_hybrid {version} starts here, with {options.data_op_type}"
+                return Probe(ok=True, reason=started, details=details)
+            reason = "; ".join(filter(None, [reason, *missing()]))
         except Exception as error:  # a probe explains, and never raises
             return Probe(ok=False, reason=f"looking for what MemFabric needs failed: {error}")
-        if version and not reason:
-            started = f"memfabric_hybrid {version} starts here, with {options.data_op_type}"
-            return Probe(ok=True, reason=started, details=details)
-        reason = "; ".join(filter(None, [reason, *lacks]))
-        return Probe(ok=False, reason=f"MemFabric cannot run here: {reason}", hint=_install(), details=details)
+        return Probe(ok=False, reason=f"MemFabric cannot run here: {reason}", hint=HINT, details=details)
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register all regions at once, so that the library merges those that share a page of 2 MiB.
@@ -152,7 +151,7 @@ class AscendBackend(Backend):
             if kind == "dram" and not host:
                 cause = f"{self._options.data_op_type} moves an NPU's memory; host memory needs HOST_RDMA"
                 raise self._unregistered(f"region {index}", region, cause)
-            if device and int(device) != self._options.device_id:
+            if device not in ("", str(self._options.device_id)):
                 cause = f"the engine runs on device_id {self._options.device_id}"
                 raise self._unregistered(f"region {index}", region, cause)
         self._table = Table(regions)
@@ -272,7 +271,3 @@ class AscendBackend(Backend):
     def _unregistered(self, what: str, region: Region, cause: str) -> TransferError:
         where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"
         return TransferError(f"{what} could not be registered", cause=f"{where}: {cause}", backend=self.name)
-
-
-def _install() -> str:
-    return "pip install 'statelink-ascend[npu]' on a host with an NPU, its driver and CANN, or choose another backend"

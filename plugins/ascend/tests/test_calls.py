@@ -107,6 +107,24 @@ def test_all_regions_are_registered_at_once(make: Callable[..., AscendBackend], 
     assert library.calls[1:] == [("batch_register_memory", addresses, sizes)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("cuda:0", "does not know such memory"),
+        ("dram", "host memory needs HOST_RDMA"),
+        ("npu:1", "the engine runs on device_id 0"),
+    ],
+)
+def test_memory_that_it_cannot_register(
+    make: Callable[..., AscendBackend], library: Library, kind: str, cause: str
+) -> None:
+    with pytest.raises(
+        TransferError, match=f"region 1 could not be registered .*10 bytes of {kind} at 0x1000: .*{cause}"
+    ):
+        make().register((REGIONS[1], Region(4096, 10, kind)))
+    assert len(library.calls) == 1
+
+
 def test_nothing_to_register(make: Callable[..., AscendBackend], library: Library) -> None:
     make().register(())
     assert len(library.calls) == 1

@@ -145,14 +145,9 @@ class AscendBackend(Backend):
         On prefill, the library only takes notes; what is wrong with them it says when a peer is connected.
         """
         engine = self._open()
-        host = self._options.data_op_type == "HOST_RDMA"
         for index, region in enumerate(regions):
-            kind, _, device = region.kind.partition(":")
-            if kind == "dram" and not host:
-                cause = f"{self._options.data_op_type} moves an NPU's memory; host memory needs HOST_RDMA"
-                raise self._unregistered(f"region {index}", region, cause)
-            if device not in ("", str(self._options.device_id)):
-                cause = f"the engine runs on device_id {self._options.device_id}"
+            cause = self._foreign(region)
+            if cause:
                 raise self._unregistered(f"region {index}", region, cause)
         self._table = Table(regions)
         if not regions:
@@ -267,6 +262,16 @@ class AscendBackend(Backend):
         if self._closing:
             raise TransferError("the backend is closed", backend=self.name)
         return self._engine
+
+    def _foreign(self, region: Region) -> str:
+        kind, _, device = region.kind.partition(":")
+        if kind not in self.capabilities.memory_kinds:
+            return "MemFabric does not know such memory"
+        if kind == "dram" and self._options.data_op_type != "HOST_RDMA":
+            return f"{self._options.data_op_type} moves an NPU's memory; host memory needs HOST_RDMA"
+        if device not in ("", str(self._options.device_id)):
+            return f"the engine runs on device_id {self._options.device_id}"
+        return ""
 
     def _unregistered(self, what: str, region: Region, cause: str) -> TransferError:
         where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelink import wire
+from statelink import backend, wire
 from statelink.errors import WireError
 
 PROFILE = settings(derandomize=True, database=None, deadline=None, max_examples=300)
@@ -58,15 +58,15 @@ def test_buffers_have_the_layout_of_the_field() -> None:
     ],
 )
 def test_nested_descriptors_have_the_layout_of_the_field(nested: list[list[bytes | None]], expected: str) -> None:
-    packed = wire.pack_descriptors(nested)
+    packed = backend.pack_descriptors(nested)
     assert packed == bytes.fromhex(expected)
-    assert wire.unpack_descriptors(packed, nested=True) == nested
+    assert backend.unpack_descriptors(packed, nested=True) == nested
 
 
 def test_flat_descriptors_have_the_layout_of_the_field() -> None:
-    packed = wire.pack_descriptors([b"\x01\x02", b"\xaa"])
+    packed = backend.pack_descriptors([b"\x01\x02", b"\xaa"])
     assert packed == bytes.fromhex("92 c4 02 01 02 c4 01 aa")
-    assert wire.unpack_descriptors(packed, nested=False) == [b"\x01\x02", b"\xaa"]
+    assert backend.unpack_descriptors(packed, nested=False) == [b"\x01\x02", b"\xaa"]
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -75,7 +75,7 @@ def test_flat_descriptors_have_the_layout_of_the_field() -> None:
 )
 def test_malformed_descriptors_are_refused(data: bytes, nested: bool) -> None:
     with pytest.raises(WireError) as caught:
-        wire.unpack_descriptors(data, nested=nested)
+        backend.unpack_descriptors(data, nested=nested)
     assert caught.value.code == "wire.list"
 
 

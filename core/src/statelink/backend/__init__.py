@@ -10,6 +10,7 @@ from statelink.plan import Blocks, Move
 from statelink.state import Region
 
 from ._capabilities import ANY, Capabilities, Fence, Op, Probe, Side, SubmitMode
+from ._descriptors import pack_descriptors, unpack_descriptors
 from ._hooks import hookimpl
 from ._interface import (
     API_VERSION,
@@ -51,4 +52,6 @@ __all__ = [
     "SubmitMode",
     "Transfer",
     "hookimpl",
+    "pack_descriptors",
+    "unpack_descriptors",
 ]

@@ -6,10 +6,8 @@ from ._channel import Channel
 from ._codec import MAX_FRAME, decode, encode, pack_items, read_card, unpack_items, write_card
 from ._keys import ENVIRONMENT, Keys, read_secret
 from ._lists import (
-    pack_descriptors,
     pack_int_lists,
     pack_list_of_buffers,
-    unpack_descriptors,
     unpack_int_lists,
     unpack_list_of_buffers,
 )
@@ -78,14 +76,12 @@ __all__ = [
     "encode",
     "host_of",
     "is_loopback",
-    "pack_descriptors",
     "pack_int_lists",
     "pack_items",
     "pack_list_of_buffers",
     "parse_endpoint",
     "read_card",
     "read_secret",
-    "unpack_descriptors",
     "unpack_int_lists",
     "unpack_items",
     "unpack_list_of_buffers",

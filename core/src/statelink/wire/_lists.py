@@ -11,17 +11,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from statelink.errors import WireError
 
 __all__ = [
-    "pack_descriptors",
     "pack_int_lists",
     "pack_list_of_buffers",
-    "unpack_descriptors",
     "unpack_int_lists",
     "unpack_list_of_buffers",
 ]
@@ -105,46 +102,6 @@ def unpack_int_lists(data: bytes | bytearray | memoryview, code: ElementCode) ->
     for array in arrays:
         array.flags.writeable = False
     return arrays
-
-
-def pack_descriptors(nested: Sequence[Sequence[bytes | None]] | Sequence[bytes]) -> bytes:
-    """Descriptors as a msgpack array of bin, or of arrays of bin or nil (a buffer that keeps its place).
-
-    An empty outer list is zero bytes.
-
-    Raises:
-        WireError: An entry is something else.
-    """
-    for number, each in enumerate(nested):
-        inner = each if isinstance(each, (list, tuple)) else [each]
-        if not all(isinstance(item, bytes) or (item is None and inner is each) for item in inner):
-            raise WireError(
-                f"entry {number} is no descriptor",
-                cause=f"{each!r:.80}: bytes, or a list of bytes or None",
-                code="wire.list",
-            )
-    return msgspec.msgpack.encode(nested) if len(nested) else b""
-
-
-_nested = msgspec.msgpack.Decoder(list[list[bytes | None]])
-_flat = msgspec.msgpack.Decoder(list[bytes])
-
-
-def unpack_descriptors(data: bytes, *, nested: bool) -> list[list[bytes | None]] | list[bytes]:
-    """The inverse of `pack_descriptors`.
-
-    Raises:
-        WireError: It is not such an array.
-    """
-    if not data:
-        return []
-    try:
-        found = _nested.decode(data) if nested else _flat.decode(data)
-    except msgspec.MsgspecError as error:
-        raise _malformed(str(error)) from error
-    if not found:
-        raise _malformed("an empty array; an empty list is zero bytes")
-    return found
 
 
 def _array(values: Any, number: int, code: ElementCode) -> npt.NDArray[np.integer[Any]]:

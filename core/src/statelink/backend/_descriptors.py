@@ -1,0 +1,65 @@
+"""The field's codec for descriptors of registered memory, strict on input.
+
+It is here, and not with the messages, because those who need it are backends whose library hands out such descriptors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import msgspec
+
+from statelink.errors import WireError
+
+__all__ = ["pack_descriptors", "unpack_descriptors"]
+
+
+def pack_descriptors(nested: Sequence[Sequence[bytes | None]] | Sequence[bytes]) -> bytes:
+    """Descriptors as a msgpack array of bin, or of arrays of bin or nil (a buffer that keeps its place).
+
+    An empty outer list is zero bytes.
+
+    Raises:
+        WireError: An entry is something else.
+    """
+    for number, each in enumerate(nested):
+        inner = each if isinstance(each, (list, tuple)) else [each]
+        if not all(isinstance(item, bytes) or (item is None and inner is each) for item in inner):
+            raise WireError(
+                f"entry {number} is no descriptor",
+                cause=f"{each!r:.80}: bytes, or a list of bytes or None",
+                code="wire.list",
+            )
+    return msgspec.msgpack.encode(nested) if len(nested) else b""
+
+
+_nested = msgspec.msgpack.Decoder(list[list[bytes | None]])
+_flat = msgspec.msgpack.Decoder(list[bytes])
+
+
+@overload
+def unpack_descriptors(data: bytes, *, nested: Literal[True]) -> list[list[bytes | None]]: ...
+@overload
+def unpack_descriptors(data: bytes, *, nested: Literal[False]) -> list[bytes]: ...
+@overload
+def unpack_descriptors(data: bytes, *, nested: bool) -> list[list[bytes | None]] | list[bytes]: ...
+def unpack_descriptors(data: bytes, *, nested: bool) -> list[list[bytes | None]] | list[bytes]:
+    """The inverse of `pack_descriptors`.
+
+    Raises:
+        WireError: It is not such an array.
+    """
+    if not data:
+        return []
+    try:
+        found = _nested.decode(data) if nested else _flat.decode(data)
+    except msgspec.MsgspecError as error:
+        raise _malformed(str(error)) from error
+    if not found:
+        raise _malformed("an empty array; an empty list is zero bytes")
+    return found
+
+
+def _malformed(cause: str) -> WireError:
+    return WireError("a malformed list of descriptors", cause=cause, code="wire.list")

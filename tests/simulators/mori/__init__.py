@@ -1,0 +1,18 @@
+"""A simulator of AMD's MoRI, as far as ``mori.io`` is concerned: its names, refusals, limits and ways to end a process.
+
+It is found only by a process whose ``PYTHONPATH`` names the folder above. Bytes really move between processes: what
+stands for the NIC and the GPU copies with ``process_vm_writev``, and the target's Python has no part in it. Not here:
+the import of torch, real GPUs (memory that is registered as a GPU's is host memory), UALink, and timing.
+
+The machine is described by environment variables that the real library does not have:
+
+* ``MORI_SIM_GPUS`` (2) and ``MORI_SIM_PORTS`` (1): GPUs that ROCm reports, and RDMA ports that are active.
+* ``MORI_SIM_TCP`` (unset): ``1`` for the branch that has the TCP transport.
+* ``MORI_SIM_DELAY_MS`` (0.3): how long after its submission an operation moves its bytes.
+* ``MORI_SIM_HOLD``: a file; while it exists, no byte moves.
+* ``MORI_SIM_BREAK``: a file; while it exists, the NIC reports errors.
+"""
+
+from __future__ import annotations
+
+__version__ = "unknown"

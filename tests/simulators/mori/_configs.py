@@ -1,0 +1,149 @@
+"""Enumerations and configurations."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass
+
+
+class _Native(enum.Enum):
+    def __int__(self) -> int:
+        return int(self.value)
+
+
+class BackendType(_Native):
+    Unknown = 0
+    XGMI = 1
+    RDMA = 2
+    TCP = 3
+    FABRIC = 4
+
+
+class MemoryLocationType(_Native):
+    Unknown = 0
+    CPU = 1
+    GPU = 2
+
+
+class PollCqMode(_Native):
+    POLLING = 0
+    EVENT = 1
+
+
+class _Checked:
+    """Fields take what their C++ type takes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self.__class__.__annotations__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        wanted = str(self.__class__.__annotations__[name])
+        kinds: dict[str, tuple[type, ...]] = {
+            "int": (int,),
+            "bool": (bool,),
+            "str": (str,),
+            "PollCqMode": (PollCqMode,),
+        }
+        if not isinstance(value, kinds[wanted]) or (wanted == "int" and isinstance(value, bool)):
+            raise TypeError(f"{type(self).__name__}.{name}: incompatible type {type(value).__name__}")
+        super().__setattr__(name, value)
+
+
+@dataclass(eq=False)
+class IOEngineConfig(_Checked):
+    host: str = ""
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise TypeError("IOEngineConfig(): incompatible constructor arguments")
+
+
+@dataclass(eq=False, kw_only=False)
+class _Rdma(_Checked):
+    qp_per_transfer: int = 1
+    post_batch_size: int = -1
+    num_worker_threads: int = -1
+    poll_cq_mode: PollCqMode = PollCqMode.POLLING
+    enable_notification: bool = True
+    notif_per_qp: int = 1024
+    enable_transfer_chunking: bool = False
+    chunk_bytes: int = 65536
+    max_chunks_per_transfer: int = 64
+    num_nics_per_transfer: int = 1
+
+
+class RdmaBackendConfig(_Rdma):
+    """Three fields more than its constructor takes."""
+
+    __annotations__ = {**_Rdma.__annotations__, "max_send_wr": "int", "max_cqe_num": "int", "max_msg_sge": "int"}
+    max_send_wr = 0
+    max_cqe_num = 0
+    max_msg_sge = 0
+
+
+@dataclass(eq=False)
+class XgmiBackendConfig(_Checked):
+    num_streams: int = 64
+    num_events: int = 64
+
+
+@dataclass(eq=False)
+class FabricBackendConfig(_Checked):
+    num_streams: int = 64
+    num_events: int = 64
+
+
+@dataclass(eq=False)
+class TcpBackendConfig(_Checked):
+    sock_sndbuf_bytes: int = 32 << 20
+    sock_rcvbuf_bytes: int = 32 << 20
+    op_timeout_ms: int = 30000
+    enable_keepalive: bool = True
+    keepalive_idle_sec: int = 30
+    keepalive_intvl_sec: int = 10
+    keepalive_cnt: int = 3
+    enable_ctrl_nodelay: bool = True
+    num_data_conns: int = 8
+    striping_threshold_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_data_conns <= 16:
+            raise ValueError("num_data_conns must be in 1..16")
+
+
+_ENVIRONMENT = {
+    "qp_per_transfer": "MORI_IO_QP_PER_TRANSFER",
+    "post_batch_size": "MORI_IO_POST_BATCH_SIZE",
+    "num_worker_threads": "MORI_IO_NUM_WORKER_THREADS",
+    "poll_cq_mode": "MORI_IO_POLL_CQ_MODE",
+    "enable_notification": "MORI_IO_ENABLE_NOTIFICATION",
+    "enable_transfer_chunking": "MORI_IO_ENABLE_CHUNKING",
+    "chunk_bytes": "MORI_IO_CHUNK_BYTES",
+    "max_chunks_per_transfer": "MORI_IO_MAX_CHUNKS",
+    "num_nics_per_transfer": "MORI_IO_NUM_NICS_PER_TRANSFER",
+}
+
+
+def effective(config: RdmaBackendConfig) -> RdmaBackendConfig:
+    """With the environment, which silently wins.
+
+    Raises:
+        RuntimeError: The combination is invalid.
+    """
+    made = RdmaBackendConfig(**{name: getattr(config, name) for name in _Rdma.__annotations__})
+    for name, variable in _ENVIRONMENT.items():
+        text = os.environ.get(variable)
+        if text is None:
+            continue
+        if name == "poll_cq_mode":
+            made.poll_cq_mode = PollCqMode.EVENT if text in ("1", "event") else PollCqMode.POLLING
+        elif name.startswith("enable_"):
+            setattr(made, name, text.lower() in ("1", "true", "on"))
+        else:
+            setattr(made, name, int(text))
+    if made.qp_per_transfer < 1 or made.notif_per_qp < 1:
+        raise RuntimeError("RdmaBackendConfig: qp_per_transfer and notif_per_qp must be at least 1")
+    if made.enable_transfer_chunking and made.chunk_bytes < 4096:
+        raise RuntimeError("RdmaBackendConfig: chunk_bytes must be at least 4096")
+    return made

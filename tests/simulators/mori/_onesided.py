@@ -1,0 +1,274 @@
+"""Transports that reach the other process's memory by themselves: RDMA and XGMI."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _configs, _host, _sockets, _status
+from ._configs import MemoryLocationType, RdmaBackendConfig
+from ._memory import Place
+from ._status import StatusCode, TransferStatus
+
+if TYPE_CHECKING:
+    from ._descs import EngineDesc, MemoryDesc
+    from ._engine import Core
+    from ._host import U64
+
+LARGEST_REQUEST = (1 << 32) - 1
+MAX_MSG = 1 << 30
+"""What one work request carries, as the port says."""
+HINT = " Hint: check that the peer is alive and its memory is registered"
+
+
+class Backend:
+    """What the transports have in common: a thread that does what was submitted, later."""
+
+    paced = True
+    """Whether the thread is what moves the bytes."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.memories: dict[int, MemoryDesc] = {}
+        self.remotes: dict[str, EngineDesc] = {}
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def later(self, job: Callable[[], None]) -> None:
+        self._queue.put(job)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def notified(self, remote_key: str, uid: int) -> TransferStatus | None:
+        return None
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if self.paced:
+                self.core.wait()
+            if not self.core.running:
+                return
+            job()
+
+
+class _Qp:
+    """A connection, for good: nothing repairs one."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.broken = False
+
+
+class Rdma(Backend):
+    """RDMA, and the port of its control plane."""
+
+    def __init__(self, core: Core, config: RdmaBackendConfig | None) -> None:
+        if _host.gpus() < 1:
+            _host.leave("rocm_smi reports no GPU")
+        if _host.active_ports() < 1:
+            raise RuntimeError("no active RDMA device on this host; set MORI_DISABLE_AUTO_XGMI=0 to use XGMI")
+        self.config = _configs.effective(config or RdmaBackendConfig())
+        try:
+            address = socket.inet_ntoa(socket.inet_aton(core.config.host or "0.0.0.0"))
+        except OSError:
+            address = "255.255.255.255"  # what inet_addr() says of whatever it does not understand
+        try:
+            self._server = _sockets.Server(address, core.config.port, self._answer)
+        except OSError as error:
+            _host.leave(f"listen on {core.config.host}:{core.config.port}: {error}")
+        core.config.port = self._server.port
+        self._qps: dict[tuple[str, int, int], _Qp] = {}
+        self._keys: dict[tuple[str, int], tuple[int, int]] = {}
+        self._notes: dict[tuple[str, int], int] = {}
+        super().__init__(core)
+
+    def close(self) -> None:
+        self._server.close()
+        super().close()
+
+    def session(self, local: MemoryDesc, remote: MemoryDesc) -> _Qp | None:
+        """Connect, and fetch the remote key, all of it with the interpreter's lock held.
+
+        Raises:
+            RuntimeError: Any trouble.
+        """
+        if local.id in self.memories and not _host.mapped(local.data, local.size):
+            raise RuntimeError(f"ibv_reg_mr of {local.size} bytes at {local.data:#x} failed: Bad address")
+        place = (remote.engine_key, local.device_id, remote.device_id)
+        key = (remote.engine_key, remote.id)
+        if place not in self._qps or key not in self._keys:
+            pid, table, nonce, address, size = self._ask(self.remotes[remote.engine_key], remote.id)
+            if place not in self._qps:
+                self._qps[place] = _Qp(Place(pid, table, nonce))
+            if size != remote.size:
+                raise RuntimeError(f"remote MR size mismatch: expected={remote.size} got={size}")
+            self._keys[key] = (address, size)
+        return self._qps[place]
+
+    def submit(
+        self,
+        kind: str,
+        local: MemoryDesc,
+        remote: MemoryDesc,
+        blocks: tuple[U64, U64, U64],
+        uid: int,
+        *,
+        state: Any,
+        session: bool,
+    ) -> TransferStatus:
+        near, far, sizes = blocks
+        if not len(near) == len(far) == len(sizes):
+            if not session:
+                _host.abort("Assertion `localOffsets.size() == sizes.size()' failed")
+            return _status.failed(StatusCode.ERR_INVALID_ARGS, "lengths of offsets and sizes differ")
+        if not len(sizes):
+            if session:
+                self._note(remote.engine_key, uid)
+            return _status.done("success")
+        problem = self._problem(local, remote, near, far, sizes)
+        if problem:
+            return _status.failed(StatusCode.ERR_INVALID_ARGS, problem)
+        if local.id not in self.memories:
+            return _status.failed(StatusCode.ERR_INVALID_ARGS, "local memory is not registered with this backend")
+        status = TransferStatus()
+        _status.begin(status, self.core)
+        found = weakref.ref(status)
+        self.later(lambda: self._move(found, kind, local, remote, blocks, uid, state))
+        return status
+
+    def notified(self, remote_key: str, uid: int) -> TransferStatus | None:
+        """Never erased: a uid that is used again makes its count leave zero for ever."""
+        return _status.done("success") if self._notes.get((remote_key, uid)) == 0 else None
+
+    def _problem(self, local: MemoryDesc, remote: MemoryDesc, near: U64, far: U64, sizes: U64) -> str:
+        for offsets, memory in ((near, local), (far, remote)):
+            if ((sizes > memory.size) | (offsets > np.uint64(memory.size) - np.minimum(sizes, memory.size))).any():
+                return "length out of range"
+        if int(sizes.max()) > LARGEST_REQUEST:
+            return "request larger than 4 GiB - 1"
+        if not self.config.enable_transfer_chunking:
+            order = np.argsort(far, kind="stable")
+            near, far, sizes = near[order], far[order], sizes[order]
+            joined = (near[1:] == near[:-1] + sizes[:-1]) & (far[1:] == far[:-1] + sizes[:-1])
+            starts = np.flatnonzero(np.concatenate(([True], ~joined)))
+            if int(np.add.reduceat(sizes, starts).max()) > MAX_MSG:
+                return "merged request larger than the port's max_msg_sz"
+        return ""
+
+    def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, uid: int, qp: _Qp) -> None:
+        problem = self._broken(qp, local, remote)
+        if not problem:
+            if kind == "read":
+                self._note(remote.engine_key, uid)  # "posted", and no more
+            near, far, sizes = blocks
+            order = np.random.default_rng().permutation(len(sizes))
+            base, _ = self._keys[remote.engine_key, remote.id]
+            here, there = near[order] + np.uint64(local.data), far[order] + np.uint64(base)
+            problem = _host.copy(qp.place.pid, here, there, sizes[order], write=kind == "write")
+            problem = problem and f"remote access error ({problem})"
+        if problem:
+            qp.broken = True
+            _status.end(found(), StatusCode.ERR_RDMA_OP, problem + HINT)
+            return
+        if kind == "write":
+            self._note(remote.engine_key, uid)
+        _status.end(found(), StatusCode.SUCCESS, "success")
+
+    def _broken(self, qp: _Qp, local: MemoryDesc, remote: MemoryDesc) -> str:
+        if qp.broken:
+            return "Work Request Flushed Error"
+        if _host.broken() or not qp.place.alive():
+            return "transport retry counter exceeded"
+        if local.id not in self.memories:
+            return "local protection error"
+        if qp.place.get(remote.id) != self._keys[remote.engine_key, remote.id]:
+            return "remote access error"
+        return ""
+
+    def _note(self, peer: str, uid: int) -> None:
+        desc = self.remotes.get(peer)
+        if not self.config.enable_notification or desc is None:
+            return
+        note = ["note", self.core.key, uid, self.config.qp_per_transfer]
+        if desc.pid == os.getpid():
+            other = self.core.find(desc)
+            if other is not None:
+                other.backends[_configs.BackendType.RDMA]._answer(note)
+            return
+        try:
+            with socket.create_connection((desc.host, desc.port), 1) as connection:
+                _sockets.send(connection, note)
+        except OSError:
+            return
+
+    def _ask(self, desc: EngineDesc, memory: int) -> Any:
+        if desc.pid == os.getpid():  # whose thread could not answer while we hold the lock; the library's could
+            other = self.core.find(desc)
+            if other is None:
+                raise RuntimeError(f"control plane connect to {desc.host}:{desc.port} failed: Connection refused")
+            return other.backends[_configs.BackendType.RDMA]._answer(["ask", memory])[0]
+        timeout = int(os.environ.get("MORI_IO_CP_TIMEOUT_MS", "5000"))
+        return _sockets.ask_with_the_lock(desc.host, desc.port, ["ask", memory], timeout)
+
+    def _answer(self, message: list[Any]) -> tuple[Any, None]:
+        if message[0] == "ask":
+            known = self.core.table.get(message[1]) if message[1] in self.memories else (0, 0)
+            return [*self.core.table.place, *known], None
+        _, key, uid, qps = message
+        if self.config.enable_notification:
+            self._notes[key, uid] = self._notes.get((key, uid), qps) - qps
+        return None, None
+
+
+class Xgmi(Backend):
+    """Copies between GPUs of one node, whose end is seen by whoever polls."""
+
+    @classmethod
+    def can(cls, local: MemoryDesc, remote: MemoryDesc, desc: EngineDesc | None, node: str) -> bool:
+        gpu = MemoryLocationType.GPU
+        return local.loc is gpu and remote.loc is gpu and desc is not None and desc.node_id == node
+
+    def session(self, local: MemoryDesc, remote: MemoryDesc) -> Place | None:
+        place = Place.of(remote.ipc_handle)
+        return place if _host.gpus() and place.alive() else None
+
+    def submit(
+        self,
+        kind: str,
+        local: MemoryDesc,
+        remote: MemoryDesc,
+        blocks: tuple[U64, U64, U64],
+        uid: int,
+        *,
+        state: Any,
+        session: bool,
+    ) -> TransferStatus:
+        near, far, sizes = blocks
+        if not len(near) == len(far) == len(sizes):
+            _host.abort("Assertion `sizes.size() == localOffsets.size()' failed")
+        if not len(sizes):
+            return _status.done()
+        status, result = TransferStatus(), list[tuple[StatusCode, str]]()
+        _status.begin(status, self.core)
+        _status.watch(status, lambda: result[0] if result else None)
+        order = random.sample(range(len(sizes)), len(sizes))
+
+        def job() -> None:  # no bounds are checked
+            here, there = near[order] + np.uint64(local.data), far[order] + np.uint64(remote.data)
+            problem = _host.copy(state.pid, here, there, sizes[order], write=kind == "write")
+            result.append((StatusCode.ERR_GPU_OP, f"hipMemcpy: {problem}") if problem else (StatusCode.SUCCESS, ""))
+
+        self.later(job)
+        return status

@@ -1,0 +1,151 @@
+"""Ports with threads behind them, and calls that hold the interpreter's lock as the library's do."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+LONGEST = 1 << 22
+POLLIN, POLLOUT = 1, 4
+
+_locked = ctypes.PyDLL(None)  # unlike CDLL, a call of it does not let other Python threads run
+
+
+class DropError(Exception):
+    """Close the connection at once."""
+
+
+class Server:
+    """Answers the messages of each connection one by one, or each on a thread of its own."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        answer: Callable[[Any], tuple[Any, Callable[[], None] | None]],
+        *,
+        parallel: bool = False,
+    ) -> None:
+        self._answer = answer
+        self._parallel = parallel
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(256)
+        except OSError:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with self._lock:
+            connections, self._open = self._open, set()
+        for each in (self._socket, *connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                with self._lock:
+                    self._open.add(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        lock = threading.Lock()
+        with contextlib.suppress(OSError, DropError):
+            while True:
+                message = receive(connection)
+                if self._parallel:
+                    threading.Thread(target=self._reply, args=(connection, lock, message), daemon=True).start()
+                else:
+                    self._reply(connection, lock, message)
+        with self._lock:
+            self._open.discard(connection)
+        connection.close()
+
+    def _reply(self, connection: socket.socket, lock: threading.Lock, message: Any) -> None:
+        try:
+            reply, after = self._answer(message)
+            if reply is not None:
+                with lock:
+                    send(connection, reply)
+            if after is not None:
+                after()
+        except DropError:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    raw = msgspec.msgpack.encode(message)
+    connection.sendall(struct.pack("<I", len(raw)) + raw)
+
+
+def receive(connection: socket.socket) -> Any:
+    (size,) = struct.unpack("<I", _exactly(connection, 4))
+    if size > LONGEST:
+        raise DropError
+    return msgspec.msgpack.decode(_exactly(connection, size))
+
+
+def ask_with_the_lock(host: str, port: int, message: Any, timeout_ms: int) -> Any:
+    """One question, one answer; no other Python thread runs meanwhile.
+
+    Raises:
+        RuntimeError: Nobody answers there, or not in time (0 waits for ever).
+    """
+    deadline = time.monotonic() + timeout_ms / 1000 if timeout_ms else None
+
+    def wait(events: int) -> None:
+        left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
+        entry = ctypes.create_string_buffer(struct.pack("<ihh", connection.fileno(), events, 0))
+        if _locked.poll(entry, 1, left) == 0:
+            raise RuntimeError(f"control plane timeout after {timeout_ms} ms to {host}:{port}")
+
+    with socket.socket() as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect_ex((host, port))
+            wait(POLLOUT)
+            problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if problem:
+                raise OSError(problem, socket.errno.errorcode[problem])  # type: ignore[attr-defined]
+            send(connection, message)
+            raw = b""
+            while len(raw) < 4 or len(raw) < 4 + struct.unpack("<I", raw[:4])[0]:
+                wait(POLLIN)
+                part = connection.recv(1 << 16)
+                if not part:
+                    raise OSError("connection closed by peer")
+                raw += part
+        except OSError as error:
+            raise RuntimeError(f"control plane connect to {host}:{port} failed: {error}") from error
+        return msgspec.msgpack.decode(raw[4:])
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        part = connection.recv(min(count, 1 << 20))
+        if not part:
+            raise DropError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

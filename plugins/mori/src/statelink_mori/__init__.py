@@ -1,6 +1,7 @@
-"""Statelink over AMD's MoRI: so far, a probe that says what this machine lacks for it.
+"""Statelink over AMD's MoRI: batched one-sided writes and reads over RDMA, XGMI or, where the library has it, TCP.
 
-Neither importing this package nor probing imports MoRI.
+Importing this package imports no library. Probing starts the library in another process, because it ends the process
+that it is started in where a machine lacks something; opening a link then starts it in this one.
 """
 
 from __future__ import annotations

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 __all__ = ["Options"]
+
+TRANSPORTS = frozenset({"RDMA", "XGMI", "TCP"})
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the ``mori`` backend.
 
     Attributes:
-        transport: The transport whose needs the probe looks for: ``rdma``, ``xgmi`` (GPUs of one node) or ``fabric``
-            (GPUs of one UALink domain).
+        backends: MoRI's own backends to create, in order, and the parameters of each under the library's names, such
+            as ``{"XGMI": {}, "RDMA": {"qp_per_transfer": 2, "poll_cq_mode": "EVENT"}}``. The library prefers XGMI
+            where it can serve a pair of memories. RDMA and TCP exclude each other. ``MORI_IO_*`` in the environment
+            silently wins over parameters of RDMA.
+        port: Where the engine listens; 0 lets the system choose. A port that is taken is refused here: the library
+            would end the process.
     """
 
-    transport: Literal["rdma", "xgmi", "fabric"] = "rdma"
+    backends: dict[str, dict[str, bool | int | str]] = msgspec.field(default_factory=lambda: {"RDMA": {}})
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.backends or not TRANSPORTS.issuperset(self.backends):
+            raise ValueError(f"`backends` names some of {', '.join(sorted(TRANSPORTS))}, not {list(self.backends)}")
+        if {"RDMA", "TCP"}.issubset(self.backends):
+            raise ValueError("`backends` names RDMA and TCP, which cannot share an engine: both listen on its port")
+        if any("enable_notification" in parameters for parameters in self.backends.values()):
+            raise ValueError("`enable_notification` is always off: the library keeps every notification for ever")
+        if not 0 <= self.port < 1 << 16 or self.port == 1:
+            raise ValueError(f"`port` is 0 or 2 to 65535 (the library reserves 1), not {self.port}")

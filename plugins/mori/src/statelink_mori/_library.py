@@ -1,0 +1,124 @@
+"""MoRI itself: its import, and its engines with the memory registered in them."""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from statelink.errors import BackendUnavailableError, TransferError
+
+if TYPE_CHECKING:
+    from statelink.backend import Region
+
+    from ._options import Options
+
+__all__ = ["Engine", "Library"]
+
+
+class Library:
+    """The imported library.
+
+    Attributes:
+        io: ``mori.io``.
+        version: Its version, which may be ``unknown``.
+    """
+
+    def __init__(self) -> None:
+        """Import it.
+
+        Raises:
+            ImportError: It is not installed, or its import failed.
+        """
+        self.io: Any = importlib.import_module("mori.io")
+        self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"
+
+    def config(self, transport: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
+        """The library's name for a transport, and its configuration."""
+        name = f"{transport.capitalize()}BackendConfig"
+        if not hasattr(self.io, name):  # the enumeration names transports that are not there, and would abort on it
+            raise RuntimeError(f"this MoRI has no {transport} transport: mori.io has no {name}")
+        given = dict(parameters)
+        if "poll_cq_mode" in given:
+            given["poll_cq_mode"] = getattr(self.io.PollCqMode, str(given["poll_cq_mode"]))
+        if transport == "RDMA":  # completion travels elsewhere, and the library keeps every notification for ever
+            given["enable_notification"] = False
+        return getattr(self.io.BackendType, transport), getattr(self.io, name)(**given)
+
+    def place(self, region: Region) -> tuple[Any, int]:
+        """The library's kind of memory, and the device, of a region.
+
+        Raises:
+            TransferError: The library has no such kind.
+        """
+        kind, _, device = region.kind.partition(":")
+        if kind == "dram" and not device:
+            return self.io.MemoryLocationType.CPU, -1
+        if kind == "cuda" and (not device or device.isdecimal()):
+            return self.io.MemoryLocationType.GPU, int(device or 0)
+        raise TransferError(
+            f"memory of kind {region.kind!r} is unknown to MoRI",
+            cause=f"the region at {region.address:#x} has it",
+            hint="it moves 'dram' and 'cuda:<device>', which is also torch's name for AMD's GPUs",
+            backend="mori",
+        )
+
+
+class Engine:
+    """One engine of the library, and its memories in the order of the region table.
+
+    The key has to be new in every process: what a peer's NIC knows of a key outlives the process that had it.
+
+    Raises:
+        BackendUnavailableError: The library refuses to start, or the port is taken.
+    """
+
+    def __init__(self, library: Library, key: str, host: str, options: Options, port: int) -> None:
+        self._library = library
+        self._host_memory = options.backends.keys() != {"XGMI"}
+        self.memories: list[Any] = []
+        try:
+            ipaddress.IPv4Address(host)  # the library takes anything else for an address, too, and fails on it
+            if port:
+                with socket.socket() as free:
+                    free.bind((host, port))  # on a port that is taken, the library ends the process
+            configs = [library.config(name, parameters) for name, parameters in options.backends.items()]
+            self.io: Any = library.io.IOEngine(key, library.io.IOEngineConfig(host=host, port=port))
+            for kind, config in configs:
+                self.io.create_backend(kind, config)
+            self.desc: Any = self.io.get_engine_desc()
+        except (RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
+            raise BackendUnavailableError(
+                "MoRI's engine could not be started",
+                cause=f"{type(error).__name__}: {error}",
+                hint="see `backends` and `port` in the options, and MORI_* in the environment; it speaks IPv4 only",
+                backend="mori",
+                library=library.version,
+                host=host,
+            ) from error
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Make all regions known.
+
+        Raises:
+            TransferError: One is refused; names it.
+        """
+        for index, region in enumerate(regions):
+            location, device = self._library.place(region)
+            try:
+                if device < 0 and not self._host_memory:
+                    raise RuntimeError("XGMI moves memory of GPUs only")
+                self.memories.append(self.io.register_memory(region.address, region.nbytes, device, location))
+            except (RuntimeError, TypeError) as error:
+                raise TransferError(
+                    f"region {index} could not be registered",
+                    cause=f"{region.nbytes} bytes of {region.kind} at {region.address:#x}: {error}",
+                    backend="mori",
+                    library=self._library.version,
+                ) from error
+
+    def close(self) -> None:
+        """Destroy it, which joins its threads. Its sessions are gone by then: they point into it."""
+        self.io = None

@@ -1,0 +1,316 @@
+"""Peers that stop, die, vanish or were never there, and transfers that are in flight while something happens."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from plugins.mori.tests.peer import Memory, Peer, finish, make, move
+
+from statelink.backend import Backend, Batch, Blocks, Op, Region
+from statelink.errors import TransferError
+from statelink_mori import _backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("simulated")
+
+SIZE = 1 << 16
+LAYOUT = ((SIZE, SIZE),)
+DEAD = "ERR_RDMA_OP: transport retry counter exceeded Hint: "
+
+
+class World(NamedTuple):
+    """This process and another, connected; and two files that change the machine while they exist."""
+
+    backend: Backend
+    memory: Memory
+    peer: Peer
+    hold: Path
+    broken: Path
+
+
+def blocks(memory: Memory, regions: tuple[Region, ...], count: int = 4) -> Blocks:
+    """Blocks of 1 KiB, in the first region on both sides."""
+    offsets = np.arange(0, 1024 * count, 1024, dtype=np.uint64)
+    zero, sizes = np.zeros(count, np.uint32), np.full(count, 1024, np.uint64)
+    return Blocks(offsets + memory.regions[0].address, offsets + regions[0].address, sizes, zero, zero)
+
+
+def batch(world: World, peer: Peer | None = None) -> Batch:
+    return Batch(Op.WRITE, blocks(world.memory, (peer or world.peer).regions), 1, 1)
+
+
+def serves(world: World, peer: Peer | None = None) -> None:
+    """The peer gets a small write whole."""
+    peer = peer or world.peer
+    world.memory.arrays[0][:4096] += 1
+    transfers = move(world.backend, peer.link, batch(world, peer).blocks)
+    assert [transfer.outcome for transfer in transfers] == [(True, "", True)]
+    assert np.array_equal(peer.memory.arrays[0][:4096], world.memory.arrays[0][:4096])
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MORI_SIM_HOLD", str(folder / "hold"))
+        patch.setenv("MORI_SIM_BREAK", str(folder / "broken"))
+        patch.setenv("MORI_SIM_TCP", "1")
+        yield folder / "hold", folder / "broken"
+
+
+@pytest.fixture(scope="module")
+def steady(machine: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    peer = Peer(tmp_path_factory.mktemp("steady") / "peer", "steady", LAYOUT).ready()
+    yield peer
+    assert peer.end() == 0
+    assert peer.log.read_text() == ""
+
+
+@pytest.fixture
+def world(machine: tuple[Path, Path], steady: Peer, tmp_path: Path) -> Iterator[World]:
+    backend = make("here")
+    memory = Memory(tmp_path, LAYOUT)
+    memory.arrays[0][:] = 1
+    steady.memory.arrays[0][:] = 0
+    backend.register(memory.regions)
+    backend.connect("steady", steady.descriptor, steady.regions)
+    yield World(backend, memory, steady, *machine)
+    for path in machine:
+        path.unlink(missing_ok=True)
+    backend.close()
+
+
+@pytest.fixture
+def mortal(world: World, tmp_path: Path) -> Iterator[Peer]:
+    """Another peer, connected, that a test may end."""
+    peer = Peer(tmp_path / "mortal", "mortal", LAYOUT).ready()
+    world.backend.connect("mortal", peer.descriptor, peer.regions)
+    yield peer
+    if peer.process.poll() is None:
+        peer.kill()
+
+
+def test_done_means_that_the_bytes_are_there(world: World) -> None:
+    world.hold.touch()
+    transfer = world.backend.submit("steady", batch(world))
+    for _ in range(3):
+        world.backend.poll([transfer])
+    assert transfer.outcome is None
+    assert not world.peer.memory.arrays[0].any()
+    world.hold.unlink()
+    assert finish(world.backend, transfer).outcome == (True, "", True)
+    assert world.peer.memory.arrays[0][:4096].all()
+
+
+def test_a_peer_dies(world: World, mortal: Peer) -> None:
+    """Its transfers fail with the library's reason, others go on, and it is refused from then on."""
+    world.hold.touch()
+    transfers = [world.backend.submit("mortal", batch(world, mortal)) for _ in range(2)]
+    mortal.kill()
+    world.hold.unlink()
+    outcomes = [finish(world.backend, transfer).outcome for transfer in transfers]
+    assert [(each.ok, each.settled) for each in outcomes if each] == [(False, False)] * 2
+    first, second = [each.reason for each in outcomes if each]
+    assert first.startswith(DEAD)
+    assert second.startswith("ERR_RDMA_OP: Work Request Flushed Error Hint: ")
+    with pytest.raises(TransferError, match=r"the peer is lost .*transport retry counter exceeded"):
+        world.backend.submit("mortal", batch(world, mortal))
+    serves(world)
+    with pytest.raises(TransferError, match=r"cannot be connected over MoRI .*control plane connect"):
+        world.backend.connect("mortal", mortal.descriptor, mortal.regions)
+    serves(world)
+
+
+def test_a_broken_connection_to_a_living_peer(world: World, mortal: Peer) -> None:
+    """The library repairs none, but connecting again makes a new one; several times, and of no one else."""
+    for _ in range(2):
+        world.broken.touch()
+        transfer = finish(world.backend, world.backend.submit("mortal", batch(world, mortal)))
+        assert transfer.outcome is not None
+        assert transfer.outcome.reason.startswith(DEAD)
+        world.broken.unlink()
+        with pytest.raises(TransferError, match="the peer is lost"):
+            world.backend.submit("mortal", batch(world, mortal))
+        world.backend.connect("mortal", mortal.descriptor, mortal.regions)
+        serves(world, mortal)
+    serves(world)
+    world.backend.disconnect("mortal")
+    world.backend.connect("mortal", mortal.descriptor, mortal.regions)
+    serves(world, mortal)
+
+
+def test_disconnect_does_not_stop_a_transfer(world: World) -> None:
+    """It fails when it ends: until then its bytes may land, and the peer cannot be connected again."""
+    world.hold.touch()
+    transfer = world.backend.submit("steady", batch(world))
+    world.backend.disconnect("steady")
+    world.backend.poll([transfer])
+    assert transfer.outcome is None
+    for call, cause in (
+        (lambda: world.backend.connect("steady", world.peer.descriptor, world.peer.regions), "have not ended"),
+        (lambda: world.backend.submit("steady", batch(world)), "the peer is not connected"),
+    ):
+        with pytest.raises(TransferError, match=cause):
+            call()
+    world.hold.unlink()
+    reason = "the peer was disconnected while the transfer was in progress"
+    assert finish(world.backend, transfer).outcome == (False, reason, True)
+    assert world.peer.memory.arrays[0][:4096].all()
+    world.backend.connect("steady", world.peer.descriptor, world.peer.regions)
+    serves(world)
+
+
+def test_close_during_a_transfer(world: World) -> None:
+    world.hold.touch()
+    transfer = world.backend.submit("steady", batch(world))
+    world.backend.close()
+    world.backend.close()
+    reason = "the backend was closed while the transfer was in progress"
+    assert transfer.outcome == (False, reason, False)
+
+
+def test_a_transfer_that_nobody_holds(world: World) -> None:
+    """The library still points at its status; dropping that would end this process."""
+    world.hold.touch()
+    world.backend.submit("steady", batch(world))
+    gc.collect()
+    world.hold.unlink()
+    serves(world)
+    assert world.peer.memory.arrays[0][:4096].all()
+
+
+def test_statuses_outlive_their_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a while, since the library touches them after the end can be seen, but not for ever."""
+    kept: Any = world.backend._ended  # type: ignore[attr-defined]
+    serves(world)
+    assert len(kept) == 1
+    monkeypatch.setattr(_backend, "LINGER", -1.0)
+    world.backend.poll([])
+    assert not kept
+
+
+def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped: no answer in time; ended: nobody listens. Neither harms the others."""
+    monkeypatch.setenv("MORI_IO_CP_TIMEOUT_MS", "150")
+    hasty = make("hasty")
+    hasty.register(world.memory.regions)
+    mortal.signal(signal.SIGSTOP)
+    with pytest.raises(TransferError, match=r"region 0 here and region 0 there: control plane timeout after 150 ms"):
+        hasty.connect("mortal", mortal.descriptor, mortal.regions)
+    with pytest.raises(TransferError, match="the peer is not connected"):
+        hasty.submit("mortal", batch(world, mortal))
+    serves(world, mortal)  # a connection that was there needs nobody's answer
+    mortal.signal(signal.SIGCONT)
+    hasty.connect("mortal", mortal.descriptor, mortal.regions)
+    serves(world._replace(backend=hasty), mortal)
+    mortal.kill()
+    late = make("late")
+    late.register(world.memory.regions)
+    with pytest.raises(TransferError, match=r"control plane connect to 127\.0\.0\.1:\d+ failed"):
+        late.connect("mortal", mortal.descriptor, mortal.regions)
+    late.close()
+    hasty.close()
+
+
+def test_memory_that_is_not_there(world: World) -> None:
+    """RDMA pins when the first peer is connected; what it refuses then is an error of that, with its text."""
+    backend = make("unmapped")
+    backend.register([world.memory.regions[0], Region(4096, 100)])
+    with pytest.raises(TransferError, match=r"region 1 here and region 1 there: ibv_reg_mr of 100 bytes at 0x1000"):
+        backend.connect("steady", world.peer.descriptor, world.peer.regions)
+    backend.close()
+
+
+def test_pairs_that_no_transport_serves(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"backends": {"XGMI": {}}}
+    peer = Peer(tmp_path / "gpus", "gpus", LAYOUT, options, "cuda:0").ready()
+    backend = make("gpu", options)
+    backend.register([Region(each.address, each.nbytes, "cuda:0") for each in world.memory.regions])
+    backend.connect("gpus", peer.descriptor, peer.regions)
+    serves(world._replace(backend=backend), peer)
+    monkeypatch.setenv("MORI_SIM_GPUS", "0")
+    with pytest.raises(TransferError, match=r"region 0 here and region 0 there: none of \['XGMI'\] can serve them"):
+        backend.connect("gpus", peer.descriptor, peer.regions)
+    backend.close()
+    peer.kill()
+
+
+def test_refusals_while_a_batch_is_posted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything was posted they are errors; after that, the transfer fails, and is not settled."""
+    known: Any = world.backend._peers["steady"]  # type: ignore[attr-defined]
+
+    class Refusing:
+        def allocate_transfer_uid(self) -> int:
+            return 0
+
+        def batch_write(self, *_: Any) -> None:
+            raise RuntimeError("the send queue is full")
+
+    good = batch(world).blocks
+    monkeypatch.setitem(known.sessions, (1, 1), Refusing())
+    second = np.array([0, 0, 1, 1], np.uint32)
+    shift = np.array([0, 0, SIZE, SIZE], np.uint64)
+    mixed = Blocks(good.source + shift, good.target + shift, good.nbytes, second, second)
+    with pytest.raises(TransferError, match=r"refused a transfer before it started.*the send queue is full"):
+        world.backend.submit("steady", Batch(Op.WRITE, mixed[2:], 1, 1))
+    transfer = world.backend.submit("steady", Batch(Op.WRITE, mixed, 1, 1))
+    assert transfer.outcome == (False, "the send queue is full", False)
+    serves(world)
+
+
+def test_poll_does_not_wait_for_another_thread(world: World) -> None:
+    """It is in the library; that one looks for everyone before it leaves."""
+    transfer = world.backend.submit("steady", batch(world))
+    with world.backend._lock:  # type: ignore[attr-defined]
+        world.backend.poll([transfer])
+    finish(world.backend, transfer)
+
+
+def test_threads(world: World, mortal: Peer) -> None:
+    """Each peer has a thread of its own, and one more polls."""
+    errors: list[BaseException] = []
+
+    def work(peer: Peer) -> None:
+        try:
+            for _ in range(30):
+                for transfer in move(world.backend, peer.link, batch(world, peer).blocks):
+                    assert transfer.outcome == (True, "", True)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(peer,)) for peer in (world.peer, mortal)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        world.backend.poll([])
+    assert not errors
+    for peer in (world.peer, mortal):
+        assert np.array_equal(peer.memory.arrays[0][:4096], world.memory.arrays[0][:4096])
+
+
+def test_tcp_peers_that_stop_and_die(world: World, tmp_path: Path) -> None:
+    """Over TCP an operation times out; the next one connects by itself, and the peer is not lost."""
+    options = {"backends": {"TCP": {"op_timeout_ms": 200}}}
+    peer = Peer(tmp_path / "far", "far", LAYOUT, options).ready()
+    backend = make("near", options)
+    backend.register(world.memory.regions)
+    backend.connect("far", peer.descriptor, peer.regions)
+    there = world._replace(backend=backend)
+    serves(there, peer)
+    peer.signal(signal.SIGSTOP)
+    transfer = finish(backend, backend.submit("far", batch(world, peer)))
+    assert transfer.outcome == (False, "ERR_BAD_STATE: TCP: operation timeout", False)
+    peer.signal(signal.SIGCONT)
+    serves(there, peer)
+    peer.kill()
+    transfer = finish(backend, backend.submit("far", batch(world, peer)))
+    assert transfer.outcome == (False, "ERR_BAD_STATE: TCP: connection lost", False)
+    backend.close()

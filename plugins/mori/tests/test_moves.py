@@ -1,0 +1,222 @@
+"""Bytes between two processes, looked at from outside the backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+from plugins.mori.tests.peer import Memory, Peer, make, move
+
+from statelink.backend import Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
+from statelink.errors import TransferError
+
+MIB = 1 << 20
+LAYOUT = ((2 * MIB + 1, 350_001, 8191), (100_000,))
+"""Regions on each side: three side by side, their borders at odd addresses, and one elsewhere."""
+NOISE = np.random.default_rng(7).integers(0, 256, 3 * MIB, dtype=np.uint8)
+
+TRANSPORTS: dict[str, tuple[dict[str, Any], str]] = {
+    "RDMA": ({}, "dram"),
+    "TCP": ({"backends": {"TCP": {}}}, "dram"),
+    "XGMI": ({"backends": {"XGMI": {"num_streams": 2}, "RDMA": {"qp_per_transfer": 2}}}, "cuda:0"),
+}
+
+
+class World(NamedTuple):
+    """This process and another, connected."""
+
+    link: str
+    backend: Backend
+    memory: Memory
+    peer: Peer
+
+
+@pytest.fixture(scope="module", params=list(TRANSPORTS))
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, simulator: bool) -> Iterator[World]:
+    options, kind = TRANSPORTS[request.param]
+    if not simulator and request.param != "RDMA":
+        pytest.skip("with the real library, host memory over RDMA is tested")
+    folder = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MORI_SIM_TCP", "1")
+        link = f"here-{request.param}"
+        peer = Peer(folder / "peer", f"peer-{request.param}", LAYOUT, options, kind)
+        backend = make(link, options)
+        memory = Memory(folder, LAYOUT, kind)
+        backend.register(memory.regions)
+        peer.ready()
+        peer.invite(link, backend.descriptor(), memory.regions)
+        backend.connect(peer.link, peer.descriptor, peer.regions)
+        yield World(link, backend, memory, peer)
+        backend.close()
+        assert peer.end() == 0
+        assert peer.log.read_text() == ""
+
+
+def scattered(world: World, op: Op, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
+    """Blocks at unaligned places in random order; they do not overlap at the destination."""
+    rng = np.random.default_rng(seed)
+    room = world.memory.regions[region].nbytes
+    step = room // count
+    assert step >= nbytes
+    order = rng.permutation(count).astype(np.uint64)
+    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
+    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
+    near, far = world.memory.regions[region].address, world.peer.regions[region].address
+    begin, end = (near, far) if op is Op.WRITE else (far, near)
+    return Blocks(
+        source + np.uint64(begin),
+        target + np.uint64(end),
+        np.full(count, nbytes, np.uint64),
+        np.full(count, region, np.uint32),
+        np.full(count, region, np.uint32),
+    )
+
+
+def check(world: World, blocks: Blocks, op: Op) -> None:
+    """Move blocks, and compare both memories with what numpy makes of them."""
+    for number, array in enumerate((*world.memory.arrays, *world.peer.memory.arrays)):
+        array[:] = NOISE[number : number + len(array)]
+    here, there = (world.memory, world.peer.memory)
+    tables = (world.memory.regions, world.peer.regions)
+    expected = [[array.copy() for array in side.arrays] for side in (here, there)]
+    origin, goal = (0, 1) if op is Op.WRITE else (1, 0)
+    before = [array.copy() for array in expected[origin]]
+    for part in (blocks[number : number + 1] for number in range(blocks.count)):
+        source, target, nbytes = int(part.source[0]), int(part.target[0]), int(part.nbytes[0])
+        from_region, to_region = int(part.source_region[0]), int(part.target_region[0])
+        first = source - tables[origin][from_region].address
+        start = target - tables[goal][to_region].address
+        expected[goal][to_region][start : start + nbytes] = before[from_region][first : first + nbytes]
+    transfers = move(world.backend, world.peer.link, blocks, op)
+    assert [transfer.outcome for transfer in transfers] == [(True, "", True)] * len(transfers)
+    for side, arrays in zip((here, there), expected, strict=True):
+        for array, wanted in zip(side.arrays, arrays, strict=True):
+            assert np.array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize(
+    ("count", "nbytes", "region"),
+    [(1, 1, 0), (1, 2 * MIB, 0), (1, 4097, 2), (16, 65537, 0), (1000, 333, 1), (9000, 129, 0)],
+)
+def test_scattered_blocks(world: World, op: Op, count: int, nbytes: int, region: int) -> None:
+    check(world, scattered(world, op, count, nbytes, region), op)
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_regions_side_by_side(world: World, op: Op) -> None:
+    """The last bytes of one region and the first of its neighbour, and one batch over all regions."""
+    sides = (world.memory.regions, world.peer.regions)
+    source, target = sides if op is Op.WRITE else sides[::-1]
+    assert source[0].address + source[0].nbytes == source[1].address
+    rows = [
+        (source[0].address + source[0].nbytes - 5, target[1].address, 5, 0, 1),
+        (source[1].address, target[0].address + target[0].nbytes - 7, 7, 1, 0),
+        (source[2].address, target[2].address, 8191, 2, 2),
+        (source[3].address + 1, target[3].address + 2, 77_777, 3, 3),
+    ]
+    table = np.array(rows, np.uint64).T
+    check(world, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op)
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("side", ["here", "there"])
+@pytest.mark.parametrize("what", ["one past the end", "across a border", "before the start", "elsewhere"])
+def test_unregistered_memory_is_refused(world: World, op: Op, side: str, what: str) -> None:
+    """Nothing of such a batch moves, and the next one works."""
+    bad = scattered(world, op, 2, 100, 3)
+    regions = world.memory.regions if side == "here" else world.peer.regions
+    stray = np.zeros(4096, np.uint8)
+    address, region = {
+        "one past the end": (regions[3].address + regions[3].nbytes - 99, 3),
+        "across a border": (regions[0].address + regions[0].nbytes - 50, 0),
+        "before the start": (regions[0].address - 1, 0),
+        "elsewhere": (stray.ctypes.data, 1),
+    }[what]
+    local = (side == "here") == (op is Op.WRITE)
+    addresses, indices = (bad.source, bad.source_region) if local else (bad.target, bad.target_region)
+    addresses[1], indices[1] = address, region
+    before = [array.copy() for array in (*world.memory.arrays, *world.peer.memory.arrays)]
+    with pytest.raises(TransferError, match="a block is outside the memory registered"):
+        world.backend.submit(world.peer.link, Batch(op, bad, 1, 1))
+    for array, wanted in zip((*world.memory.arrays, *world.peer.memory.arrays), before, strict=True):
+        assert np.array_equal(array, wanted)
+    check(world, scattered(world, Op.WRITE, 5, 100, 3), Op.WRITE)
+
+
+def test_unknown_region_or_peer_is_refused(world: World) -> None:
+    blocks = scattered(world, Op.WRITE, 2, 100, 3)
+    beyond = dataclasses.replace(blocks, target_region=np.array([0, 4], np.uint32))
+    with pytest.raises(TransferError, match=r"outside the memory registered by the peer.*region 4 of 4"):
+        world.backend.submit(world.peer.link, Batch(Op.WRITE, beyond, 1, 1))
+    with pytest.raises(TransferError, match=r"the peer is not connected.*peer nobody"):
+        world.backend.submit("nobody", Batch(Op.WRITE, blocks, 1, 1))
+
+
+def test_contradictory_batches_are_refused(world: World) -> None:
+    """XGMI would end the process on some of them."""
+    blocks = scattered(world, Op.WRITE, 2, 100, 3)
+    for bad in (blocks[:0], dataclasses.replace(blocks, source=blocks.source[:1], source_region=blocks.source_region)):
+        with pytest.raises(TransferError, match="a batch is empty, or its columns differ in length"):
+            world.backend.submit(world.peer.link, Batch(Op.WRITE, bad, 1, 1))
+    none = dataclasses.replace(blocks, nbytes=np.array([100, 0], np.uint64))
+    with pytest.raises(TransferError, match=r"a block is outside the memory registered here.*: 0 bytes at"):
+        world.backend.submit(world.peer.link, Batch(Op.WRITE, none, 1, 1))
+
+
+def test_refused_descriptors(world: World) -> None:
+    """Garbage of every kind is refused, and the peers that are connected stay."""
+    head, engine, memories = unpack_descriptors(world.peer.descriptor, nested=True)
+    name: list[bytes | None] = [head[0], b"stranger", head[2]]
+    other: list[bytes | None] = [b"other", b"stranger", head[2]]
+    none: list[bytes | None] = []
+    mine = unpack_descriptors(world.backend.descriptor(), nested=True)
+    cases: dict[bytes, str] = {
+        b"": "not enough values",
+        b"\xff" * 100: "malformed list of descriptors",
+        pack_descriptors([name, engine, memories])[:-1]: "malformed list of descriptors",
+        msgspec.msgpack.encode({"agent": "x"}): "malformed list of descriptors",
+        world.peer.descriptor: f"of a link called b'{world.peer.link}'",
+        pack_descriptors([other, engine, memories]): "of format b'other'",
+        pack_descriptors([name, [*none, b"\xc0"], memories]): r"refused: std::bad_cast",
+        pack_descriptors([name, none, memories]): "not enough values",
+        pack_descriptors([name, engine, [b"garbage", *memories[1:]]]): r"refused: std::bad_cast",
+        pack_descriptors([name, engine, [*none, None, *memories[1:]]]): "incompatible function arguments",
+        pack_descriptors([name, engine, memories[1:]]): "its 3 memories are not the 4 regions",
+        pack_descriptors([name, engine, memories[::-1]]): "its 4 memories are not the 4 regions",
+        pack_descriptors([name, engine, mine[2]]): "its 4 memories are not the 4 regions",
+        pack_descriptors([name, mine[1], memories]): "its 4 memories are not the 4 regions",
+        pack_descriptors([name, [*none, _elsewhere(engine[0])], memories]): "Expected 4 octets",
+    }
+    for raw, cause in cases.items():
+        with pytest.raises(TransferError, match=cause):
+            world.backend.connect("stranger", raw, world.peer.regions)
+    with pytest.raises(TransferError, match="'npu:0' is unknown to MoRI"):
+        world.backend.connect(world.peer.link, world.peer.descriptor, [Region(4096, 1, "npu:0")])
+    with pytest.raises(TransferError, match="a link cannot connect to itself"):
+        world.backend.connect(world.link, world.backend.descriptor(), world.memory.regions)
+    check(world, scattered(world, Op.WRITE, 5, 100, 3), Op.WRITE)
+
+
+def _elsewhere(packed: bytes | None) -> bytes:
+    """An engine's descriptor with a host that the library would take for another."""
+    values = msgspec.msgpack.decode(packed or b"")
+    values[values.index("127.0.0.1")] = "example"
+    return msgspec.msgpack.encode(values)
+
+
+def test_disconnect_and_connect_again(world: World) -> None:
+    for _ in range(2):
+        world.backend.disconnect(world.peer.link)
+        world.backend.disconnect(world.peer.link)
+        with pytest.raises(TransferError, match="the peer is not connected"):
+            world.backend.submit(world.peer.link, Batch(Op.WRITE, scattered(world, Op.WRITE, 1, 100, 0), 1, 1))
+        world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
+        world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
+        check(world, scattered(world, Op.WRITE, 100, 100, 0, seed=4), Op.WRITE)
+    world.backend.disconnect("nobody")

@@ -1,0 +1,316 @@
+"""What can be told of the backend without a peer: its declaration, its options, and every answer of its probe."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from plugins.mori.tests.peer import make, move
+
+import statelink_mori
+from statelink.backend import BackendContext, Blocks, Fence, Op, Region, SubmitMode
+from statelink.errors import BackendUnavailableError, TransferError
+from statelink_mori import MoriBackend, Options, _backend, _machine
+from statelink_mori._tables import Table, covering, describe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def of(**options: Any) -> Options:
+    return msgspec.convert(options, Options)
+
+
+def test_public_names() -> None:
+    public = [name for name in vars(statelink_mori) if not name.startswith("_") and name != "annotations"]
+    assert sorted(public) == statelink_mori.__all__
+
+
+@pytest.mark.parametrize("probe", ["", "; statelink_mori.MoriBackend.probe(statelink_mori.Options())"])
+def test_neither_import_nor_probe_imports_the_library(probe: str) -> None:
+    code = f"import statelink_mori{probe}; print(sorted(sys.modules.keys() & {{'mori', 'mori.io', 'torch'}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_declaration() -> None:
+    assert (MoriBackend.api_version, MoriBackend.name) == (1, "mori")
+    assert MoriBackend.capabilities.submit_mode is SubmitMode.BLOCKING
+    assert set(MoriBackend.capabilities.fences.values()) == {Fence.MOVER}
+    assert list(MoriBackend.strategies) == ["*"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transport": "RDMA"},
+        {"backends": {}},
+        {"backends": {"FABRIC": {}}},
+        {"backends": {"RDMA": {}, "TCP": {}}},
+        {"backends": {"RDMA": {"enable_notification": True}}},
+        {"backends": {"RDMA": {"qp_per_transfer": [1]}}},
+        {"port": 1},
+        {"port": 65536},
+    ],
+)
+def test_refused_options(options: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(options, Options)
+
+
+# The probe
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with nothing, but for what a test puts there."""
+    for name in ("KFD", "NODES", "INFINIBAND"):
+        monkeypatch.setattr(_machine, name, tmp_path / name)
+    monkeypatch.setattr(_machine, "_loads", lambda name: (tmp_path / name).exists())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: (tmp_path / name).exists() or None)
+    monkeypatch.setattr(_backend, "_started", {})
+    return tmp_path
+
+
+def put(machine: Path, name: str, text: str = "") -> None:
+    (machine / name).parent.mkdir(parents=True, exist_ok=True)
+    (machine / name).write_text(text)
+
+
+NEEDS = {
+    "RDMA": "RDMA needs an AMD GPU (for host memory, too), and the driver lists 0",
+    "XGMI": "XGMI needs 2 AMD GPUs, and the driver lists 0",
+}
+
+
+@pytest.mark.parametrize("transport", ["RDMA", "XGMI", "TCP"])
+def test_machine_without_anything(machine: Path, transport: str) -> None:
+    probe = MoriBackend.probe(of(backends={transport: {}}))
+    assert not probe.ok
+    rdma, gpus = transport == "RDMA", transport != "TCP"
+    clauses = [
+        f"MoRI is not installed. For {transport}, this machine lacks: the Python package mori is not installed "
+        "(it is on no package index: build it from ROCm/mori)",
+        "the Python package torch is not installed, and mori imports it",
+        "libamdhip64.so cannot be loaded",
+        *(["librocm_smi64.so cannot be loaded", "libibverbs.so.1 cannot be loaded"] if rdma else []),
+        *([f"there is no {machine / 'KFD'}: no AMD GPU, or its driver is not loaded or not visible here"] * gpus),
+        *([NEEDS[transport]] if gpus else []),
+        *([f"no RDMA port in {machine / 'INFINIBAND'} is active"] if rdma else []),
+    ]
+    assert probe.reason.split("; ") == clauses
+    assert probe.details == {"gpus": "none", "active RDMA ports": "none"}
+    with pytest.raises(BackendUnavailableError, match="MoRI is not installed"):
+        MoriBackend(BackendContext(options=of(backends={transport: {}}), link="x"))
+
+
+def test_machine_that_lacks_one_thing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mori", "torch", "librocm_smi64.so", "libamdhip64.so", "libibverbs.so.1", "KFD"):
+        put(machine, name)
+    for number, identity in enumerate(["0", "5056"]):
+        put(machine, f"NODES/{number}/gpu_id", f"{identity}\n")
+    put(machine, "INFINIBAND/mlx5_0/ports/1/state", "4: ACTIVE\n")
+    put(machine, "INFINIBAND/mlx5_1/ports/1/state", "1: DOWN\n")
+    monkeypatch.setattr(_backend, "trial", lambda options: (False, "it said so"))
+    probe = MoriBackend.probe(Options())
+    assert probe.reason == "it said so. For RDMA, this machine lacks: nothing that is known"
+    assert probe.details == {"gpus": "1", "active RDMA ports": "mlx5_0/1"}
+    (machine / "INFINIBAND/mlx5_0/ports/1/state").write_text("2: INIT\n")
+    probe = MoriBackend.probe(Options())
+    assert probe.reason.endswith(f"this machine lacks: no RDMA port in {machine / 'INFINIBAND'} is active")
+
+
+def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[str]:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(_backend, "gpus", broken)
+    probe = MoriBackend.probe(Options())
+    assert (probe.ok, probe.reason) == (False, "looking for what MoRI needs failed: OSError: the disk is gone")
+
+
+def test_libraries_are_really_looked_for() -> None:
+    assert _machine._loads("libc.so.6")
+    assert not _machine._loads("libno_such_thing.so")
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize(
+    ("options", "environment", "said"),
+    [
+        ({}, {"MORI_SIM_GPUS": "0"}, r"does not start here: .*no GPU \(exit status 255\)"),
+        ({}, {"MORI_SIM_PORTS": "0"}, r"RuntimeError: no active RDMA device on this host.*\(exit status 1\)"),
+        ({"backends": {"TCP": {}}}, {}, "this MoRI has no TCP transport: mori.io has no TcpBackendConfig"),
+        ({"backends": {"RDMA": {"pigeons": 1}}}, {}, "TypeError: .*unexpected keyword argument 'pigeons'"),
+        ({"backends": {"RDMA": {"poll_cq_mode": "SLEEP"}}}, {}, "AttributeError: .*SLEEP"),
+        ({"backends": {"RDMA": {"notif_per_qp": 0}}}, {}, "RuntimeError: .*must be at least 1"),
+        ({"backends": {"TCP": {"num_data_conns": 17}}}, {"MORI_SIM_TCP": "1"}, "ValueError: num_data_conns"),
+    ],
+)
+def test_every_way_not_to_start(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], environment: dict[str, str], said: str
+) -> None:
+    """Some of them end the process that the library is in; it is not this one."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_backend, "missing", lambda options: ["a thing"])
+    monkeypatch.setattr(_backend, "_started", {})
+    with pytest.raises(BackendUnavailableError, match=rf"{said}.*this machine lacks: a thing"):
+        make("nobody", options)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_library_that_aborts_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_machine, "TRIAL", "import os; print('Assertion failed', flush=True); os.abort()")
+    assert _machine.trial(Options()) == (False, "MoRI does not start here: Assertion failed (SIGABRT)")
+    monkeypatch.setattr(_machine, "TRIAL", "import time; time.sleep(60)")
+    monkeypatch.setattr(_machine, "PATIENCE", 0.1)
+    assert _machine.trial(Options()) == (False, "MoRI did not start within 0.1 s")
+
+
+# Starting and registering
+
+
+def test_probe_that_succeeds() -> None:
+    probe = MoriBackend.probe(Options())
+    assert probe.ok, probe.reason
+    assert probe.reason == f"{probe.details['library']} with RDMA"
+    assert probe.details["library"].startswith("mori ")
+
+
+def test_busy_ports_and_bad_hosts() -> None:
+    """The library would end the process, or listen somewhere else."""
+    busy = socket.create_server(("127.0.0.1", 0))
+    with busy, pytest.raises(BackendUnavailableError, match="Address already in use"):
+        make("nobody", {"port": busy.getsockname()[1]})
+    for host in ("::1", "localhost", ""):
+        with pytest.raises(BackendUnavailableError, match=r"could not be started.*Address(.|\n)*IPv4 only"):
+            MoriBackend(BackendContext(options=Options(), link="nobody", host=host))
+
+
+def test_a_port_of_ones_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    backend = make("fixed", {"port": port})
+    engine: Any = backend._engine  # type: ignore[attr-defined]
+    assert engine.desc.port == port
+    del engine
+    backend.close()
+
+
+def test_keys_are_of_one_incarnation() -> None:
+    """What a NIC elsewhere remembers of a key must not meet another process."""
+    keys = set()
+    for _ in range(2):
+        backend = make("same")
+        keys.add(backend._engine.desc.key)  # type: ignore[attr-defined]
+        backend.close()
+    assert len(keys) == 2
+    assert all(key.startswith("same-") for key in keys)
+
+
+def test_two_links_in_one_process() -> None:
+    """Which is also the shortest life that a backend has."""
+    here, there = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
+    backends = [make("one"), make("two")]
+    tables = []
+    for backend, array in zip(backends, (here, there), strict=True):
+        tables.append((Region(array.ctypes.data, 100),))
+        backend.register(tables[-1])
+    backends[0].connect("two", backends[1].descriptor(), tables[1])
+    address, zero = np.array([0], np.uint64), np.array([0], np.uint32)
+    blocks = Blocks(address + here.ctypes.data, address + there.ctypes.data, np.array([100], np.uint64), zero, zero)
+    move(backends[0], "two", blocks)
+    np.testing.assert_array_equal(here, there)
+    for backend in (*backends, *backends):
+        backend.close()
+    for call in (backends[0].descriptor, lambda: move(backends[0], "two", blocks)):
+        with pytest.raises(TransferError, match="the backend is closed"):
+            call()
+    backends[0].poll([])
+    backends[0].disconnect("two")
+
+
+@pytest.mark.usefixtures("simulated")
+def test_regions_that_cannot_be_registered() -> None:
+    array = np.zeros(100, np.uint8)
+    good = Region(array.ctypes.data, 100, "cuda:1")
+    backend = make("register", {"backends": {"XGMI": {}}})
+    with pytest.raises(TransferError, match="kind 'npu:0' is unknown to MoRI"):
+        backend.register((good, Region(1, 1, "npu:0")))
+    with pytest.raises(TransferError, match=r"region 1 could not be registered.*100 bytes of dram.*GPUs only"):
+        backend.register((good, Region(array.ctypes.data, 100)))
+    backend.close()
+
+
+# Batches
+
+
+def test_each_pair_of_regions_is_a_batch_of_its_own() -> None:
+    """With offsets in the regions, and the near side first whichever way the bytes go."""
+    high = (1 << 64) - 4096
+    near = Table((Region(high, 4096), Region(4096, 4096)))
+    far = Table((Region(8192, 4096), Region(12288, 4096)))
+    blocks = Blocks(
+        np.array([high + 1, 4100, high, 4096], np.uint64),
+        np.array([8193, 8192, 12288, 8200], np.uint64),
+        np.array([1, 2, 4096, 5], np.uint64),
+        np.array([0, 1, 0, 1], np.uint32),
+        np.array([0, 0, 1, 0], np.uint32),
+    )
+    parts = list(describe(blocks, Op.WRITE, near, far))
+    wanted = [(0, 0, ([1], [1], [1])), (0, 1, ([0], [0], [4096])), (1, 0, ([4, 0], [0, 8], [2, 5]))]
+    assert parts == wanted
+    parts = list(describe(blocks, Op.READ, far, near))
+    assert sorted(parts) == sorted((far, near, (b, a, sizes)) for near, far, (a, b, sizes) in wanted)
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "count"),
+    [(["dram"] * 3, ["dram"] * 5, 5), (["dram"] * 200, ["dram"] * 200, 200), ([], ["dram"], 0), (["dram"], [], 0)],
+)
+def test_sessions_that_cover_all_memories(local: list[str], remote: list[str], count: int) -> None:
+    sides = [[Region(8 * n + 8, 8, kind) for n, kind in enumerate(kinds)] for kinds in (local, remote)]
+    pairs = covering(*sides)
+    assert len(pairs) == count
+    if count:
+        assert {near for near, _ in pairs} == set(range(len(local)))
+        assert {far for _, far in pairs} == set(range(len(remote)))
+
+
+def test_sessions_that_cover_all_devices() -> None:
+    local = [Region(8 * n + 8, 8, f"cuda:{n % 2}") for n in range(4)]
+    remote = [Region(8 * n + 8, 8, kind) for n, kind in enumerate(["dram", "cuda:0", "dram"])]
+    pairs = covering(local, remote)
+    assert {(local[near].kind, remote[far].kind) for near, far in pairs} == {
+        (near, far) for near in ("cuda:0", "cuda:1") for far in ("dram", "cuda:0")
+    }
+
+
+def test_process_that_ends_without_closing() -> None:
+    """Its exit status is 0, and nothing was printed, on the way or at the end."""
+    code = (
+        "from plugins.mori.tests.peer import make, MoriBackend\n"
+        "assert MoriBackend.probe(MoriBackend.Options()).ok\n"
+        "one, two = make('one'), make('two')\n"
+        "one.register(()), two.register(())\n"
+        "one.connect('two', two.descriptor(), ())\n"
+        "two.connect('one', one.descriptor(), ())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

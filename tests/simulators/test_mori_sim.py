@@ -106,6 +106,10 @@ class Other:
         side.engine.register_remote_engine(self.engine)
         return side.engine.create_session(side.memory, self.memory)
 
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # it takes a moment
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -382,7 +386,7 @@ def test_the_target_takes_no_part(io: Any, other: Any, transport: str) -> None:
     """One-sided: a peer that is frozen is written to."""
     here, there = Side(io, transport, "a"), other("b", transport)
     session = there.session(here)
-    there.process.send_signal(signal.SIGSTOP)
+    there.stop()
     here.bytes[:] = 3
     assert seen(session.write(0, 0, SIZE, 0))[0] == "SUCCESS"
     assert (there.bytes == 3).all()
@@ -461,7 +465,7 @@ def test_a_connection_that_nobody_answers(io: Any, other: Any, monkeypatch: pyte
     """Fetches the remote key synchronously while holding the GIL: other Python threads stand still for all of it."""
     monkeypatch.setenv("MORI_IO_CP_TIMEOUT_MS", "700")
     here, there = Side(io, "RDMA", "a"), other("b", "RDMA")
-    there.process.send_signal(signal.SIGSTOP)
+    there.stop()
     stop, ticks = threading.Event(), list[float]()
 
     def tick() -> None:
@@ -753,7 +757,7 @@ def test_a_frozen_or_unknown_peer_over_tcp(io: Any, other: Any) -> None:
     assert seen(unknown) == ("ERR_BAD_STATE", "TCP: connection timeout")
     session = there.session(here)
     assert seen(session.write(0, 0, 1, 1))[0] == "SUCCESS"
-    there.process.send_signal(signal.SIGSTOP)
+    there.stop()
     assert seen(session.write(0, 0, 1, 2)) == ("ERR_BAD_STATE", "TCP: operation timeout")
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,9 +24,6 @@ import numpy.typing as npt
 
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Region, Transfer
 from statelink_mori import MoriBackend
-
-if TYPE_CHECKING:
-    import signal
 
 KIND: type[Backend] = MoriBackend
 DEADLINE = 30.0
@@ -117,6 +115,8 @@ class Peer:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitpid(self.process.pid, os.WUNTRACED)  # it takes a moment
 
     def end(self) -> int:
         """Let it end by itself: its exit status."""

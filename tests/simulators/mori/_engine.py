@@ -143,7 +143,8 @@ class IOEngine:
             MemoryDesc, core.key, number, device_id, f"0000:{device_id:02x}:00.0" if gpu else "", 0, ptr, size, mem_loc,
             handle,
         )  # fmt: skip
-        core.table.put(number, ptr, size)
+        if BackendType.RDMA in core.backends:
+            core.table.put(number, ptr, size)
         core.memories[number] = desc
         for backend in core.backends.values():
             backend.memories[number] = desc

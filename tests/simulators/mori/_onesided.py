@@ -89,6 +89,7 @@ class Rdma(Backend):
         except OSError as error:
             _host.leave(f"listen on {core.config.host}:{core.config.port}: {error}")
         core.config.port = self._server.port
+        core.table.publish(self._server.port)
         self._qps: dict[tuple[str, int, int], _Qp] = {}
         self._keys: dict[tuple[str, int], tuple[int, int]] = {}
         self._notes: dict[tuple[str, int], int] = {}
@@ -109,9 +110,9 @@ class Rdma(Backend):
         place = (remote.engine_key, local.device_id, remote.device_id)
         key = (remote.engine_key, remote.id)
         if place not in self._qps or key not in self._keys:
-            pid, table, nonce, address, size = self._ask(self.remotes[remote.engine_key], remote.id)
-            if place not in self._qps:
-                self._qps[place] = _Qp(Place(pid, table, nonce))
+            there = self._ask(self.remotes[remote.engine_key])
+            address, size = there.get(remote.id)
+            self._qps.setdefault(place, _Qp(there))
             if size != remote.size:
                 raise RuntimeError(f"remote MR size mismatch: expected={remote.size} got={size}")
             self._keys[key] = (address, size)
@@ -213,19 +214,14 @@ class Rdma(Backend):
         except OSError:
             return
 
-    def _ask(self, desc: EngineDesc, memory: int) -> Any:
-        if desc.pid == os.getpid():  # whose thread could not answer while we hold the lock; the library's could
-            other = self.core.find(desc)
-            if other is None:
-                raise RuntimeError(f"control plane connect to {desc.host}:{desc.port} failed: Connection refused")
-            return other.backends[_configs.BackendType.RDMA]._answer(["ask", memory])[0]
+    def _ask(self, desc: EngineDesc) -> Place:
         timeout = int(os.environ.get("MORI_IO_CP_TIMEOUT_MS", "5000"))
-        return _sockets.ask_with_the_lock(desc.host, desc.port, ["ask", memory], timeout)
+        place: Place = _sockets.reach_with_the_lock(
+            desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), timeout
+        )
+        return place
 
-    def _answer(self, message: list[Any]) -> tuple[Any, None]:
-        if message[0] == "ask":
-            known = self.core.table.get(message[1]) if message[1] in self.memories else (0, 0)
-            return [*self.core.table.place, *known], None
+    def _answer(self, message: list[Any]) -> tuple[None, None]:
         _, key, uid, qps = message
         if self.config.enable_notification:
             self._notes[key, uid] = self._notes.get((key, uid), qps) - qps

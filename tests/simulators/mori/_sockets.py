@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import socket
 import struct
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 LONGEST = 1 << 22
-POLLIN, POLLOUT = 1, 4
+POLLOUT = 4
 
 _locked = ctypes.PyDLL(None)  # unlike CDLL, a call of it does not let other Python threads run
 
@@ -105,39 +106,27 @@ def receive(connection: socket.socket) -> Any:
     return msgspec.msgpack.decode(_exactly(connection, size))
 
 
-def ask_with_the_lock(host: str, port: int, message: Any, timeout_ms: int) -> Any:
-    """One question, one answer; no other Python thread runs meanwhile.
+def reach_with_the_lock(host: str, port: int, answer: Callable[[], Any], timeout_ms: int) -> Any:
+    """Connect, and ask until there is an answer; no other Python thread runs meanwhile.
 
     Raises:
-        RuntimeError: Nobody answers there, or not in time (0 waits for ever).
+        RuntimeError: Nobody listens there, or answers in time (0 waits for ever).
     """
-    deadline = time.monotonic() + timeout_ms / 1000 if timeout_ms else None
-
-    def wait(events: int) -> None:
-        left = -1 if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
-        entry = ctypes.create_string_buffer(struct.pack("<ihh", connection.fileno(), events, 0))
-        if _locked.poll(entry, 1, left) == 0:
-            raise RuntimeError(f"control plane timeout after {timeout_ms} ms to {host}:{port}")
-
+    deadline = time.monotonic() + timeout_ms / 1000 if timeout_ms else float("inf")
     with socket.socket() as connection:
         connection.setblocking(False)
-        try:
-            connection.connect_ex((host, port))
-            wait(POLLOUT)
-            problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if problem:
-                raise OSError(problem, socket.errno.errorcode[problem])  # type: ignore[attr-defined]
-            send(connection, message)
-            raw = b""
-            while len(raw) < 4 or len(raw) < 4 + struct.unpack("<I", raw[:4])[0]:
-                wait(POLLIN)
-                part = connection.recv(1 << 16)
-                if not part:
-                    raise OSError("connection closed by peer")
-                raw += part
-        except OSError as error:
-            raise RuntimeError(f"control plane connect to {host}:{port} failed: {error}") from error
-        return msgspec.msgpack.decode(raw[4:])
+        connection.connect_ex((host, port))
+        entry = ctypes.create_string_buffer(struct.pack("<ihh", connection.fileno(), POLLOUT, 0))
+        _locked.poll(entry, 1, timeout_ms or -1)
+        problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if problem:
+        raise RuntimeError(f"control plane connect to {host}:{port} failed: {os.strerror(problem)}")
+    while (found := answer()) is None:
+        left = int((min(deadline, time.monotonic() + 0.2) - time.monotonic()) * 1e6)
+        if left <= 0:
+            raise RuntimeError(f"control plane timeout after {timeout_ms} ms to {host}:{port}")
+        _locked.usleep(left)
+    return found
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

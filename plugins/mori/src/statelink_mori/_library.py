@@ -105,8 +105,10 @@ class Engine:
         Raises:
             TransferError: One is refused; names it.
         """
-        for index, region in enumerate(regions):
-            location, device = self._library.place(region)
+        places = [self._library.place(region) for region in regions]
+        while self.memories:  # of an attempt that failed
+            self.io.deregister_memory(self.memories.pop())
+        for index, (region, (location, device)) in enumerate(zip(regions, places, strict=True)):
             try:
                 if device < 0 and not self._host_memory:
                     raise RuntimeError("XGMI moves memory of GPUs only")

@@ -84,6 +84,12 @@ test: setup ## Run every test but the long ones: make test ARGS="-k routing"
 matrix: $(DEV) ## Write the README's table of what moves over what from the last `make test`
 	$(BIN)/python -m tools.matrix $(REPORT) $(if $(CI),,--write)
 
+# Whatever library is importable; for those with a simulator in tests/simulators, that one where none is.
+CONFORM := $(PLUGINS:%=conform-%)
+.PHONY: $(CONFORM)
+$(CONFORM): conform-%: setup
+	$(BIN)/python -m pytest plugins/$*/tests $(ARGS)
+
 soak: setup ## Run the long tests
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 

@@ -47,7 +47,7 @@ LINGER = 1.0
 _started: dict[bytes, str] = {}
 """Options with which an engine started on this machine, and the library's version."""
 _orphans: list[Any] = []
-"""Statuses that had no end when their engine was destroyed; they are never freed."""
+"""Statuses that had no end when their engine was destroyed: never looked at again, and never freed."""
 
 
 class _Peer:
@@ -241,12 +241,13 @@ class MoriBackend(Backend):
             engine, self._engine = self._engine, None
             for work in self._works:
                 work.failed("the backend was closed while the transfer was in progress")
+                _orphans.extend(work.statuses)
+            for known in self._peers.values():
+                known.sessions.clear()  # all of them, before the first engine goes
             for known in list(self._peers.values()):
                 self._forget(known)
             if engine is not None:
                 engine.close()
-            # The engine's threads, which point at the statuses, are gone; those that have no end now never get one.
-            _orphans.extend(s for work in self._works for s in work.statuses if not (s.Succeeded() or s.Failed()))
             self._works = []
             self._ended.clear()
 

@@ -37,7 +37,7 @@ def of(pid: int) -> list[dict[str, Any]]:
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A runtime directory in which only this test's links are."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("statelink.link._inspect.folders", lambda: [tmp_path / "statelink"])
     return tmp_path / "statelink"
 
 
@@ -88,9 +88,8 @@ def test_only_its_user_may_ask(alone: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["open to others", "a link", "no directory"])
-def test_link_opens_without(alone: Path, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_opens_without(alone: Path, harm: str, tmp_path: Path) -> None:
     """A directory that is not this user's alone is not used; and nothing else changes."""
-    monkeypatch.setattr("statelink.link._inspect.folders", lambda: [alone])
     if harm == "open to others":
         alone.mkdir()
         alone.chmod(0o755)

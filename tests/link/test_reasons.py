@@ -163,5 +163,5 @@ def test_peer_is_lost(workshop: Workshop, lost: str) -> None:
     reason = survivor.why()
     side = "prefill" if lost == "decode" else "decode"
     missing = f"the engine's first push, with {EVERYTHING}" if lost == "decode" else f"{EVERYTHING} from rank 0"
-    stood(reason, f"{side} rank 0", "waiting", missing, heard=r"[1-9]\d*\.\d s ago")
+    stood(reason, f"{side} rank 0", "waiting", missing, heard=r"\d+\.\d s ago")
     assert reason.who["peer"] == links[lost].name

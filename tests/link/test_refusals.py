@@ -232,7 +232,8 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         {"role": "prefill", "backend": "tcp", "lisen": "tcp://127.0.0.1:0"},
         ConfigError,
         "unknown key 'lisen' in the configuration of a link: known keys: advertise, backend, deadline, direction, "
-        "heartbeat, insecure, inspect, keys, listen, liveness, options, peers, release_after, role, siblings, "
+        "heartbeat, insecure, inspect, keys, listen, liveness, max_early_bytes, max_pushes, max_rooms, options, peers, "
+        "release_after, rendezvous, role, siblings, "
         "slice_bytes, threads, verify\nhint: did you mean 'listen'?",
     ),
     (

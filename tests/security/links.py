@@ -33,9 +33,13 @@ def link_of(role: str, **config: Any) -> Iterator[statelink.Link]:
 
 
 def state_of(link: statelink.Link) -> dict[str, Any]:
-    """Everything that a link says of itself but the counts of what it dropped."""
-    counts = ("dropped_frames", "refused_keys")
-    return {name: value for name, value in link.snapshot().items() if name not in counts}
+    """Everything that a link says of itself, but the counts of what it dropped or remembers, and how old things are."""
+    seen = link.snapshot()
+    counts = ("dropped_frames", "refused_keys", "load")
+    for rank in (*seen["ranks"], *seen["oldest"]):
+        rank.pop("age", None)
+        rank.pop("heard", None)
+    return {name: value for name, value in seen.items() if name not in counts}
 
 
 def connect(address: str) -> socket.socket:

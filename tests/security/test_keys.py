@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 from click.testing import CliRunner
+from tests.helpers.keys import key_pair
 
 from statelink import Keys, LinkConfig
 from statelink.cli import main
@@ -19,9 +20,8 @@ from statelink.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-PUBLIC, SECRET = (part.decode() for part in zmq.curve_keypair())
-OTHER = zmq.curve_keypair()[0].decode()
-THIRD = zmq.curve_keypair()[0].decode()
+PUBLIC, SECRET = key_pair(0)
+OTHER, THIRD = key_pair(1)[0], key_pair(2)[0]
 
 
 def run(*arguments: object, expect: int = 0) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import zmq
+from tests.helpers.keys import key_pair
 
 from statelink import wire
 from statelink.errors import ConfigError
 
-PUBLIC, SECRET = (part.decode() for part in zmq.curve_keypair())
+PUBLIC, SECRET = key_pair(0)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_nothing_is_read_over_a_broken_connection(tcp: World, stopped: Peer) -> 
     backend.poll([transfer])
     assert transfer.outcome is None
     for descriptor in connections() - before:
-        with socket.socket(fileno=os.dup(descriptor)) as copy:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
             copy.shutdown(socket.SHUT_RDWR)
     assert finish(backend, transfer).outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", Side.SOURCE)
     kept = tcp.memory.arrays[0].copy()

@@ -385,7 +385,7 @@ class Instances:
                 self._retry(instance)
             elif instance.stage is Stage.REFUSED and now - instance.since > RETRY_REFUSED:
                 self._drop(instance)
-            if instance.stage in (Stage.RESOLVING, Stage.REFUSED):
+            if instance.stage in (Stage.RESOLVING, Stage.REFUSED, Stage.GONE):
                 continue
             if instance.stage is Stage.GREETING:
                 if not instance.rooms:

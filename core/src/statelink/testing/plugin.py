@@ -17,6 +17,7 @@ from ._report import FAILED, NOT_APPLICABLE, Cell, Clause, Report, Run, Verdict
 __all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
 
 _RUNS = pytest.StashKey[dict[str, Run]]()
+_PART = "statelink_runs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,9 +110,21 @@ def _suite_of(item: pytest.Item) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report."""
+    """Write the report; where tests run side by side, each worker hands its part to the one who started it."""
+    runs = session.config.stash[_RUNS]
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_PART] = msgspec.json.encode(runs).decode()
+        return
     path = session.config.getoption("statelink_report")
-    if path is not None and not hasattr(session.config, "workerinput"):
-        report = Report(statelink=__version__, runs=list(session.config.stash[_RUNS].values()))
+    if path is not None:
+        report = Report(statelink=__version__, runs=[runs[each] for each in sorted(runs)])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take a worker's part of the report (pytest-xdist)."""
+    part = getattr(node, "workeroutput", {}).get(_PART, "{}")
+    node.config.stash[_RUNS].update(msgspec.json.decode(part, type=dict[str, Run]))

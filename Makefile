@@ -10,8 +10,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # The backend that `make demo` uses.
 BACKEND ?= tcp
-# Test files that run side by side: most of their time is spent waiting.
-JOBS ?= 3
 # More arguments for the command that a target runs, as in: make test ARGS="-k routing"
 ARGS ?=
 
@@ -24,7 +22,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if 
 EXTRA_mooncake := [non-cuda]
 EXTRA_ascend := [npu]
 PLUGINS := nixl mooncake mori ascend
-TOOLS := codespell greenlet import-linter mypy pytest-timeout pytest-xdist ruff
+TOOLS := codespell greenlet import-linter mypy pytest-timeout ruff
 
 PROJECTS := core/pyproject.toml examples/demo/pyproject.toml
 PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
@@ -80,8 +78,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, spell
 	$(BIN)/codespell
 
 test: setup ## Run every test but the long ones: make test ARGS="-k routing"
-	$(BIN)/python -m pytest $(if $(findstring -k,$(ARGS)),,--numprocesses=$(JOBS) --dist=loadfile) \
-	  --statelink-report=$(REPORT) $(ARGS)
+	$(BIN)/python -m pytest --statelink-report=$(REPORT) $(ARGS)
 
 # After a whole `make test`.
 matrix: $(DEV) ## Write the README's table of what moves over what from the last `make test`

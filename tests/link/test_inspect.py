@@ -6,6 +6,9 @@ import json
 import os
 import socket
 import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +23,6 @@ from statelink.cli import main
 from statelink.link import ask, sockets
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.link.conftest import Workshop
 
 
@@ -35,10 +36,11 @@ def of(pid: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runtime directory in which only this test's links are."""
-    monkeypatch.setattr("statelink.link._inspect.folders", lambda: [tmp_path / "statelink"])
-    return tmp_path / "statelink"
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory in which only this test's links are; its path is short, as a socket's has to be."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr("statelink.link._inspect.folders", lambda: [Path(folder) / "statelink"])
+        yield Path(folder) / "statelink"
 
 
 def opened(**config: Any) -> statelink.Link:

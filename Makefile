@@ -53,7 +53,7 @@ $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
 # What the conformance kit found.
 REPORT := build/conformance.json
 
-.PHONY: help setup demo check test matrix soak fix clean distclean libraries
+.PHONY: help setup demo check test matrix stranger soak fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
@@ -83,6 +83,12 @@ test: setup ## Run every test but the long ones: make test ARGS="-k routing"
 # After a whole `make test`.
 matrix: $(DEV) ## Write the README's table of what moves over what from the last `make test`
 	$(BIN)/python -m tools.matrix $(REPORT) $(if $(CI),,--write)
+
+# Type-checked from outside, against the core that is installed there.
+stranger: $(DEV) ## Install a backend as a stranger would, into a venv of its own, and run its tests
+	tools/stranger.sh build/stranger
+	cd examples/backend-shm && $(abspath $(BIN))/mypy --python-executable $(abspath build/stranger)/venv/bin/python \
+	  --cache-dir $(abspath build/stranger)/mypy
 
 # Whatever library is importable; for those with a simulator in tests/simulators, that one where none is.
 CONFORM := $(PLUGINS:%=conform-%)

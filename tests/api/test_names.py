@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +41,32 @@ def test_all_says_what_is_public(module: types.ModuleType) -> None:
         assert set(exported) == own
     else:
         assert set(exported) - {"__version__"} == public(module)
+
+
+ROOT = Path(__file__).parents[2]
+STRANGERS = sorted(
+    [
+        *(ROOT / "examples" / "backend-shm").rglob("*.py"),
+        *(ROOT / "tests" / "third_party" / "packages").glob("*.py"),
+        *(ROOT / "core" / "src" / "statelink" / "cli" / "templates").glob("*.py.*"),
+    ]
+)
+
+
+@pytest.mark.parametrize("path", STRANGERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_stranger_writes_uses_published_names_only(path: Path) -> None:
+    known = {module.__name__: set(module.__all__) for module in MODULES}
+    text = re.sub(r"\$\{\w+\}", "made", path.read_text())
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == "statelink":
+            assert {alias.name for alias in node.names} <= known.get(str(node.module), set()), ast.unparse(node)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                assert not alias.name.startswith("statelink.") or alias.name in known, ast.unparse(node)
+
+
+def test_there_are_strangers() -> None:
+    assert len(STRANGERS) >= 12
 
 
 def test_the_root_is_small() -> None:

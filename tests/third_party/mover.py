@@ -1,4 +1,4 @@
-"""One side of a transfer of a third party's state type: a process that knows the package only by its metadata."""
+"""One side of a transfer of one component: a process that knows third parties' packages only by their metadata."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ TOKENS = 40
 
 
 def main() -> None:
-    """Prefill prints its address and takes a line to go on; decode takes the address as an argument."""
-    role, backend, *rest = sys.argv[1:]
+    """Takes role, backend and state type; prefill prints its address, which decode takes as a fourth."""
+    role, backend, kind, *rest = sys.argv[1:]
     pool = np.full((32, 4, 24), 0xEE, np.uint8)
     ids = np.random.default_rng(len(role)).permutation(32)[: TOKENS // 4]
     if role == "prefill":
         pool[ids] = np.arange(len(ids) * 96, dtype=np.uint32).astype(np.uint8).reshape(-1, 4, 24)
-    items = state.whole_items({"trace": pool}, type="acme.trace", page=4)
+    items = state.whole_items({"pool": pool}, name="pages", type=kind, page=4)
     with statelink.open({"role": role, "backend": backend}, state.describe(role, [items])) as link:
         room: statelink.Room
         if role == "prefill":
             print(link.address, flush=True)
             room = sending = link.send(7, TOKENS)
-            sending.push({"acme.trace": ids})
+            sending.push({"pages": ids})
         else:
-            room = link.receive(7, rest[0], TOKENS, {"acme.trace": ids})
+            room = link.receive(7, rest[0], TOKENS, {"pages": ids})
         room.wait(30)
         room.check()
         others = np.delete(pool, ids, axis=0)
-        said = {"digest": hashlib.sha256(pool[ids].tobytes()).hexdigest(), "clean": bool((others == 0xEE).all())}
+        said = {
+            "digest": hashlib.sha256(pool[ids].tobytes()).hexdigest(),
+            "clean": bool((others == 0xEE).all()),
+            "blocks": room.report.moved["pages"].blocks,
+        }
         print(json.dumps(said), flush=True)
 
 

@@ -14,6 +14,7 @@ from ._conform import conform
 from ._explain import explain
 from ._inspect import inspect
 from ._keys import keys
+from ._new_backend import new_backend
 from ._rendezvous import rendezvous
 
 if TYPE_CHECKING:
@@ -93,5 +94,6 @@ main.add_command(backends)
 main.add_command(conform)
 main.add_command(explain)
 main.add_command(keys)
+main.add_command(new_backend)
 main.add_command(rendezvous)
 main.add_command(inspect)

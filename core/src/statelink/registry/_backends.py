@@ -18,7 +18,7 @@ import msgspec
 from statelink.backend import API_VERSION, Backend
 from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
 
-__all__ = ["GROUP", "Listed", "allowed", "entry_points", "list_backends", "load_backend"]
+__all__ = ["GROUP", "Listed", "allowed", "entry_points", "known_packages", "list_backends", "load_backend"]
 
 log = logging.getLogger("statelink.registry")
 
@@ -146,13 +146,13 @@ def _check(chosen: Listed, loaded: Any) -> None:
 
 def _unknown(name: str) -> UnknownBackendError:
     installed = sorted({each.name for each in list_backends()})
-    distribution = _known().get(name)
+    distribution = known_packages().get(name)
     if distribution is not None:
         hint = f"pip install {distribution}"
         if os.environ.get("STATELINK_PLUGINS") is not None and _is_installed(distribution):
             hint = f"add {distribution} to the environment variable STATELINK_PLUGINS"
     else:
-        close = difflib.get_close_matches(name, {*installed, *_known()}, n=1)
+        close = difflib.get_close_matches(name, {*installed, *known_packages()}, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see 'statelink backends'"
     return UnknownBackendError(
         f"no backend named {name!r} in group {GROUP!r} (installed: {', '.join(installed) or 'none'})",
@@ -178,7 +178,7 @@ def _is_installed(distribution: str) -> bool:
 
 
 @functools.cache
-def _known() -> dict[str, str]:
+def known_packages() -> dict[str, str]:
     """Backend name to the package that brings it; data, since it names what the core does not know."""
     text = importlib.resources.files(__package__ or "statelink.registry").joinpath("known.json").read_text()
     known: dict[str, str] = json.loads(text)

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# What a stranger does who writes a backend: a virtual environment of their own, everything installed with pip from
+# built packages, no part of this checkout on the path. Runs the kit on the example, and on what `new-backend` makes.
+# usage: tools/stranger.sh [FOLDER]      (PYTHON picks the interpreter; the folder is made anew)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+root=$PWD
+folder=${1:-build/stranger}
+unset PYTHONPATH
+# Nobody's choice of backends or keys but the stranger's.
+while IFS='=' read -r name _; do unset "$name"; done < <(env | grep '^STATELINK_' || true)
+
+rm -rf "$folder"
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+tools/make-venv.sh "$folder/venv"
+python=$folder/venv/bin/python
+install=("$python" -m pip install --no-input --disable-pip-version-check --quiet --no-build-isolation)
+install+=(--constraint "$root/constraints.txt")
+
+"${install[@]}" hatchling
+"${install[@]}" "$root/core[testing]"
+"$folder/venv/bin/statelink" new-backend first --directory "$folder/first"
+"${install[@]}" "$root/examples/backend-shm[test]" "$folder/first[test]"
+
+cd "$folder"
+"$python" - "$root" <<'CHECK'
+import json
+import subprocess
+import sys
+
+import statelink
+import statelink_first
+import statelink_shm
+
+for module in (statelink, statelink_first, statelink_shm):
+    assert module.__file__.startswith(sys.prefix), f"{module.__file__} is not the installed one"
+listed = subprocess.run([f"{sys.prefix}/bin/statelink", "backends", "--json"], check=True, capture_output=True)
+states = {row["name"]: row["state"] for row in json.loads(listed.stdout)}
+assert states == dict.fromkeys(("first", "shm", "tcp"), "ready"), states
+CHECK
+"$python" -m pytest -p no:cacheprovider "$root/examples/backend-shm"
+"$python" -m pytest -p no:cacheprovider "$folder/first"

@@ -18,7 +18,7 @@ import msgspec
 from statelink.backend import API_VERSION, Backend
 from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
 
-__all__ = ["GROUP", "Listed", "allowed", "entry_points", "list_backends", "load_backend"]
+__all__ = ["GROUP", "Listed", "allowed", "entry_points", "is_known", "list_backends", "load_backend"]
 
 log = logging.getLogger("statelink.registry")
 
@@ -175,6 +175,11 @@ def _is_installed(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def is_known(name: str) -> bool:
+    """Whether a package is known to bring a backend of this name, installed or not."""
+    return name in _known()
 
 
 @functools.cache

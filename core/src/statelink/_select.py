@@ -89,9 +89,10 @@ def _candidates() -> tuple[dict[str, type[Backend]], dict[str, str]]:
     """Backends that load, the best first, and those that do not, with the reason."""
     loaded: dict[str, type[Backend]] = {}
     rejected: dict[str, str] = {}
-    for name in dict.fromkeys(each.name for each in list_backends()):
+    listed = list_backends()
+    for name in dict.fromkeys(each.name for each in listed):
         try:
-            loaded[name] = load_backend(name)
+            loaded[name] = load_backend(name, listed)
         except StatelinkError as error:
             rejected[name] = str(error).replace("\nhint:", "; hint:")
     order = sorted(loaded, key=lambda name: (-loaded[name].capabilities.priority, name))

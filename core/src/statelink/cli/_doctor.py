@@ -63,7 +63,7 @@ def _backend(name: str, options: dict[str, Any], transfer: bool) -> Iterator[Che
     """From its package to its bytes; what stands on something that is broken is left out."""
     listed = [each for each in list_backends() if each.name == name]
     try:
-        kind = load_backend(name)
+        kind = load_backend(name, listed or None)
         parsed = read_options(kind.Options, options, f"options of backend {name!r}")
     except StatelinkError as error:
         yield _failed("backend", str(error).partition("\nhint:")[0], error.hint)

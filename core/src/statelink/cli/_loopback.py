@@ -64,7 +64,11 @@ def _run(folder: Path, job: dict[str, Any], until: float) -> dict[str, Any]:
             return address
         decode = stack.enter_context(_process(folder, "decode", {**job, "peer": address["address"]}))
         said = _answer(folder, "decode", decode, until)
-        if "error" not in said:
+        if "error" in said:
+            status = prefill.poll()
+            if status:
+                said["error"] = f"prefill ended with {_named(status)}; decode says: {said['error']}"
+        else:
             for role, process in (("decode", decode), ("prefill", prefill)):
                 assert process.stdin is not None
                 process.stdin.close()

@@ -16,11 +16,11 @@ BACKENDS = ("tcp", "nixl", "mooncake")
 
 @pytest.fixture(scope="session", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Name of a backend that works here. One that STATELINK_REQUIRE lists has to."""
+    """Name of a backend that works here. One that STATELINK_TEST_REQUIRE lists has to."""
     name = str(request.param)
     problem = problem_of(name)
     if problem:
-        required = {each.strip() for each in os.environ.get("STATELINK_REQUIRE", "").split(",")}
+        required = {each.strip() for each in os.environ.get("STATELINK_TEST_REQUIRE", "").split(",")}
         if name == "tcp" or name in required:
             pytest.fail(f"backend {name} is required and cannot run here: {problem}", pytrace=False)
         pytest.skip(problem)

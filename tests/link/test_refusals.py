@@ -130,7 +130,7 @@ def test_another_backend(pair: Pair, workshop: Workshop) -> None:
     text = decode.receive(53, pair.prefill.address, 64, deadline=20).failed()
     assert text == (
         f"the two sides use different backends (peer {decode.name}): 'tcp' here, 'faulty-tcp' there\n"
-        "hint: configure one backend on both sides"
+        "hint: configure one backend on both sides: 'auto' chooses on each machine by itself"
     )
 
 
@@ -233,8 +233,8 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         ConfigError,
         "unknown key 'lisen' in the configuration of a link: known keys: advertise, backend, deadline, direction, "
         "heartbeat, insecure, inspect, keys, listen, liveness, max_early_bytes, max_pushes, max_rooms, options, peers, "
-        "release_after, rendezvous, role, siblings, "
-        "slice_bytes, threads, verify\nhint: did you mean 'listen'?",
+        "release_after, rendezvous, require, role, siblings, slice_bytes, threads, verify\n"
+        "hint: did you mean 'listen'?",
     ),
     (
         {"role": "prefill", "backend": "tcp", "options": {"stall_timout": 3}},

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Probe, Side, Strategy
-from statelink.errors import (
-    BackendUnavailableError,
-    ConfigError,
-    StatelinkError,
-    TransferError,
-    UnsupportedError,
-)
+import msgspec
+
+from statelink._select import pick
+from statelink.backend import Backend, BackendContext, Probe, Strategy
+from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, TransferError
 from statelink.link import (
     Link,
     LinkConfig,
@@ -22,6 +19,7 @@ from statelink.link import (
     Rendezvous,
     StaticRendezvous,
     check_verify,
+    read_config,
     read_options,
     this_process,
 )
@@ -31,8 +29,9 @@ from statelink.state._types import load_types_with
 from statelink.wire import PROTOCOL, Card, Channel, Keys, is_loopback
 
 if TYPE_CHECKING:
-    import pluggy
+    import os
 
+    from statelink._select import Picked
     from statelink.state import Inventory, StateType
 
 __all__ = ["__version__", "open", "probe"]
@@ -46,38 +45,43 @@ except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+source"
 
 
-def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendezvous: Rendezvous | None = None) -> Link:
+def open(
+    config: LinkConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    inventory: Inventory,
+    *,
+    rendezvous: Rendezvous | None = None,
+) -> Link:
     """Open a rank's link: load the backend, register memory, and listen. Blocks until that is done.
 
     Args:
-        config: See `LinkConfig`; a mapping is checked and converted.
+        config: See `LinkConfig`; a mapping is checked and converted. A path is a TOML or JSON file, over which
+            variables of the environment win (``STATELINK_LISTEN`` for ``listen``); ``None`` is the environment
+            alone, in which ``STATELINK_CONFIG`` may name a file.
         inventory: What this rank holds. The memory must outlive the link.
         rendezvous: Where instances are found; the configured addresses and server when not given.
 
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys.
         UnknownBackendError: No such backend is installed.
-        BackendError: The backend fails to load, cannot run here, or does not declare what the inventory needs.
+        BackendError: The backend fails to load, cannot run here, or does not declare what the inventory or ``require``
+            needs; with ``auto``, that is so of every one.
     """
-    settings = LinkConfig.read(config)
+    given = read_config(config)
+    if not inventory.components:
+        raise ConfigError("the inventory has no components", instance=inventory.instance, rank=inventory.rank)
     hooks = plugin_manager()
-    backend_type = load_backend(settings.backend)
+    picked = pick(given, inventory, hooks)
+    settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
     who = {"backend": settings.backend}
-    options = read_options(backend_type.Options, settings.options, f"options of backend {settings.backend!r}")
-    probe = backend_type.probe(options)
-    if not probe.ok:
-        raise BackendUnavailableError(
-            f"backend {settings.backend!r} cannot run here", cause=probe.reason, hint=probe.hint
-        )
-    strategies = _strategies(backend_type, inventory, hooks)
-    _check_capabilities(backend_type, settings, inventory)
+    if settings.verify != "off":
+        check_verify(inventory)
     keys = settings.keys or Keys.from_environment()
     if rendezvous is not None and settings.rendezvous:
         raise ConfigError("two rendezvous are given", cause="one in the configuration, and one as an argument", **who)
     name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     try:
-        backend = _construct(backend_type, options, name, settings.role, channel)
+        backend = _construct(picked, name, settings, channel)
     except BaseException:
         channel.close()
         raise
@@ -86,8 +90,8 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
         if settings.rendezvous:
             found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
         backend.register(inventory.regions)
-        card = _card(name, settings, backend, strategies, inventory)
-        node = Node(settings, channel, backend, card, strategies, found, hooks)
+        card = _card(name, settings, backend, picked.strategies, inventory)
+        node = Node(settings, channel, backend, card, picked.strategies, found, hooks, rejected=picked.rejected)
     except BaseException as error:
         channel.close()
         backend.close()
@@ -119,21 +123,22 @@ def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
     return backend_type.probe(read_options(backend_type.Options, options or {}, f"options of backend {backend!r}"))
 
 
-def _construct(backend_type: type[Backend], options: object, name: str, role: str, channel: Channel) -> Backend:
+def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel) -> Backend:
     context = BackendContext(
-        options=options,
+        options=picked.options,
         link=name,
         host=channel.host,
         loopback=is_loopback(channel.endpoint.address),
-        role=role,
+        role=settings.role,
+        require=frozenset(settings.require),
     )
     try:
-        return backend_type(context)
+        return picked.kind(context)
     except StatelinkError:
         raise
     except Exception as error:
         raise BackendUnavailableError(
-            f"backend {backend_type.name!r} did not start", cause=f"{type(error).__name__}: {error}"
+            f"backend {picked.kind.name!r} did not start", cause=f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -159,72 +164,3 @@ def _card(
         process=this_process(),
         verify=settings.verify,
     )
-
-
-def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy.PluginManager) -> dict[str, Strategy]:
-    """Component to strategy: an installed package's word first, then the backend's own table.
-
-    Raises:
-        UnsupportedError: A state type is in neither, or not declared.
-    """
-    table = backend_type.strategies
-    chosen: dict[str, Strategy] = {}
-    for component in inventory.components:
-        kind = component.kind.name
-        try:
-            strategy = hooks.hook.statelink_strategy(backend=backend_type.name, state_type=kind)
-        except Exception as error:
-            raise UnsupportedError(
-                f"a plugin's choice of a strategy for state type {kind!r} over backend {backend_type.name!r} failed",
-                cause=f"{type(error).__name__}: {error}",
-                code="backend.defect",
-                component=component.name,
-            ) from error
-        if strategy is None and backend_type.capabilities.moves(kind):
-            strategy = table.get(kind, table.get("*"))
-        if strategy is None:
-            declared = sorted(
-                backend_type.capabilities.state_types & table.keys() or backend_type.capabilities.state_types
-            )
-            raise UnsupportedError(
-                f"backend {backend_type.name!r} does not move state type {kind!r}",
-                cause=f"it declares {', '.join(declared)}",
-                hint="use another backend, or install a package that brings a strategy for this type",
-                component=component.name,
-                instance=inventory.instance,
-                rank=inventory.rank,
-            )
-        if not isinstance(strategy, Strategy):
-            raise UnsupportedError(
-                f"the strategy for state type {kind!r} over backend {backend_type.name!r} is not a Strategy",
-                cause=f"got {strategy!r:.120}",
-            )
-        chosen[component.name] = strategy
-    return chosen
-
-
-def _check_capabilities(backend_type: type[Backend], settings: LinkConfig, inventory: Inventory) -> None:
-    """Refuse what the backend does not declare, before it is even constructed."""
-    declared = backend_type.capabilities
-    for region in inventory.regions:
-        kind = region.kind.partition(":")[0]
-        if kind not in declared.memory_kinds:
-            raise UnsupportedError(
-                f"backend {backend_type.name!r} cannot register memory of kind {region.kind!r}",
-                cause=f"it declares {', '.join(sorted(declared.memory_kinds))}",
-                instance=inventory.instance,
-                rank=inventory.rank,
-            )
-    if Op.WRITE not in declared.ops:
-        raise UnsupportedError(
-            f"backend {backend_type.name!r} does not offer WRITE",
-            cause=f"direction {settings.direction!r} pushes from prefill to decode",
-        )
-    if declared.fences[Op.WRITE, Side.TARGET] is Fence.OWNER and not issubclass(backend_type, Fencing):
-        raise UnsupportedError(
-            f"backend {backend_type.name!r} declares an owner's fence and does not implement grant and revoke"
-        )
-    if settings.verify != "off":
-        check_verify(inventory)
-    if not inventory.components:
-        raise ConfigError("the inventory has no components", instance=inventory.instance, rank=inventory.rank)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEMO = [sys.executable, "-c", "from statelink.cli import main; main()", "demo"]
-REQUIRED = {"tcp", *filter(None, os.environ.get("STATELINK_REQUIRE", "").split(","))}
+REQUIRED = {"tcp", *filter(None, os.environ.get("STATELINK_TEST_REQUIRE", "").split(","))}
 
 PAGE = 2 * 2 * 16 * 4 * 32 * 2
 """Bytes of one page: keys and values, layers, tokens, heads, width, bytes of a number."""

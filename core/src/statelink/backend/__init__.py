@@ -9,17 +9,20 @@ from __future__ import annotations
 from statelink.plan import Blocks, Move
 from statelink.state import Region
 
-from ._capabilities import ANY, Capabilities, Fence, Op, Probe, Side, SubmitMode
+from ._capabilities import ANY, Capabilities, Check, Fence, Op, Probe, Side, SubmitMode, Verdict
 from ._descriptors import pack_descriptors, unpack_descriptors
 from ._hooks import hookimpl
 from ._interface import (
     API_VERSION,
+    UNKNOWN,
     Backend,
     BackendContext,
     Batch,
+    Diagnosing,
     Fencing,
     Outcome,
     Transfer,
+    Transports,
 )
 from ._report import Moved, RoomReport
 from ._strategy import DIRECT, MAX_PREPARED, Arrival, HookContext, ReceiveHook, SendHook, Strategy
@@ -29,12 +32,15 @@ __all__ = [
     "API_VERSION",
     "DIRECT",
     "MAX_PREPARED",
+    "UNKNOWN",
     "Arrival",
     "Backend",
     "BackendContext",
     "Batch",
     "Blocks",
     "Capabilities",
+    "Check",
+    "Diagnosing",
     "Fence",
     "Fencing",
     "HookContext",
@@ -51,6 +57,8 @@ __all__ = [
     "Strategy",
     "SubmitMode",
     "Transfer",
+    "Transports",
+    "Verdict",
     "hookimpl",
     "pack_descriptors",
     "unpack_descriptors",

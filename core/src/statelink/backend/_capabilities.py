@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["ANY", "Capabilities", "Fence", "Op", "Probe", "Side", "SubmitMode"]
+__all__ = ["ANY", "Capabilities", "Check", "Fence", "Op", "Probe", "Side", "SubmitMode", "Verdict"]
 
 ANY: Final = frozenset({"*"})
 """As ``Capabilities.state_types``: every registered state type."""
@@ -21,6 +21,14 @@ class Op(enum.Enum):
     """Local memory to a peer's memory."""
     READ = "read"
     """A peer's memory to local memory."""
+
+
+class Verdict(enum.Enum):
+    """What a diagnosis says of one thing."""
+
+    OK = "ok"
+    PROBLEM = "problem"
+    NOT_APPLICABLE = "not applicable"
 
 
 class Side(enum.Enum):
@@ -63,6 +71,8 @@ class Capabilities:
         max_transfers: Most transfers to one peer that are submitted and not finished.
         thread_safe: Whether calls may come from several threads at once. If not, the core serialises them all.
         single_process: Whether two links in one process can reach each other.
+        priority: Which of several backends that can run here ``auto`` takes: the highest, and of equals the first by
+            name. 0 is a last resort, 100 what needs hardware that nobody has by accident.
     """
 
     memory_kinds: frozenset[str]
@@ -75,6 +85,7 @@ class Capabilities:
     max_transfers: int = 1
     thread_safe: bool = False
     single_process: bool = True
+    priority: int = 10
 
     def __post_init__(self) -> None:
         stated = {(op, side) for op in self.ops for side in Side}
@@ -103,3 +114,20 @@ class Probe:
     reason: str
     hint: str = ""
     details: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One line of a diagnosis.
+
+    Attributes:
+        what: What was looked at, in a few words, such as ``libibverbs.so.1``.
+        verdict: How it stands.
+        found: What was found; for a problem: exactly what is wrong.
+        hint: What to do about a problem.
+    """
+
+    what: str
+    verdict: Verdict
+    found: str
+    hint: str = ""

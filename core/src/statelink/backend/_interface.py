@@ -16,21 +16,27 @@ if TYPE_CHECKING:
     from statelink.plan import Blocks
     from statelink.state import Region
 
-    from ._capabilities import Capabilities, Op, Probe
+    from ._capabilities import Capabilities, Check, Op, Probe
     from ._strategy import Strategy
 
 __all__ = [
     "API_VERSION",
+    "UNKNOWN",
     "Backend",
     "BackendContext",
     "Batch",
+    "Diagnosing",
     "Fencing",
     "Outcome",
     "Transfer",
+    "Transports",
 ]
 
 API_VERSION = 1
 """The plugin API that this core speaks. A plugin states the number it was written for, and never imports this one."""
+
+UNKNOWN = "unknown"
+"""The transport of a peer, where nobody can tell it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +49,8 @@ class BackendContext:
         host: Address at which peers can reach this process, as an IP literal.
         loopback: Whether peers are all on this machine.
         role: ``prefill`` or ``decode``, for a library whose two sides start differently; empty where nobody said.
+        require: Transports, one of which the engine requires; empty for any. A backend that has to find its transport
+            out does so in ``connect`` then: see `Transports`.
     """
 
     options: Any
@@ -50,6 +58,7 @@ class BackendContext:
     host: str = "127.0.0.1"
     loopback: bool = True
     role: str = ""
+    require: frozenset[str] = frozenset()
 
 
 class Outcome(NamedTuple):
@@ -236,3 +245,35 @@ class Fencing(Protocol):
 
         A grant that is unknown counts as revoked.
         """
+
+
+@runtime_checkable
+class Transports(Protocol):
+    """What a backend has that can tell which transport carries its bytes.
+
+    A transport is a word: ``rdma``, ``tcp``, ``shm``, or the backend's own. Whoever requires one is refused where the
+    word is another, or `UNKNOWN`; so say what is certain, and `UNKNOWN` otherwise.
+    """
+
+    @classmethod
+    def transports(cls, options: Any) -> frozenset[str]:
+        """The words that `transport` could say on this machine with these options; empty if that cannot be told.
+
+        Called after a successful ``probe``. Opens nothing, and never raises.
+        """
+
+    def transport(self, peer: str) -> str:
+        """The word for what carries the bytes that this side moves to or from ``peer``, as far as it is known by now.
+
+        It may change with a new connection. Words joined by ``+`` mean that several do, and each of them must be
+        allowed. Never blocks; called from any thread, at any time after ``connect``.
+        """
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """What a backend has that can say more of this machine than its ``probe``, for ``statelink doctor``."""
+
+    @classmethod
+    def diagnose(cls, options: Any) -> Sequence[Check]:
+        """Look at packages, libraries and devices, one line each. Called before ``probe``; may block; never raises."""

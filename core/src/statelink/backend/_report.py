@@ -30,6 +30,7 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
         room: The request.
         role: ``prefill`` or ``decode``.
         backend: Name of the backend.
+        transports: Per peer, the transport that prefill's backend says carries the bytes; ``unknown`` where it cannot.
         status: ``succeeded`` or ``failed``.
         reason: Why it failed.
         moved: Per component.
@@ -53,3 +54,4 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
     waited: float
     transferred: float
     ended: float | None = None
+    transports: dict[str, str] = {}

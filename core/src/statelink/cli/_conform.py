@@ -21,6 +21,8 @@ from statelink.errors import StatelinkError
 from statelink.link import read_options
 from statelink.registry import load_backend
 
+from ._pairs import pair
+
 __all__ = ["conform"]
 
 KIT = "statelink.testing.conformance"
@@ -48,7 +50,7 @@ def conform(
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("the conformance kit needs pytest\nhint: pip install 'statelink[testing]'")
-    options = dict(_pair(each) for each in pairs)
+    options = dict(pair(each) for each in pairs)
     try:
         read_options(load_backend(name).Options, options, f"options of backend {name!r}")
     except StatelinkError as error:
@@ -81,16 +83,6 @@ def conform(
         if path is not None:
             path.write_bytes(report.read_bytes())
     raise SystemExit(_show(name, runs[0]["clauses"]))
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    key, found, value = text.partition("=")
-    if not found:
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--option")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
 
 
 def _show(name: str, clauses: list[dict[str, Any]]) -> int:

@@ -11,6 +11,7 @@ from statelink.registry import entry_points
 
 from ._backends import backends
 from ._conform import conform
+from ._doctor import doctor
 from ._explain import explain
 from ._inspect import inspect
 from ._keys import keys
@@ -92,6 +93,7 @@ def main() -> None:
 
 main.add_command(backends)
 main.add_command(conform)
+main.add_command(doctor)
 main.add_command(explain)
 main.add_command(keys)
 main.add_command(new_backend)

@@ -11,10 +11,12 @@ from ._receiving import Receiving
 from ._rendezvous import Peer, Rendezvous, StaticRendezvous
 from ._room import Ready, Room
 from ._sending import Sending
+from ._source import Given, read_config
 from ._status import Status
 from ._verify import check_verify
 
 __all__ = [
+    "Given",
     "Link",
     "LinkConfig",
     "Node",
@@ -28,6 +30,7 @@ __all__ = [
     "Status",
     "ask",
     "check_verify",
+    "read_config",
     "read_options",
     "sockets",
     "this_process",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError
 from statelink.wire import Keys
 
@@ -19,8 +20,11 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         role: ``prefill`` or ``decode``.
-        backend: Name of an installed backend.
-        options: Options of that backend.
+        backend: Name of an installed backend, or ``auto``: of those that can run here, register this memory, move this
+            state and may use what ``require`` says, the one of the highest priority.
+        options: Options of that backend; with ``auto``, a table of options for each backend by name.
+        require: Transports, such as ``rdma``; peers whose bytes another one carries, or nobody knows which, are
+            refused. Empty, the default, for any.
         listen: Where the control channel listens; port 0 picks one.
         advertise: Host or IP literal under which peers reach this process; the listening host when empty.
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
@@ -52,6 +56,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: Literal["prefill", "decode"]
     backend: str
     options: dict[str, Any] = {}
+    require: str | tuple[str, ...] = ()
     listen: str = "tcp://127.0.0.1:0"
     advertise: str = ""
     peers: dict[str, tuple[str, ...]] = {}
@@ -73,6 +78,10 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_early_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
+        require = (self.require,) if isinstance(self.require, str) else self.require
+        msgspec.structs.force_setattr(self, "require", tuple(dict.fromkeys(word for word in require if word)))
+        if any("+" in word or word == UNKNOWN for word in self.require):
+            raise ConfigError("require names transports", cause=f"got {', '.join(self.require)}")
         whole = ("threads", "slice_bytes", "max_rooms", "max_pushes", "max_early_bytes")
         for name in ("deadline", "heartbeat", "liveness", *whole):
             if not getattr(self, name) > 0:
@@ -120,5 +129,7 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
         return msgspec.convert(dict(given), type_, strict=True)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
+            reason = error.__cause__.reason
+            named = {**reason.who, **{key: str(value) for key, value in who.items()}}
+            raise ConfigError.of(msgspec.structs.replace(reason, who=named)) from None
         raise ConfigError(f"bad value in the {what}", cause=str(error), code="config.type", **who) from error

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from statelink import wire
-from statelink.backend import MAX_PREPARED, Arrival, Fence, Fencing, Moved, Op, ReceiveHook, Side, Transfer
+from statelink.backend import (
+    MAX_PREPARED,
+    UNKNOWN,
+    Arrival,
+    Fence,
+    Fencing,
+    Moved,
+    Op,
+    ReceiveHook,
+    Side,
+    Transfer,
+)
 from statelink.errors import Reason, StatelinkError
 
 from ._deadlines import Deadlines
@@ -269,6 +280,7 @@ class DecodeRole:
             what = "a writer did not move what the plan promised"
             self.fail(room, room._reason_for("room.bytes", what, cause, component=", ".join(names), **who))
         writer.finished = message.moved
+        writer.source.transport = message.transport or UNKNOWN
         writer.digests = message.digests
         for name, hook in writer.hooks.items():
             if type(hook).finish is not ReceiveHook.finish and room.status not in ENDED:

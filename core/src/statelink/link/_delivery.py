@@ -13,6 +13,7 @@ from statelink.plan import ComponentPlan, Move, plan_move
 
 from ._hook_room import HookRoom
 from ._mover import Moving, move, reason_of
+from ._transport import check_transport
 from ._verify import digest_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
     """
     counted = _Counted()
     grains: dict[str, tuple[int, int]] = {}
+    destination = delivery.destination
     try:
+        # A new connection may have another transport than the one that was required when it attached.
+        check_transport(node.config.require, destination.carried(node), node.backend.name, destination.name)
         moves = list(_moves(delivery, push))
         for plan, piece in moves:
             _cover(delivery, plan, piece)
@@ -52,7 +56,6 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
             _check_covered(delivery)
     except Exception as error:
         return Delivered(Moving(0, 0, reason_of(error, room=delivery.request.room)), grains, {})
-    destination = delivery.destination
     if node.config.verify != "off":
         # Before the move: what was pushed counts, whatever the engine does to its memory meanwhile.
         for _, piece in moves:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
+from statelink.backend import UNKNOWN
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import PairPlan, compile_pair
 
@@ -14,6 +15,7 @@ from ._handshake import check_card
 from ._mover import RegionTable, reason_of
 from ._stages import CONTACT, Contact, ContactEvent
 from ._standing import Party
+from ._transport import check_transport, transport_of
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -61,6 +63,10 @@ class Destination:
             return False
         self.stage = stage
         return True
+
+    def carried(self, node: Node) -> str:
+        """What carries this side's bytes to it, as far as the backend can tell by now. Any thread."""
+        return transport_of(node.backend, self.name) if self.connected else UNKNOWN
 
     @property
     def party(self) -> Party:
@@ -145,7 +151,7 @@ class Destinations:
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:
         if peer.stage is Contact.ATTACHED and peer.plan is not None and peer.plan.digest == message.digest:
-            self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=peer.plan.digest))
+            self._confirm(peer, peer.plan)
             return
         peer.step(ContactEvent.ASSIGNED)
         node = self._node
@@ -156,6 +162,7 @@ class Destinations:
                 if not peer.connected:  # changed by these jobs alone, which follow one another
                     node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
                     peer.connected = True
+                check_transport(node.config.require, peer.carried(node), node.backend.name, peer.name)
             except Exception as error:
                 reason = reason_of(error, backend=node.backend.name, peer=peer.name)
                 node.post(lambda: self._attached(peer, message, None, reason))
@@ -195,7 +202,11 @@ class Destinations:
             return
         peer.plan = plan
         peer.expected = message.destinations
-        self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=plan.digest))
+        self._confirm(peer, plan)
+
+    def _confirm(self, peer: Destination, plan: PairPlan) -> None:
+        transport = peer.carried(self._node)
+        self._node.send(wire.Attached(sender=self._node.name, to=peer.name, digest=plan.digest, transport=transport))
 
     def beat(self, now: float, late: float) -> None:
         """Give up destinations that fell silent. What this process slept through is nobody's silence."""
@@ -237,6 +248,7 @@ class Destinations:
                 "stage": peer.stage.value,
                 "age": round(now - peer.since, 3),
                 "heard": round(now - peer.heard, 3),
+                "transport": peer.carried(self._node),
             }
             for peer in list(self._destinations.values())
         ]

@@ -35,7 +35,7 @@ def check_card(ours: Card, theirs: Card) -> None:
         raise PeerError(
             "the two sides use different backends",
             cause=f"{ours.backend!r} here, {theirs.backend!r} there",
-            hint="configure one backend on both sides",
+            hint="configure one backend on both sides: 'auto' chooses on each machine by itself",
             code="peer.backend",
             **who,
         )

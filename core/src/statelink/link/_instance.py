@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from statelink.backend import UNKNOWN
 from statelink.errors import PeerError, Reason
 from statelink.plan import Assignment, PairPlan, compile_pair, match, route
 
@@ -37,6 +38,7 @@ class Source:
         connected: Whether this side's backend can be reached by it.
         attempt: Counts the connections that were asked for.
         witness: Who can say that its process has ended, if anybody here can.
+        transport: What its backend says carries its bytes.
     """
 
     endpoint: Endpoint
@@ -49,6 +51,7 @@ class Source:
     connected: bool = False
     attempt: int = 0
     witness: Witness | None = None
+    transport: str = UNKNOWN
 
     @property
     def ended(self) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
+from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError, PeerError, Reason, StatelinkError
 
 from ._handshake import check_card
@@ -14,6 +15,7 @@ from ._instance import Instance, Route, Source, plan_instance
 from ._mover import reason_of
 from ._process import Witness
 from ._stages import InstanceEvent, Stage
+from ._transport import check_transport
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -365,14 +367,23 @@ class Instances:
     def _from_source(self, message: wire.Message, instance: Instance, source: Source) -> None:
         if isinstance(message, wire.Attached):
             if source.plan is not None and message.digest == source.plan.digest:
-                source.attached = True
-                self._maybe_ready(instance)
+                self._attached(instance, source, message.transport or UNKNOWN)
         elif isinstance(message, wire.Bye):
             if message.quiet:
                 self._watcher.goodbye(source)
             self._lose(instance, source, "it closed")
         else:
             self._watcher.from_source(message, source)
+
+    def _attached(self, instance: Instance, source: Source, transport: str) -> None:
+        source.transport = transport
+        try:
+            check_transport(self._node.config.require, transport, self._node.backend.name, source.name)
+        except PeerError as error:
+            self._refuse(instance, error.reason, tell=True)
+            return
+        source.attached = True
+        self._maybe_ready(instance)
 
     # Time.
 
@@ -429,6 +440,7 @@ class Instances:
                 "stage": f"{instance.stage.value}{' (suspect)' if instance.suspect else ''}",
                 "age": round(now - instance.since, 3),
                 "heard": round(now - source.heard, 3) if source.card else None,
+                "transport": source.transport,
             }
             for instance in list(self._instances.values())
             for source in list(instance.sources.values())

@@ -75,6 +75,7 @@ class Node:
         strategies: Component to strategy.
         rendezvous: Where instances are found.
         hooks: Observers.
+        rejected: Backends that ``auto`` passed over, and why.
         loop: The control thread's loop.
         make_lane: Makes a lane of a name and a width.
     """
@@ -89,6 +90,7 @@ class Node:
         rendezvous: Rendezvous,
         hooks: pluggy.PluginManager,
         *,
+        rejected: Mapping[str, str] | None = None,
         loop: Loop | None = None,
         make_lane: Callable[[str, int], Lane] = Lane,
     ) -> None:
@@ -99,6 +101,7 @@ class Node:
         self.introduction = write_card(card)
         self.strategies = strategies
         self.rendezvous = rendezvous
+        self.rejected = dict(rejected or {})
         self.regions = RegionTable(card.inventory.regions)
         self.rooms: dict[int, Room] = {}
         self.lock = threading.Lock()

@@ -271,6 +271,7 @@ class PrefillRole:
                     moved=delivery.moved,
                     chunks=push.number + 1,
                     digests={name: packed(digest) for name, digest in delivery.digests.items()},
+                    transport=delivery.destination.carried(self._node),
                 )
                 self._send(finished)
                 delivery.finished = True

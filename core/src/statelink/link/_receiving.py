@@ -146,6 +146,9 @@ class Receiving(Room):
         writers = [writer.source for writer in list(self._writers.values())]
         return [party_of(source) for source in writers or (self._instance.sources.values() if self._instance else ())]
 
+    def _transports(self) -> dict[str, str]:
+        return {writer.source.name: writer.source.transport for writer in list(self._writers.values())}
+
     def _missing(self) -> str:
         return missing_on_decode(self)
 

@@ -138,6 +138,7 @@ class Room:
             waited=met - self._opened,
             transferred=now - met,
             ended=None if self._over is None else time.time() - (self._node.now() - self._over),
+            transports=self._transports(),
         )
 
     def __repr__(self) -> str:
@@ -193,6 +194,10 @@ class Room:
 
     def _parties(self) -> list[Party]:
         """The ranks of the other side that the room has to do with."""
+        raise NotImplementedError
+
+    def _transports(self) -> dict[str, str]:
+        """Per peer, what carries the bytes, as far as it is known. Any thread."""
         raise NotImplementedError
 
     def _missing(self) -> str:

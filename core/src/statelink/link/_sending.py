@@ -274,6 +274,10 @@ class Sending(Room):
     def _parties(self) -> list[Party]:
         return [delivery.destination.party for delivery in list(self._deliveries.values())]
 
+    def _transports(self) -> dict[str, str]:
+        peers = [delivery.destination for delivery in list(self._deliveries.values())]
+        return {peer.name: peer.carried(self._node) for peer in peers}
+
     def _missing(self) -> str:
         return missing_on_prefill(self)
 

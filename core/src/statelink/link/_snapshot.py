@@ -30,6 +30,8 @@ def snapshot(node: Node) -> dict[str, Any]:
         "address": str(node.channel.endpoint),
         "role": node.config.role,
         "backend": node.backend.name,
+        "rejected": dict(node.rejected),
+        "require": list(node.config.require),
         "instance": node.inventory.instance,
         "rank": node.inventory.rank,
         "peers": node.role.snapshot(),

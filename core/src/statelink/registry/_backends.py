@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -88,15 +88,19 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name or "").lower()
 
 
-def load_backend(name: str) -> type[Backend]:
+def load_backend(name: str, among: Sequence[Listed] | None = None) -> type[Backend]:
     """Import the one backend that is called ``name``.
+
+    Args:
+        name: Its name.
+        among: What `list_backends` returned, for who loads several: reading all metadata takes its time.
 
     Raises:
         UnknownBackendError: None is; says whether it is a typo or a package that is not installed.
         BackendLoadError: Several are, or its import failed, or it is not a backend.
         BackendIncompatibleError: It was written for another plugin API.
     """
-    listed = [each for each in list_backends() if each.name == name]
+    listed = [each for each in (list_backends() if among is None else among) if each.name == name]
     if not listed:
         raise _unknown(name)
     if len(listed) > 1:

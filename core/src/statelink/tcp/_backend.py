@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from statelink.backend import (
     DIRECT,
+    UNKNOWN,
     Backend,
     BackendContext,
     Batch,
@@ -57,6 +58,7 @@ class _Peer(NamedTuple):
     regions: RegionTable
     known: Known
     sender: Sender
+    near: bool
 
     def stop(self) -> None:
         """Let both threads end; returns at once."""
@@ -92,11 +94,14 @@ class TcpBackend(Backend):
         max_blocks=MAX_BLOCKS,
         max_transfers=4,
         thread_safe=True,
+        priority=0,  # anything else that runs here is there on purpose
     )
     strategies: ClassVar[Mapping[str, Strategy]] = MappingProxyType({"*": DIRECT})
 
     def __init__(self, context: BackendContext) -> None:
         self._options: _options.Options = context.options
+        self._require = context.require
+        self._pushes = context.role != "decode"  # which is made known to its peer only after its own connect
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
         self._closed = False
@@ -141,6 +146,20 @@ class TcpBackend(Backend):
         copy = _same_host_copy(options)
         return Probe(ok=True, reason=f"sockets; same-host copy: {copy}", details={"same_host_copy": copy})
 
+    @classmethod
+    def transports(cls, options: Any) -> frozenset[str]:
+        """``socket``, and ``process_vm`` where this machine allows the same-host copy."""
+        near = options.same_host_copy and _iovec.can_copy()
+        return frozenset({"socket", "process_vm"} if near else {"socket"})
+
+    def transport(self, peer: str) -> str:
+        """How batches to ``peer`` travel; known once there was a connection, or where there is but one way."""
+        with self._lock:
+            known = self._peers.get(peer)
+        if known is None:
+            return UNKNOWN
+        return known.sender.transport or (UNKNOWN if known.near else "socket")
+
     def register(self, regions: Sequence[Region]) -> None:
         """Take note of our memory; nothing is pinned or mapped."""
         for at, region in enumerate(regions):
@@ -172,7 +191,7 @@ class TcpBackend(Backend):
         near = self._own.near(theirs)
         receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)
         sender = Sender(self._own, theirs, key, self._options)
-        made = _Peer(RegionTable(regions), Known(key, receiver), sender)
+        made = _Peer(RegionTable(regions), Known(key, receiver), sender, near)
         with self._lock:
             if not self._closed:
                 self._peers[peer] = made
@@ -181,6 +200,8 @@ class TcpBackend(Backend):
             made.join()
             raise TransferError("cannot connect", cause="this backend is closed", backend="tcp", peer=peer)
         self._listener.look_again()
+        if self._require and self._pushes:
+            sender.find_out()
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Queue a batch for the thread that sends to ``peer``. Does not block."""

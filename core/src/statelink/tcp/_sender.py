@@ -36,6 +36,8 @@ __all__ = ["Sender", "Write"]
 
 log = logging.getLogger("statelink.tcp")
 
+TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
+"""What carries a payload: the receiver's own reading of our memory, or the connection."""
 SLICE: Final = 4 << 20
 """Most bytes offered to the socket in one call; it takes what fits."""
 
@@ -123,11 +125,30 @@ class Sender:
         # From here on, the thread's own.
         self._stream: Stream | None = None
         self._mode = Mode.SEND
+        self._known = False
         self._sequence = 0
         self._current: Write | None = None
         self._unanswered: deque[Write] = deque()
         self._replies = bytearray()
         self._progress = 0.0
+        self._dialled = threading.Event()
+        """Whether the first connection, that `find_out` waits for, was made or given up."""
+        self._wanted = False
+
+    @property
+    def transport(self) -> str:
+        """What carries the payload, since the last connection; empty before the first. Any thread."""
+        return TRANSPORTS[self._mode] if self._known else ""
+
+    def find_out(self) -> None:
+        """Connect now, so that `transport` is known if the peer can be reached. Blocks up to ``connect_timeout``."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._wanted = True
+            self._start()
+        self._waker.wake()
+        self._dialled.wait(self._options.connect_timeout + 1.0)
 
     def submit(self, batch: Batch) -> Write:
         """Queue a batch. Any thread; does not block.
@@ -140,9 +161,7 @@ class Sender:
             if self._stopping:
                 raise TransferError("a batch cannot be sent", cause="the peer is disconnected", peer=self._peer.link)
             self._queue.append(write)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True)
-                self._thread.start()
+            self._start()
         self._waker.wake()
         return write
 
@@ -157,6 +176,11 @@ class Sender:
         if self._thread is not None:
             self._thread.join()
         self._waker.close()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True)
+            self._thread.start()
 
     def _check(self) -> None:
         if self._stopping:
@@ -179,7 +203,7 @@ class Sender:
     def _step(self) -> None:
         """Do what can be done now, and wait for more."""
         if self._stream is None:
-            if self._queue:
+            if self._queue or self._wanted:
                 self._connect()
             else:
                 self._waker.wait()
@@ -199,10 +223,13 @@ class Sender:
     def _connect(self) -> None:
         try:
             self._stream, near = dial(self._own, self._peer, self._key, self._options, self._waker, self._check)
+            self._mode, self._known = Mode.COPY if near else Mode.SEND, True
         except Lost as lost:
             self._fail_queue(str(lost))
             return
-        self._mode = Mode.COPY if near else Mode.SEND
+        finally:
+            self._wanted = False
+            self._dialled.set()
         self._replies.clear()
 
     def _begin(self, write: Write) -> None:

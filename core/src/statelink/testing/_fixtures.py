@@ -45,7 +45,7 @@ def statelink_pool(request: pytest.FixtureRequest, statelink_pools: dict[Any, Po
 def subject(request: pytest.FixtureRequest, statelink_pool: Pool) -> Subject:
     """The backend, which can run here."""
     suite = request.cls
-    listed = {each.strip() for each in os.environ.get("STATELINK_REQUIRE", "").split(",")}
+    listed = {each.strip() for each in os.environ.get("STATELINK_TEST_REQUIRE", "").split(",")}
     required = request.config.getoption("statelink_require") or suite.backend in listed
     worker = statelink_pool.take()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._channel import Channel
 from ._codec import MAX_FRAME, decode, encode, pack_items, read_card, unpack_items, write_card
-from ._keys import ENVIRONMENT, Keys, read_secret
+from ._keys import ENVIRONMENT, Keys, check_private, read_secret
 from ._lists import (
     pack_int_lists,
     pack_list_of_buffers,
@@ -72,6 +72,7 @@ __all__ = [
     "Resolved",
     "Unknown",
     "Welcome",
+    "check_private",
     "decode",
     "encode",
     "host_of",

@@ -14,7 +14,7 @@ import zmq.utils.z85
 
 from statelink.errors import ConfigError
 
-__all__ = ["ENVIRONMENT", "Keys", "check_key", "read_secret"]
+__all__ = ["ENVIRONMENT", "Keys", "check_key", "check_private", "read_secret"]
 
 MAX_FILE = 4 << 20
 """Most bytes of a file of keys."""
@@ -167,7 +167,7 @@ def _read(path: Path, *, secret: bool) -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise _unusable(f"{path} cannot be read", "it is not a file")
             if secret:
-                _check_private(path, status)
+                _refuse_shared(path, status)
             raw = file.read(MAX_FILE + 1)
     except OSError as error:
         raise _unusable(
@@ -184,7 +184,16 @@ def _read(path: Path, *, secret: bool) -> str:
         raise _unusable(f"{path}, line {line}: no CURVE key", "it is not ASCII text") from error
 
 
-def _check_private(path: Path, status: os.stat_result) -> None:
+def check_private(path: Path) -> None:
+    """See that a file with a secret in it is not open to everybody.
+
+    Raises:
+        ConfigError: Others may read or change it, or it is somebody else's.
+    """
+    _refuse_shared(path, path.stat())
+
+
+def _refuse_shared(path: Path, status: os.stat_result) -> None:
     """Group members may read it: that is how secrets are mounted into containers."""
     mode = stat.S_IMODE(status.st_mode)
     if mode & (stat.S_IRWXO | stat.S_IWGRP):

@@ -159,9 +159,15 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class Attached(Message, frozen=True, kw_only=True):
-    """The source has checked its part and can reach the destination."""
+    """The source has checked its part and can reach the destination.
+
+    Attributes:
+        digest: Of the plan that it compiled.
+        transport: What its backend says carries the bytes.
+    """
 
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
+    transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
 class Request(Message, frozen=True, kw_only=True):
@@ -214,6 +220,7 @@ class Finished(Message, frozen=True, kw_only=True):
         moved: What it moved, per component.
         chunks: How many pushes that took.
         digests: Per component, the digest of what it moved, where both sides verify.
+        transport: What its backend says carried the bytes.
     """
 
     room: Room
@@ -222,6 +229,7 @@ class Finished(Message, frozen=True, kw_only=True):
     moved: dict[Name, Moved]
     chunks: Count
     digests: dict[Name, Annotated[bytes, msgspec.Meta(max_length=64)]] = {}
+    transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
 class Accepted(Message, frozen=True, kw_only=True):

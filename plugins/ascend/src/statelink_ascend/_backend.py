@@ -88,6 +88,7 @@ class AscendBackend(Backend):
         max_transfers=1,
         thread_safe=True,
         single_process=False,
+        priority=70,  # it runs only on hardware of one kind, which somebody bought for this
     )
     strategies: ClassVar = {"*": DIRECT}
 

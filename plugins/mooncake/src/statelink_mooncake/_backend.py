@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 from statelink.backend import (
     ANY,
     DIRECT,
+    UNKNOWN,
     Backend,
     BackendContext,
     Batch,
     Capabilities,
+    Check,
     Fence,
     Op,
     Outcome,
@@ -25,7 +27,8 @@ from statelink.backend import (
 )
 from statelink.errors import BackendUnavailableError, TransferError
 
-from ._library import Library, absent
+from ._diagnosis import diagnose
+from ._library import Library, absent, forced_tcp, rdma_devices
 from ._options import Options
 from ._tables import Descriptor, Table, session
 
@@ -64,6 +67,7 @@ class MooncakeBackend(Backend):
         max_transfers=1,
         thread_safe=True,
         single_process=True,
+        priority=40,
     )
     strategies: ClassVar = {"*": DIRECT}
 
@@ -81,6 +85,7 @@ class MooncakeBackend(Backend):
                 backend=self.name,
             )
         self._link = context.link
+        self._transport = UNKNOWN
         self._host = context.host
         self._table = Table(())
         self._addresses: list[int] = []
@@ -95,6 +100,12 @@ class MooncakeBackend(Backend):
                 library=self._library.version,
                 host=context.host,
             )
+        possible = self.transports(context.options)
+        if len(possible) == 1:
+            (self._transport,) = possible
+        elif possible:
+            # A regular build that finds a device uses RDMA for everything, or does not start.
+            self._transport = "rdma" if self._library.finds_devices(self._engine, context.options) else "tcp"
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
@@ -108,6 +119,23 @@ class MooncakeBackend(Backend):
             return Probe(ok=False, reason=f"Mooncake does not start: {type(error).__name__}: {error}")
         memory = "host and CUDA memory" if library.cuda else "host memory"
         return Probe(ok=True, reason=f"{library.version}, {memory}", details={"library": library.version})
+
+    @classmethod
+    def transports(cls, options: Any) -> frozenset[str]:
+        """RDMA or TCP where there is a device, and TCP elsewhere, whatever a regular build is told; else not known."""
+        if options.protocol not in ("auto", "tcp", "rdma"):
+            return frozenset()
+        may_rdma = rdma_devices() and options.protocol != "tcp" and not forced_tcp()
+        return frozenset({"rdma", "tcp"} if may_rdma else {"tcp"})
+
+    def transport(self, peer: str) -> str:
+        """The one that this engine uses for every peer."""
+        return self._transport if peer in self._peers else UNKNOWN
+
+    @classmethod
+    def diagnose(cls, options: Any) -> list[Check]:
+        """The build, its shared libraries, and the settings that change what is moved how."""
+        return diagnose(options)
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register all regions at once; if that fails, one by one, to tell which is refused."""

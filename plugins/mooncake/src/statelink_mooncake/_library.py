@@ -6,15 +6,17 @@ import contextlib
 import ctypes
 import importlib
 import importlib.metadata
+import json
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["Library", "absent"]
+__all__ = ["PACKAGES", "Library", "absent", "forced_tcp", "loads", "rdma_devices"]
 
 PACKAGES = {
     "libcurl.so.4": "libcurl4",
@@ -63,6 +65,11 @@ class Library:
         with _setup, _environment(forced):
             return engine, engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
 
+    def finds_devices(self, engine: Any, options: Options) -> bool:
+        """Whether the library itself finds an RDMA device that it may use."""
+        topology = json.loads(engine.get_local_topology(options.devices))
+        return any(names for groups in topology.values() for names in groups)
+
 
 def absent(error: ImportError) -> tuple[str, str]:
     """Why Mooncake cannot be imported, and what helps."""
@@ -70,13 +77,25 @@ def absent(error: ImportError) -> tuple[str, str]:
         builds = "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
         return "Mooncake's TransferEngine is not installed", builds
     reason = f"Mooncake is installed, and its import fails: {error}"
-    missing = [package for library, package in PACKAGES.items() if not _loads(library)]
+    missing = [package for library, package in PACKAGES.items() if not loads(library)]
     if missing and "cannot open shared object file" in str(error):
         return reason, f"sudo apt-get install -y {' '.join(missing)}"
     return reason, ""
 
 
-def _loads(library: str) -> bool:
+def rdma_devices() -> list[str]:
+    """Names of the RDMA devices of this host, whatever the state of their ports."""
+    root = Path("/sys/class/infiniband")
+    return sorted(device.name for device in root.iterdir()) if root.is_dir() else []
+
+
+def forced_tcp() -> bool:
+    """Whether the environment makes every engine of this process use TCP."""
+    return "MC_FORCE_TCP" in os.environ
+
+
+def loads(library: str) -> bool:
+    """Whether the loader finds a shared library."""
     try:
         ctypes.CDLL(library)
     except OSError:

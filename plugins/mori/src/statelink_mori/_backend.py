@@ -110,6 +110,7 @@ class MoriBackend(Backend):
         max_transfers=2,
         thread_safe=True,
         single_process=True,
+        priority=70,  # it runs only on hardware of one kind, which somebody bought for this
     )
     strategies: ClassVar = {"*": DIRECT}
 

@@ -16,13 +16,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from statelink.backend import (
     ANY,
     DIRECT,
+    UNKNOWN,
     Backend,
     BackendContext,
     Batch,
     Capabilities,
+    Check,
     Fence,
     Op,
     Probe,
@@ -33,14 +37,19 @@ from statelink.backend import (
 )
 from statelink.errors import BackendUnavailableError, TransferError
 
+from ._diagnosis import diagnose
 from ._library import SCRATCH, Library, rdma_devices
 from ._options import Options
 from ._tables import DRAM, Descriptor, Part, Table, describe, place, row
+from ._transport import boot_id, possible, sent_over_tcp, told
 
 __all__ = ["NixlBackend"]
 
 GREETING = 64
 """Bytes of the first write to a peer."""
+
+PROBES = 64
+"""Writes of the whole scratch that tell the transport."""
 
 MAX_KEPT = 256
 """Most transfers that failed or whose peer is gone, and that are kept until the library ends them."""
@@ -49,13 +58,14 @@ MAX_KEPT = 256
 class _Peer:
     """A remote agent that the library knows."""
 
-    __slots__ = ("leaving", "lost", "name", "table")
+    __slots__ = ("leaving", "lost", "name", "table", "transport")
 
     def __init__(self, name: str, table: Table) -> None:
         self.name = name
         self.table = table
         self.lost = ""
         """Why its connection is dead; the library never repairs one."""
+        self.transport = UNKNOWN
         self.leaving = False
         """Whether it was disconnected, and only waits for its last handle."""
 
@@ -105,6 +115,7 @@ class NixlBackend(Backend):
         max_transfers=4,
         thread_safe=True,
         single_process=True,
+        priority=50,
     )
     strategies: ClassVar = {"*": DIRECT}
 
@@ -124,6 +135,8 @@ class NixlBackend(Backend):
         self._reads_end = ucx.get("ucx_error_handling_mode") != "none" and not rdma_devices()
         self._lock = threading.Lock()
         self._table = Table(())
+        self._regions: Sequence[Region] = ()
+        self._may = possible(options)
         self._peers: dict[str, _Peer] = {}
         self._works: list[_Work] = []
         try:
@@ -176,13 +189,14 @@ class NixlBackend(Backend):
                         library=self._library.version,
                     ) from error
             self._table = table
+            self._regions = tuple(regions)
             self._reads_end = self._reads_end and all(region.kind == "dram" for region in regions)
 
     def descriptor(self) -> bytes:
         """The agent's metadata: about 45 bytes for each region."""
         with self._lock:
             metadata = self._open().get_agent_metadata()
-        return Descriptor.of(self._link, self._library.version, SCRATCH.ctypes.data, metadata).encode()
+        return Descriptor.of(self._link, self._library.version, SCRATCH.ctypes.data, metadata, boot_id()).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Load a peer's metadata and write a few bytes to it, which also wires its transports up."""
@@ -201,6 +215,30 @@ class NixlBackend(Backend):
             self._peers[peer] = _Peer(peer, table)
         if self._timeout:
             self._greet(peer, offered.scratch)
+        near = not offered.host or offered.host in ("", boot_id())
+        dram = all(region.kind == "dram" for region in (*self._regions, *regions))
+        word = told(self._may, near=near, dram=dram, over_tcp=None)
+        if word == UNKNOWN and dram and self._timeout and "tcp" in self._may:
+            word = told(self._may, near=near, dram=dram, over_tcp=self._over_tcp(peer, offered.scratch))
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is not None:
+                known.transport = word
+
+    @classmethod
+    def transports(cls, options: Any) -> frozenset[str]:
+        """What UCX may use here: ``rdma``, ``tcp``, ``shm``, ``cuda_ipc``; empty with other backends of NIXL."""
+        return possible(options)
+
+    def transport(self, peer: str) -> str:
+        """The one that UCX can use to this peer; if that is TCP or another, what carried a probe in ``connect``."""
+        known = self._peers.get(peer)
+        return known.transport if known is not None else UNKNOWN
+
+    @classmethod
+    def diagnose(cls, options: Any) -> list[Check]:
+        """The packages that make up NIXL, and what its UCX may use here."""
+        return diagnose(options)
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Post a batch. Between processes of one host this copies it, and returns when it is copied."""
@@ -351,7 +389,25 @@ class NixlBackend(Backend):
         Raises:
             TransferError: The peer did not take them.
         """
-        near, far = row(SCRATCH.ctypes.data, GREETING), row(scratch, GREETING)
+        self._probe(peer, scratch, 1, GREETING)
+
+    def _over_tcp(self, peer: str, scratch: int) -> bool:
+        """Whether bytes to a peer go through a TCP connection: a transfer, and what the kernel counted meanwhile.
+
+        Other peers' bytes count as well: it may say so wrongly, and never the opposite.
+        """
+        before = sent_over_tcp()
+        self._probe(peer, scratch, PROBES, SCRATCH.nbytes)
+        return sent_over_tcp() - before >= PROBES * SCRATCH.nbytes // 2
+
+    def _probe(self, peer: str, scratch: int, rows: int, nbytes: int) -> None:
+        """Write over a peer's scratch, and wait.
+
+        Raises:
+            TransferError: The peer did not take it.
+        """
+        near = np.repeat(row(SCRATCH.ctypes.data, nbytes), rows, axis=0)
+        far = np.repeat(row(scratch, nbytes), rows, axis=0)
         deadline = time.monotonic() + self._timeout
         work = self._post(peer, Op.WRITE, [Part(DRAM, near, DRAM, far)])
         while work.outcome is None and time.monotonic() < deadline:

@@ -34,6 +34,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         metadata: NIXL's own description of the agent: transports, addresses, registered memory.
         checksum: Of the metadata. NIXL does not survive damaged metadata unharmed: what it loaded of them before
             it noticed stays, and the agent that they name, connected or not, can never be loaded again.
+        host: What tells its host from others.
     """
 
     format: int
@@ -42,11 +43,12 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     scratch: int
     metadata: bytes
     checksum: bytes
+    host: str = ""
 
     @classmethod
-    def of(cls, agent: str, library: str, scratch: int, metadata: bytes) -> Descriptor:
+    def of(cls, agent: str, library: str, scratch: int, metadata: bytes, host: str = "") -> Descriptor:
         """The descriptor of an agent here."""
-        return cls(FORMAT, agent, library, scratch, metadata, _checksum(metadata))
+        return cls(FORMAT, agent, library, scratch, metadata, _checksum(metadata), host)
 
     def encode(self) -> bytes:
         """As bytes."""

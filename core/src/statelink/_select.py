@@ -1,0 +1,219 @@
+"""Picking the backend of a link: by name, or the best of those that can carry what a rank holds."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statelink.backend import Backend, Fence, Fencing, Op, Probe, Side, Strategy, Transports
+from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
+from statelink.link import read_options
+from statelink.registry import known_packages, list_backends, load_backend
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from statelink.link import Given
+    from statelink.state import Inventory
+
+__all__ = ["AUTO", "Picked", "pick"]
+
+log = logging.getLogger("statelink.open")
+
+AUTO = "auto"
+"""As a backend's name: whichever can, by priority."""
+
+
+class Picked(NamedTuple):
+    """The backend of a link.
+
+    Attributes:
+        kind: Its class.
+        options: An instance of its ``Options``.
+        strategies: Component to strategy.
+        rejected: Every other backend that ``auto`` looked at, and why it was not taken.
+    """
+
+    kind: type[Backend]
+    options: Any
+    strategies: dict[str, Strategy]
+    rejected: dict[str, str]
+
+
+def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Picked:
+    """The backend that a configuration asks for, checked as far as is possible without opening it.
+
+    Raises:
+        ConfigError: An option is wrong.
+        BackendError: The backend is not installed, does not load, cannot run here, or does not declare what the
+            inventory or ``require`` needs; with ``auto``, that is so of every one.
+    """
+    name, options = given.config.backend, given.config.options
+    if name != AUTO:
+        kind = load_backend(name)
+        return _fit(kind, options, given, inventory, hooks)
+    candidates, rejected = _candidates()
+    _check_tables(options, candidates.keys() | rejected.keys(), given)
+    parsed = {
+        each: _options(kind, options.get(each, {}), given) for each, kind in candidates.items() if each in options
+    }
+    chosen: Picked | None = None
+    for each, kind in candidates.items():
+        if chosen is not None:
+            order = f"priority {kind.capabilities.priority}, and {chosen.kind.name!r}"
+            rejected[each] = f"{order} with {chosen.kind.capabilities.priority} can carry this"
+            continue
+        try:
+            chosen = _fit(kind, parsed.get(each, {}), given, inventory, hooks)
+        except StatelinkError as error:
+            rejected[each] = str(error).replace("\nhint:", "; hint:")
+        except (Exception, SystemExit) as error:  # a probe must not raise; one that does disqualifies its backend alone
+            rejected[each] = f"its probe raised {type(error).__name__}: {error}"
+    why = "; ".join(f"{each}: {reason}" for each, reason in rejected.items())
+    if chosen is None:
+        raise BackendUnavailableError(
+            "no installed backend can carry this rank's state here",
+            cause=why or "none is installed",
+            hint="see 'statelink doctor'",
+            code="backend.none",
+            instance=inventory.instance,
+            rank=inventory.rank,
+        )
+    log.info("backend %r is taken for %s; %s", chosen.kind.name, inventory.instance, why or "no other is installed")
+    return chosen._replace(rejected=rejected)
+
+
+def _candidates() -> tuple[dict[str, type[Backend]], dict[str, str]]:
+    """Backends that load, the best first, and those that do not, with the reason."""
+    loaded: dict[str, type[Backend]] = {}
+    rejected: dict[str, str] = {}
+    listed = list_backends()
+    for name in dict.fromkeys(each.name for each in listed):
+        try:
+            loaded[name] = load_backend(name, listed)
+        except StatelinkError as error:
+            rejected[name] = str(error).replace("\nhint:", "; hint:")
+    order = sorted(loaded, key=lambda name: (-loaded[name].capabilities.priority, name))
+    return {name: loaded[name] for name in order}, rejected
+
+
+def _check_tables(options: Mapping[str, Any], installed: Collection[str], given: Given) -> None:
+    """With ``auto``, every key of ``options`` is a backend; one that is only known may be installed elsewhere."""
+    for key in options:
+        if key not in installed and key not in known_packages():
+            close = difflib.get_close_matches(str(key), installed, n=1)
+            raise ConfigError(
+                f"unknown key {key!r} in the options",
+                cause=f"with backend 'auto' each key names a backend; installed: {', '.join(sorted(installed))}",
+                hint=f"did you mean {close[0]!r}?" if close else "",
+                code="config.key",
+                **given.place("options"),
+            )
+
+
+def _options(kind: type[Backend], options: Any, given: Given) -> Any:
+    return read_options(kind.Options, options, f"options of backend {kind.name!r}", **given.place("options"))
+
+
+def _fit(kind: type[Backend], raw: Any, given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Picked:
+    """One backend, if it can."""
+    options = _options(kind, raw, given)
+    strategies = _strategies(kind, inventory, hooks)
+    _check_declared(kind, given.config.direction, inventory)
+    probe: Probe = kind.probe(options)
+    if not probe.ok:
+        raise BackendUnavailableError(f"backend {kind.name!r} cannot run here", cause=probe.reason, hint=probe.hint)
+    _check_required(kind, options, given.config.require)
+    return Picked(kind, options, strategies, {})
+
+
+def _check_required(kind: type[Backend], options: Any, require: Collection[str]) -> None:
+    """Refuse a backend that certainly will not use a transport that is required, or can never tell.
+
+    Raises:
+        UnsupportedError: Names both.
+    """
+    if not require:
+        return
+    wanted = " or ".join(sorted(require))
+    if not issubclass(kind, Transports):
+        raise UnsupportedError(
+            f"backend {kind.name!r} cannot tell which transport carries its bytes",
+            cause=f"{wanted} is required",
+            code="backend.transport",
+        )
+    possible = kind.transports(options)
+    if possible and not possible & set(require):
+        raise UnsupportedError(
+            f"backend {kind.name!r} does not use a required transport here",
+            cause=f"{wanted} is required, and with these options it uses {' or '.join(sorted(possible))}",
+            hint="see 'statelink doctor' for the devices of this machine",
+            code="backend.transport",
+        )
+
+
+def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy.PluginManager) -> dict[str, Strategy]:
+    """Component to strategy: an installed package's word first, then the backend's own table.
+
+    Raises:
+        UnsupportedError: A state type is in neither, or not declared.
+    """
+    table = backend_type.strategies
+    chosen: dict[str, Strategy] = {}
+    for component in inventory.components:
+        kind = component.kind.name
+        try:
+            strategy = hooks.hook.statelink_strategy(backend=backend_type.name, state_type=kind)
+        except Exception as error:
+            raise UnsupportedError(
+                f"a plugin's choice of a strategy for state type {kind!r} over backend {backend_type.name!r} failed",
+                cause=f"{type(error).__name__}: {error}",
+                code="backend.defect",
+                component=component.name,
+            ) from error
+        if strategy is None and backend_type.capabilities.moves(kind):
+            strategy = table.get(kind, table.get("*"))
+        if strategy is None:
+            declared = sorted(
+                backend_type.capabilities.state_types & table.keys() or backend_type.capabilities.state_types
+            )
+            raise UnsupportedError(
+                f"backend {backend_type.name!r} does not move state type {kind!r}",
+                cause=f"it declares {', '.join(declared)}",
+                hint="use another backend, or install a package that brings a strategy for this type",
+                component=component.name,
+                instance=inventory.instance,
+                rank=inventory.rank,
+            )
+        if not isinstance(strategy, Strategy):
+            raise UnsupportedError(
+                f"the strategy for state type {kind!r} over backend {backend_type.name!r} is not a Strategy",
+                cause=f"got {strategy!r:.120}",
+            )
+        chosen[component.name] = strategy
+    return chosen
+
+
+def _check_declared(backend_type: type[Backend], direction: str, inventory: Inventory) -> None:
+    """Refuse what the backend does not declare, before it is even constructed."""
+    declared = backend_type.capabilities
+    for region in inventory.regions:
+        kind = region.kind.partition(":")[0]
+        if kind not in declared.memory_kinds:
+            raise UnsupportedError(
+                f"backend {backend_type.name!r} cannot register memory of kind {region.kind!r}",
+                cause=f"it declares {', '.join(sorted(declared.memory_kinds))}",
+                instance=inventory.instance,
+                rank=inventory.rank,
+            )
+    if Op.WRITE not in declared.ops:
+        raise UnsupportedError(
+            f"backend {backend_type.name!r} does not offer WRITE",
+            cause=f"direction {direction!r} pushes from prefill to decode",
+        )
+    if declared.fences[Op.WRITE, Side.TARGET] is Fence.OWNER and not issubclass(backend_type, Fencing):
+        raise UnsupportedError(
+            f"backend {backend_type.name!r} declares an owner's fence and does not implement grant and revoke"
+        )

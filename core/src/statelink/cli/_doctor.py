@@ -1,0 +1,119 @@
+"""``statelink doctor``: whether this machine can move state, and if not, what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from statelink.backend import Backend, Check, Diagnosing, Verdict
+from statelink.errors import StatelinkError
+from statelink.link import read_options
+from statelink.registry import list_backends, load_backend
+
+from ._loopback import loopback
+from ._machine import look
+from ._pairs import pair
+
+__all__ = ["doctor"]
+
+STYLES = {Verdict.OK: "green", Verdict.PROBLEM: "bold red", Verdict.NOT_APPLICABLE: "dim"}
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of backend NAME; JSON values."
+)
+@click.option("--loopback/--no-loopback", "transfer", default=True, help="Move bytes from this machine to itself.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def doctor(name: str | None, pairs: tuple[str, ...], transfer: bool, as_json: bool) -> None:
+    """Look at this machine, and at backend NAME or at every installed one, as far as a real transfer.
+
+    Each line is ok, a problem with what to do, or not applicable here. Exits with 1 if there is a problem, else with 0.
+    """
+    if pairs and name is None:
+        raise click.UsageError("options are those of one backend: say which")
+    options = dict(pair(each) for each in pairs)
+    names = [name] if name else sorted({each.name for each in list_backends()})
+    console = Console()
+    seen: list[tuple[str, Check]] = []
+    for about in ("machine", *names):
+        rows = []
+        for check in look() if about == "machine" else _backend(about, options, transfer):
+            rows.append(check)
+            seen.append((about, check))
+        if not as_json:
+            _print(console, about, rows)
+    counts = Counter(check.verdict for _, check in seen)
+    if as_json:
+        _write(seen, not counts[Verdict.PROBLEM])
+    else:
+        console.print(Text(", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)))
+    raise SystemExit(1 if counts[Verdict.PROBLEM] else 0)
+
+
+def _backend(name: str, options: dict[str, Any], transfer: bool) -> Iterator[Check]:
+    """From its package to its bytes; what stands on something that is broken is left out."""
+    listed = [each for each in list_backends() if each.name == name]
+    try:
+        kind = load_backend(name, listed or None)
+        parsed = read_options(kind.Options, options, f"options of backend {name!r}")
+    except StatelinkError as error:
+        yield _failed("backend", str(error).partition("\nhint:")[0], error.hint)
+        return
+    priority = f"priority {kind.capabilities.priority}"
+    yield Check(what="backend", verdict=Verdict.OK, found=f"{listed[0]}; {priority}")
+    yield from _diagnosed(kind, parsed)
+    try:
+        probe = kind.probe(parsed)
+    except (Exception, SystemExit) as error:  # a probe must not raise
+        yield _failed("probe", f"it raised {type(error).__name__}: {error}", "ask the author of the package")
+        return
+    yield Check(what="probe", verdict=Verdict.OK if probe.ok else Verdict.PROBLEM, found=probe.reason, hint=probe.hint)
+    if not probe.ok:
+        found = "the backend cannot run here"
+        yield Check(what="loopback transfer", verdict=Verdict.NOT_APPLICABLE, found=found)
+    elif transfer:
+        yield loopback(kind, options)
+
+
+def _diagnosed(kind: type[Backend], options: Any) -> Iterator[Check]:
+    if not issubclass(kind, Diagnosing):
+        return
+    try:
+        yield from kind.diagnose(options)
+    except (Exception, SystemExit) as error:  # it must not raise either
+        yield _failed("diagnosis", f"it raised {type(error).__name__}: {error}", "ask the author of the package")
+
+
+def _failed(what: str, found: str, hint: str) -> Check:
+    return Check(what=what, verdict=Verdict.PROBLEM, found=found, hint=hint)
+
+
+def _write(seen: list[tuple[str, Check]], fine: bool) -> None:
+    checks = [
+        {"about": about, "what": each.what, "verdict": each.verdict.value, "found": each.found, "hint": each.hint}
+        for about, each in seen
+    ]
+    click.echo(msgspec.json.format(msgspec.json.encode({"ok": fine, "checks": checks})).decode())
+
+
+def _print(console: Console, about: str, rows: list[Check]) -> None:
+    console.print(Text(about, style="bold"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in rows:
+        # As text, not markup: what libraries say may contain brackets.
+        found = f"{check.found}\nhint: {check.hint}" if check.hint and check.verdict is Verdict.PROBLEM else check.found
+        table.add_row(Text(f"  {check.what}"), Text(check.verdict.value, style=STYLES[check.verdict]), Text(found))
+    console.print(table)
+    console.print()

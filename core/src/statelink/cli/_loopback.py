@@ -1,0 +1,203 @@
+"""A transfer from this machine to itself: two processes, a link each, and bytes that a third one knows."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import statelink
+from statelink import Status, state
+from statelink.backend import Backend, Check, Op, Verdict
+from statelink.errors import StatelinkError
+
+__all__ = ["loopback"]
+
+PAGES, TOKENS, MOVED = 64, 16, 48
+SHAPE = (PAGES, TOKENS, 8, 512)
+"""Of keys, and of values: pages of 64 KiB."""
+PATIENCE = 60.0
+WHAT = "loopback transfer"
+
+
+def loopback(kind: type[Backend], options: Mapping[str, Any], patience: float = PATIENCE) -> Check:
+    """Move a request between two processes of this machine over a backend, and compare every byte."""
+    declared = kind.capabilities
+    if "dram" not in declared.memory_kinds or Op.WRITE not in declared.ops or not declared.moves("kv"):
+        found = "it does not write pages of host memory, which is what is moved here"
+        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found=found)
+    seed = secrets.randbits(60)
+    with tempfile.TemporaryDirectory(prefix="statelink-doctor-") as name:
+        folder = Path(name)
+        said = _run(folder, {"backend": kind.name, "options": dict(options), "seed": seed}, time.monotonic() + patience)
+        noise = _noise(folder)
+    hint = said.get("hint") or "statelink conform runs every clause of the contract"
+    if "error" in said:
+        found = f"{said['error']}{noise}"
+        return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=hint)
+    if said["sha256"] != _digest(_arrived(seed)):
+        found = "the request succeeded, and other bytes arrived than were sent"
+        return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=hint)
+    moved = f"{said['nbytes'] >> 10} KiB in {said['seconds'] * 1e3:.0f} ms, every byte right"
+    return Check(what=WHAT, verdict=Verdict.OK, found=f"{moved}; transport: {said['transport']}")
+
+
+def _run(folder: Path, job: dict[str, Any], until: float) -> dict[str, Any]:
+    """Both processes, and what decode said at the end, or what went wrong."""
+    with contextlib.ExitStack() as stack:
+        prefill = stack.enter_context(_process(folder, "prefill", job))
+        address = _answer(folder, "prefill", prefill, until)
+        if "error" in address:
+            return address
+        decode = stack.enter_context(_process(folder, "decode", {**job, "peer": address["address"]}))
+        said = _answer(folder, "decode", decode, until)
+        if "error" in said:
+            status = prefill.poll()
+            if status:
+                said["error"] = f"prefill ended with {_named(status)}; decode says: {said['error']}"
+        else:
+            for role, process in (("decode", decode), ("prefill", prefill)):
+                assert process.stdin is not None
+                process.stdin.close()
+                try:
+                    status = process.wait(max(1.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    return {"error": f"the bytes arrived, and {role} did not end"}
+                if status:
+                    return {"error": f"the bytes arrived, and {role} ended with {_named(status)}"}
+        return said
+
+
+@contextlib.contextmanager
+def _process(folder: Path, role: str, job: dict[str, Any]) -> Any:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with open(folder / f"{role}.txt", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve()", role, str(folder), json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
+    """What a process left in its file, or that it left nothing."""
+    path = folder / f"{role}.json"
+    while time.monotonic() < until:
+        status = process.poll()  # before the file: it may have written it last
+        if path.exists():
+            answer: dict[str, Any] = json.loads(path.read_text())
+            return answer
+        if status is not None:
+            return {"error": f"{role} ended with {_named(status)}"}
+        time.sleep(0.02)
+    return {"error": f"{role} came to no end within the time given"}
+
+
+def _named(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
+def _noise(folder: Path) -> str:
+    """The last lines that the processes printed, where a library says why."""
+    lines = [
+        line
+        for role in ("prefill", "decode")
+        if (folder / f"{role}.txt").exists()
+        for line in (folder / f"{role}.txt").read_text(errors="replace").splitlines()
+        if line.strip()
+    ]
+    return f"; printed: {' | '.join(lines[-4:])[-600:]}" if lines else ""
+
+
+def _source(seed: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Keys and values, the pages that hold the request, and the pages where it goes."""
+    rng = np.random.default_rng(seed)
+    arrays = rng.integers(0, 256, (2, *SHAPE), dtype=np.uint8)
+    return arrays, rng.permutation(PAGES)[:MOVED], rng.permutation(PAGES)[:MOVED]
+
+
+def _arrived(seed: int) -> npt.NDArray[np.uint8]:
+    """All of decode's memory, as it has to be in the end."""
+    arrays, computed, allocated = _source(seed)
+    target = np.zeros_like(arrays)
+    target[:, allocated] = arrays[:, computed]
+    return target
+
+
+def _digest(arrays: npt.NDArray[np.uint8]) -> str:
+    return hashlib.sha256(arrays.tobytes()).hexdigest()
+
+
+# In a process of its own.
+
+
+def serve() -> None:
+    """One side. Leaves its answer in a file, and stays until its standard input ends."""
+    role, folder, job = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    try:
+        said = _prefill(folder, job) if role == "prefill" else _decode(job)
+    except StatelinkError as error:
+        said = {"error": str(error).partition("\nhint:")[0], "hint": error.hint}
+    if said:
+        _say(folder, role, said)
+
+
+def _say(folder: Path, role: str, said: dict[str, Any]) -> None:
+    path = folder / f"{role}.part"
+    path.write_text(json.dumps(said))
+    path.rename(folder / f"{role}.json")
+
+
+def _open(role: str, job: dict[str, Any], arrays: npt.NDArray[np.uint8]) -> statelink.Link:
+    config = {"role": role, "backend": job["backend"], "options": job["options"], "inspect": False}
+    inventory = state.describe(f"doctor-{role}", [state.kv_pages({0: (arrays[0], arrays[1])}, heads=8)])
+    return statelink.open(config, inventory)
+
+
+def _prefill(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    arrays, computed, _ = _source(job["seed"])
+    with _open("prefill", job, arrays) as link:
+        sending = link.send(1, MOVED * TOKENS, deadline=PATIENCE)
+        sending.push({"kv": computed})
+        _say(folder, "prefill", {"address": link.address})
+        sys.stdin.read()
+    return {}
+
+
+def _decode(job: dict[str, Any]) -> dict[str, Any]:
+    _, _, allocated = _source(job["seed"])
+    arrays = np.zeros((2, *SHAPE), np.uint8)
+    with _open("decode", job, arrays) as link:
+        receiving = link.receive(1, job["peer"], MOVED * TOKENS, {"kv": allocated}, deadline=PATIENCE / 2)
+        if receiving.wait(PATIENCE) is not Status.SUCCEEDED:
+            receiving.check()
+            raise StatelinkError("the request did not end")
+        report = receiving.report
+        return {
+            "sha256": _digest(arrays),
+            "transport": ", ".join(report.transports.values()) or "unknown",
+            "nbytes": sum(moved.nbytes for moved in report.moved.values()),
+            "seconds": report.transferred,
+        }

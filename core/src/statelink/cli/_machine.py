@@ -1,0 +1,176 @@
+"""What `statelink doctor` looks at of a machine, whatever the backend."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from statelink import __version__
+from statelink.backend import Check, Verdict
+from statelink.errors import StatelinkError
+from statelink.link import read_config
+from statelink.registry import plugin_failures, plugin_manager
+
+__all__ = ["look"]
+
+LEAST_LOCKED = 1 << 30
+"""Bytes of locked memory below which no pool of an engine can be registered with a network card."""
+LEAST_SHARED = 64 << 20
+OK, PROBLEM, NOT_APPLICABLE = Verdict.OK, Verdict.PROBLEM, Verdict.NOT_APPLICABLE
+
+
+def look(root: Path = Path("/")) -> Iterator[Check]:
+    """Every check, in order; ``root`` is where ``/sys``, ``/proc`` and ``/dev`` are."""
+    yield _python()
+    yield from _plugins()
+    yield _configuration()
+    devices = sorted(path.name for path in _entries(root / "sys/class/infiniband"))
+    yield from _rdma(root, devices)
+    yield _locked(devices)
+    yield _network(root)
+    yield _shared(root)
+    yield _accelerators(root)
+
+
+def _python() -> Check:
+    found = f"statelink {__version__}, {platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    if sys.maxsize < 1 << 32:
+        return Check(what="python", verdict=PROBLEM, found=f"{found}: 32 bits", hint="use a 64-bit Python")
+    return Check(what="python", verdict=OK, found=found)
+
+
+def _plugins() -> Iterator[Check]:
+    try:
+        manager = plugin_manager()
+    except Exception as error:  # STATELINK_STRICT_PLUGINS asks for it
+        found = f"{type(error).__name__}: {error}"
+        yield Check(what="hook packages", verdict=PROBLEM, found=found, hint="uninstall it, or ask its author")
+        return
+    for failure in plugin_failures():
+        found = f"{failure.name} failed to load: {failure.reason}"
+        hint = f"pip install -U {failure.distribution}, or uninstall it"
+        yield Check(what="hook packages", verdict=PROBLEM, found=found, hint=hint)
+    names = ", ".join(sorted(name for name, _ in manager.list_name_plugin())) or "none"
+    allowed = os.environ.get("STATELINK_PLUGINS")
+    only = "" if allowed is None else f"; STATELINK_PLUGINS allows only {allowed or 'nothing'}"
+    yield Check(what="hook packages", verdict=OK, found=f"{names}{only}")
+
+
+def _configuration() -> Check:
+    """What the environment says of a link, for engines that are configured by it."""
+    what = "configuration"
+    try:
+        given = read_config(None)
+    except StatelinkError as error:
+        if error.code == "config.file" and not os.environ.get("STATELINK_CONFIG"):
+            return Check(what=what, verdict=NOT_APPLICABLE, found="none in the environment")
+        return Check(what=what, verdict=PROBLEM, found=str(error).partition("\nhint:")[0], hint=error.hint)
+    places = sorted({f"{kind} {name}" for place in given.places.values() for kind, name in place.items()})
+    found = f"{given.config.role} over {given.config.backend}, from {', '.join(places)}"
+    return Check(what=what, verdict=OK, found=found)
+
+
+def _rdma(root: Path, devices: list[str]) -> Iterator[Check]:
+    what = "RDMA devices"
+    if not devices:
+        yield Check(what=what, verdict=NOT_APPLICABLE, found="none")
+        return
+    states = {
+        f"{name}/{port.name}": _text(port / "state").rpartition(" ")[2]
+        for name in devices
+        for port in _entries(root / "sys/class/infiniband" / name / "ports")
+    }
+    found = ", ".join(f"{port} {state.lower()}" for port, state in states.items()) or ", ".join(devices)
+    if "ACTIVE" not in states.values():
+        hint = "is the cable in, and the subnet manager or the interface up? See `rdma link`"
+        yield Check(what=what, verdict=PROBLEM, found=f"no port is active: {found}", hint=hint)
+    else:
+        yield Check(what=what, verdict=OK, found=found)
+    verbs = [path for path in _entries(root / "dev/infiniband") if path.name.startswith("uverbs")]
+    if not verbs:
+        hint = "load ib_uverbs; in a container, pass --device=/dev/infiniband"
+        yield Check(what="/dev/infiniband", verdict=PROBLEM, found="there is no uverbs device", hint=hint)
+    elif not all(os.access(path, os.R_OK | os.W_OK) for path in verbs):
+        hint = "let this user read and write /dev/infiniband/uverbs*"
+        yield Check(what="/dev/infiniband", verdict=PROBLEM, found="this user may not use it", hint=hint)
+    else:
+        yield Check(what="/dev/infiniband", verdict=OK, found=", ".join(path.name for path in verbs))
+
+
+def _locked(devices: list[str], limit: int | None = None) -> Check:
+    what = "locked memory"
+    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit is None else limit
+    amount = "unlimited" if most == resource.RLIM_INFINITY else f"{most >> 10} KiB"
+    if not devices:
+        return Check(what=what, verdict=NOT_APPLICABLE, found=f"{amount}; nothing here pins memory for a network card")
+    if most == resource.RLIM_INFINITY or most >= LEAST_LOCKED:
+        return Check(what=what, verdict=OK, found=amount)
+    hint = "ulimit -l unlimited (limits.conf: memlock); LimitMEMLOCK=infinity; docker run --ulimit memlock=-1"
+    return Check(what=what, verdict=PROBLEM, found=f"{amount}: registering memory with RDMA fails", hint=hint)
+
+
+def _network(root: Path) -> Check:
+    up = {
+        path.name: _text(path / "speed")
+        for path in _entries(root / "sys/class/net")
+        if path.name != "lo" and _text(path / "carrier") == "1"
+    }
+    if not up:
+        return Check(what="network", verdict=NOT_APPLICABLE, found="loopback only: peers are on this machine")
+    named = (f"{name} ({speed} Mbit/s)" if speed.isdecimal() else name for name, speed in sorted(up.items()))
+    return Check(what="network", verdict=OK, found=", ".join(named))
+
+
+def _shared(root: Path) -> Check:
+    what = "/dev/shm"
+    try:
+        status = os.statvfs(root / "dev/shm")
+    except OSError as error:
+        hint = "mount a tmpfs there"
+        return Check(what=what, verdict=PROBLEM, found=error.strerror or str(error), hint=hint)
+    free = status.f_bavail * status.f_frsize
+    if free < LEAST_SHARED:
+        found = f"{free >> 20} MiB are free; libraries that share memory between processes need more"
+        hint = "docker run --shm-size=1g; remove what dead processes left in /dev/shm"
+        return Check(what=what, verdict=PROBLEM, found=found, hint=hint)
+    return Check(what=what, verdict=OK, found=f"{free >> 20} MiB are free")
+
+
+def _accelerators(root: Path) -> Check:
+    """Accelerators by the files of their drivers; a device without its driver has none."""
+    found = []
+    nvidia = _text(root / "proc/driver/nvidia/version")
+    if nvidia:
+        version = next((word for word in nvidia.split() if word[:1].isdigit() and "." in word), "unknown")
+        count = sum(path.name[6:].isdecimal() for path in _entries(root / "dev") if path.name.startswith("nvidia"))
+        if not count:
+            hint = "in a container, pass the devices (docker run --gpus all)"
+            said = f"the driver {version} is loaded, and there is no /dev/nvidia0"
+            return Check(what="accelerators", verdict=PROBLEM, found=said, hint=hint)
+        found.append(f"{count} of NVIDIA, driver {version}")
+    if (root / "dev/kfd").exists():
+        found.append("AMD: /dev/kfd")
+    npus = sum(path.name[7:].isdecimal() for path in _entries(root / "dev") if path.name.startswith("davinci"))
+    if npus:
+        found.append(f"{npus} NPUs")
+    if not found:
+        return Check(what="accelerators", verdict=NOT_APPLICABLE, found="no driver of one is loaded")
+    return Check(what="accelerators", verdict=OK, found="; ".join(found))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,197 @@
+"""Where a configuration comes from: a mapping, a file, the environment; and what is said of a key that is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from statelink.errors import ConfigError
+from statelink.wire import ENVIRONMENT, check_private
+
+from ._config import LinkConfig, read_options
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+__all__ = ["CONFIG_VARIABLE", "Given", "read_config"]
+
+PREFIX = "STATELINK_"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+"""Names the file, where the engine names none."""
+OTHERS = frozenset({CONFIG_VARIABLE, *ENVIRONMENT, *(f"{PREFIX}{name}PLUGINS" for name in ("", "STRICT_", "TRACE_"))})
+"""Variables that mean something else than a key of `LinkConfig`."""
+LISTS = frozenset({"siblings", "require"})
+TEXTS = frozenset({"role", "backend", "listen", "advertise", "rendezvous", "direction", "verify"})
+ELSEWHERE = frozenset({"keys"})
+"""Keys that have variables of their own, which read secrets as they should be read."""
+
+
+class Given(NamedTuple):
+    """A configuration, and where each of its keys was found.
+
+    Attributes:
+        config: It.
+        places: Key to ``{"file": path}`` or ``{"variable": name}``; keys of a mapping are from nowhere.
+    """
+
+    config: LinkConfig
+    places: Mapping[str, Mapping[str, str]]
+
+    def place(self, key: str) -> Mapping[str, str]:
+        """Where a key was found, as name/value pairs for errors."""
+        return self.places.get(key, {})
+
+
+def read_config(
+    given: LinkConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    environment: Mapping[str, str] | None = None,
+) -> Given:
+    """A configuration from wherever the engine says.
+
+    A `LinkConfig` or a mapping is all there is. A path is a TOML or JSON file, over which each variable of the
+    environment wins; ``None`` is the file that ``STATELINK_CONFIG`` names, if it names one, and the environment.
+
+    Raises:
+        ConfigError: It cannot be read, or a key is unknown or missing, or a value is of the wrong type; names the file
+            or the variable, and the key.
+    """
+    if isinstance(given, (LinkConfig, Mapping)):
+        return Given(LinkConfig.read(given), {})
+    variables = os.environ if environment is None else environment
+    if given is not None and not isinstance(given, (str, os.PathLike)):
+        raise ConfigError(
+            "a configuration is a mapping, a path, or None for the environment",
+            cause=f"got {type(given).__name__}",
+            code="config.type",
+        )
+    path = variables.get(CONFIG_VARIABLE) if given is None else given
+    values: dict[str, Any] = {}
+    places: dict[str, Mapping[str, str]] = {}
+    if path:
+        where = {"file": os.fspath(path)}
+        values = _read_file(Path(path))
+        _check_keys(values, where)
+        places = dict.fromkeys(values, where)
+    for key, (name, value) in _read_environment(variables).items():
+        values[key] = value
+        places[key] = {"variable": name}
+    if not values:
+        raise ConfigError(
+            "no configuration is given",
+            cause=f"neither {CONFIG_VARIABLE} nor a variable such as {PREFIX}BACKEND is set",
+            hint="pass a mapping or a path, or set them",
+            code="config.file",
+        )
+    return Given(_convert(values, places), places)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    if path.suffix not in (".toml", ".json"):
+        raise _unreadable(path, f"its name ends in {path.suffix or 'nothing'!r}", "name it *.toml or *.json")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except ValueError as error:  # not UTF-8, not TOML, not JSON
+        raise _unreadable(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _unreadable(path, f"it holds {type(found).__name__}, and an object of keys is expected")
+    if isinstance(found.get("keys"), Mapping) and found["keys"].get("secret"):
+        check_private(path)
+    return found
+
+
+def _check_keys(values: Mapping[str, Any], where: Mapping[str, str]) -> None:
+    """Unknown keys of a file, before those of the environment are put over them."""
+    known = LinkConfig.__struct_fields__
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            raise ConfigError(
+                f"unknown key {key!r} in the configuration of a link",
+                cause=f"known keys: {', '.join(sorted(known))}",
+                hint=f"did you mean {close[0]!r}?" if close else "",
+                code="config.key",
+                **where,
+            )
+
+
+def _read_environment(variables: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    """Key to variable and value. Empty variables count as not set, as those of keys do."""
+    known = {f"{PREFIX}{key.upper()}": key for key in LinkConfig.__struct_fields__ if key not in ELSEWHERE}
+    found = {}
+    for name, text in variables.items():
+        if not name.startswith(PREFIX) or name in OTHERS or not text:
+            continue
+        if name in known:
+            found[known[name]] = (name, _value(name, known[name], text))
+            continue
+        # A service of this name has variables like STATELINK_PORT put into every container beside it: those are not
+        # ours to refuse. What is nearly one of ours is a typing error, and ignoring it would not be what was meant.
+        ours = [each.removeprefix(PREFIX) for each in (*known, *OTHERS)]
+        close = difflib.get_close_matches(name.removeprefix(PREFIX), ours, n=1, cutoff=0.8)
+        if close:
+            raise ConfigError(
+                "unknown key in the environment",
+                cause=f"{name} is set, and means nothing",
+                hint=f"did you mean {PREFIX}{close[0]}?",
+                code="config.key",
+                variable=name,
+            )
+    return found
+
+
+def _value(name: str, key: str, text: str) -> Any:
+    """A variable's value: text as it is, lists of words with commas or blanks, everything else as JSON."""
+    if key in TEXTS:
+        return text
+    if key in LISTS and not text.lstrip().startswith("["):
+        return text.replace(",", " ").split()
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name} cannot be read", cause=f"{text!r:.80} is not JSON: {error}", code="config.type", variable=name
+        ) from error
+
+
+def _convert(values: Mapping[str, Any], places: Mapping[str, Mapping[str, str]]) -> LinkConfig:
+    """All of it; if it is refused, one value at a time, to say where the one at fault was found."""
+    try:
+        config: LinkConfig = read_options(LinkConfig, values, "configuration of a link")
+    except ConfigError as whole:
+        for key, value in values.items():
+            base = {"role": "decode", "backend": "auto", **_partners(key, values)}
+            try:
+                read_options(LinkConfig, {**base, key: value}, "configuration of a link")
+            except ConfigError as error:
+                raise _placed(error, places[key]) from whole
+        missing = next(iter(places.values()), {})
+        raise _placed(whole, missing) from whole
+    return config
+
+
+def _partners(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that are checked together."""
+    together = ("liveness", "heartbeat")
+    return {name: values[name] for name in together if name in values and key in together and name != key}
+
+
+def _placed(error: ConfigError, where: Mapping[str, str]) -> ConfigError:
+    return ConfigError.of(msgspec.structs.replace(error.reason, who={**error.reason.who, **where}))
+
+
+def _unreadable(path: Path, cause: str, hint: str = "") -> ConfigError:
+    return ConfigError(
+        "a configuration file cannot be read", cause=cause, hint=hint, code="config.file", file=str(path)
+    )

@@ -1,0 +1,58 @@
+"""What carries the bytes to a peer, and whether that is what the engine requires."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from statelink.backend import UNKNOWN, Transports
+from statelink.errors import PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from statelink.backend import Backend
+
+__all__ = ["allows", "check_transport", "transport_of"]
+
+log = logging.getLogger("statelink.link")
+
+MAX_WORD = 256
+"""Most characters of a transport's name that travel."""
+
+
+def transport_of(backend: Backend, peer: str) -> str:
+    """What the backend says carries the bytes to a peer; `UNKNOWN` where it cannot say. Any thread."""
+    if not isinstance(backend, Transports):
+        return UNKNOWN
+    try:
+        return str(backend.transport(peer) or UNKNOWN)[:MAX_WORD]
+    except Exception:
+        log.exception("backend %s failed to tell its transport", backend.name)
+        return UNKNOWN
+
+
+def allows(require: Collection[str], transport: str) -> bool:
+    """Whether a transport is what is required: every part of it, where several carry the bytes."""
+    return not require or (bool(transport) and set(transport.split("+")) <= set(require) - {UNKNOWN})
+
+
+def check_transport(require: Collection[str], transport: str, backend: str, peer: str) -> None:
+    """Refuse a peer whose bytes another transport carries, or nobody knows which.
+
+    Raises:
+        PeerError: Names what is required, and what carries the bytes.
+    """
+    if allows(require, transport):
+        return
+    hint = "see the backend's options for the transports that it may use"
+    if transport in ("", UNKNOWN):
+        hint = "set 'require' on prefill, too: its backend then finds out when it connects"
+    raise PeerError(
+        "the required transport does not carry the bytes to a peer",
+        cause=f"{' or '.join(sorted(require))} is required, and the transport is {transport or UNKNOWN}",
+        hint=hint,
+        code="peer.transport",
+        backend=backend,
+        peer=peer,
+    )

@@ -1,0 +1,76 @@
+"""What `statelink doctor` says of Mooncake: its builds, which share one module, and what they expect of the system."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from statelink.backend import Check, Verdict
+
+from ._library import PACKAGES, Library, forced_tcp, loads, rdma_devices
+
+if TYPE_CHECKING:
+    from ._options import Options
+
+__all__ = ["diagnose"]
+
+
+def diagnose(options: Options) -> list[Check]:
+    """See `statelink.backend.Diagnosing`."""
+    return [*_build(), *_libraries(), _protocol(options), *_environment()]
+
+
+def _build() -> Iterator[Check]:
+    builds = sorted(set(importlib.metadata.packages_distributions().get("mooncake", ())))
+    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in builds)
+    if not builds:
+        hint = "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
+        yield Check(what="package", verdict=Verdict.PROBLEM, found="no build is installed", hint=hint)
+    elif len(builds) > 1:
+        # They overwrite each other's files: what is imported is a mixture.
+        hint = f"pip uninstall -y {' '.join(builds)}, and install one of them again"
+        yield Check(what="package", verdict=Verdict.PROBLEM, found=f"{len(builds)} builds: {found}", hint=hint)
+    else:
+        yield Check(what="package", verdict=Verdict.OK, found=found)
+
+
+def _libraries() -> Iterator[Check]:
+    """Builds differ in what they need: where the import works, nothing is missing."""
+    try:
+        Library()
+        works = True
+    except Exception:  # the probe says why
+        works = False
+    for library, package in PACKAGES.items():
+        if loads(library):
+            yield Check(what=library, verdict=Verdict.OK, found="loads")
+        elif works:
+            yield Check(what=library, verdict=Verdict.NOT_APPLICABLE, found="absent, and this build does without it")
+        else:
+            hint = f"sudo apt-get install -y {package}"
+            yield Check(what=library, verdict=Verdict.PROBLEM, found="cannot be loaded", hint=hint)
+
+
+def _protocol(options: Options) -> Check:
+    devices = rdma_devices()
+    if options.protocol == "rdma" and not devices:
+        hint = "see `lspci` and the driver's modules, or set protocol to auto"
+        found = "the library would use TCP without a word: this host has no RDMA device"
+        return Check(what="protocol rdma", verdict=Verdict.PROBLEM, found=found, hint=hint)
+    wrong = [name for name in options.devices.split(",") if name and name.strip() not in devices]
+    if wrong:
+        found = f"no RDMA device is called {', '.join(wrong)}; this host has {', '.join(devices) or 'none'}"
+        return Check(what="devices", verdict=Verdict.PROBLEM, found=found, hint="see /sys/class/infiniband")
+    uses = "TCP" if options.protocol == "tcp" or forced_tcp() or not devices else "RDMA"
+    return Check(what=f"protocol {options.protocol}", verdict=Verdict.OK, found=f"{uses} on this host")
+
+
+def _environment() -> Iterator[Check]:
+    seen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("MC_")]
+    if os.environ.get("MC_TCP_PROTO"):
+        found = "MC_TCP_PROTO is set: its older value reports a write as done before its bytes are there"
+        yield Check(what="environment", verdict=Verdict.PROBLEM, found=found, hint="unset MC_TCP_PROTO")
+    else:
+        yield Check(what="environment", verdict=Verdict.OK, found=", ".join(seen) or "no MC_* is set")

@@ -1,0 +1,90 @@
+"""What `statelink doctor` says of NIXL: its packages, which share one module, and what its UCX finds here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from statelink.backend import Check, Verdict
+
+from ._library import rdma_devices
+from ._transport import possible
+
+if TYPE_CHECKING:
+    from ._options import Options
+
+__all__ = ["diagnose"]
+
+FRONT = "nixl"
+BUILDS = ("nixl-cu12", "nixl-cu13", "nixl-rocm")
+
+
+def diagnose(options: Options) -> list[Check]:
+    """See `statelink.backend.Diagnosing`."""
+    installed = {name: version for name in (FRONT, *BUILDS) if (version := _version(name))}
+    return [*_packages(installed), *_cuda(installed), _environment(), _transports(options)]
+
+
+def _packages(installed: dict[str, str]) -> Iterator[Check]:
+    builds = [name for name in BUILDS if name in installed]
+    found = ", ".join(f"{name} {version}" for name, version in installed.items())
+    if FRONT not in installed:
+        hint = "pip install nixl, which chooses among its builds"
+        yield Check(what="packages", verdict=Verdict.PROBLEM, found=found or "nixl is not installed", hint=hint)
+    elif not builds:
+        hint = "pip install nixl-cu12, or nixl-cu13: either works without CUDA, too"
+        yield Check(what="packages", verdict=Verdict.PROBLEM, found=f"{found} is a front without a build", hint=hint)
+    elif len({installed[name] for name in (FRONT, *builds)}) > 1:
+        hint = f"pip install {' '.join(f'{name}=={installed[FRONT]}' for name in builds)}"
+        yield Check(what="packages", verdict=Verdict.PROBLEM, found=f"versions differ: {found}", hint=hint)
+    else:
+        yield Check(what="packages", verdict=Verdict.OK, found=found)
+
+
+def _cuda(installed: dict[str, str]) -> Iterator[Check]:
+    """The trap: ``pip install nixl`` brings one build, and its front imports the one of the CUDA that torch has."""
+    what = "build for CUDA"
+    try:
+        major = importlib.import_module("nixl_meta_utils").detect_cuda_major()
+    except Exception as error:  # not installed, or a version of the front that does not choose
+        found = f"the front does not say which it needs ({type(error).__name__})"
+        yield Check(what=what, verdict=Verdict.NOT_APPLICABLE, found=found)
+        return
+    needed = f"nixl-cu{major}"
+    if major is None:
+        found = "no CUDA in this Python environment: any build works"
+        yield Check(what=what, verdict=Verdict.NOT_APPLICABLE, found=found)
+    elif needed in installed:
+        yield Check(what=what, verdict=Verdict.OK, found=f"CUDA {major}, and {needed} is there")
+    else:
+        found = f"this Python environment has CUDA {major}, and {needed} is not installed: import nixl fails"
+        version = installed.get(FRONT, "")
+        hint = f"pip install {needed}{f'=={version}' if version else ''}"
+        yield Check(what=what, verdict=Verdict.PROBLEM, found=found, hint=hint)
+
+
+def _environment() -> Check:
+    seen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("UCX_", "NIXL_"))]
+    modules = os.environ.get("UCX_MODULES", "")
+    if rdma_devices() and modules.startswith("^") and "ib" in modules:
+        found = f"UCX_MODULES={modules} leaves RDMA out, and this host has {', '.join(rdma_devices())}"
+        return Check(what="environment", verdict=Verdict.PROBLEM, found=found, hint="unset UCX_MODULES")
+    return Check(what="environment", verdict=Verdict.OK, found=", ".join(seen) or "no UCX_* or NIXL_* is set")
+
+
+def _transports(options: Options) -> Check:
+    may = possible(options)
+    if not may:
+        found = f"NIXL's own: {', '.join(options.backends)}"
+        return Check(what="transports", verdict=Verdict.NOT_APPLICABLE, found=found)
+    return Check(what="transports", verdict=Verdict.OK, found=f"UCX may use {', '.join(sorted(may))}")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,231 @@
+"""``statelink doctor``: every line true, on machines that are made up and over real transfers."""
+
+from __future__ import annotations
+
+import json
+import resource
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from statelink.backend import Check, Verdict
+from statelink.cli import _loopback, _machine, main
+from statelink.tcp import TcpBackend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.registry.sites import Site
+
+OVER_TCP = """
+from statelink.backend import Check, Probe, Verdict
+from statelink.tcp import TcpBackend
+
+
+class Made(TcpBackend):
+    name = "good"
+
+    @classmethod
+    def diagnose(cls, options):
+        {diagnose}
+
+{more}
+"""
+LOOKS = "return [Check(what='device [0]', verdict=Verdict.{}, found='it is there', hint='plug it in')]"
+
+
+def made(site: Site, diagnose: str = LOOKS.format("OK"), more: str = "") -> None:
+    site.backend("good", source=OVER_TCP.format(diagnose=diagnose, more=more))
+
+
+def lines(*arguments: str, expect: int) -> dict[str, dict[str, Any]]:
+    """What is said of the one backend that is named."""
+    result = CliRunner().invoke(main, ["doctor", *arguments, "--json"])
+    assert result.exit_code == expect, result.output
+    said = json.loads(result.stdout)
+    assert said["ok"] is (expect == 0)
+    return {each["what"]: each for each in said["checks"] if each["about"] != "machine"}
+
+
+def test_everything_is_looked_at_down_to_bytes_that_really_moved(site: Site) -> None:
+    made(site)
+    found = lines("good", "-o", "same_host_copy=false", expect=0)
+    assert list(found) == ["backend", "device [0]", "probe", "loopback transfer"]
+    assert {each["verdict"] for each in found.values()} == {"ok"}
+    assert found["backend"]["found"].startswith("statelink-good 0.1, statelink_good:Made")
+    assert "6144 KiB" in found["loopback transfer"]["found"]
+    assert "transport: socket" in found["loopback transfer"]["found"]  # the option reached it
+
+
+def test_options_are_checked(site: Site) -> None:
+    made(site)
+    found = lines("good", "-o", "same_host_cop=false", expect=1)
+    assert found["backend"]["hint"] == "did you mean 'same_host_copy'?"
+
+
+def test_a_problem_is_printed_with_what_to_do(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    made(site, LOOKS.format("PROBLEM"))
+    result = CliRunner().invoke(main, ["doctor", "good", "--no-loopback"])
+    assert result.exit_code == 1
+    words = " ".join(result.output.split())
+    assert "device [0] problem it is there hint: plug it in" in words
+    assert "1 problem" in words
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        # The two sides as a broken library would have them: silence, lies and death.
+        ("    def submit(self, peer, batch):\n        import os; os.abort()", "SIGABRT"),
+        (
+            "    def submit(self, peer, batch):\n"
+            "        from statelink.backend import Outcome, Transfer\n"
+            "        return Transfer(Outcome(True))",
+            "other bytes arrived than were sent",
+        ),
+        ("    def __init__(self, context):\n        print('nothing to see here'); raise OSError('gone')", "gone"),
+    ],
+)
+def test_a_transfer_that_goes_wrong_is_a_problem_of_its_line(site: Site, more: str, said: str) -> None:
+    made(site, more=more)
+    found = lines("good", expect=1)
+    assert {what for what, each in found.items() if each["verdict"] == "problem"} == {"loopback transfer"}
+    assert said in found["loopback transfer"]["found"]
+
+
+def test_a_transfer_that_hangs_ends(site: Site) -> None:
+    more = "    def __init__(self, context):\n        import time; time.sleep(100)"
+    made(site, more=more)
+    from statelink.registry import load_backend
+
+    check = _loopback.loopback(load_backend("good"), {}, patience=3.0)
+    assert (check.verdict, "prefill came to no end" in check.found) == (Verdict.PROBLEM, True)
+
+
+def test_bytes_that_a_backend_does_not_move_are_not_asked_of_it() -> None:
+    class Npu(TcpBackend):
+        import dataclasses
+
+        capabilities = dataclasses.replace(TcpBackend.capabilities, memory_kinds=frozenset({"npu"}))
+
+    assert _loopback.loopback(Npu, {}).verdict is Verdict.NOT_APPLICABLE
+
+
+def test_what_cannot_run_is_not_tried(site: Site) -> None:
+    made(
+        site,
+        "raise RuntimeError('[oops]')",
+        "    @classmethod\n"
+        "    def probe(cls, options):\n"
+        "        return Probe(ok=False, reason='no card', hint='buy one')",
+    )
+    found = lines("good", expect=1)
+    assert {what: each["verdict"] for what, each in found.items()} == {
+        "backend": "ok",
+        "diagnosis": "problem",
+        "probe": "problem",
+        "loopback transfer": "not applicable",
+    }
+    assert (found["probe"]["found"], found["probe"]["hint"]) == ("no card", "buy one")
+
+
+def test_broken_packages_stop_nobody(site: Site) -> None:
+    site.backend("broken", source="raise OSError('cannot open [lib]')")
+    site.backend("old", api=0)
+    result = CliRunner().invoke(main, ["doctor", "--no-loopback", "--json"])
+    assert result.exit_code == 1
+    said = {each["about"]: each for each in json.loads(result.stdout)["checks"]}
+    assert "cannot open [lib]" in said["broken"]["found"]
+    assert said["old"]["hint"] == "pip install -U statelink-old"
+    assert said["tcp"]["verdict"] == "ok"
+    absent = lines("nixl", expect=1)["backend"]
+    assert absent["hint"].endswith("statelink-nixl to the environment variable STATELINK_PLUGINS") or absent[
+        "hint"
+    ].startswith("pip install")
+
+
+# Machines that are made up.
+
+
+def machine(root: Path, *, port: str = "4: ACTIVE", files: dict[str, str] | None = None) -> Path:
+    """A host with one RDMA device, and the files that a test adds."""
+    texts = {
+        "sys/class/infiniband/mlx5_0/ports/1/state": port,
+        "dev/infiniband/uverbs0": "",
+        "sys/class/net/eth0/carrier": "1",
+        "sys/class/net/eth0/speed": "100000",
+        "sys/class/net/lo/carrier": "1",
+        "sys/class/net/eth1/carrier": "0",
+        "dev/shm/x": "",
+        **(files or {}),
+    }
+    for name, text in texts.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def looked(root: Path) -> dict[str, Check]:
+    return {check.what: check for check in _machine.look(root)}
+
+
+def test_a_machine_that_has_everything(tmp_path: Path) -> None:
+    files = {
+        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue",
+        "dev/nvidia0": "",
+        "dev/nvidia1": "",
+        "dev/nvidiactl": "",
+    }
+    found = looked(machine(tmp_path, files=files))
+    assert (found["RDMA devices"].verdict, found["RDMA devices"].found) == (Verdict.OK, "mlx5_0/1 active")
+    assert found["/dev/infiniband"].found == "uverbs0"
+    assert found["network"].found == "eth0 (100000 Mbit/s)"
+    assert found["accelerators"].found == "2 of NVIDIA, driver 550.54.15"
+
+
+def test_what_a_machine_lacks(tmp_path: Path) -> None:
+    root = machine(tmp_path, port="1: DOWN", files={"proc/driver/nvidia/version": "NVRM 550.54"})
+    (root / "dev/infiniband/uverbs0").unlink()
+    found = looked(root)
+    for what in ("RDMA devices", "/dev/infiniband", "accelerators"):
+        assert found[what].verdict is Verdict.PROBLEM, what
+        assert found[what].hint, what
+    assert "mlx5_0/1 down" in found["RDMA devices"].found
+
+
+def test_an_empty_machine_has_no_problem_but_shared_memory(tmp_path: Path) -> None:
+    found = looked(tmp_path)
+    assert {what for what, check in found.items() if check.verdict is Verdict.PROBLEM} == {"/dev/shm"}
+    assert found["network"].verdict is Verdict.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("devices", "limit", "verdict"),
+    [
+        ([], 64 << 10, Verdict.NOT_APPLICABLE),
+        (["mlx5_0"], 8 << 20, Verdict.PROBLEM),
+        (["mlx5_0"], 64 << 30, Verdict.OK),
+        (["mlx5_0"], resource.RLIM_INFINITY, Verdict.OK),
+    ],
+)
+def test_locked_memory_matters_where_a_card_reads_it(devices: list[str], limit: int, verdict: Verdict) -> None:
+    check = _machine._locked(devices, limit)
+    assert check.verdict is verdict
+    assert bool(check.hint) is (verdict is Verdict.PROBLEM)
+
+
+def test_the_configuration_in_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STATELINK_ROLE", "decode")
+    monkeypatch.setenv("STATELINK_BACKEND", "auto")
+    assert _machine._configuration().verdict is Verdict.OK
+    monkeypatch.setenv("STATELINK_THREADS", "none")
+    check = _machine._configuration()
+    assert (check.verdict, "STATELINK_THREADS" in check.found) == (Verdict.PROBLEM, True)
+    for name in ("ROLE", "BACKEND", "THREADS"):
+        monkeypatch.delenv(f"STATELINK_{name}")
+    assert _machine._configuration().verdict is Verdict.NOT_APPLICABLE
+    monkeypatch.setenv("STATELINK_CONFIG", str(tmp_path / "absent.toml"))
+    assert _machine._configuration().verdict is Verdict.PROBLEM

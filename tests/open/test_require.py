@@ -1,0 +1,121 @@
+"""``require``: bytes travel over what is required, or not at all; and reports say over what they did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.open.links import Rank, hand_over
+
+from statelink.errors import RoomError, UnsupportedError
+from statelink.link._transport import allows
+
+if TYPE_CHECKING:
+    from tests.registry.sites import Site
+
+TCP: dict[str, Any] = {"role": "prefill", "backend": "tcp"}
+SOCKETS = {"options": {"same_host_copy": False}}
+
+
+@pytest.mark.parametrize(
+    ("require", "transport", "allowed"),
+    [
+        ((), "unknown", True),
+        (("rdma",), "rdma", True),
+        (("rdma",), "tcp", False),
+        (("rdma",), "unknown", False),
+        (("rdma",), "", False),
+        (("rdma", "shm"), "shm", True),
+        (("rdma", "cuda_ipc"), "rdma+cuda_ipc", True),
+        (("rdma",), "rdma+tcp", False),
+        (("unknown",), "unknown", False),
+    ],
+)
+def test_what_is_allowed(require: tuple[str, ...], transport: str, allowed: bool) -> None:
+    assert allows(require, transport) is allowed
+
+
+@pytest.mark.parametrize(("options", "transport"), [({}, "process_vm"), (SOCKETS, "socket")])
+def test_reports_and_snapshots_say_what_carried_the_bytes(options: dict[str, Any], transport: str) -> None:
+    source, target = Rank("p", 1), Rank("d")
+    with source.open({**TCP, **options}) as prefill, target.open({**TCP, "role": "decode"}) as decode:
+        sent, received = hand_over(prefill, decode, source, target)
+        assert sent.transports == {decode.name: transport}
+        assert received.transports == {prefill.name: transport}
+        for link in (prefill, decode):
+            assert [rank["transport"] for rank in link.snapshot()["ranks"]] == [transport]
+
+
+@pytest.mark.parametrize("require", ["process_vm", ["rdma", "process_vm"]])
+def test_what_is_required_and_used_is_not_refused(require: Any) -> None:
+    source, target = Rank("p", 1), Rank("d")
+    with (
+        source.open(TCP, require=require) as prefill,
+        target.open(TCP, role="decode", require=require) as decode,
+    ):
+        sent, received = hand_over(prefill, decode, source, target)
+        assert prefill.snapshot()["require"] == ([require] if isinstance(require, str) else require)
+    assert {*sent.transports.values(), *received.transports.values()} == {"process_vm"}
+
+
+def refused_at_connect(prefill: dict[str, Any], decode: dict[str, Any]) -> RoomError:
+    source, target = Rank("p", 1), Rank("d")
+    with source.open({**TCP, **prefill}) as sender, target.open({**TCP, "role": "decode", **decode}) as receiver:
+        sending = sender.send(1, 160)
+        sending.push({"kv": range(10)})
+        receiving = receiver.receive(1, sender.address, 160, {"kv": range(20, 30)})
+        receiving.wait(20)
+        with pytest.raises(RoomError) as refused:
+            receiving.check()
+        assert not target.arrays.any()
+    return refused.value
+
+
+def test_another_transport_is_refused_when_a_peer_connects() -> None:
+    error = refused_at_connect({"require": "process_vm"}, SOCKETS)
+    assert error.code == "peer.transport"
+    assert "process_vm is required, and the transport is socket" in str(error)
+
+
+def test_decode_alone_may_require_and_refuses_what_nobody_knows() -> None:
+    error = refused_at_connect({}, {"require": "process_vm"})
+    assert error.code == "peer.transport"
+    assert "process_vm is required, and the transport is unknown" in str(error)
+    assert "on prefill" in error.hint
+    error = refused_at_connect(SOCKETS, {"require": "process_vm"})
+    assert "the transport is socket" in str(error)
+
+
+def test_a_transport_that_will_not_be_used_is_refused_at_open() -> None:
+    for changes in ({"require": "rdma"}, {"require": "process_vm", **SOCKETS}):
+        with pytest.raises(UnsupportedError, match="does not use a required transport") as refused:
+            Rank("p").open(TCP, **changes)
+        assert refused.value.code == "backend.transport"
+
+
+def test_a_backend_that_cannot_tell_is_refused_at_open(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATELINK_PLUGINS", "statelink-good")
+    site.backend("good")
+    with pytest.raises(UnsupportedError, match="cannot tell which transport") as refused:
+        Rank("p").open(TCP, backend="good", require="rdma")
+    assert refused.value.code == "backend.transport"
+
+
+def test_a_transport_that_changes_fails_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection was what is required when the peers met, and is not when the bytes are to go."""
+    source, target = Rank("p", 1), Rank("d")
+    with (
+        source.open(TCP, require="process_vm") as prefill,
+        target.open(TCP, role="decode") as decode,
+    ):
+        receiving = decode.receive(1, prefill.address, 160, {"kv": range(20, 30)})
+        sending = prefill.send(1, 160)
+        while sending.status < 2:
+            assert sending.status, sending.reason
+            sending.wait(0.01)
+        monkeypatch.setattr(type(prefill._node.backend), "transport", lambda self, peer: "socket")
+        sending.push({"kv": range(10)})
+        assert receiving.wait(20) == 0
+        assert receiving.reason is not None
+        assert receiving.reason.code == "peer.transport"
+        assert not target.arrays.any()

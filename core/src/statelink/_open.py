@@ -19,6 +19,7 @@ from statelink.link import (
     Link,
     LinkConfig,
     Node,
+    Place,
     Rendezvous,
     StaticRendezvous,
     check_verify,
@@ -57,13 +58,40 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys.
         UnknownBackendError: No such backend is installed.
-        BackendError: The backend fails to load, cannot run here, or does not declare what the inventory needs.
+        BackendError: The backend fails to load, cannot run here, does not declare what the inventory needs, or has as
+            many links in this process as it declares.
     """
     settings = LinkConfig.read(config)
-    hooks = plugin_manager()
     backend_type = load_backend(settings.backend)
     who = {"backend": settings.backend}
     options = read_options(backend_type.Options, settings.options, f"options of backend {settings.backend!r}")
+    if rendezvous is not None and settings.rendezvous:
+        raise ConfigError("two rendezvous are given", cause="one in the configuration, and one as an argument", **who)
+    name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
+    place = Place(backend_type, name)
+    try:
+        found, node = _prepare(settings, backend_type, options, name, inventory, rendezvous, place)
+    except BaseException:
+        place.free()
+        raise
+    link = Link(node)
+    if isinstance(found, RendezvousClient):
+        found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
+    return link
+
+
+def _prepare(
+    settings: LinkConfig,
+    backend_type: type[Backend],
+    options: object,
+    name: str,
+    inventory: Inventory,
+    rendezvous: Rendezvous | None,
+    place: Place,
+) -> tuple[Rendezvous, Node]:
+    """Everything but starting; if that fails, nothing is left open."""
+    who = {"backend": settings.backend}
+    hooks = plugin_manager()
     probe = backend_type.probe(options)
     if not probe.ok:
         raise BackendUnavailableError(
@@ -72,9 +100,6 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
     strategies = _strategies(backend_type, inventory, hooks)
     _check_capabilities(backend_type, settings, inventory)
     keys = settings.keys or Keys.from_environment()
-    if rendezvous is not None and settings.rendezvous:
-        raise ConfigError("two rendezvous are given", cause="one in the configuration, and one as an argument", **who)
-    name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     try:
         backend = _construct(backend_type, options, name, settings.role, channel)
@@ -87,7 +112,7 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
             found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
         backend.register(inventory.regions)
         card = _card(name, settings, backend, strategies, inventory)
-        node = Node(settings, channel, backend, card, strategies, found, hooks)
+        return found, Node(settings, channel, backend, card, strategies, found, hooks, closed=place.free)
     except BaseException as error:
         channel.close()
         backend.close()
@@ -97,10 +122,6 @@ def open(config: LinkConfig | Mapping[str, Any], inventory: Inventory, *, rendez
         raise TransferError(
             "memory could not be registered", cause=f"{type(error).__name__}: {error}", **who
         ) from error
-    link = Link(node)
-    if isinstance(found, RendezvousClient):
-        found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
-    return link
 
 
 def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:

@@ -63,6 +63,8 @@ class Capabilities:
         max_transfers: Most transfers to one peer that are submitted and not finished.
         thread_safe: Whether calls may come from several threads at once. If not, the core serialises them all.
         single_process: Whether two links in one process can reach each other.
+        links_per_process: Most links of one process that are open at once, for a library that cannot start again while
+            it runs; the core refuses one more. ``None`` where there is no such limit.
     """
 
     memory_kinds: frozenset[str]
@@ -75,12 +77,14 @@ class Capabilities:
     max_transfers: int = 1
     thread_safe: bool = False
     single_process: bool = True
+    links_per_process: int | None = None
 
     def __post_init__(self) -> None:
         stated = {(op, side) for op in self.ops for side in Side}
         if set(self.fences) != stated:
             raise ValueError(f"fences are stated for {set(self.fences)}, and needed for {stated}")
-        if min(self.max_blocks, self.max_bytes, self.max_transfers) < 1:
+        links = 1 if self.links_per_process is None else self.links_per_process
+        if min(self.max_blocks, self.max_bytes, self.max_transfers, links) < 1:
             raise ValueError("limits of a backend are at least 1")
 
     def moves(self, state_type: str) -> bool:

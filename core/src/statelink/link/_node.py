@@ -75,6 +75,7 @@ class Node:
         strategies: Component to strategy.
         rendezvous: Where instances are found.
         hooks: Observers.
+        closed: Called once the backend has been closed.
         loop: The control thread's loop.
         make_lane: Makes a lane of a name and a width.
     """
@@ -89,6 +90,7 @@ class Node:
         rendezvous: Rendezvous,
         hooks: pluggy.PluginManager,
         *,
+        closed: Callable[[], object] = lambda: None,
         loop: Loop | None = None,
         make_lane: Callable[[str, int], Lane] = Lane,
     ) -> None:
@@ -112,6 +114,7 @@ class Node:
         self.verifiers = make_lane("statelink-verify", config.threads)
         self.role: Role
         self._hooks = hooks
+        self._closed = closed
         self._changes: deque[Room] = deque()
         self._most_changes = UNASKED_CHANGES
         self._changes_dropped = 0
@@ -247,9 +250,15 @@ class Node:
             return True
         self.post(goodbye)
         done.wait(timeout + 5)
-        self.movers.submit(("close",), self.backend.close)
+        self.movers.submit(("close",), self._close_backend)
         ended = self.movers.close(timeout)
         for lane in (self.setup, self.fences, self.verifiers):
             ended = (lane is self.movers or lane.close(timeout)) and ended
         self.rendezvous.close()
         return self._loop.stop(timeout) and ended
+
+    def _close_backend(self) -> None:
+        try:
+            self.backend.close()
+        finally:
+            self._closed()

@@ -88,6 +88,7 @@ class AscendBackend(Backend):
         max_transfers=1,
         thread_safe=True,
         single_process=False,
+        links_per_process=1,
     )
     strategies: ClassVar = {"*": DIRECT}
 

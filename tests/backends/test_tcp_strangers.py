@@ -8,7 +8,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -79,6 +79,7 @@ def still_serves(here: Node) -> bool:
         + _handshake.frame(_handshake.Proof(bytes(32), os.getpid(), 1 << 20)),
         _handshake.frame(_handshake.Hello("nobody", "target", bytes(32))),
         _handshake.frame(_handshake.Hello("nobody", "target", bytes(32))) * 2,
+        _handshake.frame(_handshake.Hello("source", "target", bytes(32))).replace(b"source", b"\xff" * 6),
         b"",
     ],
 )
@@ -88,6 +89,19 @@ def test_garbage_is_dropped(here: Node, caller: Caller, raw: bytes) -> None:
         sock.sendall(raw)
     assert closed_by_peer(sock)
     assert still_serves(here)
+
+
+@pytest.mark.parametrize("kind", [_handshake.Hello, _handshake.Challenge, _handshake.Proof, _handshake.Welcome])
+def test_text_that_is_none_is_not_this_protocol(kind: Any) -> None:
+    """Its bytes are no UTF-8, in a name or in the key of a field."""
+    for raw in (
+        _handshake.frame(_handshake.Hello("source", "target", bytes(32)))[2:].replace(
+            b"target", b"\xc3(\xff\xff\xff\xff"
+        ),
+        b"\x82\xa4type\xa1\xff\xa1\xff\xc0",
+    ):
+        with pytest.raises(Lost, match="does not speak this protocol"):
+            _handshake.decode(raw, kind)
 
 
 def test_wrong_keys(here: Node, caller: Caller) -> None:

@@ -110,6 +110,7 @@ def test_json_has_every_backend_with_its_state_and_reason(full: Site) -> None:
             "thread_safe": False,
             "max_blocks": 16384,
             "max_bytes": 64 << 20,
+            "links_per_process": None,
         },
         "details": {"depth": "1"},
     }

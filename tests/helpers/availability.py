@@ -14,7 +14,7 @@ from statelink.registry import load_backend
 __all__ = ["OPTIONS", "environment_of", "problem_of"]
 
 SIMULATORS = Path(__file__).parents[1] / "simulators"
-SIMULATED = frozenset({"ascend"})
+SIMULATED = frozenset({"ascend", "mori"})
 """Backends whose library has a simulator."""
 OPTIONS: dict[str, dict[str, str]] = {
     # Host memory, which its default does not move.

@@ -481,7 +481,9 @@ def test_a_connection_that_nobody_answers(io: Any, other: Any, monkeypatch: pyte
     stop.set()
     thread.join()
     assert after - before > 0.6
-    assert len([each for each in ticks if before + 0.1 < each < after - 0.1]) == 0
+    # It sleeps for 200 ms at a time, and between two of those, another thread may get in.
+    times = [before, *(each for each in ticks if before < each < after), after]
+    assert max(np.diff(times)) > 0.15
     there.process.kill()
     there.process.wait()
     with pytest.raises(RuntimeError, match="control plane connect"):

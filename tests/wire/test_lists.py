@@ -71,7 +71,18 @@ def test_flat_descriptors_have_the_layout_of_the_field() -> None:
 
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize(
-    "data", [b"\x90", b"\xc0", b"\x92\x90", b"\x91\x05", b"\x91\x90\x90", b"\x91\xa1x", b"\xdd\xff\xff\xff\xff"]
+    "data",
+    [
+        b"\x90",
+        b"\xc0",
+        b"\x92\x90",
+        b"\x91\x05",
+        b"\x91\x90\x90",
+        b"\x91\xa1x",
+        b"\x91\xa1\xff",
+        b"\x91\x91\xa1\xff",
+        b"\xdd\xff\xff\xff\xff",
+    ],
 )
 def test_malformed_descriptors_are_refused(data: bytes, nested: bool) -> None:
     with pytest.raises(WireError) as caught:

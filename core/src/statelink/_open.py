@@ -16,6 +16,7 @@ from statelink.link import (
     Link,
     LinkConfig,
     Node,
+    Place,
     Rendezvous,
     StaticRendezvous,
     check_verify,
@@ -30,6 +31,8 @@ from statelink.wire import PROTOCOL, Card, Channel, Keys, is_loopback
 
 if TYPE_CHECKING:
     import os
+
+    import pluggy
 
     from statelink._select import Picked
     from statelink.state import Inventory, StateType
@@ -63,8 +66,8 @@ def open(
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys.
         UnknownBackendError: No such backend is installed.
-        BackendError: The backend fails to load, cannot run here, or does not declare what the inventory or ``require``
-            needs; with ``auto``, that is so of every one.
+        BackendError: The backend fails to load, cannot run here, does not declare what the inventory or ``require``
+            needs, or has as many links in this process as it declares; with ``auto``, that is so of every one.
     """
     given = read_config(config)
     if not inventory.components:
@@ -75,10 +78,33 @@ def open(
     who = {"backend": settings.backend}
     if settings.verify != "off":
         check_verify(inventory)
-    keys = settings.keys or Keys.from_environment()
     if rendezvous is not None and settings.rendezvous:
         raise ConfigError("two rendezvous are given", cause="one in the configuration, and one as an argument", **who)
     name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
+    place = Place(picked.kind, name)
+    try:
+        found, node = _prepare(settings, picked, name, inventory, rendezvous, hooks, place)
+    except BaseException:
+        place.free()
+        raise
+    link = Link(node)
+    if isinstance(found, RendezvousClient):
+        found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
+    return link
+
+
+def _prepare(
+    settings: LinkConfig,
+    picked: Picked,
+    name: str,
+    inventory: Inventory,
+    rendezvous: Rendezvous | None,
+    hooks: pluggy.PluginManager,
+    place: Place,
+) -> tuple[Rendezvous, Node]:
+    """Everything but starting; if that fails, nothing is left open."""
+    who = {"backend": settings.backend}
+    keys = settings.keys or Keys.from_environment()
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     try:
         backend = _construct(picked, name, settings, channel)
@@ -91,7 +117,18 @@ def open(
             found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
         backend.register(inventory.regions)
         card = _card(name, settings, backend, picked.strategies, inventory)
-        node = Node(settings, channel, backend, card, picked.strategies, found, hooks, rejected=picked.rejected)
+        node = Node(
+            settings,
+            channel,
+            backend,
+            card,
+            picked.strategies,
+            found,
+            hooks,
+            rejected=picked.rejected,
+            closed=place.free,
+        )
+        return found, node
     except BaseException as error:
         channel.close()
         backend.close()
@@ -101,10 +138,6 @@ def open(
         raise TransferError(
             "memory could not be registered", cause=f"{type(error).__name__}: {error}", **who
         ) from error
-    link = Link(node)
-    if isinstance(found, RendezvousClient):
-        found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
-    return link
 
 
 def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:

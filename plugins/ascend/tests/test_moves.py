@@ -1,4 +1,4 @@
-"""Bytes between two processes, looked at from a third."""
+"""Bytes of an NPU between two processes, whichever of them moves them; the conformance kit moves host memory."""
 
 from __future__ import annotations
 
@@ -73,27 +73,11 @@ def check(actor: Peer, blocks: Blocks, op: Op, other: Peer) -> None:
 
 @pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize("actor", ["prefill", "decode"])
-@pytest.mark.parametrize(
-    ("count", "nbytes", "region"), [(1, 1, 0), (1, 8 * MIB, 0), (1, 4097, 2), (1000, 333, 1), (10000, 129, 0)]
-)
+@pytest.mark.parametrize(("count", "nbytes", "region"), [(1, 4097, 2), (10000, 129, 0)])
 def test_scattered_blocks(pair: Pair, op: Op, actor: str, count: int, nbytes: int, region: int) -> None:
     here, there = pair if actor == "prefill" else pair[::-1]
     ends = (here, there) if op is Op.WRITE else (there, here)
     check(here, scattered(*ends, count, nbytes, region), op, there)
-
-
-@pytest.mark.parametrize("op", list(Op))
-def test_regions_side_by_side(pair: Pair, op: Op) -> None:
-    """The last bytes of one region and the first of its neighbour, and one batch over all regions."""
-    source, target = (peer.regions for peer in (pair if op is Op.WRITE else pair[::-1]))
-    assert source[0].address + source[0].nbytes == source[1].address
-    rows = [
-        (source[0].address + source[0].nbytes - 5, target[1].address, 5, 0, 1),
-        (source[1].address, target[0].address + target[0].nbytes - 7, 7, 1, 0),
-        (source[2].address, target[2].address, 8191, 2, 2),
-    ]
-    table = np.array(rows, np.uint64).T
-    check(pair.prefill, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op, pair.decode)
 
 
 @pytest.mark.parametrize("op", list(Op))
@@ -163,14 +147,3 @@ def test_refused_descriptors(pair: Pair) -> None:
         with pytest.raises(Refused, match=f"TransferError: a peer cannot be connected over MemFabric .*{cause}"):
             pair.prefill.meet("stranger", raw, pair.decode.regions)
     check(pair.prefill, scattered(*pair, 5, 100, 1), Op.WRITE, pair.decode)
-
-
-def test_disconnect_and_connect_again(pair: Pair) -> None:
-    for _ in range(2):
-        for _ in range(2):
-            pair.prefill.ask(do="disconnect", peer=pair.decode.link)
-        with pytest.raises(Refused, match="the peer is not connected"):
-            pair.prefill.move(pair.decode, scattered(*pair, 1, 100, 0))
-        pair.prefill.connect(pair.decode).connect(pair.decode)
-        check(pair.prefill, scattered(*pair, 100, 100, 0, seed=4), Op.WRITE, pair.decode)
-    pair.prefill.ask(do="disconnect", peer="nobody")

@@ -1,4 +1,4 @@
-"""Bytes between two processes, looked at from outside the backend."""
+"""Bytes over each of the library's transports, and descriptors; the conformance kit is about RDMA alone."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check(world: World, blocks: Blocks, op: Op) -> None:
 @pytest.mark.parametrize("op", list(Op))
 @pytest.mark.parametrize(
     ("count", "nbytes", "region"),
-    [(1, 1, 0), (1, 2 * MIB, 0), (1, 4097, 2), (16, 65537, 0), (1000, 333, 1), (9000, 129, 0)],
+    [(1, 4097, 2), (9000, 129, 0)],
 )
 def test_scattered_blocks(world: World, op: Op, count: int, nbytes: int, region: int) -> None:
     check(world, scattered(world, op, count, nbytes, region), op)
@@ -122,31 +122,6 @@ def test_regions_side_by_side(world: World, op: Op) -> None:
     ]
     table = np.array(rows, np.uint64).T
     check(world, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op)
-
-
-@pytest.mark.parametrize("op", list(Op))
-@pytest.mark.parametrize("side", ["here", "there"])
-@pytest.mark.parametrize("what", ["one past the end", "across a border", "before the start", "elsewhere"])
-def test_unregistered_memory_is_refused(world: World, op: Op, side: str, what: str) -> None:
-    """Nothing of such a batch moves, and the next one works."""
-    bad = scattered(world, op, 2, 100, 3)
-    regions = world.memory.regions if side == "here" else world.peer.regions
-    stray = np.zeros(4096, np.uint8)
-    address, region = {
-        "one past the end": (regions[3].address + regions[3].nbytes - 99, 3),
-        "across a border": (regions[0].address + regions[0].nbytes - 50, 0),
-        "before the start": (regions[0].address - 1, 0),
-        "elsewhere": (stray.ctypes.data, 1),
-    }[what]
-    local = (side == "here") == (op is Op.WRITE)
-    addresses, indices = (bad.source, bad.source_region) if local else (bad.target, bad.target_region)
-    addresses[1], indices[1] = address, region
-    before = [array.copy() for array in (*world.memory.arrays, *world.peer.memory.arrays)]
-    with pytest.raises(TransferError, match="a block is outside the memory registered"):
-        world.backend.submit(world.peer.link, Batch(op, bad, 1, 1))
-    for array, wanted in zip((*world.memory.arrays, *world.peer.memory.arrays), before, strict=True):
-        assert np.array_equal(array, wanted)
-    check(world, scattered(world, Op.WRITE, 5, 100, 3), Op.WRITE)
 
 
 def test_unknown_region_or_peer_is_refused(world: World) -> None:
@@ -208,15 +183,3 @@ def _elsewhere(packed: bytes | None) -> bytes:
     values = msgspec.msgpack.decode(packed or b"")
     values[values.index("127.0.0.1")] = "example"
     return msgspec.msgpack.encode(values)
-
-
-def test_disconnect_and_connect_again(world: World) -> None:
-    for _ in range(2):
-        world.backend.disconnect(world.peer.link)
-        world.backend.disconnect(world.peer.link)
-        with pytest.raises(TransferError, match="the peer is not connected"):
-            world.backend.submit(world.peer.link, Batch(Op.WRITE, scattered(world, Op.WRITE, 1, 100, 0), 1, 1))
-        world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
-        world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
-        check(world, scattered(world, Op.WRITE, 100, 100, 0, seed=4), Op.WRITE)
-    world.backend.disconnect("nobody")

@@ -73,6 +73,8 @@ class Capabilities:
         single_process: Whether two links in one process can reach each other.
         priority: Which of several backends that can run here ``auto`` takes: the highest, and of equals the first by
             name. 0 is a last resort, 100 what needs hardware that nobody has by accident.
+        links_per_process: Most links of one process that are open at once, for a library that cannot start again while
+            it runs; the core refuses one more. ``None`` where there is no such limit.
     """
 
     memory_kinds: frozenset[str]
@@ -86,12 +88,14 @@ class Capabilities:
     thread_safe: bool = False
     single_process: bool = True
     priority: int = 10
+    links_per_process: int | None = None
 
     def __post_init__(self) -> None:
         stated = {(op, side) for op in self.ops for side in Side}
         if set(self.fences) != stated:
             raise ValueError(f"fences are stated for {set(self.fences)}, and needed for {stated}")
-        if min(self.max_blocks, self.max_bytes, self.max_transfers) < 1:
+        links = 1 if self.links_per_process is None else self.links_per_process
+        if min(self.max_blocks, self.max_bytes, self.max_transfers, links) < 1:
             raise ValueError("limits of a backend are at least 1")
 
     def moves(self, state_type: str) -> bool:

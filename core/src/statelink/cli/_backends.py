@@ -103,5 +103,6 @@ def _probed(backend: type[Backend]) -> dict[str, Any]:
             "thread_safe": declared.thread_safe,
             "max_blocks": declared.max_blocks,
             "max_bytes": declared.max_bytes,
+            "links_per_process": declared.links_per_process,
         },
     }

@@ -6,6 +6,7 @@ from ._config import LinkConfig, read_options
 from ._inspect import ask, sockets
 from ._link import Link
 from ._node import Node
+from ._place import Place
 from ._process import this_process
 from ._receiving import Receiving
 from ._rendezvous import Peer, Rendezvous, StaticRendezvous
@@ -21,6 +22,7 @@ __all__ = [
     "LinkConfig",
     "Node",
     "Peer",
+    "Place",
     "Ready",
     "Receiving",
     "Rendezvous",

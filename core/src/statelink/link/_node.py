@@ -76,6 +76,7 @@ class Node:
         rendezvous: Where instances are found.
         hooks: Observers.
         rejected: Backends that ``auto`` passed over, and why.
+        closed: Called once the backend has been closed.
         loop: The control thread's loop.
         make_lane: Makes a lane of a name and a width.
     """
@@ -91,6 +92,7 @@ class Node:
         hooks: pluggy.PluginManager,
         *,
         rejected: Mapping[str, str] | None = None,
+        closed: Callable[[], object] = lambda: None,
         loop: Loop | None = None,
         make_lane: Callable[[str, int], Lane] = Lane,
     ) -> None:
@@ -115,6 +117,7 @@ class Node:
         self.verifiers = make_lane("statelink-verify", config.threads)
         self.role: Role
         self._hooks = hooks
+        self._closed = closed
         self._changes: deque[Room] = deque()
         self._most_changes = UNASKED_CHANGES
         self._changes_dropped = 0
@@ -250,9 +253,15 @@ class Node:
             return True
         self.post(goodbye)
         done.wait(timeout + 5)
-        self.movers.submit(("close",), self.backend.close)
+        self.movers.submit(("close",), self._close_backend)
         ended = self.movers.close(timeout)
         for lane in (self.setup, self.fences, self.verifiers):
             ended = (lane is self.movers or lane.close(timeout)) and ended
         self.rendezvous.close()
         return self._loop.stop(timeout) and ended
+
+    def _close_backend(self) -> None:
+        try:
+            self.backend.close()
+        finally:
+            self._closed()

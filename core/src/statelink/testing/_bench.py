@@ -18,7 +18,7 @@ from ._memory import MIB, POISON, Array
 if TYPE_CHECKING:
     from ._process import Worker
 
-__all__ = ["LAYOUT", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
+__all__ = ["LAYOUT", "MOVER", "PEER", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -28,6 +28,9 @@ LAYOUT = ((8 * MIB + 1, 350_001, 8191), (100_000,))
 NOISE = np.random.default_rng(7).integers(0, 256, 16 * MIB, dtype=np.uint8)
 
 TOP = 1 << 64
+
+MOVER = {Op.WRITE: Side.SOURCE, Op.READ: Side.TARGET}
+PEER = {Op.WRITE: Side.TARGET, Op.READ: Side.SOURCE}
 
 Row = tuple[int, int, int, int, int]
 """A block by offsets: source region, offset in it, target region, offset in it, length."""
@@ -67,14 +70,23 @@ class End:
         link: Its link's name.
         layout: Sizes of its regions: those of one list lie side by side.
         base: Where in the worker's memory they start.
+        side: What it is in every move: prefill's links are sources, and decode's are targets.
     """
 
     def __init__(
-        self, subject: Subject, worker: Worker, link: str, layout: Sequence[Sequence[int]] = LAYOUT, base: int = 0
+        self,
+        subject: Subject,
+        worker: Worker,
+        link: str,
+        layout: Sequence[Sequence[int]] = LAYOUT,
+        base: int = 0,
+        *,
+        side: Side,
     ) -> None:
         self.subject = subject
         self.worker = worker
         self.link = link
+        self.role = "prefill" if side is Side.SOURCE else "decode"
         worker.address = worker.address or worker(_inside.address)
         self.starts: list[int] = []
         self.arrays: list[Array] = []
@@ -93,10 +105,14 @@ class End:
 
     def open(self) -> End:
         """Make the backend, and register the regions."""
-        self.call(_inside.construct, self.subject.name, dict(self.subject.options))
+        self.construct()
         self.call(_inside.register, self.regions)
         self.descriptor = self.call(_inside.descriptor)
         return self
+
+    def construct(self) -> None:
+        """Only make the backend."""
+        self.call(_inside.construct, self.role, self.subject.name, dict(self.subject.options))
 
     def call(self, function: Any, *arguments: Any) -> Any:
         """Call a function of the worker that takes this link's name first."""
@@ -270,13 +286,28 @@ class Bench:
         self._names = itertools.count()
         self._used: dict[int, int] = {}
 
-    def end(self, number: int = 0, layout: Sequence[Sequence[int]] = LAYOUT, *, link: str = "") -> End:
-        """An end in one of the processes, which is not open yet; the ends of one process have memory of their own."""
+    def end(
+        self,
+        number: int = 0,
+        layout: Sequence[Sequence[int]] = LAYOUT,
+        *,
+        link: str = "",
+        side: Side | None = None,
+    ) -> End:
+        """An end in one of the processes, which is not open yet; no two ends share memory.
+
+        It is a source in the first process, and a target elsewhere, unless something else is said.
+        """
+        side = side or (Side.TARGET if number else Side.SOURCE)
         number %= len(self.workers)
         name = link or f"end-{next(self._names)}"
-        end = End(self.subject, self.workers[number], name, layout, self._used.get(number, 0))
+        end = End(self.subject, self.place(number), name, layout, self._used.get(number, 0), side=side)
         self._used[number] = end.span[1]
         return end
+
+    def place(self, number: int) -> Worker:
+        """The process for one more link."""
+        return self.workers[number]
 
     def pair(self, layout: Sequence[Sequence[int]] = LAYOUT) -> Pair:
         """Two ends, open and connected."""

@@ -68,11 +68,11 @@ def probe(host: Host, name: str, options: Mapping[str, Any]) -> tuple[bool, str,
     return found.ok, found.reason, found.hint
 
 
-def construct(host: Host, link: str, name: str, options: Mapping[str, Any]) -> None:
+def construct(host: Host, link: str, role: str, name: str, options: Mapping[str, Any]) -> None:
     """Make a backend."""
     kind = kind_of(name)
-    context = BackendContext(options=read_options(kind.Options, options, f"options of backend {name!r}"), link=link)
-    host.backends[link] = Opened(kind(context))
+    settings = read_options(kind.Options, options, f"options of backend {name!r}")
+    host.backends[link] = Opened(kind(BackendContext(options=settings, link=link, role=role)))
 
 
 def register(host: Host, link: str, regions: Sequence[Region]) -> None:
@@ -244,18 +244,26 @@ def reconnect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Re
 
 
 def reopen(host: Host, name: str, options: Mapping[str, Any], regions: Sequence[Region], times: int) -> None:
-    """Open and close a pair of backends that are connected to each other, many times."""
+    """Open and close a pair of backends many times: connected to each other if they can be, else one by one."""
     kind = kind_of(name)
     settings = read_options(kind.Options, options, f"options of backend {name!r}")
+    tables = {"prefill": regions[:1], "decode": regions[1:]}
+
+    def opened(role: str) -> Backend:
+        backend = kind(BackendContext(options=settings, link=role, role=role))
+        backend.register(tables[role])
+        return backend
+
     for _ in range(times):
-        pair = {link: kind(BackendContext(options=settings, link=link)) for link in ("one", "other")}
-        for backend in pair.values():
-            backend.register(regions[:1] if backend is pair["one"] else regions[1:])
-        if kind.capabilities.single_process:
-            pair["one"].connect("other", pair["other"].descriptor(), regions[1:])
-            pair["other"].connect("one", pair["one"].descriptor(), regions[:1])
-        for backend in pair.values():
-            backend.close()
+        if kind.capabilities.single_process and kind.capabilities.links_per_process != 1:
+            one, other = opened("prefill"), opened("decode")
+            one.connect("decode", other.descriptor(), tables["decode"])
+            other.connect("prefill", one.descriptor(), tables["prefill"])
+            one.close()
+            other.close()
+            continue
+        for role in tables:
+            opened(role).close()
 
 
 def forget(host: Host, links: Sequence[str]) -> None:

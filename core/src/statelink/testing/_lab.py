@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
 
-from statelink.backend import Fence, Op
+from statelink.backend import Fence, Op, Side
 
 from . import _inside, _rooms
-from ._bench import Bench, End, Pair, Subject
+from ._bench import LAYOUT, Bench, End, Pair, Subject
 from ._memory import MIB
 from ._process import ARENA, Pool, Worker
 from ._report import FAILED, NOT_APPLICABLE
@@ -51,6 +51,8 @@ class Lab(Bench):
         self._pair: Pair | None = None
         self._links: tuple[LinkEnd, LinkEnd] | None = None
         self._ends: list[End] = []
+        self._ranks: list[Worker] = []
+        self._more: dict[int, list[Worker]] = {}
         self._floor: dict[int, int] = {}
 
     def pair_for_all(self) -> Pair:
@@ -64,7 +66,7 @@ class Lab(Bench):
 
     def ready(self) -> None:
         """Have as many processes as are needed, alive."""
-        if not all(worker.idle for worker in self.workers):
+        if not all(worker.idle for worker in self._all()):
             self.spoil()
         self.workers = [*self.workers, *(self._pool.take() for _ in range(self.processes - len(self.workers)))]
 
@@ -81,14 +83,35 @@ class Lab(Bench):
         self._ends.append(end)
         return end
 
-    def elsewhere(self, worker: Worker, link: str, *arguments: Any) -> End:
+    def place(self, number: int) -> Worker:
+        """The process for one more link: where few links may share one, others stand in for it when it is full."""
+        most = self.subject.capabilities.links_per_process
+        more = self._more.setdefault(number, [])
+        for worker in (self.workers[number], *more):
+            if most is None or self._links_in(worker) < most:
+                return worker
+        more.append(self._pool.take())
+        return more[-1]
+
+    def ranks(self, number: int, count: int) -> dict[Worker, list[int]]:
+        """In which process each of so many ranks has its link; until the end of this test."""
+        found: dict[Worker, list[int]] = {}
+        for rank in range(count):
+            worker = self.place(number % len(self.workers))
+            self._ranks.append(worker)
+            found.setdefault(worker, []).append(rank)
+        return found
+
+    def elsewhere(
+        self, worker: Worker, link: str, layout: Sequence[Sequence[int]] = LAYOUT, *, side: Side = Side.SOURCE
+    ) -> End:
         """An end in a borrowed process."""
-        return End(self.subject, worker, link, *arguments)
+        return End(self.subject, worker, link, layout, side=side)
 
     def links_for_all(self) -> tuple[LinkEnd, LinkEnd]:
         """A prefill and a decode that are shared; whoever takes them leaves them open."""
         if self._links is None:
-            source, target = self.workers[0], self.workers[-1]
+            source, target = self.place(0), self.place(len(self.workers) - 1)
             prefill = LinkEnd(self.subject, source, "prefill", "shared-prefill", FOR_LINKS)
             self._links = prefill, LinkEnd(self.subject, target, "decode", "shared-decode", FOR_LINKS + 32 * MIB)
         return self._links
@@ -101,25 +124,33 @@ class Lab(Bench):
     def clean(self) -> None:
         """Close what this test opened."""
         borrowed, self._borrowed = self._borrowed, []
-        ends, self._ends = self._ends, []
+        ends, self._ends, self._ranks = self._ends, [], []
         self._pool.give_back(borrowed)
-        by_worker = [(worker, [end.link for end in ends if end.worker is worker]) for worker in self.workers]
+        by_worker = [(worker, [end.link for end in ends if end.worker is worker]) for worker in self._all()]
         used = [(worker, links) for worker, links in by_worker if links]
         for worker, links in used:
             worker.start(_inside.forget, links)
         for worker, _ in used:
             worker.result()
         if max(self._used.values(), default=0) > LARGE:
-            for worker in self.workers:
+            for worker in self._all():
                 worker.arena.discard(FOR_LINKS)
         self._used = dict(self._floor) if self._pair else {}
 
     def spoil(self) -> None:
         """Start anew, after a test that failed."""
-        borrowed, self._borrowed = [*self._borrowed, *self.workers], []
-        self._ends, self.workers, self._pair, self._links = [], [], None, None
+        borrowed, self._borrowed = [*self._borrowed, *self._all()], []
+        self._ends, self._ranks, self._more, self._pair, self._links = [], [], {}, None, None
+        self.workers = []
         self._used = {}
         self._pool.give_back(borrowed)
+
+    def _all(self) -> list[Worker]:
+        return [*self.workers, *(worker for more in self._more.values() for worker in more)]
+
+    def _links_in(self, worker: Worker) -> int:
+        pair = (self._pair.source, self._pair.target) if self._pair else ()
+        return [*self._ranks, *(each.worker for each in (*self._ends, *pair, *(self._links or ())))].count(worker)
 
 
 class Suite:

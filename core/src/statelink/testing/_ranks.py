@@ -1,9 +1,9 @@
-"""What runs in a worker: all ranks of one side of a request that holds every state type. The host comes first."""
+"""What runs in a worker: ranks of one side of a request that holds every state type. The host comes first."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import statelink
@@ -14,23 +14,57 @@ from . import _pools
 if TYPE_CHECKING:
     from ._worker import Host
 
-__all__ = ["open_decode", "open_prefill", "receive", "send"]
+__all__ = ["addresses", "open_ranks", "receive", "send"]
 
 ROOM = 3
 
 
-def open_prefill(host: Host, backend: str, options: Mapping[str, Any], width: int, labels: list[str]) -> list[str]:
-    """Open and fill every rank; their addresses."""
-    return _open(host, "prefill", backend, options, ["tcp://127.0.0.1:0"] * width, labels)
-
-
-def open_decode(host: Host, backend: str, options: Mapping[str, Any], width: int, labels: list[str]) -> None:
-    """Open every rank; each knows where its siblings are."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(width)]
-    listen = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+def addresses(count: int) -> list[str]:
+    """So many addresses at which nobody listens, for ranks that know each other's before they open."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
     for each in sockets:
         each.close()
-    _open(host, "decode", backend, options, listen, labels)
+    return found
+
+
+def open_ranks(
+    host: Host,
+    role: str,
+    backend: str,
+    options: Mapping[str, Any],
+    ranks: Sequence[int],
+    listen: Sequence[str],
+    labels: list[str],
+) -> list[str]:
+    """Open some ranks of a side, and fill those of prefill: their addresses.
+
+    Args:
+        host: This process.
+        role: The side.
+        backend: Name of the backend.
+        options: Its options.
+        ranks: Which ones.
+        listen: Where each rank of the side listens, those of other processes too.
+        labels: What they hold.
+    """
+    width, opened = len(listen), host.kept.setdefault(role, [])
+    for rank in ranks:
+        held = _pools.make(role, rank, width, labels)
+        inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
+        config = {
+            "role": role,
+            "backend": backend,
+            "options": dict(options),
+            "listen": listen[rank],
+            "siblings": [each for each in listen if each != listen[rank]] if role == "decode" else [],
+        }
+        link = statelink.open(config, inventory)
+        host.links[f"{role}-{rank}"] = link
+        if role == "prefill":
+            _pools.fill(held)
+        opened.append((link, held))
+    return [link.address for link, _ in opened]
 
 
 def send(host: Host, patience: float) -> None:
@@ -55,30 +89,6 @@ def receive(host: Host, peers: list[str], patience: float) -> list[dict[str, str
         room.wait(patience)
         room.check()
     return [_pools.judge(held) for _, held in host.kept["decode"]]
-
-
-def _open(
-    host: Host, role: str, backend: str, options: Mapping[str, Any], listen: list[str], labels: list[str]
-) -> list[str]:
-    width = len(listen)
-    opened = []
-    for rank, where in enumerate(listen):
-        held = _pools.make(role, rank, width, labels)
-        inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
-        config = {
-            "role": role,
-            "backend": backend,
-            "options": dict(options),
-            "listen": where,
-            "siblings": [each for each in listen if each != where] if role == "decode" else [],
-        }
-        link = statelink.open(config, inventory)
-        host.links[f"{role}-{rank}"] = link
-        if role == "prefill":
-            _pools.fill(held)
-        opened.append((link, held))
-    host.kept[role] = opened
-    return [link.address for link, _ in opened]
 
 
 def close(host: Host, patience: float) -> bool:

@@ -73,6 +73,11 @@ class LinkEnd:
         """Call a function of this module there, for this link."""
         return self.worker(function, self.key, *arguments)
 
+    def close(self) -> bool:
+        """Close it; whether it came to rest."""
+        ended: bool = self.worker(close, [self.key], self.subject.patience)
+        return ended
+
     def wait(self, room: int, *, quiesced: bool = True) -> Seen:
         """How a room ended."""
         seen: Seen = self(wait, room, self.subject.patience, quiesced)

@@ -89,6 +89,7 @@ class AscendBackend(Backend):
         thread_safe=True,
         single_process=False,
         priority=70,  # it runs only on hardware of one kind, which somebody bought for this
+        links_per_process=1,
     )
     strategies: ClassVar = {"*": DIRECT}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from statelink.backend import Op
+from statelink.backend import Op, Side
 from statelink.errors import TransferError
 
 from .. import _inside
-from .._bench import Pair, Subject
+from .._bench import MOVER, PEER, Pair, Subject
 from .._lab import Lab, Suite, needs
 
 __all__ = ["Connecting"]
@@ -100,14 +100,15 @@ class Connecting(Suite):
     def test_two_links_of_one_process_reach_each_other(self, subject: Subject, lab: Lab, op: Op) -> None:
         """Two links of one process reach each other, if that is declared."""
         needs(subject.capabilities.single_process, "it does not declare it")
-        pair = Pair(lab.end(0, ((100_000,),)).open(), lab.end(0, ((100_000,),)).open()).connect()
+        ends = [lab.end(0, ((100_000,),), side=side).open() for side in (Side.SOURCE, Side.TARGET)]
+        pair = Pair(*ends).connect()
         pair.fill(8)
         pair.carry(op, pair.blocks([(0, 1, 0, 2, 70_001)]))
 
     def test_several_peers_are_served_at_once(self, lab: Lab, op: Op) -> None:
         """Moves to several peers run side by side, each peer's in a thread of its own."""
-        here = lab.end(0).open()
-        there = [lab.end(1).open() for _ in range(2)]
+        here = lab.end(0, side=MOVER[op]).open()
+        there = [lab.end(1, side=PEER[op]).open() for _ in range(2)]
         pairs = [Pair(here, each) if op is Op.WRITE else Pair(each, here) for each in there]
         for pair in pairs:
             pair.connect()

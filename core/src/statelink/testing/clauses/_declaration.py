@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from statelink.backend import ANY, Fence, Fencing, Op, Side, Strategy
-from statelink.errors import ConfigError
+from statelink.errors import BackendUnavailableError, ConfigError
 from statelink.link import read_options
 
 from .. import _inside
-from .._lab import Lab, Suite
+from .._lab import FOR_LINKS, Lab, Suite, needs
+from .._rooms import LinkEnd
 
 if TYPE_CHECKING:
     from .._bench import Subject
@@ -57,6 +58,21 @@ class Declaration(Suite):
         declared = subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER
         assert end.call(_inside.is_fencing) is declared
         assert issubclass(subject.kind, Fencing) is declared
+
+    def test_a_process_has_no_more_links_than_declared(self, subject: Subject, lab: Lab) -> None:
+        """One link more than is declared for a process is refused by the names of both; closing one makes room."""
+        most = subject.capabilities.links_per_process
+        needs(most is not None, "it declares no limit")
+        assert most is not None
+        worker = lab.borrow()
+        links = [LinkEnd(subject, worker, "prefill", f"link-{number}", FOR_LINKS) for number in range(most)]
+        with pytest.raises(
+            BackendUnavailableError, match=r"one-more\.0-.* cannot be opened .* has link-0\.0-"
+        ) as caught:
+            LinkEnd(subject, worker, "prefill", "one-more", FOR_LINKS)
+        assert caught.value.code == "backend.links"
+        assert links[0].close()
+        LinkEnd(subject, worker, "prefill", "one-more", FOR_LINKS)
 
     def test_deviations_name_clauses(self) -> None:
         """Every deviation that the test class states is one from a clause that exists."""

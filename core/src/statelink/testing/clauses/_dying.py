@@ -8,7 +8,7 @@ from statelink.backend import Op
 from statelink.errors import BackendError
 
 from .. import _inside
-from .._bench import End, Pair
+from .._bench import MOVER, PEER, End, Pair
 from .._lab import Lab, Suite
 from ._fencing import SIZE, flood
 
@@ -22,7 +22,8 @@ class Dying(Suite):
     def test_a_move_to_a_dead_peer_fails(self, lab: Lab, op: Op, moment: str) -> None:
         """A peer that died before a move, or after an earlier one: the move fails with a reason; others are served."""
         worker = lab.borrow()
-        here, there = lab.end(0).open(), lab.elsewhere(worker, "mortal").open()
+        here = lab.end(0, side=MOVER[op]).open()
+        there = lab.elsewhere(worker, "mortal", side=PEER[op]).open()
         pair = self._flow(op, here, there).connect()
         if moment == "after":
             pair.works(op)
@@ -39,8 +40,8 @@ class Dying(Suite):
     def test_a_move_fails_when_its_peer_dies(self, lab: Lab, op: Op) -> None:
         """A peer that dies during a move: it fails with a reason and is never reported done; others are served."""
         worker = lab.borrow()
-        here = lab.end(0, ((SIZE,),)).open()
-        pair = self._flow(op, here, lab.elsewhere(worker, "mortal", ((SIZE,),)).open()).connect()
+        here = lab.end(0, ((SIZE,),), side=MOVER[op]).open()
+        pair = self._flow(op, here, lab.elsewhere(worker, "mortal", ((SIZE,),), side=PEER[op]).open()).connect()
         flood(pair, op)
         worker.kill()
         _, reason = here.worker.result()
@@ -50,19 +51,20 @@ class Dying(Suite):
     def test_memory_outlives_its_mover(self, lab: Lab, op: Op) -> None:
         """The side that does not move survives the death of the one that does, and serves others."""
         worker = lab.borrow()
-        here = lab.end(0, ((SIZE,),)).open()
-        mortal = lab.elsewhere(worker, "mortal", ((SIZE,),)).open()
-        pair = (Pair(mortal, here) if op is Op.WRITE else Pair(here, mortal)).connect()
+        here = lab.end(0, ((SIZE,),), side=PEER[op]).open()
+        mortal = lab.elsewhere(worker, "mortal", ((SIZE,),), side=MOVER[op]).open()
+        pair = self._flow(op, mortal, here).connect()
         flood(pair, op)
         worker.kill()
         here.call(_inside.disconnect, "mortal")
-        other = lab.end(1, ((SIZE,),)).open()
-        (Pair(other, here) if op is Op.WRITE else Pair(here, other)).connect().works_small(op)
+        other = lab.end(1, ((SIZE,),), side=MOVER[op]).open()
+        self._flow(op, other, here).connect().works_small(op)
 
     def test_a_dead_peer_cannot_be_connected_or_fails_later(self, lab: Lab, op: Op) -> None:
         """Connecting to a peer that has died is refused in time, or the first move to it fails."""
         worker = lab.borrow()
-        here, there = lab.end(0).open(), lab.elsewhere(worker, "mortal").open()
+        here = lab.end(0, side=MOVER[op]).open()
+        there = lab.elsewhere(worker, "mortal", side=PEER[op]).open()
         worker.kill()
         pair = self._flow(op, here, there)
         order = pair.order(op, pair.blocks([(0, 0, 0, 0, 1 << 20)]))
@@ -79,5 +81,5 @@ class Dying(Suite):
 
     def _healthy(self, lab: Lab, here: End, op: Op) -> None:
         """What the death left behind serves another peer."""
-        other = lab.end(1, ((100_000,),)).open()
+        other = lab.end(1, ((100_000,),), side=PEER[op]).open()
         self._flow(op, here, other).connect().works_small(op)

@@ -107,7 +107,7 @@ class Refusing(Suite):
         used = lab.pair()
         used.works()
         fresh = lab.end(0, ((4096,),))
-        fresh.call(_inside.construct, fresh.subject.name, dict(fresh.subject.options))
+        fresh.construct()
         for end in (used.source, used.target, fresh):
             end.call(_inside.close, 2)
 

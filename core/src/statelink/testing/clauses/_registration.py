@@ -47,13 +47,13 @@ class Registration(Suite):
         pair.carry(op, pair.blocks(rows))
 
     @pytest.mark.parametrize("case", ["overlapping", "the same twice"])
-    def test_regions_that_overlap_are_refused_or_work(self, subject: Subject, lab: Lab, case: str) -> None:
+    def test_regions_that_overlap_are_refused_or_work(self, lab: Lab, case: str) -> None:
         """Regions that share bytes are refused with a reason, or all of them can be used."""
         pair = Pair(lab.end(0), lab.end(1).open())
         whole = pair.source.regions[0]
         shift = 100 if case == "overlapping" else 0
         table = (whole, Region(whole.address + shift, whole.nbytes))
-        pair.source.call(_inside.construct, subject.name, dict(subject.options))
+        pair.source.construct()
         try:
             pair.source.call(_inside.register, table)
         except TransferError:
@@ -76,10 +76,10 @@ class Registration(Suite):
         for op in subject.capabilities.ops:
             pair.carry(op, pair.blocks([(0, 0, 1, 0, 1), (2, 0, 2, 0, 1)]))
 
-    def test_memory_of_an_undeclared_kind_is_refused(self, subject: Subject, lab: Lab) -> None:
+    def test_memory_of_an_undeclared_kind_is_refused(self, lab: Lab) -> None:
         """Memory of a kind that it does not declare is refused by name, and the memory that it knows still works."""
         pair = Pair(lab.end(0), lab.end(1).open())
-        pair.source.call(_inside.construct, subject.name, dict(subject.options))
+        pair.source.construct()
         region = pair.source.regions[0]
         with pytest.raises(TransferError, match="granite"):
             pair.source.call(_inside.register, (Region(region.address, region.nbytes, "granite:0"),))

@@ -137,6 +137,7 @@ class Rooms(Suite):
         assert seen.status is Status.FAILED
         assert seen.reason is not None
         self._works(links, 312)
+        lab.close_links(0.1)  # a library that cannot tell where a failed move stopped still counts as reading
 
     def test_links_come_to_rest(self, lab: Lab, links: Links) -> None:
         """Links that are closed have come to rest, and may be closed twice."""

@@ -15,8 +15,11 @@ from .._pools import LABELS
 
 if TYPE_CHECKING:
     from .._bench import Subject
+    from .._process import Worker
 
 __all__ = ["TOPOLOGIES", "StateTypes"]
+
+ANYWHERE = "tcp://127.0.0.1:0"
 
 TOPOLOGIES = {"1 to 1": (1, 1), "2 to 1": (2, 1), "1 to 2": (1, 2)}
 """Ranks of prefill and of decode; heads and channels are dealt out over the ranks of a side."""
@@ -41,7 +44,7 @@ class StateTypes(Suite):
         needs(subject.capabilities.state_types != ANY, "it declares every state type")
         label = next(label for label, type in LABELS.items() if not subject.capabilities.moves(type))
         with pytest.raises(UnsupportedError):
-            lab.workers[0](_ranks.open_prefill, subject.name, dict(subject.options), 1, [label])
+            self._open(subject, {lab.workers[0]: [0]}, "prefill", [ANYWHERE], [label])
 
     def test_memory_of_an_undeclared_kind_opens_no_link(self, subject: Subject, lab: Lab) -> None:
         """A link that holds memory of a kind that is not declared does not open."""
@@ -51,22 +54,34 @@ class StateTypes(Suite):
     def _moved(self, subject: Subject, lab: Lab, prefill: int, decode: int) -> dict[str, str]:
         """What is wrong with each type after one request that holds all of them; under no name, what stopped it."""
         labels = [label for label, type in LABELS.items() if subject.capabilities.moves(type)]
-        source, target = lab.workers[0], lab.workers[-1]
-        what = subject.name, dict(subject.options)
+        sources, targets = lab.ranks(0, prefill), lab.ranks(1, decode)
         try:
-            addresses = source(_ranks.open_prefill, *what, prefill, labels)
-            target(_ranks.open_decode, *what, decode, labels)
-            if source is target:
-                source.start(_ranks.both, addresses, subject.patience)
-                found = source.result()
+            peers = self._open(subject, sources, "prefill", [ANYWHERE] * prefill, labels)
+            self._open(subject, targets, "decode", _ranks.addresses(decode), labels)
+            if lab.processes == 1:
+                found = lab.workers[0](_ranks.both, peers, subject.patience)
             else:
-                source.start(_ranks.send, subject.patience)
-                target.start(_ranks.receive, addresses, subject.patience)
-                found = target.result()
-                source.result()
+                for worker in sources:
+                    worker.start(_ranks.send, subject.patience)
+                for worker in targets:
+                    worker.start(_ranks.receive, peers, subject.patience)
+                found = [each for worker in targets for each in worker.result()]
+                for worker in sources:
+                    worker.result()
             wrong = {label: next(filter(None, (rank[label] for rank in found)), "") for label in labels}
-            if not all(worker(_ranks.close, subject.patience) for worker in {source, target}):
+            if not all([worker(_ranks.close, subject.patience) for worker in {**sources, **targets}]):
                 wrong[""] = "a link did not come to rest when it was closed"
         except Exception as error:
             return {"": f"{type(error).__name__}: {error}"}
         return wrong
+
+    def _open(
+        self, subject: Subject, where: dict[Worker, list[int]], role: str, listen: list[str], labels: list[str]
+    ) -> list[str]:
+        """Open the ranks of one side, each in its process: their addresses."""
+        what = role, subject.name, dict(subject.options)
+        return [
+            address
+            for worker, ranks in where.items()
+            for address in worker(_ranks.open_ranks, *what, ranks, listen, labels)
+        ]

@@ -61,8 +61,7 @@ def test_what_is_required_and_used_is_not_refused(require: Any) -> None:
 def refused_at_connect(prefill: dict[str, Any], decode: dict[str, Any]) -> RoomError:
     source, target = Rank("p", 1), Rank("d")
     with source.open({**TCP, **prefill}) as sender, target.open({**TCP, "role": "decode", **decode}) as receiver:
-        sending = sender.send(1, 160)
-        sending.push({"kv": range(10)})
+        # Nothing is pushed: it is the peer that is refused, and not the first bytes.
         receiving = receiver.receive(1, sender.address, 160, {"kv": range(20, 30)})
         receiving.wait(20)
         with pytest.raises(RoomError) as refused:

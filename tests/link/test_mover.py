@@ -6,6 +6,7 @@ import threading
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from statelink.backend import Backend, Batch, Blocks, Transfer
 from statelink.link._mover import RegionTable, move
@@ -38,7 +39,7 @@ def test_polls_until_the_last_transfer_has_ended() -> None:
     timer = threading.Timer(10.0, given_up.set)
     timer.start()
     backend: Any = Lazy()
-    moved = move(
+    moving = move(
         cast("Backend", backend),
         "peer",
         [blocks],
@@ -48,6 +49,8 @@ def test_polls_until_the_last_transfer_has_ended() -> None:
         slice_bytes=64,
         cancelled=given_up,
     )
+    with pytest.raises(StopIteration) as ended:
+        next(moving)
     timer.cancel()
     timer.join()
-    assert moved == (64 * count, count, None, frozenset(), ())
+    assert ended.value.value == (64 * count, count, None, frozenset(), ())

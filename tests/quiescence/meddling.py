@@ -70,7 +70,7 @@ class Watch:
             fail(room, reason, **named)
 
         def watched_deliver(node: Any, delivery: Any, push: Any) -> Any:
-            result = deliver(node, delivery, push)
+            result = yield from deliver(node, delivery, push)
             if push.last and result.moving.reason is None and not result.moving.pending:
                 self._written.add(id(delivery))
                 if self._due(delivery.request.room, "written"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statelink._select import pick
+from statelink._stage import open_strategies, stage
 from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, TransferError
 from statelink.link import (
@@ -75,6 +76,8 @@ def open(
     hooks = plugin_manager()
     picked = pick(given, inventory, hooks)
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
+    picked = picked._replace(strategies=stage(picked.strategies, picked.kind, settings.staging))
+    inventory = open_strategies(picked.strategies, inventory)
     who = {"backend": settings.backend}
     if settings.verify != "off":
         check_verify(inventory)

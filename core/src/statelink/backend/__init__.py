@@ -25,7 +25,17 @@ from ._interface import (
     Transports,
 )
 from ._report import Moved, RoomReport
-from ._strategy import DIRECT, MAX_PREPARED, Arrival, HookContext, ReceiveHook, SendHook, Strategy
+from ._strategy import (
+    DIRECT,
+    MAX_PREPARED,
+    Arrival,
+    HookContext,
+    ReceiveContext,
+    ReceiveHook,
+    SendContext,
+    SendHook,
+    Strategy,
+)
 
 __all__ = [
     "ANY",
@@ -49,9 +59,11 @@ __all__ = [
     "Op",
     "Outcome",
     "Probe",
+    "ReceiveContext",
     "ReceiveHook",
     "Region",
     "RoomReport",
+    "SendContext",
     "SendHook",
     "Side",
     "Strategy",

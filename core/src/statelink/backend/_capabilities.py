@@ -75,6 +75,8 @@ class Capabilities:
             name. 0 is a last resort, 100 what needs hardware that nobody has by accident.
         links_per_process: Most links of one process that are open at once, for a library that cannot start again while
             it runs; the core refuses one more. ``None`` where there is no such limit.
+        block_seconds: What one more block of a batch costs beside its bytes, as measured; 0.0 where nobody measured it.
+            Staging is chosen by it.
     """
 
     memory_kinds: frozenset[str]
@@ -89,6 +91,7 @@ class Capabilities:
     single_process: bool = True
     priority: int = 10
     links_per_process: int | None = None
+    block_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         stated = {(op, side) for op in self.ops for side in Side}
@@ -97,6 +100,8 @@ class Capabilities:
         links = 1 if self.links_per_process is None else self.links_per_process
         if min(self.max_blocks, self.max_bytes, self.max_transfers, links) < 1:
             raise ValueError("limits of a backend are at least 1")
+        if not 0 <= self.block_seconds < 1:
+            raise ValueError("a block costs between 0 and 1 seconds")
 
     def moves(self, state_type: str) -> bool:
         """Whether it declares this state type."""

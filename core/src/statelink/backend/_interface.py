@@ -237,7 +237,8 @@ class Fencing(Protocol):
     ) -> None:
         """Allow ``peer`` to write these local ranges (uint64, sorted by address, disjoint) for one use of a room.
 
-        Called before the peer learns of the room. Everything that is not granted is refused to that peer.
+        Called before the peer learns of the ranges; several calls for one use of a room add up. Everything that is not
+        granted is refused to that peer.
         """
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:

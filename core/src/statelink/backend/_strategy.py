@@ -7,15 +7,25 @@ hooks on data threads, one room and component and peer at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from statelink.plan import Blocks, Move
+    from statelink.state import Inventory, Region
 
     from ._interface import Transfer
 
-__all__ = ["DIRECT", "Arrival", "HookContext", "ReceiveHook", "SendHook", "Strategy"]
+__all__ = [
+    "DIRECT",
+    "Arrival",
+    "HookContext",
+    "ReceiveContext",
+    "ReceiveHook",
+    "SendContext",
+    "SendHook",
+    "Strategy",
+]
 
 MAX_PREPARED = 64 << 10
 """Most bytes that a receive hook may send along with a request, per component and writer."""
@@ -58,20 +68,44 @@ class HookContext(Protocol):
         """Send up to 64 KiB to the counterpart's ``message``. In order, not blocking, callable from any thread."""
 
 
+class SendContext(HookContext, Protocol):
+    """What a send hook may do besides."""
+
+    def wake(self) -> None:
+        """Let ``chunk`` go on, if it waits. Not blocking, callable from any thread."""
+
+
+class ReceiveContext(HookContext, Protocol):
+    """What a receive hook may do besides."""
+
+    def expected(self) -> Move:
+        """Everything that the writer owes of the component. Only its target side means anything here."""
+
+    def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
+        """Let the writer write to memory of the strategy's, until ``released``. Not blocking, from any thread.
+
+        ``then`` is called on a data thread once that is so; never, if the room has ended.
+        """
+
+
 class SendHook(ABC):
     """The prefill side of one component, for one room and one peer."""
 
-    def open(self, context: HookContext, prepared: bytes) -> None:  # noqa: B027 - optional
+    def open(self, context: SendContext, prepared: bytes) -> None:  # noqa: B027 - optional
         """The request arrived; ``prepared`` is what the receive hook's ``prepare`` returned for this writer."""
 
     @abstractmethod
-    def chunk(self, context: HookContext, move: Move) -> Iterable[Blocks]:
+    def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
         """The blocks that carry ``move``, in batches of bounded size. The core submits them.
 
         The counterpart's ``arrived`` is called after all of them are visible at the destination.
+
+        ``None`` says that there is nothing to submit for now. The core asks for the next batch once everything that it
+        was given before is visible at the destination; if that is so already, once ``context.wake`` was called. No
+        thread is held meanwhile. It may ask more often than that.
         """
 
-    def message(self, context: HookContext, payload: bytes) -> None:
+    def message(self, context: SendContext, payload: bytes) -> None:
         """A message from the counterpart.
 
         Raises:
@@ -79,28 +113,37 @@ class SendHook(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} expects no messages")
 
-    def finish(self, context: HookContext) -> None:  # noqa: B027 - optional
+    def finish(self, context: SendContext) -> None:  # noqa: B027 - optional
         """Every chunk of the room was moved."""
 
-    def abort(self, context: HookContext) -> None:  # noqa: B027 - optional
+    def abort(self, context: SendContext) -> None:  # noqa: B027 - optional
         """The room failed. Transfers already submitted are drained by the core."""
+
+    def released(self, context: SendContext) -> None:  # noqa: B027 - optional
+        """The room failed, and none of its transfers to this peer reads local memory any more.
+
+        Only now may memory of the strategy's that blocks named be used again; it may never come. Later than ``abort``.
+        """
 
 
 class ReceiveHook(ABC):
     """The decode side of one component, for one room and one writer."""
 
+    in_place: bool = True
+    """Whether the writer writes to the items of the request. Read after ``prepare``; if not, it is not allowed to."""
+
     @abstractmethod
-    def prepare(self, context: HookContext) -> bytes:
+    def prepare(self, context: ReceiveContext) -> bytes:
         """Bytes that travel with the request to this writer; at most 64 KiB."""
 
-    def arrived(self, context: HookContext, arrival: Arrival) -> Transfer | None:
+    def arrived(self, context: ReceiveContext, arrival: Arrival) -> Transfer | None:
         """A chunk is visible in local memory. What remains to be done with it is a transfer, or nothing.
 
         ``None`` says that the bytes are in place.
         """
         return None
 
-    def message(self, context: HookContext, payload: bytes) -> None:
+    def message(self, context: ReceiveContext, payload: bytes) -> None:
         """A message from the counterpart.
 
         Raises:
@@ -108,19 +151,44 @@ class ReceiveHook(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} expects no messages")
 
-    def finish(self, context: HookContext) -> Transfer | None:
+    def finish(self, context: ReceiveContext) -> Transfer | None:
         """Everything arrived; success waits for what is returned. ``None`` says that nothing remains."""
         return None
 
-    def abort(self, context: HookContext) -> Transfer | None:
+    def abort(self, context: ReceiveContext) -> Transfer | None:
         """The room failed; memory is given back only after what is returned has ended."""
         return None
 
+    def released(self, context: ReceiveContext) -> None:  # noqa: B027 - optional
+        """The room ended, every hook's work is done, and nothing of this writer can land any more.
+
+        Only now may memory that was lent to it be used again; it may never come. Later than ``abort``.
+        """
+
 
 class Strategy(ABC):
-    """A pair of hooks under a name. Objects are shared by all rooms of a link; hooks are made per room."""
+    """A pair of hooks under a name. Objects are shared by all rooms of a link; hooks are made per room.
+
+    One that brings memory of its own is an object for one link.
+    """
 
     name: str
+
+    def open(self, inventory: Inventory, components: Sequence[str]) -> Sequence[Region]:
+        """The link opens: memory of the strategy's own, which is registered behind that of the inventory.
+
+        Args:
+            inventory: What the rank holds; the first region that is returned has the number ``len(inventory.regions)``.
+            components: Those that it carries.
+        """
+        return ()
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """The link has closed. Memory that was lent and not released may still be written to: keep it."""
+
+    def snapshot(self) -> Mapping[str, int]:
+        """What it holds, in numbers, for `Link.snapshot`. Any thread; does not block."""
+        return {}
 
     @abstractmethod
     def sender(self) -> SendHook:
@@ -141,12 +209,12 @@ class Strategy(ABC):
 
 
 class _DirectSend(SendHook):
-    def chunk(self, context: HookContext, move: Move) -> Iterable[Blocks]:
+    def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks]:
         return move.blocks()
 
 
 class _DirectReceive(ReceiveHook):
-    def prepare(self, context: HookContext) -> bytes:
+    def prepare(self, context: ReceiveContext) -> bytes:
         return b""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._config import LinkConfig, read_options
+from ._config import LinkConfig, Staging, read_options
 from ._inspect import ask, sockets
 from ._link import Link
 from ._node import Node
@@ -28,6 +28,7 @@ __all__ = [
     "Rendezvous",
     "Room",
     "Sending",
+    "Staging",
     "StaticRendezvous",
     "Status",
     "ask",

@@ -12,7 +12,29 @@ from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError
 from statelink.wire import Keys
 
-__all__ = ["LinkConfig", "read_options"]
+__all__ = ["LinkConfig", "Staging", "read_options"]
+
+
+class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Gather what would move in small blocks, move it in large ones, and scatter it on arrival; see docs/engine.md.
+
+    Attributes:
+        ring_bytes: Memory for it on this side, of each kind that staged components lie in. Allocated when the link opens.
+        parcel_bytes: Most bytes that move at once.
+        mode: ``auto`` stages where the backend's cost for a block is above that of copying it twice; ``always``;
+            ``never``. Decode decides.
+        components: Component to its own mode.
+    """
+
+    ring_bytes: int = 64 << 20
+    parcel_bytes: int = 2 << 20
+    mode: Literal["auto", "always", "never"] = "auto"
+    components: dict[str, Literal["auto", "always", "never"]] = {}
+
+    def __post_init__(self) -> None:
+        for name in ("ring_bytes", "parcel_bytes"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} of staging must be above zero", cause=f"got {getattr(self, name)}")
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +65,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             writes to it any more. ``None``, the default, waits for proof: silence never proves death.
         verify: ``digest`` compares a digest of every component, as sent and as it arrived, before a room succeeds. Host
             memory only; needs ``statelink[verify]``, and the same on both sides. ``off``, the default, costs nothing.
+        staging: Stage components whose plans fall into small blocks; ``None``, the default, moves everything directly.
+            The same components on both sides; sizes may differ.
         inspect: Tell ``statelink inspect`` of the same user what the link does, on a Unix socket.
         threads: Most threads that move data.
         slice_bytes: Most bytes that a blocking backend is given at once.
@@ -70,6 +94,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     liveness: float = 10.0
     release_after: float | None = None
     verify: Literal["off", "digest"] = "off"
+    staging: Staging | None = None
     inspect: bool = True
     threads: int = 2
     slice_bytes: int = 32 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from statelink.errors import Reason, StatelinkError
 
 from ._deadlines import Deadlines
 from ._departed import Departed
-from ._hook_room import HookRoom
+from ._hook_room import ReceiveRoom
 from ._instances import Instances
 from ._mover import reason_of
 from ._receiving import Receiving, Writer
@@ -92,8 +93,7 @@ class DecodeRole:
         elif isinstance(message, wire.Note):
             hook = writer.hooks.get(message.component)
             if hook is not None and room.status not in ENDED:
-                context = self._context(room, writer, message.component)
-                payload = message.payload
+                context, payload = writer.contexts[message.component], message.payload
                 self._run_hook(room, writer, message.component, lambda: hook.message(context, payload))
 
     # Peers.
@@ -198,7 +198,9 @@ class DecodeRole:
         for source in instance.parts:
             assert source.plan is not None
             hooks = {name: self._node.strategies[name].receiver() for name in source.plan.components}
-            room._writers[source.name] = Writer(source, source.plan, hooks, room._expect(source.plan))
+            writer = Writer(source, source.plan, hooks, room._expect(source.plan))
+            writer.contexts = {name: self._context(room, writer, name) for name in hooks}
+            room._writers[source.name] = writer
         room._settle()
 
         def job() -> None:
@@ -214,12 +216,9 @@ class DecodeRole:
         self._node.fences.submit(("room", room.room), job)
 
     def _prepare(self, room: Receiving, writer: Writer) -> None:
-        """On a data thread: grant the memory, and let the hooks say what their counterparts need."""
-        if self._fencing is not None:
-            addresses, nbytes = _granted(room, writer)
-            self._fencing.grant(writer.source.name, room.room, room.generation, addresses, nbytes)
+        """On a data thread: let the hooks say what their counterparts need, and grant the memory."""
         for name, hook in writer.hooks.items():
-            prepared = hook.prepare(self._context(room, writer, name))
+            prepared = hook.prepare(writer.contexts[name])
             if len(prepared) > MAX_PREPARED:
                 raise StatelinkError(
                     f"the receive hook of component {name!r} prepared {len(prepared)} bytes",
@@ -228,6 +227,9 @@ class DecodeRole:
                 )
             if prepared:
                 writer.prepared[name] = prepared
+        if self._fencing is not None:
+            addresses, nbytes = _granted(room, writer)
+            self._fencing.grant(writer.source.name, room.room, room.generation, addresses, nbytes)
 
     def _request(self, room: Receiving) -> None:
         if room.status in ENDED:
@@ -259,10 +261,7 @@ class DecodeRole:
         for name, grains in message.grains.items():
             hook = writer.hooks.get(name)
             if hook is not None and type(hook).arrived is not ReceiveHook.arrived and room.status not in ENDED:
-                context, arrival = (
-                    self._context(room, writer, name),
-                    Arrival(message.number, grains, message.layers),
-                )
+                context, arrival = writer.contexts[name], Arrival(message.number, grains, message.layers)
                 self._run_hook(room, writer, name, lambda h=hook, c=context, a=arrival: h.arrived(c, a))  # type: ignore[misc]
 
     def _finished(self, room: Receiving, writer: Writer, message: wire.Finished) -> None:
@@ -284,7 +283,7 @@ class DecodeRole:
         writer.digests = message.digests
         for name, hook in writer.hooks.items():
             if type(hook).finish is not ReceiveHook.finish and room.status not in ENDED:
-                context = self._context(room, writer, name)
+                context = writer.contexts[name]
                 self._run_hook(room, writer, name, lambda h=hook, c=context: h.finish(c))  # type: ignore[misc]
         self._maybe_succeed(room)
 
@@ -322,7 +321,7 @@ class DecodeRole:
             self._revoke(room, writer)
             for name, hook in writer.hooks.items():
                 if type(hook).abort is not ReceiveHook.abort:
-                    context = self._context(room, writer, name)
+                    context = writer.contexts[name]
                     self._run_hook(room, writer, name, lambda h=hook, c=context: h.abort(c))  # type: ignore[misc]
         if not room._writers and room._instance is not None:
             self._tell_unasked(room, room._instance, reason)
@@ -360,10 +359,23 @@ class DecodeRole:
     def _leave(self, room: Receiving) -> None:
         """Let go of the instance, once nothing of it can land in this room's memory; until then it is asked again."""
         room._settle()
+        if room.status in ENDED:
+            self._release_hooks(room)
         if room._instance is None or room.status not in ENDED or not room.quiesced:
             return
         if room._instance.rooms.get(room.room) is room:  # else its id is in use again
             del room._instance.rooms[room.room]
+
+    def _release_hooks(self, room: Receiving) -> None:
+        """Tell the hooks of writers of which nothing can land any more."""
+        for writer in room._writers.values():
+            if writer.released or writer.owes or not writer.closed:
+                continue
+            writer.released = True
+            for name, hook in writer.hooks.items():
+                if type(hook).released is not ReceiveHook.released:
+                    call = partial(hook.released, writer.contexts[name])
+                    self._node.movers.submit(("hook", room.room), call)
 
     def _revoke(self, room: Receiving, writer: Writer) -> None:
         """Take the memory back, where this side can alone; done means that nothing can land any more."""
@@ -432,7 +444,9 @@ class DecodeRole:
                 else:
                     self._await(transfer, done)
 
-        self._node.fences.submit(("hook", room.room), job)
+        # Behind what is under way for the room (preparing its request), and not in the way of fences.
+        movers = partial(self._node.movers.submit, ("hook", room.room), job)
+        self._node.fences.submit(("room", room.room), movers)
 
     def _await(self, transfer: Transfer, then: Callable[[bool], None]) -> None:
         """Poll one transfer on a data thread, without holding the thread, until it ends."""
@@ -473,15 +487,21 @@ class DecodeRole:
     def _use(self, room: Receiving, writer: Writer) -> Use:
         return Use(sender=self._node.name, to=writer.source.name, room=room.room, generation=room.generation)
 
-    def _context(self, room: Receiving, writer: Writer, component: str) -> HookRoom:
-        return HookRoom(self._node, room, writer.source.name, component, writer.source.address)
+    def _context(self, room: Receiving, writer: Writer, component: str) -> ReceiveRoom:
+        def fail(error: Exception) -> None:
+            reason = reason_of(error, room=room.room, component=component, peer=writer.source.name)
+            self._node.post(lambda: self.fail(room, reason))
+
+        return ReceiveRoom(self._node, room, writer, component, self._fencing, fail)
 
 
 def _granted(room: Receiving, writer: Writer) -> tuple[np.ndarray, np.ndarray]:
-    """Whole items of the buffers that a writer is assigned: addresses and lengths, sorted, disjoint, merged."""
+    """Whole items of the buffers that a writer is assigned and writes itself: addresses and lengths, sorted, disjoint, merged."""
     inventory = room._node.inventory
     lows, sizes = [], []
     for share in writer.plan.assignment.shares:
+        if not writer.hooks[share.component].in_place:
+            continue  # it writes to memory of the strategy's
         component = inventory.component(share.component)
         chosen = set(share.buffers)
         buffers = [buffer for buffer in component.buffers if buffer.name in chosen]

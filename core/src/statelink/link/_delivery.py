@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ from statelink.backend import Blocks, Moved
 from statelink.errors import Reason, RoomError
 from statelink.plan import ComponentPlan, Move, plan_move
 
-from ._hook_room import HookRoom
 from ._mover import Moving, move, reason_of
 from ._transport import check_transport
 from ._verify import digest_of
@@ -37,10 +36,10 @@ class Delivered(NamedTuple):
     moved: dict[str, Moved]
 
 
-def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
+def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[None, None, Delivered]:
     """Plan, hand to the strategies, submit, and wait until everything is visible at the destination.
 
-    Never raises: what goes wrong is in the result.
+    Gives the thread back, by a ``yield``, where a strategy has to wait. Never raises: what goes wrong is in the result.
     """
     counted = _Counted()
     grains: dict[str, tuple[int, int]] = {}
@@ -61,7 +60,7 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Delivered:
         for _, piece in moves:
             digest = digest_of(piece.content(), delivery.cancelled)
             delivery.digests[piece.component] = delivery.digests.get(piece.component, 0) + digest
-    moving = move(
+    moving = yield from move(
         node.backend,
         destination.name,
         counted.all(node, delivery, [piece for _, piece in moves]),
@@ -142,7 +141,7 @@ def _check_covered(delivery: Delivery) -> None:
 def _finish(node: Node, delivery: Delivery) -> Reason | None:
     for name, hook in delivery.hooks.items():
         try:
-            hook.finish(HookRoom(node, delivery.request, delivery.destination.name, name))
+            hook.finish(delivery.contexts[name])
         except Exception as error:
             return reason_of(error, room=delivery.request.room, component=name, strategy=node.strategies[name].name)
     return None
@@ -154,14 +153,19 @@ class _Counted:
     def __init__(self) -> None:
         self.blocks: dict[str, int] = {}
 
-    def all(self, node: Node, delivery: Delivery, moves: list[Move]) -> Iterator[Blocks]:
+    def all(self, node: Node, delivery: Delivery, moves: list[Move]) -> Iterator[Blocks | None]:
         """Join small batches of neighbouring components, since one submission costs more than one block."""
         limit = node.backend.capabilities.max_blocks
         waiting: list[Blocks] = []
         count = 0
         for piece in moves:
-            context = HookRoom(node, delivery.request, delivery.destination.name, piece.component)
-            for blocks in delivery.hooks[piece.component].chunk(context, piece):
+            for blocks in delivery.hooks[piece.component].chunk(delivery.contexts[piece.component], piece):
+                if blocks is None:
+                    if waiting:
+                        yield Blocks.concatenate(waiting)
+                        waiting, count = [], 0
+                    yield None
+                    continue
                 self.blocks[piece.component] = self.blocks.get(piece.component, 0) + blocks.count
                 if count + blocks.count > limit and waiting:
                     yield Blocks.concatenate(waiting)

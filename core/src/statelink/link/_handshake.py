@@ -77,7 +77,7 @@ def check_card(ours: Card, theirs: Card) -> None:
             raise PeerError(
                 f"the two sides carry component {name!r} by different strategies",
                 cause=f"{known_strategy!r} here, {strategy!r} there",
-                hint="install the same plugins on both sides",
+                hint="install the same plugins, and configure the same staging, on both sides",
                 code="peer.strategy",
                 **who,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -72,20 +72,22 @@ class Moving(NamedTuple):
 def move(
     backend: Backend,
     peer: str,
-    parts: Iterable[Blocks],
+    parts: Iterable[Blocks | None],
     *,
     room: int,
     generation: int,
     tables: tuple[RegionTable, RegionTable],
     slice_bytes: int,
     cancelled: threading.Event,
-) -> Moving:
+) -> Generator[None, None, Moving]:
     """Write batches to a peer and wait until they are visible there. Runs on a data thread.
+
+    Gives the thread back, by a ``yield``, where nothing is under way and there is nothing to submit yet.
 
     Args:
         backend: The backend.
         peer: Link name of the destination.
-        parts: Batches of blocks.
+        parts: Batches of blocks; ``None`` where everything before has to be visible, and more may take a while.
         room: The request.
         generation: Which use of the room id.
         tables: Region tables of the source and of the destination.
@@ -99,6 +101,16 @@ def move(
     unsettled: frozenset[Side] = frozenset()
     try:
         for part in parts:
+            if part is None:
+                if running:
+                    running, failure = _wait(backend, running, cancelled, len(running))
+                    if failure is not None:
+                        raise failure
+                else:
+                    yield
+                if cancelled.is_set():
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
+                continue
             tables[0].check(part.source, part.nbytes, part.source_region, "source")
             tables[1].check(part.target, part.nbytes, part.target_region, "destination")
             for piece in part.slices(limits.max_blocks, min(limits.max_bytes, slice_bytes)):

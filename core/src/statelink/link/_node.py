@@ -258,6 +258,8 @@ class Node:
         for lane in (self.setup, self.fences, self.verifiers):
             ended = (lane is self.movers or lane.close(timeout)) and ended
         self.rendezvous.close()
+        for strategy in set(self.strategies.values()):
+            strategy.close()
         return self._loop.stop(timeout) and ended
 
     def _close_backend(self) -> None:

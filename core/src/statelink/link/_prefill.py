@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from statelink import wire
-from statelink.backend import Moved, Side
+from statelink.backend import Moved, SendHook, Side
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import Items, required, whole
 
@@ -16,7 +17,7 @@ from ._deadlines import Deadlines
 from ._delivery import Delivered, deliver
 from ._destinations import Destination, Destinations
 from ._early import Early
-from ._hook_room import HookRoom
+from ._hook_room import SendRoom
 from ._mover import reason_of
 from ._sending import Delivery, Push, Sending
 from ._status import ENDED, Status
@@ -209,9 +210,12 @@ class PrefillRole:
             listed = Items(wire.unpack_items(given), given.first)
             targets[name] = required(component_plan.target, request.tokens, request.prefix, listed)
         hooks = {name: self._node.strategies[name].sender() for name in plan.components}
+        delivery = Delivery(peer, request, plan, targets, hooks)
         for name, hook in hooks.items():
-            hook.open(HookRoom(self._node, request, peer.name, name), request.prepared.get(name, b""))
-        return Delivery(peer, request, plan, targets, hooks)
+            context = SendRoom(self._node, request, peer.name, name, lambda: self._carry(room, delivery))
+            delivery.contexts[name] = context
+            hook.open(context, request.prepared.get(name, b""))
+        return delivery
 
     def _pump(self, room: Sending) -> None:
         """Send what is queued, in order, once every destination has asked."""
@@ -231,10 +235,26 @@ class PrefillRole:
         self._node.hold_pushes(1, admitted=True)
 
         def job() -> None:
-            result = deliver(node, delivery, push)
-            node.post(lambda: self._delivered(room, delivery, push, result))
+            delivery.line.append(push)
+            if len(delivery.line) == 1:  # else it follows when those before it have gone out
+                self._carry(room, delivery)
 
         node.movers.submit(("peer", delivery.destination.name), job)
+
+    def _carry(self, room: Sending, delivery: Delivery) -> None:
+        """Let the pushes of a delivery go out, up to where a strategy waits. Runs in the lane of the destination."""
+        while delivery.line:
+            push = delivery.line[0]
+            if delivery.under_way is None:
+                delivery.under_way = deliver(self._node, delivery, push)
+            try:
+                next(delivery.under_way)
+            except StopIteration as ended:
+                delivery.under_way = None
+                delivery.line.popleft()
+                self._node.post(partial(self._delivered, room, delivery, push, ended.value))
+            else:
+                return  # its strategy wakes it, or the end of the room does
 
     def _delivered(self, room: Sending, delivery: Delivery, push: Push, result: Delivered) -> None:
         delivery.jobs -= 1
@@ -291,7 +311,7 @@ class PrefillRole:
         if room is None or delivery is None or message.component not in delivery.hooks:
             return
         hook = delivery.hooks[message.component]
-        context = HookRoom(self._node, message, peer.name, message.component)
+        context = delivery.contexts[message.component]
 
         def job() -> None:
             try:
@@ -347,16 +367,17 @@ class PrefillRole:
         room._queue.clear()
         for delivery in room._deliveries.values():
             delivery.cancelled.set()
-            self._abort_hooks(delivery)
+            self._abort_hooks(room, delivery)
             self._send(wire.Failed(**self._use(delivery), reason=reason))
         if not room._deliveries and not known:
             self._remember_end(room.room, reason, remote=False)
         self._drain(room)
 
-    def _abort_hooks(self, delivery: Delivery) -> None:
+    def _abort_hooks(self, room: Sending, delivery: Delivery) -> None:
         def job() -> None:
+            self._carry(room, delivery)  # what waits would wait for ever
             for name, hook in delivery.hooks.items():
-                hook.abort(HookRoom(self._node, delivery.request, delivery.destination.name, name))
+                hook.abort(delivery.contexts[name])
 
         self._node.movers.submit(("peer", delivery.destination.name), job)
 
@@ -368,7 +389,20 @@ class PrefillRole:
             if room.status is Status.FAILED and delivery.still and not delivery.drained:
                 delivery.drained = True
                 self._send(wire.Drained(**self._use(delivery)))
+            if room.status is Status.FAILED and delivery.unread and not delivery.released:
+                delivery.released = True
+                self._release_hooks(delivery)
         room._settle()
+
+    def _release_hooks(self, delivery: Delivery) -> None:
+        hooks = {name: hook for name, hook in delivery.hooks.items() if type(hook).released is not SendHook.released}
+
+        def job() -> None:
+            for name, hook in hooks.items():
+                hook.released(delivery.contexts[name])
+
+        if hooks:
+            self._node.movers.submit(("peer", delivery.destination.name), job)
 
     def _poll_pending(self, room: Sending, delivery: Delivery) -> None:
         """Look after transfers that a cancelled job left running, until they end."""

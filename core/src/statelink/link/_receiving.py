@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from statelink.backend import Moved, ReceiveHook
 
     from ._decode import DecodeRole
+    from ._hook_room import ReceiveRoom
     from ._instance import Instance, Source
     from ._node import Node
 
@@ -42,6 +43,8 @@ class Writer:
         prepared: What this side's hooks prepared for it.
         digests: What it said of what it moved, where both sides verify.
         verified: Whether that was compared with what arrived, or is being.
+        contexts: What each hook sees.
+        released: Whether the hooks were told that nothing of it can land any more.
     """
 
     source: Source
@@ -56,6 +59,8 @@ class Writer:
     digests: Mapping[str, bytes] = field(default_factory=dict)
     verified: bool = False
     came: set[str] = field(default_factory=set)
+    contexts: dict[str, ReceiveRoom] = field(default_factory=dict)
+    released: bool = False
 
 
 class Receiving(Room):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from statelink.backend import Moved, SendHook, Transfer
     from statelink.wire import Request
 
+    from ._delivery import Delivered
     from ._destinations import Destination
+    from ._hook_room import SendRoom
     from ._node import Node
     from ._prefill import PrefillRole
 
@@ -64,6 +66,9 @@ class Delivery:
         plan: What this rank writes for it.
         targets: Destination items per component.
         hooks: Send hook per component.
+        contexts: What each of them sees.
+        line: Pushes that have not gone out; the first is under way. Belongs to the lane of the destination.
+        under_way: What goes on with the first of them, once its strategy was woken; likewise.
         covered: Per component, which granules of which layer were moved: bool, one row a layer.
         dues: What is due, per component; kept once it was computed.
         moved: What was moved.
@@ -75,6 +80,7 @@ class Delivery:
         finished: Whether its last word was sent.
         accepted: Whether the destination has everything.
         drained: Whether it was told that nothing is in flight.
+        released: Whether the hooks were told that nothing reads this side's memory for it.
     """
 
     destination: Destination
@@ -82,6 +88,9 @@ class Delivery:
     plan: PairPlan
     targets: dict[str, Items]
     hooks: dict[str, SendHook]
+    contexts: dict[str, SendRoom] = field(default_factory=dict)
+    line: deque[Push] = field(default_factory=deque)
+    under_way: Generator[None, None, Delivered] | None = None
     covered: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     dues: dict[str, Due] = field(default_factory=dict)
     moved: dict[str, Moved] = field(default_factory=dict)
@@ -93,6 +102,7 @@ class Delivery:
     finished: bool = False
     accepted: bool = False
     drained: bool = False
+    released: bool = False
 
     def owed(self, component: str) -> Due:
         """What of a component must move, all pushes together."""

@@ -13,8 +13,9 @@ from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
 from ._content import Content
 from ._items import Items, Pages, pushed, required
 from ._match import differences, match
-from ._move import Move, arrived_content, plan_move
+from ._move import Move, arrived_content, expected_move, plan_move
 from ._numbers import whole
+from ._pack import Places, Tile
 from ._pairing import Due, due
 from ._payload import indices_of
 from ._positions import item_positions, required_span
@@ -32,11 +33,14 @@ __all__ = [
     "Move",
     "Pages",
     "PairPlan",
+    "Places",
     "Share",
+    "Tile",
     "arrived_content",
     "compile_pair",
     "differences",
     "due",
+    "expected_move",
     "indices_of",
     "item_positions",
     "match",

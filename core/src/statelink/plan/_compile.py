@@ -79,6 +79,12 @@ class ComponentPlan(NamedTuple):
     layer_nbytes: dict[int, int]
 
     @property
+    def block_nbytes(self) -> float:
+        """Mean bytes of the blocks of a granule; items that are neighbours on both sides make them longer."""
+        blocks = sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
+        return self.grain_nbytes / blocks if blocks else 0.0
+
+    @property
     def layers(self) -> list[int]:
         """The model layers that it moves, in order; `NO_LAYER` first where there are buffers without one."""
         return sorted(self.layer_nbytes)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from statelink.errors import RoomError
+
 from ._blocks import Blocks
 from ._content import Content, contents
 from ._items import Items
+from ._pack import Places, Tile, parcels, places
 from ._pairing import Due, Pairs, pair
 
 if TYPE_CHECKING:
     from ._compile import ComponentPlan, Group
 
-__all__ = ["Move", "arrived_content", "plan_move"]
+__all__ = ["Move", "arrived_content", "expected_move", "plan_move"]
 
 MAX_BATCH = 1 << 15
 """Most blocks in one batch of `Move.blocks`. It bounds what stands in memory, not what is moved. Arrays of this size
@@ -73,8 +76,38 @@ class Move:
 
     def content(self) -> Iterator[Content]:
         """The bytes of this move as they lie at the source; see `Content`."""
-        groups = tuple(_of_layers(group, self.layers) for group in self._plan.groups) if self.nbytes else ()
-        return contents(groups, self._pairs, "source")
+        return contents(self._chosen() if self.nbytes else (), self._pairs, "source")
+
+    @property
+    def block_nbytes(self) -> float:
+        """Mean bytes of its blocks, where no neighbouring items are joined."""
+        return self._plan.block_nbytes
+
+    def only(self, layers: tuple[int, int] | None) -> Move:
+        """The part of it that belongs to these layers; ``None`` for all of it."""
+        return self if layers == self.layers else Move(self._plan, self._pairs, layers)
+
+    def parcels(self, limit: int) -> Iterator[tuple[Tile, ...]]:
+        """All of it, cut into parcels of at most ``limit`` bytes.
+
+        Raises:
+            RoomError: A piece that cannot be divided is larger (``room.staging``).
+        """
+        return parcels(self._chosen(), self._pairs, limit) if self.nbytes else iter(())
+
+    def places(self, tile: Tile, side: Literal["source", "target"]) -> Places:
+        """Where the bytes of a tile lie on one side, in the order in which they are packed.
+
+        Raises:
+            RoomError: It names what does not move; a peer may have sent it.
+        """
+        groups = self._chosen()
+        if not 0 <= tile.group < len(groups):
+            raise RoomError("a tile names what is not due", cause=str(tile), code="room.staging")
+        return places(groups[tile.group], self._pairs, tile, side)
+
+    def _chosen(self) -> tuple[Group, ...]:
+        return tuple(_of_layers(group, self.layers) for group in self._plan.groups)
 
     def _group_blocks(self, group: Group, max_blocks: int) -> Iterator[Blocks]:
         buffers = len(group.source)
@@ -114,10 +147,25 @@ def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[C
         target: The destination's items.
         owed: What is `due` for the request.
     """
+    return contents(plan.groups, _all_pairs(plan, target, owed), "target")
+
+
+def expected_move(plan: ComponentPlan, target: Items, owed: Due) -> Move:
+    """All moves of a request in one, as the destination knows it: only its target side means anything.
+
+    Args:
+        plan: Compiled for this pair of ranks.
+        target: The destination's items.
+        owed: What is `due` for the request.
+    """
+    return Move(plan, _all_pairs(plan, target, owed), None)
+
+
+def _all_pairs(plan: ComponentPlan, target: Items, owed: Due) -> Pairs:
     # Where the source's items lie is the source's business; here they only have to be there.
     page = plan.source.page
     anywhere = Items(np.zeros(owed.last * plan.granule // page + 1 if page else 1, np.int64), 0)
-    return contents(plan.groups, pair(plan.source, plan.target, anywhere, target, owed), "target")
+    return pair(plan.source, plan.target, anywhere, target, owed)
 
 
 def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:

@@ -1,0 +1,62 @@
+"""Which components of a link are staged, as it is configured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from statelink.backend import DIRECT
+from statelink.errors import ConfigError
+from statelink.staged import Staged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statelink.backend import Backend, Strategy
+    from statelink.link import Staging
+    from statelink.state import Inventory
+
+__all__ = ["open_strategies", "stage"]
+
+
+def stage(
+    strategies: Mapping[str, Strategy], backend_type: type[Backend], settings: Staging | None
+) -> dict[str, Strategy]:
+    """Stage what is configured to be, of the components that would move directly.
+
+    Raises:
+        ConfigError: A component that is configured is not there, or has a strategy of its own.
+    """
+    if settings is None:
+        return dict(strategies)
+    modes: dict[str, Literal["auto", "always"]] = {}
+    for name, strategy in strategies.items():
+        mode = settings.components.get(name, settings.mode)
+        if mode != "never" and strategy is DIRECT:
+            modes[name] = mode
+    for name, mode in settings.components.items():
+        if mode != "never" and name not in modes:
+            known = strategies.get(name)
+            raise ConfigError(
+                f"component {name!r} cannot be staged",
+                cause=f"it moves by strategy {known.name!r}"
+                if known is not None
+                else f"this rank has {', '.join(strategies)}",
+                code="config.staging",
+            )
+    staged = Staged(
+        backend_type.capabilities,
+        ring_bytes=settings.ring_bytes,
+        parcel_bytes=settings.parcel_bytes,
+        modes=modes,
+    )
+    return {name: staged if name in modes else strategy for name, strategy in strategies.items()}
+
+
+def open_strategies(strategies: Mapping[str, Strategy], inventory: Inventory) -> Inventory:
+    """Let strategies bring memory of their own; the inventory with it."""
+    for strategy in set(strategies.values()):
+        brings = strategy.open(inventory, [name for name, other in strategies.items() if other is strategy])
+        inventory = msgspec.structs.replace(inventory, regions=(*inventory.regions, *brings))
+    return inventory

@@ -1,0 +1,149 @@
+"""Packing: the bytes of a move one after the other, in an order that both sides work out alike.
+
+A *parcel* is what is packed together; it is made of *tiles*. A tile is some granules of some buffers of one geometry. Its
+bytes lie buffer by buffer, in each of them granule by granule, and in each granule run by run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import RoomError
+
+if TYPE_CHECKING:
+    from ._compile import Group
+    from ._pairing import Pairs
+
+__all__ = ["Places", "Tile", "parcels", "places"]
+
+MAX_TILES = 256
+"""Most tiles of a parcel: their list travels in one message."""
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+
+class Tile(NamedTuple):
+    """Some granules of some buffers of one geometry.
+
+    Attributes:
+        group: Which geometry.
+        buffers: ``[first, last)`` among its buffers of the layers that move.
+        grains: ``[first, last)`` places among the granules that are due.
+    """
+
+    group: int
+    buffers: tuple[int, int]
+    grains: tuple[int, int]
+
+
+class Places(NamedTuple):
+    """Where the bytes of a tile lie on one side, in the order in which they are packed.
+
+    Attributes:
+        addresses: Per buffer, the address of item 0; uint64.
+        rows: Rows of ``width`` bytes, counted from item 0, the same for every buffer; int64.
+        width: Bytes of a row.
+    """
+
+    addresses: U64
+    rows: I64
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tile."""
+        return len(self.addresses) * len(self.rows) * self.width
+
+
+def parcels(groups: tuple[Group, ...], pairs: Pairs, limit: int) -> Iterator[tuple[Tile, ...]]:
+    """Cut what ``pairs`` move into parcels of at most ``limit`` bytes. A granule of one buffer is never cut.
+
+    Raises:
+        RoomError: A granule of one buffer is larger than ``limit``.
+    """
+    parcel: list[Tile] = []
+    room = limit
+    for number, group in enumerate(groups):
+        width, count = group.runs.total, len(group.source)
+        if width > limit:
+            raise RoomError(
+                "a piece of a component can never fit into its staging memory",
+                cause=f"{width} bytes cannot be divided, and a parcel has {limit} at most",
+                hint="make the staging memory of both sides larger, or leave the component out of staging",
+                code="room.staging",
+            )
+        for low, high in _spans(pairs) if count else ():
+            while low < high:
+                rows = min(high - low, room // (width * count))
+                if rows:
+                    parcel.append(Tile(number, (0, count), (low, low + rows)))
+                    room -= rows * width * count
+                    low += rows
+                elif parcel and width * count <= limit:
+                    room = 0
+                else:  # one granule of all buffers is more than fits
+                    first = 0
+                    while first < count:
+                        last = min(count, first + room // width)
+                        if last > first:
+                            parcel.append(Tile(number, (first, last), (low, low + 1)))
+                            room -= (last - first) * width
+                        if last < count or len(parcel) == MAX_TILES:
+                            yield tuple(parcel)
+                            parcel, room = [], limit
+                        first = last
+                    low += 1
+                if parcel and (not room or len(parcel) >= MAX_TILES):
+                    yield tuple(parcel)
+                    parcel, room = [], limit
+    if parcel:
+        yield tuple(parcel)
+
+
+def places(group: Group, pairs: Pairs, tile: Tile, side: Literal["source", "target"]) -> Places:
+    """Where a tile's bytes lie on one side.
+
+    Raises:
+        RoomError: The tile names buffers or granules that ``pairs`` and ``group`` do not have.
+    """
+    first, last = tile.grains
+    known = pairs.due
+    if isinstance(known, slice):
+        low, high = first - known.start, last - known.start
+        there = 0 <= low < high <= len(pairs)
+    else:
+        low, high = (int(at) for at in np.searchsorted(known, (first, last)))
+        there = low < high and high - low == last - first and int(known[low]) == first
+    if not there or not 0 <= tile.buffers[0] < tile.buffers[1] <= len(group.source):
+        raise RoomError("a tile names what is not due", cause=str(tile), code="room.staging")
+    runs = group.runs
+    if side == "source":
+        items, parts, stride = pairs.source, pairs.source_part, group.source_stride
+        starts, steps, addresses = runs.source, runs.source_step, group.source
+    else:
+        items, parts, stride = pairs.target, pairs.target_part, group.target_stride
+        starts, steps, addresses = runs.target, runs.target_step, group.target
+    # Rows of one width, so that all of them are gathered or scattered in one go.
+    width = int(np.gcd.reduce(np.concatenate((runs.nbytes, starts, steps, [stride]))))
+    each = runs.nbytes // width
+    within = np.arange(int(each.sum())) - np.repeat(np.cumsum(each) - each, each)
+    rows = (items[low:high] * (stride // width))[:, None] + (np.repeat(starts // width, each) + within)
+    if parts is not None:
+        rows += parts[low:high, None] * np.repeat(steps // width, each)
+    return Places(addresses[slice(*tile.buffers)], rows.ravel(), width)
+
+
+def _spans(pairs: Pairs) -> list[tuple[int, int]]:
+    """The granules that move, as ranges of places among those that are due."""
+    known = pairs.due
+    if isinstance(known, slice):
+        return [(known.start, known.stop)]
+    if not len(known):
+        return []
+    ends = np.flatnonzero(np.diff(known) != 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(known, ends)]

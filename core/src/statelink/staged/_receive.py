@@ -1,0 +1,134 @@
+"""The decode side of a staged component."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from statelink.backend import ReceiveContext, ReceiveHook
+from statelink.errors import RoomError, WireError
+
+from ._messages import Ask, Lent, Place, Written, read, write
+
+if TYPE_CHECKING:
+    from statelink.plan import Move
+
+    from ._ring import Ring
+
+__all__ = ["StagedReceive"]
+
+MOST = 16
+"""Most parcels that one writer may have asked for, and not written, of one component of one room."""
+
+
+class StagedReceive(ReceiveHook):
+    """One component of one room, from one writer.
+
+    Args:
+        rings: Component to our ring for it; those whose memory cannot be staged are absent.
+        wanted: Whether a component's moves are to be staged.
+    """
+
+    def __init__(self, rings: Mapping[str, Ring], wanted: Callable[[str, Move], bool]) -> None:
+        self._rings = rings
+        self._ring: Ring | None = None
+        self._wanted = wanted
+        self._move: Move | None = None
+        self._lock = threading.Lock()
+        self._asked: dict[int, int] = {}
+        self._lent: dict[int, int] = {}
+        self._next = 0
+        self._nbytes = 0
+        self._failed = False
+        self._over = False
+
+    def prepare(self, context: ReceiveContext) -> bytes:
+        """Decide, and tell prefill: our ring, or nothing where its blocks go straight to where they belong."""
+        move = context.expected()
+        ring = self._rings.get(context.component)
+        if ring is None or not move.nbytes or not self._wanted(context.component, move):
+            return b""
+        self.in_place, self._move, self._ring = False, move, ring
+        return write(Place(ring.region, ring.memory.address, ring.memory.nbytes))
+
+    def message(self, context: ReceiveContext, payload: bytes) -> None:
+        """Prefill asks for space, or has written."""
+        said = read(payload)
+        if self._ring is None or self._move is None or isinstance(said, Lent):
+            raise WireError(f"prefill says {type(said).__name__.lower()!r} of a component that is not staged")
+        if isinstance(said, Ask):
+            self._ask(context, said, self._ring)
+        else:
+            self._written(said, self._move, self._ring)
+
+    def _ask(self, context: ReceiveContext, said: Ask, ring: Ring) -> None:
+        with self._lock:
+            if self._failed:
+                return
+            if said.number != self._next or len(self._asked) >= MOST:
+                raise WireError("prefill asks for too much space at once, or twice", cause=str(said))
+            self._next += 1
+            self._asked[said.number] = said.nbytes
+
+        def lend(at: int) -> None:
+            with self._lock:
+                over = self._over
+                if not over:
+                    self._lent[said.number] = at
+            if over:
+                ring.give(at)
+                return
+            answer = write(Lent(said.number, at))
+            context.lend(ring.memory.address + at, said.nbytes, lambda: context.message(answer))
+
+        ring.ask(self, said.nbytes, lend)
+
+    def _written(self, said: Written, move: Move, ring: Ring) -> None:
+        with self._lock:
+            if self._failed:
+                return
+            at, nbytes = self._lent.get(said.number), self._asked.get(said.number)
+        if at is None or nbytes is None:
+            raise WireError("prefill wrote where nothing was lent", cause=f"parcel {said.number}")
+        part = move.only(said.layers)
+        places = [part.places(tile, "target") for tile in said.parts()]
+        total = sum(each.nbytes for each in places)
+        if total != nbytes:
+            raise WireError("a parcel is not what was asked for", cause=f"{nbytes} bytes asked for, {total} written")
+        ring.memory.unpack(places, at)
+        with self._lock:
+            del self._asked[said.number], self._lent[said.number]
+            self._nbytes += nbytes
+        ring.give(at)
+
+    def finish(self, context: ReceiveContext) -> None:
+        """Everything has come.
+
+        Raises:
+            RoomError: It has not.
+        """
+        if self._move is not None and self._nbytes != self._move.nbytes:
+            raise RoomError(
+                "a writer did not stage what the plan promised",
+                cause=f"{self._move.nbytes} bytes promised, {self._nbytes} written",
+                component=context.component,
+                code="room.bytes",
+            )
+
+    def abort(self, context: ReceiveContext) -> None:
+        """Ask for nothing more; what was lent may still be written to."""
+        with self._lock:
+            self._failed = True
+        if self._ring is not None:
+            self._ring.drop(self)
+
+    def released(self, context: ReceiveContext) -> None:
+        """Nothing of this writer can land in our ring any more."""
+        with self._lock:
+            self._failed = self._over = True
+            lent, self._lent = list(self._lent.values()), {}
+        if self._ring is not None:
+            self._ring.drop(self)
+            for at in lent:
+                self._ring.give(at)

@@ -1,0 +1,113 @@
+"""The strategy: which components are staged, and the memory that they go through."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from statelink.backend import Capabilities, ReceiveHook, SendHook, Strategy
+from statelink.errors import UnsupportedError
+from statelink.state import Region
+
+from ._memory import staging_memory
+from ._receive import StagedReceive
+from ._ring import Ring
+from ._send import StagedSend
+
+if TYPE_CHECKING:
+    from statelink.plan import Move
+    from statelink.state import Inventory
+
+__all__ = ["Staged"]
+
+log = logging.getLogger("statelink.staged")
+
+ROW_SECONDS = 60e-9
+COPY_BYTES = 10e9
+"""What gathering costs, and scattering once more: seconds for each row, and bytes a second. Measured with numpy."""
+
+_kept: list[Ring] = []
+"""Rings of links that closed while something might still write to them: their memory must not become somebody else's."""
+
+
+class Staged(Strategy):
+    """Through rings, where a backend would spend its time on small blocks. Of one link.
+
+    Args:
+        capabilities: Of the backend.
+        ring_bytes: Size of a ring; there is one for each kind of memory.
+        parcel_bytes: Most bytes of a parcel.
+        modes: Component to ``auto`` or ``always``.
+    """
+
+    name = "staged"
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        *,
+        ring_bytes: int,
+        parcel_bytes: int,
+        modes: Mapping[str, Literal["auto", "always"]],
+    ) -> None:
+        self._block_seconds = capabilities.block_seconds
+        self._ring_bytes = ring_bytes
+        self._parcel_bytes = min(parcel_bytes, ring_bytes)
+        self._modes = modes
+        self._rings: dict[str, Ring] = {}
+        self._ring_of: dict[str, Ring] = {}
+
+    def open(self, inventory: Inventory, components: Sequence[str]) -> Sequence[Region]:
+        """Make a ring for each kind of memory that the components lie in.
+
+        Raises:
+            UnsupportedError: A component that always is to be staged cannot be.
+        """
+        for name in components:
+            buffers = inventory.component(name).buffers
+            kinds = {inventory.regions[buffer.region].kind for buffer in buffers if buffer.count}
+            try:
+                if len(kinds) > 1:
+                    raise UnsupportedError(
+                        f"component {name!r} cannot be staged", cause=f"it lies in {', '.join(sorted(kinds))} memory"
+                    )
+                for kind in kinds:
+                    if kind not in self._rings:
+                        memory = staging_memory(kind, self._ring_bytes)
+                        self._rings[kind] = Ring(memory, len(inventory.regions) + len(self._rings))
+                    self._ring_of[name] = self._rings[kind]
+            except UnsupportedError as error:
+                if self._modes[name] == "always":
+                    raise
+                log.info("component %s is not staged: %s", name, error)
+        memories = [ring.memory for ring in self._rings.values()]
+        return [Region(memory.address, memory.nbytes, memory.kind) for memory in memories]
+
+    def sender(self) -> SendHook:
+        """A hook for one room and destination."""
+        return StagedSend(self._ring_of, self._parcel_bytes)
+
+    def receiver(self) -> ReceiveHook:
+        """A hook for one room and writer."""
+        return StagedReceive(self._ring_of, self._wanted)
+
+    def _wanted(self, component: str, move: Move) -> bool:
+        """Whether a component's moves are to be staged: where a block costs more than copying it twice."""
+        copies = 2 * (ROW_SECONDS + move.block_nbytes / COPY_BYTES)
+        return self._modes[component] == "always" or self._block_seconds > copies
+
+    def snapshot(self) -> Mapping[str, int]:
+        """Bytes of the rings, lent and quarantined; and how many parcels wait for space."""
+        total: Counter[str] = Counter()
+        for ring in self._rings.values():
+            total.update(ring.snapshot())
+        return total
+
+    def close(self) -> None:
+        """Let go of the rings, unless something may still touch them."""
+        for ring in self._rings.values():
+            if ring.snapshot()["lent"]:
+                log.warning("%d bytes of a staging ring may still be touched: it is kept", ring.snapshot()["lent"])
+                _kept.append(ring)

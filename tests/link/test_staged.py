@@ -27,3 +27,15 @@ def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
     fleet.run(200)
     fleet.run(200, 64, (96, 160))
     fleet.run(48, 48)
+
+
+def test_layouts_and_spans(workshop: Workshop) -> None:
+    """Pages of other sizes, prefixes, pushes by layers, and every byte compared by digest as well."""
+    made = workshop.pair(verify="digest", staging=ALWAYS)
+    made.run()
+    made.run(200, 64, (96, 160))
+    made.run(48, 48)
+    run_by_layers(made)
+    other = workshop.pair(hybrid(), OTHER_PAGES, verify="digest", staging=ALWAYS)
+    other.run(192, 0, (96,))
+    other.run(250, 96)

@@ -138,6 +138,35 @@ def _locate(rank: Holder, addresses: list[int], regions: list[int], sizes: list[
     return found
 
 
+def pack(move: plan.Move, expected: plan.Move, limit: int, source: Holder, target: Holder, written: Bytes) -> int:
+    """The same by parcels: gathered at the source, and scattered by what the target knows itself; the bytes of all."""
+    moved = 0
+    for tiles in move.parcels(limit):
+        there = [byte for tile in tiles for byte in _bytes_of(source, move.places(tile, "source"))]
+        told = [over_the_wire(tuple(tile)) for tile in tiles]
+        part = expected.only(move.layers)
+        here = [byte for tile in told for byte in _bytes_of(target, part.places(plan.Tile(*tile), "target"))]
+        assert 0 < len(there) == len(here) <= limit
+        target.space.data[here] = source.space.data[there]
+        np.add.at(written, here, 1)
+        moved += len(here)
+    return moved
+
+
+def _bytes_of(rank: Holder, places: plan.Places) -> list[int]:
+    """Where in the rank's data each byte of a tile is."""
+    starts = (places.addresses[:, None] + places.rows.astype(np.uint64) * np.uint64(places.width)).ravel()
+    found = []
+    for region in rank.inventory.regions:
+        begin, end = np.uint64(region.address), np.uint64(region.address + region.nbytes - places.width)
+        inside = (starts >= begin) & (starts <= end)
+        found.append(np.where(inside, (starts - begin).astype(np.int64) + rank.space.start(region), -1))
+    at = np.max(found, axis=0)
+    assert at.min() >= 0, "a row leaves its region"
+    each: list[int] = (at[:, None] + np.arange(places.width)).ravel().tolist()
+    return each
+
+
 def check_parts(parts: list[Assignment], sources: int, targets: int) -> None:
     assert {part.source for part in parts} == set(range(sources)), "a source does not hear of the request"
     assert len({(part.source, part.target) for part in parts}) == len(parts)

@@ -15,7 +15,7 @@ import numpy as np
 from statelink import plan, state
 from statelink.plan import Pages
 
-from .carry import check_parts, compile_both, copy
+from .carry import check_parts, compile_both, copy, pack
 from .case import ceil_to, floor_to, heads_of
 from .engine import over_the_wire
 from .pools import Keeping, moved, need
@@ -228,8 +228,13 @@ def _as_rings(rows: state.Memory, ring: int) -> state.Memory:
     return msgspec.structs.replace(rows, shape=shape, strides=strides)
 
 
-def deliver(scene: Scene) -> Counter[str]:
-    """Move one request from every prefill rank to every decode rank, check all of it; returns bytes per component."""
+def deliver(scene: Scene, parcel: int = 0) -> Counter[str]:
+    """Move one request from every prefill rank to every decode rank, check all of it; returns bytes per component.
+
+    Args:
+        scene: What is where.
+        parcel: Most bytes of a parcel, if it is to be moved by parcels.
+    """
     rng = np.random.default_rng(scene.seed)
     sources = stations(scene, scene.source, "prefill", rng)
     targets = stations(scene, scene.target, "decode", rng)
@@ -244,6 +249,7 @@ def deliver(scene: Scene) -> Counter[str]:
     planned = 0
     for part in parts:
         source, target = sources[part.source], targets[part.target]
+        known = plan.compile_pair(source.seen, target.inventory, part)
         for name, component in compile_both(source, target, part).components.items():
             owed = plan.due(component.source, component.target, scene.tokens, scene.prefix)
             planned += component.grain_nbytes * len(owed)
@@ -254,6 +260,13 @@ def deliver(scene: Scene) -> Counter[str]:
                 for layers in _layers(scene, pools[name]):
                     move = plan.plan_move(component, items, wanted, owed, layers)
                     promised = 0
+                    if parcel:
+                        expected_move = plan.expected_move(known.components[name], wanted, owed)
+                        limit = max(parcel, *(group.runs.total for group in component.groups))
+                        promised = pack(move, expected_move, limit, source, target, written[part.target])
+                        assert promised == move.nbytes
+                        nbytes[name] += promised
+                        continue
                     for batch in move.blocks(scene.max_blocks):
                         copy(batch, source, target, written[part.target])
                         promised += batch.total

@@ -41,7 +41,9 @@ def snapshot(node: Node) -> dict[str, Any]:
         "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.quiesced),
         "quarantined_bytes": dict(quarantined),
         "held_bytes": dict(held),
-        "strategies": {each.name: dict(held) for each in set(node.strategies.values()) if (held := each.snapshot())},
+        "strategies": {
+            each.name: dict(numbers) for each in set(node.strategies.values()) if (numbers := each.snapshot())
+        },
         "load": {**node.load(), **node.role.load()},
         "dropped_frames": dict(node.channel.dropped),
         "refused_keys": node.channel.refused,

@@ -74,9 +74,10 @@ def read(payload: bytes) -> Message:
         WireError: They are none.
     """
     try:
-        return _message.decode(payload)
+        said: Message = _message.decode(payload)
     except msgspec.DecodeError as error:
         raise WireError("a staging message cannot be read", cause=str(error)) from error
+    return said
 
 
 def read_place(payload: bytes) -> Place:

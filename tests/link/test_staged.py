@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-from tests.helpers.pools import hybrid
-from tests.link.test_topology import TCP, Fleet, sharded
-from tests.link.test_verify import OTHER_PAGES, run_by_layers
+from tests.helpers.expect import carry
+from tests.helpers.pools import Mamba, hybrid
+from tests.link.test_topology import FAST, TCP, Fleet, sharded
+from tests.link.test_verify import FAULTY, OTHER_PAGES, run_by_layers
+
+import statelink
+from statelink import Status, state
+from statelink.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle
+    from tests.helpers.pair import Pair
     from tests.link.conftest import Workshop
 
 ALWAYS: dict[str, Any] = {"mode": "always", "ring_bytes": 96 << 10, "parcel_bytes": 32 << 10}
@@ -39,3 +49,212 @@ def test_layouts_and_spans(workshop: Workshop) -> None:
     other = workshop.pair(hybrid(), OTHER_PAGES, verify="digest", staging=ALWAYS)
     other.run(192, 0, (96,))
     other.run(250, 96)
+
+
+def ring(link: LinkHandle) -> dict[str, int]:
+    found: dict[str, int] = link.snapshot()["strategies"]["staged"]
+    return found
+
+
+def reach(link: LinkHandle, **numbers: int) -> None:
+    """Wait until a ring stands like this."""
+    until = time.monotonic() + 15
+    while {name: (seen := ring(link))[name] for name in numbers} != numbers and time.monotonic() < until:
+        time.sleep(0.01)
+    assert {name: seen[name] for name in numbers} == numbers, seen
+
+
+def test_many_rooms_and_peers_share_small_rings(workshop: Workshop) -> None:
+    """Rings hold two parcels, a request has dozens: everybody waits for everybody, and all of them go through."""
+    tight = {**ALWAYS, "ring_bytes": 48 << 10, "parcel_bytes": 24 << 10}
+    first = workshop.pair(staging=tight)
+    peer = first.beside(workshop.open("prefill", staging=tight, engine=workshop.engine()))
+    pairs = [first, peer]
+    rooms = []
+    for number in range(6):
+        made = pairs[number % 2]
+        case = made.case(48)
+        receiving, sending = made.begin(case, deadline=60)
+        made.push(sending, case, 16)
+        rooms.append((made, case, receiving, sending))
+    for made, case, receiving, sending in rooms:
+        receiving.succeeded(50)
+        sending.succeeded()
+        carry([made.prefill.memory], made.expected, case)
+        made.done(case)
+    first.verify()
+    peer.verify()
+    for link in (first.decode, first.prefill, peer.prefill):
+        reach(link, lent=0, waiting=0, quarantined=0)
+
+
+def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
+    """Decode is stopped and lends nothing; another decode is served over the same prefill link meanwhile."""
+    patient = {"staging": ALWAYS, "liveness": 60.0}
+    made = workshop.pair(decode_config={"engine": workshop.engine()}, **patient)
+    made.run()
+    case = made.case()
+    receiving, sending = made.begin(case)
+    sending.reach(Status.WAITING)
+    made.decode.engine.signal(signal.SIGSTOP)
+    try:
+        made.push(sending, case)
+        sending.reach(Status.TRANSFERRING)
+        other = made.prefill
+        decode = workshop.open("decode", **patient)
+        beside = type(made)(other, decode)
+        beside.run()
+        sending.abort("it takes too long")
+        assert "it takes too long" in sending.failed()
+        assert sending.wait(quiesced=True).quiesced, "nothing reads its memory while it waits for space"
+        reach(made.prefill, lent=0, quarantined=0)
+    finally:
+        made.decode.engine.signal(signal.SIGCONT)
+    assert "it takes too long" in receiving.failed()
+    assert receiving.wait(quiesced=True).quiesced
+    made.spoilt(case)
+    reach(made.decode, lent=0, quarantined=0)
+    made.run()
+
+
+def hang(workshop: Workshop, made: Pair, engine: Any) -> tuple[Any, Any, Any]:
+    """A request whose first parcel hangs in the library."""
+    case = made.case()
+    engine.run(FAULTY, "heal")
+    engine.run(FAULTY, "plan", "submit", "hang")
+    receiving, sending = made.begin(case)
+    made.push(sending, case)
+    until = time.monotonic() + 15
+    while not engine.run(FAULTY, "struck", "hang") and time.monotonic() < until:
+        time.sleep(0.01)
+    return case, receiving, sending
+
+
+@pytest.mark.parametrize("by", ["prefill", "decode"])
+def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: str) -> None:
+    """On prefill until the transfer has ended; on decode as well, unless its backend can take a grant back."""
+    made = workshop.pair(backend=f"faulty-{workshop.backend}", staging=ALWAYS)
+    made.run()
+    case, receiving, sending = hang(workshop, made, workshop.prefill)
+    (sending if by == "prefill" else receiving).abort("as planned")
+    assert "as planned" in receiving.failed()
+    assert "as planned" in sending.failed()
+    until = time.monotonic() + 10
+    while not (here := ring(made.prefill))["quarantined"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert 0 < here["quarantined"] == here["lent"] <= ALWAYS["ring_bytes"]
+    assert not sending.see().quiesced
+    if workshop.backend == "tcp":
+        assert receiving.wait(quiesced=True).quiesced
+        reach(made.decode, lent=0, quarantined=0)
+    else:
+        there = ring(made.decode)
+        assert 0 < there["quarantined"] == there["lent"]
+        assert not receiving.see().quiesced
+    held = ring(made.prefill)["quarantined"]
+    small = made.case(32)
+    second = made.begin(small)
+    made.push(second[1], small)
+    for room in reversed(second):
+        room.succeeded()  # through what is left of the rings
+    made.pardon(case)
+    made.arrived(small)
+    assert ring(made.prefill)["quarantined"] == held
+    workshop.prefill.run(FAULTY, "heal")
+    assert sending.wait(quiesced=True).quiesced
+    assert receiving.wait(quiesced=True).quiesced
+    for link in (made.prefill, made.decode):
+        reach(link, lent=0, quarantined=0)
+    made.spoilt(case)
+    made.run()
+
+
+def test_prefill_dies_in_the_middle(workshop: Workshop) -> None:
+    """Its space in decode's ring is lent again when it is certain that it writes no more."""
+    workshop.untidy = True
+    engine = workshop.engine()
+    engine.call("warm", f"faulty-{workshop.backend}")
+    config: dict[str, Any] = {"backend": f"faulty-{workshop.backend}", "staging": ALWAYS, **FAST}
+    made = workshop.pair(**config)
+    doomed = made.beside(workshop.open("prefill", engine=engine, **config))
+    case, receiving, _ = hang(workshop, doomed, engine)
+    reach(made.decode, quarantined=0)
+    assert ring(made.decode)["lent"]
+    engine.kill()
+    assert "lost" in receiving.failed() or "ended" in receiving.failed()
+    assert receiving.wait(quiesced=True).quiesced
+    reach(made.decode, lent=0, waiting=0, quarantined=0)
+    made.pardon(case)
+    made.done(case)
+    made.run()
+
+
+@TCP
+def test_what_can_never_fit_fails_that_room_alone(workshop: Workshop) -> None:
+    """A recurrent state of a layer is a piece that is not divided; pages are, however small the rings."""
+    tiny = {"mode": "always", "ring_bytes": 3000, "parcel_bytes": 1 << 20}
+    pools = hybrid(mamba=Mamba(inner=(16, 16)))
+    made = workshop.pair(pools, pools, staging=tiny)
+    case = made.case(64)
+    receiving, sending = made.begin(case)
+    made.push(sending, case)
+    for room in (receiving, sending):
+        text = room.failed()
+        assert "4096 bytes cannot be divided, and a parcel has 3000 at most" in text
+        assert room.wait(quiesced=True).quiesced
+    made.spoilt(case)
+    for link in (made.prefill, made.decode):
+        reach(link, lent=0, waiting=0, quarantined=0)
+    beside = workshop.pair(pools, pools, staging={**tiny, "components": {"mamba": "never"}})
+    beside.run()
+
+
+@TCP
+def test_one_side_stages(workshop: Workshop) -> None:
+    made = workshop.pair(staging=ALWAYS, decode_config={"staging": None})
+    case = made.case()
+    text = made.receive(case, deadline=20).failed()
+    assert "by different strategies" in text
+    assert "configure the same staging" in text
+    made.done(case)
+
+
+@TCP
+@pytest.mark.parametrize(("mode", "dim", "staged"), [("auto", 8, True), ("auto", 16384, False), ("never", 8, False)])
+def test_chosen_by_the_size_of_blocks(workshop: Workshop, mode: str, dim: int, staged: bool) -> None:
+    """Two tokens' worth of heads are a block: small ones are staged, large ones are not, the bytes are the same."""
+    config = {"backend": "tcp", "staging": {"mode": mode}}
+    ranks = (("p", 0), ("p", 1), ("d", 0))
+    shapes = {(role, rank): (4, 8, 2 - (role == "p"), dim) for role, rank in ranks}
+    pages = {
+        each: [np.random.default_rng([each[1], tensor]).integers(0, 255, shape, np.uint8) for tensor in range(2)]
+        for each, shape in shapes.items()
+    }
+
+    def opened(role: str, rank: int, ranks: int) -> statelink.Link:
+        part = state.kv_pages({0: pages[role, rank]}, heads=2, tp=(rank, ranks))
+        inventory = state.describe(role, [part], rank=rank, ranks=ranks)
+        return statelink.open({"role": "prefill" if role == "p" else "decode", **config}, inventory)
+
+    with opened("p", 0, 2) as one, opened("p", 1, 2) as two, opened("d", 0, 1) as decode:
+        for link in (one, two):
+            link.send(1, 32).push({"kv": [3, 1, 0, 2]})
+        receiving = decode.receive(1, [one.address, two.address], 32, {"kv": [0, 1, 2, 3]})
+        receiving.wait(20)
+        receiving.check()
+        assert (receiving.report.moved["kv"].blocks == 2) == staged
+        assert receiving.report.moved["kv"].blocks in (2, 2 * 2 * 32)
+    for first, second, found in zip(pages["p", 0], pages["p", 1], pages["d", 0], strict=True):
+        np.testing.assert_array_equal(found, np.concatenate([first, second], axis=2)[[3, 1, 0, 2]])
+
+
+def test_bad_configuration() -> None:
+    inventory = state.describe("d", [state.aux_rows({"row": np.zeros((4, 8), np.uint8)})])
+    config: dict[str, Any] = {"role": "decode", "backend": "tcp"}
+    with pytest.raises(ConfigError, match="component 'kv' cannot be staged: this rank has aux") as error:
+        statelink.open({**config, "staging": {"components": {"kv": "always"}}}, inventory)
+    assert error.value.code == "config.staging"
+    with pytest.raises(ConfigError, match="ring_bytes of staging must be above zero"):
+        statelink.open({**config, "staging": {"ring_bytes": 0}}, inventory)
+    with pytest.raises(ConfigError, match="bad value in the configuration of a link"):
+        statelink.open({**config, "staging": {"rings": 4}}, inventory)

@@ -24,12 +24,17 @@ LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 1.5, "deadline": 8.0}
 STOP = 2.5
 """Seconds for which a peer is stopped: longer than liveness."""
 SMALL = {"same_host_copy": False, "send_buffer": 64 << 10, "receive_buffer": 64 << 10}
+STAGED = {"mode": "always", "ring_bytes": 512 << 10, "parcel_bytes": 128 << 10}
+"""Rings of four parcels, which a dozen rooms share."""
 WAYS: dict[str, dict[str, Any]] = {
     "tcp": {},
     "tcp through sockets": {"options": SMALL},
     "nixl": {},
     "nixl over TCP": {"options": {"ucx": {"TLS": "tcp"}}},
     "mooncake": {},
+    "tcp staged": {"staging": STAGED},
+    "nixl staged": {"staging": STAGED},
+    "mooncake staged": {"staging": STAGED},
 }
 """Backends and how they move bytes."""
 
@@ -103,7 +108,7 @@ def play(ground: Ground, rooms: int) -> None:
     bytes_are_foreign_without_checks(ground, seed)
 
 
-@on("tcp", "nixl", "mooncake")
+@on("tcp", "nixl", "mooncake", "tcp staged", "mooncake staged")
 def test_memory_of_aborted_rooms_is_reused_at_once(ground: Ground) -> None:
     play(ground, SHORT)
 

@@ -27,7 +27,7 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     ring_bytes: int = 64 << 20
-    parcel_bytes: int = 2 << 20
+    parcel_bytes: int = 4 << 20
     mode: Literal["auto", "always", "never"] = "auto"
     components: dict[str, Literal["auto", "always", "never"]] = {}
 

@@ -95,6 +95,7 @@ class TcpBackend(Backend):
         max_transfers=4,
         thread_safe=True,
         priority=0,  # anything else that runs here is there on purpose
+        block_seconds=1e-6,  # on one host, 1 KiB blocks against large ones; a socket takes half of that
     )
     strategies: ClassVar[Mapping[str, Strategy]] = MappingProxyType({"*": DIRECT})
 

@@ -116,6 +116,7 @@ class NixlBackend(Backend):
         thread_safe=True,
         single_process=True,
         priority=50,
+        block_seconds=2e-6,  # one system call for each descriptor on one host; over TCP it is more
     )
     strategies: ClassVar = {"*": DIRECT}
 

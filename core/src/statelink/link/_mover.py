@@ -106,7 +106,7 @@ def move(
                     running, failure = _wait(backend, running, cancelled, len(running))
                     if failure is not None:
                         raise failure
-                else:
+                elif not cancelled.is_set():  # else nobody would come back to it
                     yield
                 if cancelled.is_set():
                     return Moving(nbytes, blocks, reason, pending=tuple(running))

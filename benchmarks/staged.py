@@ -36,7 +36,12 @@ def inventory(name: str, dim: int, tp: tuple[int, int]) -> tuple[state.Inventory
     arrays = {
         n: tuple(rng.integers(0, 255, shape, np.uint8).astype(np.uint16) for _ in range(2)) for n in range(LAYERS)
     }
-    return state.describe(name, [state.kv_pages(arrays, heads=HEADS, tp=tp)], rank=tp[0], ranks=tp[1]), arrays
+    return state.describe(
+        name,
+        [state.kv_pages({n: (pair[0], pair[1]) for n, pair in arrays.items()}, heads=HEADS, tp=tp)],
+        rank=tp[0],
+        ranks=tp[1],
+    ), arrays
 
 
 def config(role: str, backend: str, way: str, ring: int) -> dict[str, Any]:
@@ -80,9 +85,7 @@ def measure(backend: str, dim: int, rounds: int, ring: int) -> dict[str, Any]:
     blocks: dict[str, int] = {}
     order = np.random.default_rng(1).permutation(PAGES)
     with contextlib.ExitStack() as stack:
-        links = {
-            way: stack.enter_context(statelink.open(config("decode", backend, way, ring), ours)) for way in WAYS
-        }
+        links = {way: stack.enter_context(statelink.open(config("decode", backend, way, ring), ours)) for way in WAYS}
         addresses, sources = pipe.recv(), pipe.recv()
         numbers = itertools.count(1)
         for turn in range(rounds + 2):

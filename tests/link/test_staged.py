@@ -1,4 +1,4 @@
-"""Staged transfers, forced on for every component: the same bytes arrive, whatever the rings' size, and nothing is kept."""
+"""Staged transfers, forced on: the same bytes arrive, whatever the rings' size, and no space is kept."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_many_rooms_and_peers_share_small_rings(workshop: Workshop) -> None:
 
 def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
     """Decode is stopped and lends nothing; another decode is served over the same prefill link meanwhile."""
-    patient = {"staging": ALWAYS, "liveness": 60.0}
+    patient: dict[str, Any] = {"staging": ALWAYS, "liveness": 60.0}
     made = workshop.pair(decode_config={"engine": workshop.engine()}, **patient)
     made.run()
     case = made.case()
@@ -233,7 +233,7 @@ def test_chosen_by_the_size_of_blocks(workshop: Workshop, mode: str, dim: int, s
     }
 
     def opened(role: str, rank: int, ranks: int) -> statelink.Link:
-        part = state.kv_pages({0: pages[role, rank]}, heads=2, tp=(rank, ranks))
+        part = state.kv_pages({0: (pages[role, rank][0], pages[role, rank][1])}, heads=2, tp=(rank, ranks))
         inventory = state.describe(role, [part], rank=rank, ranks=ranks)
         return statelink.open({"role": "prefill" if role == "p" else "decode", **config}, inventory)
 

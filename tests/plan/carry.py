@@ -143,9 +143,8 @@ def pack(move: plan.Move, expected: plan.Move, limit: int, source: Holder, targe
     moved = 0
     for tiles in move.parcels(limit):
         there = [byte for tile in tiles for byte in _bytes_of(source, move.places(tile, "source"))]
-        told = [over_the_wire(tuple(tile)) for tile in tiles]
         part = expected.only(move.layers)
-        here = [byte for tile in told for byte in _bytes_of(target, part.places(plan.Tile(*tile), "target"))]
+        here = [byte for tile in tiles for byte in _bytes_of(target, part.places(tile, "target"))]
         assert 0 < len(there) == len(here) <= limit
         target.space.data[here] = source.space.data[there]
         np.add.at(written, here, 1)

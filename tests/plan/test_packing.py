@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +13,10 @@ from statelink.errors import RoomError
 
 from .deliver import deliver
 from .pool_strategies import DEALT, TYPES, dealt_scenes, scenes
-from .pools import Scene
 from .strategies import PROFILE
+
+if TYPE_CHECKING:
+    from .pools import Scene
 
 EXAMPLES = 3
 LIMITS = st.sampled_from([1, 40, 300, 1 << 20])

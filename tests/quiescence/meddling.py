@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import Status
 from statelink.backend import Transfer
+from statelink.staged._receive import StagedReceive
 from statelink.tcp._grants import Grant, Grants
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ _deliver = _module.deliver
 
 
 def open_the_gates() -> None:
-    """Take the ``tcp`` receiver's checks out: every range and generation is admitted, and a revoke stops nothing."""
+    """Take decode's checks out: everything is admitted, a revoke stops nothing, staging space is lent again at once."""
 
     def admit(self: Grants, peer: str, room: int, generation: int, targets: Any, nbytes: Any) -> Grant:
         return Grant(self, (peer, room, generation), None)  # type: ignore[arg-type]
@@ -141,7 +142,11 @@ def open_the_gates() -> None:
         done.succeed()
         return done
 
+    def abort(self: StagedReceive, context: Any) -> None:
+        self.released(context)
+
     Grants.admit, Grants.revoke = admit, revoke  # type: ignore[method-assign]
+    StagedReceive.abort = abort  # type: ignore[method-assign]
 
 
 def holds(link: statelink.Link) -> int:

@@ -108,7 +108,7 @@ def play(ground: Ground, rooms: int) -> None:
     bytes_are_foreign_without_checks(ground, seed)
 
 
-@on("tcp", "nixl", "mooncake", "tcp staged", "mooncake staged")
+@on("tcp", "nixl", "mooncake", "tcp staged")
 def test_memory_of_aborted_rooms_is_reused_at_once(ground: Ground) -> None:
     play(ground, SHORT)
 

@@ -19,7 +19,7 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Gather what would move in small blocks, move it in large ones, and scatter it on arrival; see docs/engine.md.
 
     Attributes:
-        ring_bytes: Memory for it on this side, of each kind that staged components lie in. Allocated when the link opens.
+        ring_bytes: Memory for it on this side, of each kind that staged components lie in; allocated at `open`.
         parcel_bytes: Most bytes that move at once.
         mode: ``auto`` stages where the backend's cost for a block is above that of copying it twice; ``always``;
             ``never``. Decode decides.

@@ -496,7 +496,7 @@ class DecodeRole:
 
 
 def _granted(room: Receiving, writer: Writer) -> tuple[np.ndarray, np.ndarray]:
-    """Whole items of the buffers that a writer is assigned and writes itself: addresses and lengths, sorted, disjoint, merged."""
+    """Whole items of the buffers that a writer writes to: addresses and lengths, sorted, disjoint, merged."""
     inventory = room._node.inventory
     lows, sizes = [], []
     for share in writer.plan.assignment.shares:

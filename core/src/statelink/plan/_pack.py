@@ -1,7 +1,7 @@
 """Packing: the bytes of a move one after the other, in an order that both sides work out alike.
 
-A *parcel* is what is packed together; it is made of *tiles*. A tile is some granules of some buffers of one geometry. Its
-bytes lie buffer by buffer, in each of them granule by granule, and in each granule run by run.
+A *parcel* is what is packed together; it is made of *tiles*. A tile is some granules of some buffers of one geometry.
+Its bytes lie buffer by buffer, in each of them granule by granule, and in each granule run by run.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ COPY_BYTES = 10e9
 """What gathering costs, and scattering once more: seconds for each row, and bytes a second. Measured with numpy."""
 
 _kept: list[Ring] = []
-"""Rings of links that closed while something might still write to them: their memory must not become somebody else's."""
+"""Rings of links that closed while something might still touch them: their memory must not be somebody else's."""
 
 
 class Staged(Strategy):

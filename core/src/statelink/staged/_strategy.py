@@ -26,8 +26,8 @@ log = logging.getLogger("statelink.staged")
 
 ROW_SECONDS = 250e-9
 COPY_BYTES = 2e9
-"""What staging costs on each side: seconds for each block, and bytes a second. Not numpy's own speed, which is four times
-that, but what whole requests took longer by on two busy cores, asking for space included."""
+"""What staging costs on each side: seconds for each block, and bytes a second. Not numpy's own speed, some four
+times that, but what whole requests took on two busy cores, asking for space included."""
 
 _kept: list[Ring] = []
 """Rings of links that closed while something might still touch them: their memory must not be somebody else's."""

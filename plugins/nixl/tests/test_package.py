@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +19,7 @@ import statelink_nixl
 from statelink.backend import Blocks, Fence, Op, Region, SubmitMode
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_nixl import NixlBackend, Options
+from statelink_nixl._library import Library
 from statelink_nixl._tables import Table, describe
 
 needs_nixl = pytest.mark.skipif(
@@ -46,7 +50,20 @@ def test_declaration() -> None:
     assert list(NixlBackend.strategies) == ["*"]
 
 
-@pytest.mark.parametrize("options", [{"tls": "tcp"}, {"backends": {}}, {"connect_timeout": -1}, {"ucx": {"TLS": 1}}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tls": "tcp"},
+        {"backends": {}},
+        {"connect_timeout": -1},
+        {"ucx": {"TLS": 1}},
+        {"sync_mode": "none"},
+        {"num_threads": -1},
+        {"devices": ["a,b"]},
+        {"devices": ["lo"], "backends": {"LIBFABRIC": {}}},
+        {"devices": ["lo"], "ucx": {"NET_DEVICES": "lo"}},
+    ],
+)
 def test_refused_options(options: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(options, Options)
@@ -62,6 +79,7 @@ def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_nixl
 def test_probe_with_a_broken_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    Library()  # importing NIXL for the first time would put the module back
     monkeypatch.setitem(sys.modules, "nixl._api", None)
     probe = NixlBackend.probe(Options())
     assert not probe.ok
@@ -78,6 +96,58 @@ def test_probe() -> None:
     assert not probe.ok
     assert probe.reason.endswith("has no backend CARRIER_PIGEON")
     assert "UCX" in probe.hint
+    probe = NixlBackend.probe(Options(backends={"POSIX": {}}))
+    assert (probe.ok, probe.hint) == (False, "add UCX, or another that reaches a process, to `backends`")
+    with pytest.raises(BackendUnavailableError, match="POSIX moves bytes to files or object stores"):
+        make("nobody", {"backends": {"POSIX": {}}})
+
+
+@needs_nixl
+def test_plugin_whose_libraries_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIXL lists LIBFABRIC wherever its file is; the loader says what is missing, and the others are named."""
+    real = ctypes.CDLL
+
+    def load(name: str, *args: Any, **more: Any) -> ctypes.CDLL:
+        if "LIBFABRIC" in str(name):
+            raise OSError("libfabric.so.1: cannot open shared object file")
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    probe = NixlBackend.probe(Options(backends={"UCX": {}, "LIBFABRIC": {}}))
+    assert not probe.ok
+    assert "a backend LIBFABRIC, which cannot be loaded: libfabric.so.1: cannot open" in probe.reason
+    assert "UCX" in probe.hint
+    assert "POSIX" not in probe.hint
+    with pytest.raises(BackendUnavailableError, match="LIBFABRIC, which cannot be loaded"):
+        make("nobody", {"backends": {"LIBFABRIC": {}}})
+    assert NixlBackend.probe(Options()).ok
+
+
+@needs_nixl
+@pytest.mark.parametrize("mode", ["strict", "rw"])
+def test_options_that_reach_the_library(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and devices, as the library reports them; the environment is as it was."""
+    import nixl._api as api
+
+    modes = []
+    real = api.nixl_agent_config
+
+    def config(**settings: Any) -> Any:
+        modes.append(settings["sync_mode"].name)
+        return real(**settings)
+
+    monkeypatch.setattr(api, "nixl_agent_config", config)
+    options = {"devices": ["lo"], "num_threads": 2, "sync_mode": mode, "ucx": {"TLS": "tcp"}}
+    backend = make("one", options)
+    try:
+        assert isinstance(backend, NixlBackend)
+        assert backend._agent.get_backend_params("UCX")["num_threads"] == "2"
+        assert modes[-1] == f"NIXL_THREAD_SYNC_{mode.upper()}"
+        assert "UCX_NET_DEVICES" not in os.environ
+    finally:
+        backend.close()
+    with pytest.raises(BackendUnavailableError, match="NIXL could not be started"):
+        make("two", {**options, "devices": ["no_such_device"]})
 
 
 @needs_nixl

@@ -127,13 +127,17 @@ class NixlBackend(Backend):
         except ImportError as error:
             reason, hint = _absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
+        reason, hint = self._library.lacks(options)
+        if reason:
+            raise BackendUnavailableError(reason, hint=hint, backend=self.name, library=self._library.version)
         self._link = context.link
         self._timeout: float = options.connect_timeout
         # When NIXL says that a peer is disconnected, UCX has closed the connection by force and ended every operation
         # on it. Where they are copies or sockets, nothing here reads their sources from then on; what the kernel took
         # before may still land. Of network cards, graphics cards and other backends this is not known.
-        ucx = options.backends.get("UCX", {}) if len(options.backends) == 1 else {"ucx_error_handling_mode": "none"}
-        self._reads_end = ucx.get("ucx_error_handling_mode") != "none" and not rdma_devices()
+        only_ucx = list(options.backends) == ["UCX"]
+        closes = only_ucx and options.backends["UCX"].get("ucx_error_handling_mode") != "none"
+        self._reads_end = closes and not rdma_devices()
         self._lock = threading.Lock()
         self._table = Table(())
         self._regions: Sequence[Region] = ()
@@ -158,18 +162,16 @@ class NixlBackend(Backend):
         try:
             library = Library()
             plugins = library.plugins()
+            lacking, hint = library.lacks(options)
         except ImportError as error:
             reason, hint = _absent(error)
             return Probe(ok=False, reason=reason, hint=hint)
         except Exception as error:  # a probe explains what a broken installation raises, whatever it is
             return Probe(ok=False, reason=f"NIXL does not start: {type(error).__name__}: {error}")
         rdma = ", ".join(rdma_devices()) or "none"
-        has = ", ".join(plugins)
-        details = {"library": library.version, "plugins": has, "rdma": rdma}
-        missing = [name for name in options.backends if name not in plugins]
-        if missing:
-            reason = f"{library.version} has no backend {', '.join(missing)}"
-            return Probe(ok=False, reason=reason, hint=f"its backends are {has}", details=details)
+        details = {"library": library.version, "plugins": ", ".join(plugins), "rdma": rdma}
+        if lacking:
+            return Probe(ok=False, reason=lacking, hint=hint, details=details)
         reason = f"{library.version} with {', '.join(options.backends)}; RDMA devices: {rdma}"
         return Probe(ok=True, reason=reason, details=details)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.metadata
 import logging
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from ._options import Options
 
 __all__ = ["SCRATCH", "Library", "rdma_devices"]
+
+THREADED = ("UCX", "LIBFABRIC")
+"""NIXL's backends whose parameter ``num_threads`` is what the option of that name says."""
+STORES = frozenset({"AZURE_BLOB", "GDS", "GDS_MT", "GUSLI", "HF3FS", "INFINIA", "OBJ", "POSIX"})
+"""Those that move bytes between memory and files or object stores, and to no other process."""
 
 SCRATCH = np.zeros(4096, np.uint8)
 """Where peers write their first bytes. Never freed: a late write must not land in anybody's memory."""
@@ -60,20 +66,53 @@ class Library:
         """Names of the NIXL backends that this build can create."""
         return list(self._agent("statelink-probe").plugin_list)
 
+    def lacks(self, options: Options) -> tuple[str, str]:
+        """Why the backends that ``options`` name cannot be used with this build, and what helps; empty if they can."""
+        plugins = self.plugins()
+        missing = [name for name in options.backends if name not in plugins]
+        if missing:
+            return f"{self.version} has no backend {', '.join(missing)}", f"its backends are {', '.join(plugins)}"
+        if not options.backends.keys() - STORES:
+            what = f"NIXL's {', '.join(options.backends)} moves bytes to files or object stores, not to another process"
+            return what, "add UCX, or another that reaches a process, to `backends`"
+        for name in options.backends:
+            # Some need libraries that the wheel does not bring, and NIXL says no more than that it found nothing.
+            cause = self._unloadable(name)
+            if cause:
+                usable = ", ".join(other for other in plugins if other not in STORES and not self._unloadable(other))
+                hint = f"install what it needs; of those that reach another process, {usable or 'none'} can be loaded"
+                return f"{self.version} has a backend {name}, which cannot be loaded: {cause}", hint
+        return "", ""
+
+    def _unloadable(self, plugin: str) -> str:
+        """What the loader says of a plugin of this wheel; nothing of one that loads, or that lies elsewhere."""
+        package = Path(self._api.__file__).parent
+        path = package.with_name(f"{package.name}.libs") / "nixl" / f"libplugin_{plugin}.so"
+        if "NIXL_PLUGIN_DIR" in os.environ or not path.exists():
+            return ""
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            return str(error)
+        return ""
+
     def agent(self, name: str, options: Options) -> Any:
         """An agent with its backends created: devices are open and the progress thread runs."""
         settings = {f"UCX_{key}": value for key, value in options.ucx.items()}
+        if options.devices:
+            settings["UCX_NET_DEVICES"] = ",".join(options.devices)
         with _setup, _environment(settings):
-            agent = self._agent(name, options.progress_interval_us)
+            agent = self._agent(name, options.progress_interval_us, options.sync_mode)
             for backend, parameters in options.backends.items():
-                agent.create_backend(backend, dict(parameters))
+                threads = {"num_threads": str(options.num_threads)} if options.num_threads else {}
+                agent.create_backend(backend, {**(threads if backend in THREADED else {}), **parameters})
             return agent
 
-    def _agent(self, name: str, interval: int = 0) -> Any:
+    def _agent(self, name: str, interval: int = 0, mode: str = "strict") -> Any:
         # NIXL's default is no lock at all, and two threads then hang in it.
-        strict = self._api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        sync = self._api.nixl_thread_sync_t[f"NIXL_THREAD_SYNC_{mode.upper()}"]
         # The progress thread stays on: over TCP it is what receives a peer's bytes while nobody here polls.
-        config = self._api.nixl_agent_config(enable_prog_thread=True, backends=[], sync_mode=strict)
+        config = self._api.nixl_agent_config(enable_prog_thread=True, backends=[], sync_mode=sync)
         with _paced(self._api.nixlBind, interval):
             return self._api.nixl_agent(name, config)
 

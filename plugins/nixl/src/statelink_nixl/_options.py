@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 __all__ = ["Options"]
@@ -12,12 +14,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         backends: NIXL's own backends to create, in order, and the parameters of each, all of them strings.
-            For UCX: ``num_threads`` (workers that share large batches), ``num_workers``,
-            ``split_batch_size``, ``ucx_devices``, ``ucx_error_handling_mode``, ``engine_config``. NIXL
-            ignores a parameter that it does not know. Both sides need one backend in common.
+            For UCX: ``num_workers``, ``split_batch_size``, ``ucx_error_handling_mode``, ``engine_config``. NIXL
+            ignores a parameter that it does not know. Both sides need one backend in common, and one that
+            moves bytes between processes: those for files and object stores alone are refused.
         ucx: UCX settings without their ``UCX_``, such as ``{"TLS": "rc,cuda", "NET_DEVICES": "mlx5_0:1"}``.
             They apply while this link's UCX is set up, take precedence over the environment, and leave it
             as it was.
+        devices: The network devices that UCX may use, such as ``["mlx5_0:1", "eth0"]``; empty for all. It is
+            UCX's ``NET_DEVICES``: NIXL's own ``ucx_devices`` has no effect in 1.5.1.
+        num_threads: Threads that share large batches, for each backend that has them (UCX, LIBFABRIC); 0 for none.
+        sync_mode: How NIXL guards an agent against the threads that use it: ``strict`` by a mutex, ``rw`` by a
+            lock that lets readers in together. Without either, which is NIXL's default, two threads hang in it.
         connect_timeout: Seconds that a peer has to take a first, tiny write when it is connected. This
             wires the transports up before the first request, and refuses an unreachable peer. 0 skips it.
         progress_interval_us: Microseconds that NIXL's progress thread rests between two rounds while nothing
@@ -26,12 +33,23 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     backends: dict[str, dict[str, str]] = msgspec.field(default_factory=lambda: {"UCX": {}})
     ucx: dict[str, str] = {}
+    devices: tuple[str, ...] = ()
+    num_threads: int = 0
+    sync_mode: Literal["strict", "rw"] = "strict"
     connect_timeout: float = 10.0
     progress_interval_us: int = 100
 
     def __post_init__(self) -> None:
         if not self.backends:
             raise ValueError("`backends` names no backend of NIXL; the usual one is UCX")
+        if self.devices and "UCX" not in self.backends:
+            raise ValueError("`devices` are UCX's, and `backends` does not name it")
+        if self.devices and "NET_DEVICES" in self.ucx:
+            raise ValueError("`devices` and NET_DEVICES in `ucx` say the same thing: set one of them")
+        if any(not device or "," in device for device in self.devices):
+            raise ValueError(f"`devices` is a list of names, not {list(self.devices)}")
+        if self.num_threads < 0:
+            raise ValueError(f"`num_threads` is not below 0, but {self.num_threads}")
         if not self.connect_timeout >= 0:
             raise ValueError(f"`connect_timeout` is a number of seconds, not {self.connect_timeout}")
         if self.progress_interval_us < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from plugins.mooncake.tests.peer import make, move
 import statelink_mooncake
 from statelink.backend import BackendContext, Blocks, Fence, Region, SubmitMode
 from statelink.errors import BackendUnavailableError, TransferError
-from statelink_mooncake import MooncakeBackend, Options
+from statelink_mooncake import MooncakeBackend, Options, _quiet
 from statelink_mooncake._tables import Table, session
 
 HERE = MooncakeBackend.probe(Options())
@@ -41,7 +42,20 @@ def test_declaration() -> None:
     assert list(MooncakeBackend.strategies) == ["*"]
 
 
-@pytest.mark.parametrize("options", [{"tls": "tcp"}, {"protocol": ""}, {"protocol": "a b"}, {"devices": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tls": "tcp"},
+        {"protocol": ""},
+        {"protocol": "a b"},
+        {"devices": 1},
+        {"mc": {"TCP_PROTO": "1"}},
+        {"mc": {"LOG_DIR": "."}},
+        {"mc": {"FORCE_TCP": "1"}},
+        {"mc": {"MC_MTU": "4096"}},
+        {"mc": {"mtu": "4096"}},
+    ],
+)
 def test_refused_options(options: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(options, Options)
@@ -128,7 +142,7 @@ def test_regions_that_cannot_be_registered() -> None:
 
 @needs_mooncake
 def test_process_that_ends_without_closing() -> None:
-    """Its exit status is 0, and it printed nothing but two lines that no setting silences."""
+    """Its exit status is 0, and it printed nothing."""
     done = run(
         "from plugins.mooncake.tests.peer import make\n"
         "one, two = make('one'), make('two')\n"
@@ -136,9 +150,68 @@ def test_process_that_ends_without_closing() -> None:
         "one.connect('two', two.descriptor(), ())\n"
         "two.connect('one', one.descriptor(), ())\n"
     )
-    assert (done.returncode, done.stdout) == (0, "")
-    usual = ("WARNING: Logging before InitGoogleLogging()", "Local segment descriptor not found")
-    assert [line for line in done.stderr.splitlines() if not any(text in line for text in usual)] == []
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_mooncake
+def test_what_the_library_prints_is_kept_where_it_is_asked_for() -> None:
+    """Errors after the start are printed, and so is everything with ``MC_LOG_LEVEL=INFO``."""
+    make_one = "from plugins.mooncake.tests.peer import make\nengine = make('one')._engine\n"
+    done = run(f"{make_one}assert engine.transfer_sync_write('127.0.0.1:1', 1, 1, 1) != 0\n")
+    assert done.returncode == 0, done.stderr
+    assert "Connection refused" in done.stderr
+    assert (
+        "Local segment descriptor not found"
+        in run(f"import os; os.environ['MC_LOG_LEVEL'] = 'INFO'\n{make_one}").stderr
+    )
+
+
+@needs_mooncake
+def test_start_that_fails_prints_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried once more, aloud."""
+    levels = []
+
+    class Engine:
+        def initialize(self, *settings: str) -> int:
+            flag = _quiet._flag()
+            assert flag is not None
+            levels.append(flag.value)
+            return -1
+
+    monkeypatch.setattr(importlib.import_module("mooncake.engine"), "TransferEngine", Engine)
+    monkeypatch.setenv("MC_LOG_LEVEL", "ERROR")
+    with pytest.raises(BackendUnavailableError, match="it returned -1, and printed why to standard error"):
+        make("nobody")
+    assert levels[0] == _quiet.FATAL > levels[1]
+
+
+@needs_mooncake
+def test_settings_of_the_library() -> None:
+    """The ports lie where they were put; another link of the process cannot have others."""
+    done = run(
+        "from plugins.mooncake.tests.peer import make\n"
+        "mc = {'MIN_RPC_PORT': '23400', 'MAX_RPC_PORT': '23500'}\n"
+        "one, two = make('one', {'mc': mc}), make('two')\n"
+        "assert all(23400 <= each._engine.get_rpc_port() <= 23500 for each in (one, two))\n"
+        "make('three', {'mc': {'MIN_RPC_PORT': '23450'}})\n"
+    )
+    assert done.returncode == 1
+    assert "Mooncake was imported with another MC_MIN_RPC_PORT, and reads it once" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("MC_LOG_DIR", "/tmp", "Mooncake ends the process when it is imported with MC_LOG_DIR set"),
+        ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "1000", "is less than the 1024 entries that one batch may have"),
+    ],
+)
+def test_environment_that_does_harm(name: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mooncake.engine", raising=False)
+    monkeypatch.setenv(name, value)
+    probe = MooncakeBackend.probe(Options())
+    assert not probe.ok
+    assert reason in probe.reason
 
 
 @needs_mooncake
@@ -147,14 +220,15 @@ def test_internet_protocol_6(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: the library reads the family once, when it is imported."""
     monkeypatch.delenv("MC_USE_IPV6", raising=False)
     context = BackendContext(options=Options(), link="six", host="::1")
-    with pytest.raises(BackendUnavailableError, match=r"host is ::1.*\nhint: start the process with MC_USE_IPV6=1"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"host is ::1.*\nhint: set mc = .*start the process with MC_USE_IPV6=1"
+    ):
         MooncakeBackend(context)
     done = run(
-        "import os, numpy as np\n"
-        "os.environ['MC_USE_IPV6'] = '1'\n"
+        "import numpy as np\n"
         "from plugins.mooncake.tests.peer import MooncakeBackend, move\n"
         "from statelink.backend import BackendContext, BackendContext, Blocks, Region\n"
-        "options = MooncakeBackend.Options()\n"
+        "options = MooncakeBackend.Options(mc={'USE_IPV6': '1'})\n"
         "one, two = (MooncakeBackend(BackendContext(options=options, link=link, host='::1')) for link in '12')\n"
         "array = np.arange(20, dtype=np.uint8)\n"
         "regions = (Region(array.ctypes.data, 20),)\n"

@@ -46,7 +46,7 @@ def test_the_librarys_own_topology_decides_where_it_may_be_either(monkeypatch: p
     finally:
         backend.close()
     found = SimpleNamespace(get_local_topology=lambda devices: '{"cpu:0": [["mlx5_0"], []]}')
-    assert Library().finds_devices(found, Options())
+    assert Library(Options()).finds_devices(found, Options())
 
 
 def say(options: Options | None = None) -> dict[str, tuple[Verdict, str]]:

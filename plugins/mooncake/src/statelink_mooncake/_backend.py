@@ -30,6 +30,7 @@ from statelink.errors import BackendUnavailableError, TransferError
 from ._diagnosis import diagnose
 from ._library import Library, absent, forced_tcp, rdma_devices
 from ._options import Options
+from ._settings import ENTRIES
 from ._tables import Descriptor, Table, session
 
 __all__ = ["MooncakeBackend"]
@@ -62,7 +63,7 @@ class MooncakeBackend(Backend):
         fences={(op, side): Fence.MOVER for op in Op for side in Side},
         # The TCP transport takes 1024 entries to a peer, keeps 1024 more waiting for a second, and fails a batch that
         # exceeds both. This way, what a failed batch left behind does not by its number fail the next one.
-        max_blocks=1024,
+        max_blocks=ENTRIES,
         max_bytes=32 << 20,
         max_transfers=1,
         thread_safe=True,
@@ -74,7 +75,7 @@ class MooncakeBackend(Backend):
 
     def __init__(self, context: BackendContext) -> None:
         try:
-            self._library = Library()
+            self._library = Library(context.options)
         except ImportError as error:
             reason, hint = absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
@@ -82,7 +83,7 @@ class MooncakeBackend(Backend):
             raise BackendUnavailableError(
                 "Mooncake uses IPv4 in this process",
                 cause=f"this link's host is {context.host}, and the library reads the family when it is imported",
-                hint="start the process with MC_USE_IPV6=1 in its environment",
+                hint='set mc = {"USE_IPV6": "1"}, or start the process with MC_USE_IPV6=1 in its environment',
                 backend=self.name,
             )
         self._link = context.link
@@ -112,7 +113,7 @@ class MooncakeBackend(Backend):
     def probe(cls, options: Any) -> Probe:
         """Import Mooncake, which loads the shared libraries that it needs."""
         try:
-            library = Library()
+            library = Library(options)
         except ImportError as error:
             reason, hint = absent(error)
             return Probe(ok=False, reason=reason, hint=hint)

@@ -19,7 +19,7 @@ __all__ = ["diagnose"]
 
 def diagnose(options: Options) -> list[Check]:
     """See `statelink.backend.Diagnosing`."""
-    return [*_build(), *_libraries(), _protocol(options), *_environment()]
+    return [*_build(), *_libraries(options), _protocol(options), *_environment()]
 
 
 def _build() -> Iterator[Check]:
@@ -36,10 +36,10 @@ def _build() -> Iterator[Check]:
         yield Check(what="package", verdict=Verdict.OK, found=found)
 
 
-def _libraries() -> Iterator[Check]:
+def _libraries(options: Options) -> Iterator[Check]:
     """Builds differ in what they need: where the import works, nothing is missing."""
     try:
-        Library()
+        Library(options)
         works = True
     except Exception:  # the probe says why
         works = False

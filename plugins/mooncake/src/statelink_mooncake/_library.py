@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._quiet import quiet
+from ._settings import Unusable, apply
+
 if TYPE_CHECKING:
     from ._options import Options
 
@@ -38,15 +41,15 @@ class Library:
         version: That, and its version.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options) -> None:
         """Import it.
 
         Raises:
-            ImportError: It is not installed, or its import failed.
+            ImportError: It is not installed, its import failed, or it cannot have the settings of ``options``.
         """
-        # Read when the first engine is made: without it, each one prints a dozen lines.
-        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
-        self._engine: Any = importlib.import_module("mooncake.engine").TransferEngine
+        with _setup:
+            apply(options.mc)
+            self._engine: Any = importlib.import_module("mooncake.engine").TransferEngine
         found = importlib.metadata.packages_distributions().get("mooncake", ())
         self.distribution = found[0] if found else "mooncake"
         self.version = f"{self.distribution} {importlib.metadata.version(found[0])}" if found else "mooncake"
@@ -58,12 +61,17 @@ class Library:
 
     def engine(self, host: str, options: Options) -> tuple[Any, int]:
         """An engine that listens at ``host``, and its status: 0 if it does."""
-        engine = self._engine()
         # Regular builds choose a transport by themselves, whatever protocol they are told.
         forced = {"MC_FORCE_TCP": "1"} if options.protocol == "tcp" else {}
         told = "tcp" if options.protocol == "auto" else options.protocol
         with _setup, _environment(forced):
-            return engine, engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
+            with quiet():
+                engine = self._engine()
+                status = engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
+            if status != 0:  # once more, to print why
+                engine = self._engine()
+                status = engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
+            return engine, status
 
     def finds_devices(self, engine: Any, options: Options) -> bool:
         """Whether the library itself finds an RDMA device that it may use."""
@@ -73,6 +81,8 @@ class Library:
 
 def absent(error: ImportError) -> tuple[str, str]:
     """Why Mooncake cannot be imported, and what helps."""
+    if isinstance(error, Unusable):
+        return str(error), error.hint
     if isinstance(error, ModuleNotFoundError) and error.name in ("mooncake", "mooncake.engine"):
         builds = "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
         return "Mooncake's TransferEngine is not installed", builds

@@ -6,23 +6,37 @@ import msgspec
 
 __all__ = ["Options"]
 
+REFUSED = {
+    "FORCE_TCP": "set `protocol` to tcp",
+    "LOG_DIR": "the library ends the process when it is imported with it",
+    "TCP_PROTO": "its older value reports a write as done before its bytes are there",
+}
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the ``mooncake`` backend.
-
-    The library reads much else from ``MC_*`` in the environment, ``MC_TRANSFER_TIMEOUT`` (seconds until a stopped
-    peer fails a transfer; 30) among it. Leave ``MC_TCP_PROTO`` alone: its older value reports a write as done before
-    its bytes are there.
 
     Attributes:
         protocol: ``auto`` leaves the choice to the library: RDMA where this host has a device, TCP elsewhere.
             ``tcp`` forces TCP. Builds of the library for one transport want its name (``efa``, ``hip``, ...).
         devices: RDMA devices to use, separated by commas, such as ``mlx5_0,mlx5_1``; empty for all.
+        mc: The library's own settings without their ``MC_``: ``TRANSFER_TIMEOUT`` (seconds until a stopped peer fails a
+            transfer; 30), ``MIN_RPC_PORT`` and ``MAX_RPC_PORT`` (where its ports lie), ``GID_INDEX``, ``IB_PORT``,
+            ``MTU``, ``NUM_QP_PER_EP`` and so on. The library reads them once, when it is imported, so that all links
+            of a process have the same. ``TCP_PROTO`` is refused: its older value reports a write as done before its
+            bytes are there.
     """
 
     protocol: str = "auto"
     devices: str = ""
+    mc: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if not self.protocol.isidentifier():
             raise ValueError(f"`protocol` is auto, tcp or the name of a transport, not {self.protocol!r}")
+        for name, better in REFUSED.items():
+            if name in self.mc:
+                raise ValueError(f"`mc` sets {name}: {better}")
+        odd = [name for name in self.mc if not name.isidentifier() or name.upper() != name or name.startswith("MC_")]
+        if odd:
+            raise ValueError(f"`mc` has names in capitals and without their MC_, not {', '.join(odd)}")

@@ -1,0 +1,46 @@
+"""The library's own settings, ``MC_*`` in the environment: it reads them once, when it is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+__all__ = ["ENTRIES", "Unusable", "apply"]
+
+ENTRIES = 1024
+"""How many entries the library's TCP transport takes to a peer, unless it is told otherwise."""
+
+QUEUE = "TCP_MAX_QUEUED_TRANSFERS_PER_PEER"
+
+
+class Unusable(ImportError):
+    """The library must not be imported with these settings, or cannot have them any more."""
+
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
+
+def apply(settings: Mapping[str, str]) -> None:
+    """Put settings, without their ``MC_``, into the environment; they stay there.
+
+    Raises:
+        Unusable: The library is imported already and has read others, or it would do harm with these.
+    """
+    wanted = {f"MC_{name}": value for name, value in settings.items()}
+    if "mooncake.engine" in sys.modules:
+        differ = [name for name, value in wanted.items() if os.environ.get(name) != value]
+        if differ:
+            reason = f"Mooncake was imported with another {', '.join(differ)}, and reads it once for the whole process"
+            raise Unusable(reason, "give all links of a process the same `mc`, and open one before you import Mooncake")
+    elif wanted.get("MC_LOG_DIR", os.environ.get("MC_LOG_DIR")) is not None:
+        # 0.3.13 starts its logging twice then, and its import ends the process with SIGABRT.
+        raise Unusable("Mooncake ends the process when it is imported with MC_LOG_DIR set", "unset MC_LOG_DIR")
+    limit = wanted.get(f"MC_{QUEUE}", os.environ.get(f"MC_{QUEUE}", ""))
+    if limit.isdecimal() and int(limit) < ENTRIES:
+        reason = f"MC_{QUEUE}={limit} is less than the {ENTRIES} entries that one batch may have"
+        raise Unusable(reason, f"leave it out, or set it to {ENTRIES} or more")
+    os.environ.update(wanted)
+    # Without it, each engine prints a dozen lines.
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")

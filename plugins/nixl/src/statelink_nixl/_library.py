@@ -88,7 +88,8 @@ class Library:
         """What the loader says of a plugin of this wheel; nothing of one that loads, or that lies elsewhere."""
         package = Path(self._api.__file__).parent
         path = package.with_name(f"{package.name}.libs") / "nixl" / f"libplugin_{plugin}.so"
-        if "NIXL_PLUGIN_DIR" in os.environ or not path.exists():
+        # UCX comes whole, and reads its global settings when it is loaded: that is left to the first link.
+        if plugin == "UCX" or "NIXL_PLUGIN_DIR" in os.environ or not path.exists():
             return ""
         try:
             ctypes.CDLL(str(path))

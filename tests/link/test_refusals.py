@@ -233,7 +233,7 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         ConfigError,
         "unknown key 'lisen' in the configuration of a link: known keys: advertise, backend, deadline, direction, "
         "heartbeat, insecure, inspect, keys, listen, liveness, max_early_bytes, max_pushes, max_rooms, options, peers, "
-        "release_after, rendezvous, require, role, siblings, slice_bytes, threads, verify\n"
+        "release_after, rendezvous, require, role, siblings, slice_bytes, staging, threads, verify\n"
         "hint: did you mean 'listen'?",
     ),
     (

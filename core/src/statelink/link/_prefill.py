@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -212,7 +213,7 @@ class PrefillRole:
         hooks = {name: self._node.strategies[name].sender() for name in plan.components}
         delivery = Delivery(peer, request, plan, targets, hooks)
         for name, hook in hooks.items():
-            context = SendRoom(self._node, request, peer.name, name, lambda: self._carry(room, delivery))
+            context = SendRoom(self._node, request, peer.name, name, partial(self._wake, weakref.ref(room), peer.name))
             delivery.contexts[name] = context
             hook.open(context, request.prepared.get(name, b""))
         return delivery
@@ -240,6 +241,13 @@ class PrefillRole:
                 self._carry(room, delivery)
 
         node.movers.submit(("peer", delivery.destination.name), job)
+
+    def _wake(self, room: weakref.ref[Sending], peer: str) -> None:
+        """A strategy need not wait any more. What it holds does not keep the room: that would be a cycle."""
+        living = room()
+        delivery = living._deliveries.get(peer) if living is not None else None
+        if living is not None and delivery is not None:
+            self._carry(living, delivery)
 
     def _carry(self, room: Sending, delivery: Delivery) -> None:
         """Let the pushes of a delivery go out, up to where a strategy waits. Runs in the lane of the destination."""

@@ -6,11 +6,12 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import zmq
 
 from statelink.errors import ConfigError
-from statelink.link import LinkConfig, read_config
+from statelink.link import LinkConfig, Staging, read_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +99,7 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
         "direction": "push",
         "verify": "digest",
         "heartbeat": 1.5,
+        "staging": msgspec.to_builtins(Staging()),
     }
     for key in LinkConfig.__struct_fields__:
         default = getattr(LinkConfig(role="decode", backend="tcp"), key)
@@ -112,7 +114,7 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
         base = {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "tcp", f"STATELINK_{key.upper()}": text}
         found = getattr(read_config(None, base).config, key)
         assert found != default, key
-        assert json.loads(json.dumps(found)) == json.loads(json.dumps(value)), key
+        assert json.loads(msgspec.json.encode(found)) == json.loads(json.dumps(value)), key
 
 
 def refusal(given: Any, environment: dict[str, str] | None = None) -> ConfigError:

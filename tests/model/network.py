@@ -5,7 +5,6 @@ Every message passes through the real codec. Order, loss and repetition are the 
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -90,7 +89,6 @@ class SimChannel:
         self.endpoint = parse_endpoint(process.address)
         self.dropped: Counter[str] = Counter()
         self.inbox: deque[tuple[Connection, Frames]] = deque()
-        self.sent = itertools.count()
 
     def watch(self, descriptor: int) -> None:
         pass

@@ -24,6 +24,7 @@ from ._interface import (
     Transfer,
     Transports,
 )
+from ._regions import RegionTable
 from ._report import Moved, RoomReport
 from ._strategy import (
     DIRECT,
@@ -62,6 +63,7 @@ __all__ = [
     "ReceiveContext",
     "ReceiveHook",
     "Region",
+    "RegionTable",
     "RoomReport",
     "SendContext",
     "SendHook",

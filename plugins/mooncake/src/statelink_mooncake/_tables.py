@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
+from statelink.backend import RegionTable
 from statelink.errors import TransferError
 
 if TYPE_CHECKING:
@@ -70,42 +69,13 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-class Table:
-    """A region table as columns."""
+class Table(RegionTable):
+    """A region table, and the check that the library does not make."""
 
-    __slots__ = ("sizes", "starts")
+    __slots__ = ()
 
     def __init__(self, regions: Sequence[Region]) -> None:
-        self.starts = np.array([region.address for region in regions], np.uint64)
-        self.sizes = np.array([region.nbytes for region in regions], np.uint64)
-
-    def check(
-        self,
-        side: str,
-        addresses: npt.NDArray[np.uint64],
-        nbytes: npt.NDArray[np.uint64],
-        regions: npt.NDArray[np.uint32],
-    ) -> None:
-        """Refuse blocks that are not inside their region.
-
-        Raises:
-            TransferError: One is not.
-        """
-        highest = int(regions.max())
-        if highest >= len(self.sizes):
-            cause = f"region {highest} of {len(self.sizes)}"
-        else:
-            sizes = self.sizes[regions]
-            # Below its region, an address gives an offset that wraps to a huge one.
-            inside = (nbytes <= sizes) & (addresses - self.starts[regions] <= sizes - nbytes)
-            if inside.all():
-                return
-            worst = int(inside.argmin())
-            cause = (
-                f"{nbytes[worst]} bytes at {addresses[worst]:#x} in region {regions[worst]}, which has "
-                f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
-            )
-        raise TransferError(f"a block is outside the memory registered {side}", cause=cause, backend="mooncake")
+        super().__init__(regions, "mooncake")
 
 
 def session(host: str, port: int) -> str:

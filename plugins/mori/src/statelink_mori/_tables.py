@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Blocks, Op, Region, pack_descriptors, unpack_descriptors
+from statelink.backend import Blocks, Op, Region, RegionTable, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError, WireError
 
 if TYPE_CHECKING:
@@ -66,14 +66,13 @@ class Offer(NamedTuple):
         return cls(engine, found, (version or b"").decode(errors="replace"))
 
 
-class Table:
-    """A region table as columns."""
+class Table(RegionTable):
+    """A region table, for a library that takes offsets."""
 
-    __slots__ = ("sizes", "starts")
+    __slots__ = ()
 
     def __init__(self, regions: Sequence[Region]) -> None:
-        self.starts: U64 = np.array([region.address for region in regions], np.uint64)
-        self.sizes: U64 = np.array([region.nbytes for region in regions], np.uint64)
+        super().__init__(regions, "mori")
 
     def offsets(self, side: str, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> U64:
         """Where blocks begin in their regions.
@@ -81,21 +80,9 @@ class Table:
         Raises:
             TransferError: One is not inside.
         """
-        highest = int(regions.max())
-        if highest >= len(self.sizes):
-            cause = f"region {highest} of {len(self.sizes)}"
-        else:
-            sizes, offsets = self.sizes[regions], addresses - self.starts[regions]
-            # Below its region, an address gives an offset that wraps to a huge one.
-            inside = (nbytes <= sizes) & (offsets <= sizes - nbytes) & (nbytes > 0)
-            if inside.all():
-                return offsets
-            worst = int(inside.argmin())
-            cause = (
-                f"{nbytes[worst]} bytes at {addresses[worst]:#x} in region {regions[worst]}, which has "
-                f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
-            )
-        raise TransferError(f"a block is outside the memory registered {side}", cause=cause, backend="mori")
+        self.check(side, addresses, nbytes, regions)
+        found: U64 = addresses - self.starts[regions]
+        return found
 
 
 class Part(NamedTuple):

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Blocks, Op, Region
+from statelink.backend import Blocks, Op, Region, RegionTable
 from statelink.errors import TransferError
 
 __all__ = ["DRAM", "Descriptor", "Part", "Table", "describe", "place", "row"]
@@ -76,42 +76,19 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-class Table:
+class Table(RegionTable):
     """A region table as columns, in NIXL's words."""
 
-    __slots__ = ("devices", "segment", "segments", "sizes", "starts")
+    __slots__ = ("devices", "segment", "segments")
 
     def __init__(self, regions: Sequence[Region]) -> None:
+        super().__init__(regions, "nixl")
         places = [place(region) for region in regions]
-        self.starts: U64 = np.array([region.address for region in regions], np.uint64)
-        self.sizes: U64 = np.array([region.nbytes for region in regions], np.uint64)
         self.devices: U64 = np.array([device for _, device in places], np.uint64)
         self.segments = np.array([NAMES.index(segment) for segment, _ in places], np.uint8)
         distinct = {segment for segment, _ in places}
         self.segment = distinct.pop() if len(distinct) == 1 else None
         """The kind of memory of all regions, if it is only one; then no block needs sorting."""
-
-    def check(self, side: str, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> None:
-        """Refuse blocks that are not inside their region. NIXL looks no further than a sum that may overflow.
-
-        Raises:
-            TransferError: One is not.
-        """
-        highest = int(regions.max())
-        if highest >= len(self.sizes):
-            cause = f"it refers to region {highest} of {len(self.sizes)}"
-        else:
-            sizes = self.sizes[regions]
-            # Below its region, an address gives an offset that wraps to a huge one.
-            inside = (nbytes <= sizes) & (addresses - self.starts[regions] <= sizes - nbytes)
-            if inside.all():
-                return
-            worst = int(inside.argmin())
-            cause = (
-                f"{nbytes[worst]} bytes at {addresses[worst]:#x} in region {regions[worst]}, which has "
-                f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
-            )
-        raise TransferError(f"a block is outside the memory registered {side}", cause=cause, backend="nixl")
 
 
 class Part(NamedTuple):

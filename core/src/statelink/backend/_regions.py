@@ -17,6 +17,13 @@ __all__ = ["RegionTable"]
 
 U64 = npt.NDArray[np.uint64]
 
+MANY = 2048
+"""Blocks from which telling runs apart is worth its time."""
+MANY_A_RUN = 8
+"""Blocks a run, on average, likewise."""
+NO_WRAP = 1 << 62
+"""Addresses and lengths up to this can be added without wrapping around."""
+
 
 class RegionTable:
     """A rank's region table as columns. Immutable, thread-safe, never blocks.
@@ -49,6 +56,8 @@ class RegionTable:
         Raises:
             TransferError: One is not.
         """
+        if len(regions) >= MANY and self._hold(addresses, nbytes, regions):
+            return
         highest = int(regions.max(initial=0))
         if len(regions) and highest >= len(self.sizes):
             cause = f"region {highest} of {len(self.sizes)}"
@@ -64,3 +73,23 @@ class RegionTable:
                 f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
             )
         raise TransferError(f"a block is outside the memory registered {whose}", cause=cause, backend=self._backend)
+
+    def _hold(self, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> bool:
+        """Whether blocks are inside, told from the first and the last byte of each run of blocks in one region.
+
+        A plan's blocks come buffer by buffer, and this takes a sixth of the time that looking up each block's region
+        takes. Where it says no, that is not certain.
+        """
+        changes = np.flatnonzero(regions[1:] != regions[:-1])
+        if len(changes) > len(regions) // MANY_A_RUN:
+            return False
+        begins = np.concatenate((np.zeros(1, np.intp), changes + 1))
+        named = regions[begins]
+        if int(named.max()) >= len(self.sizes):
+            return False
+        starts = self.starts[named]
+        ends = starts + self.sizes[named]
+        if not nbytes.min() or max(nbytes.max(), addresses.max(), ends.max()) > NO_WRAP:
+            return False
+        lowest, highest = np.minimum.reduceat(addresses, begins), np.maximum.reduceat(addresses + nbytes, begins)
+        return bool(((lowest >= starts) & (highest <= ends)).all())

@@ -15,6 +15,7 @@ from ._content import Content, contents
 from ._items import Items
 from ._pack import Places, Tile, parcels, places
 from ._pairing import Due, Pairs, pair
+from ._tables import table
 
 if TYPE_CHECKING:
     from ._compile import ComponentPlan, Group
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Move", "arrived_content", "expected_move", "plan_move"]
 
 MAX_BATCH = 1 << 15
-"""Most blocks in one batch of `Move.blocks`. It bounds what stands in memory, not what is moved. Arrays of this size
-stay in the cache and come back from the allocator without page faults; larger ones cost up to four times as much."""
+"""Most blocks in one batch of `Move.blocks`. It bounds what stands in memory, not what is moved."""
 MAX_OFFSETS = 1 << 18
 """Most offsets that are worked out at once; what goes on in each other is glued within them."""
+
+SMALLEST_BUFFER = 16
+"""Least elements that numpy takes for its buffer."""
+LONG_ROW = 128
+"""Offsets from which adding row by row is faster than through numpy's buffer."""
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -115,13 +120,17 @@ class Move:
             return
         grains = max(1, MAX_OFFSETS // len(group.runs.nbytes))
         for begin in range(0, len(self._pairs), grains):
-            source, target, nbytes = _offsets(group, self._pairs, slice(begin, begin + grains))
-            width = max(1, max_blocks // len(nbytes))
+            offsets = _offsets(group, self._pairs, slice(begin, begin + grains))
+            count = len(offsets[0])
+            if buffers * count <= max_blocks:
+                yield _spread(group, offsets)
+                continue
+            width = max(1, max_blocks // count)
             for low in range(0, buffers, width):
-                chosen = slice(low, low + width)
-                for first in range(0, len(nbytes), max_blocks):
-                    part = slice(first, first + max_blocks)
-                    yield _spread(group, chosen, source[part], target[part], nbytes[part])
+                chosen = _of_buffers(group, slice(low, low + width))
+                for first in range(0, count, max_blocks):
+                    source, target, nbytes = (column[first : first + max_blocks] for column in offsets)
+                    yield _spread(chosen, (source, target, nbytes))
 
 
 def plan_move(
@@ -174,6 +183,10 @@ def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:
     chosen = (group.layers >= layers[0]) & (group.layers < layers[1])
     if chosen.all():
         return group
+    return _of_buffers(group, chosen)
+
+
+def _of_buffers(group: Group, chosen: slice | npt.NDArray[np.bool_]) -> Group:
     return group._replace(
         source=group.source[chosen],
         target=group.target[chosen],
@@ -191,11 +204,17 @@ def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
     target = _side(pairs.target[part], pairs.target_part, part, group.target_stride, runs.target, runs.target_step)
     nbytes = runs.nbytes
     if len(source) > len(nbytes):
-        nbytes = np.broadcast_to(nbytes, (len(source) // len(nbytes), len(nbytes))).ravel()
+        table = np.empty((len(source) // len(nbytes), len(nbytes)), np.int64)
+        table[:] = nbytes
+        nbytes = table.reshape(-1)
         # Glue on byte offsets, never on ids: strides differ between the sides.
-        glued = (source[1:] == source[:-1] + nbytes[:-1]) & (target[1:] == target[:-1] + nbytes[:-1])
-        if glued.any():
-            first = np.flatnonzero(np.concatenate(([True], ~glued)))
+        ends = nbytes[:-1]
+        glued = (source[1:] - source[:-1] == ends) & (target[1:] - target[:-1] == ends)
+        if np.count_nonzero(glued):
+            begins = np.empty(len(source), np.bool_)
+            begins[0] = True
+            np.logical_not(glued, out=begins[1:])
+            first = np.flatnonzero(begins)
             source, target, nbytes = source[first], target[first], np.add.reduceat(nbytes, first)
     # uint64 from here, since int64 + uint64 would become float64. None of these is negative.
     return source.view(np.uint64), target.view(np.uint64), nbytes.view(np.uint64)
@@ -213,23 +232,30 @@ def _side(items: I64, parts: I64 | None, part: slice, stride: int, runs: I64, st
     return offsets.ravel()
 
 
-def _spread(group: Group, buffers: slice, source: U64, target: U64, nbytes: U64) -> Blocks:
-    """The same offsets in several buffers."""
-    first = group.source[buffers]
-    if len(nbytes) == 1:  # also where long runs of items were glued: one block a buffer
+def _spread(group: Group, offsets: tuple[U64, U64, U64]) -> Blocks:
+    """The same offsets in every buffer of a group."""
+    source, target, nbytes = offsets
+    buffers, count = len(group.source), len(nbytes)
+    if count == 1:  # also where long runs of items were glued: one block a buffer
         return Blocks(
-            first + source,
-            group.target[buffers] + target,
-            nbytes.repeat(len(first)),
-            group.source_region[buffers].copy(),
-            group.target_region[buffers].copy(),
+            group.source + source,
+            group.target + target,
+            nbytes.repeat(buffers),
+            group.source_region.copy(),
+            group.target_region.copy(),
         )
-    shape = len(first), len(nbytes)
-    wide, narrow = np.empty((3, *shape), np.uint64), np.empty((2, *shape), np.uint32)
-    np.add(first[:, None], source, out=wide[0])
-    np.add(group.target[buffers, None], target, out=wide[1])
+    wide = table(4 * buffers * count, 4 * MAX_BATCH).reshape(4, buffers, count)
+    narrow = wide[3].view(np.uint32).reshape(2, buffers, count)
+    # numpy copies rows that are shorter than its buffer, which for all but the shortest takes longer than adding.
+    nbuffer = np.setbufsize(SMALLEST_BUFFER) if count >= LONG_ROW else None
+    try:
+        np.add(group.source[:, None], source, out=wide[0])
+        np.add(group.target[:, None], target, out=wide[1])
+    finally:
+        if nbuffer is not None:
+            np.setbufsize(nbuffer)
     wide[2] = nbytes
-    narrow[0] = group.source_region[buffers, None]
-    narrow[1] = group.target_region[buffers, None]
-    flat, regions = wide.reshape(3, -1), narrow.reshape(2, -1)
-    return Blocks(flat[0], flat[1], flat[2], regions[0], regions[1])
+    narrow[0] = group.source_region[:, None]
+    narrow[1] = group.target_region[:, None]
+    source, target, nbytes = wide[:3].reshape(3, -1)
+    return Blocks(source, target, nbytes, *narrow.reshape(2, -1))

@@ -60,7 +60,8 @@ class Watch:
     def attach(self, link: statelink.Link) -> None:
         """Watch a prefill link, the only one of this process."""
         role: Any = link._prefill
-        fail, delivered, deliver = role.fail, role._delivered, _deliver
+        outgoing: Any = role._outgoing
+        fail, delivered, deliver = role.fail, outgoing._delivered, _deliver
 
         def watched_fail(room: Any, reason: Any, **named: Any) -> None:
             if room.status > Status.FAILED and room.status is not Status.SUCCEEDED:
@@ -84,7 +85,7 @@ class Watch:
             if delivery.finished and self._due(room.room, "ending"):
                 room._abort("as planned")
 
-        role.fail, role._delivered = watched_fail, watched_delivered
+        role.fail, outgoing._delivered = watched_fail, watched_delivered
         _module.deliver = watched_deliver
         self._break_batches(link._node.backend)
 
@@ -127,7 +128,7 @@ class Watch:
         backend._engine, backend.submit = Broken(), watched_submit
 
 
-_module: Any = importlib.import_module("statelink.link._prefill")
+_module: Any = importlib.import_module("statelink.link._outgoing")
 _deliver = _module.deliver
 
 

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from statelink import wire
-from statelink.backend import (
-    MAX_PREPARED,
-    UNKNOWN,
-    Arrival,
-    Fence,
-    Fencing,
-    Moved,
-    Op,
-    ReceiveHook,
-    Side,
-    Transfer,
-)
-from statelink.errors import Reason, StatelinkError
+from statelink.backend import UNKNOWN, Arrival, Moved
 
 from ._deadlines import Deadlines
 from ._departed import Departed
-from ._hook_room import ReceiveRoom
+from ._granting import Granting
+from ._incoming import Incoming
 from ._instances import Instances
 from ._mover import reason_of
 from ._receiving import Receiving, Writer
@@ -36,6 +21,8 @@ from ._use import Use
 from ._verify import check_arrived
 
 if TYPE_CHECKING:
+    from statelink.errors import Reason
+
     from ._instance import Instance, Source
     from ._node import Node
     from ._rendezvous import Peer
@@ -43,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["DecodeRole"]
 
 log = logging.getLogger("statelink.link")
+
+OfARoom = wire.Chunk | wire.Finished | wire.Failed | wire.Drained | wire.Note
+OF_A_ROOM = (wire.Chunk, wire.Finished, wire.Failed, wire.Drained, wire.Note)
+"""What writers say of rooms."""
 
 
 class DecodeRole:
@@ -57,9 +48,8 @@ class DecodeRole:
         self._instances = Instances(node, self)
         self._deadlines = Deadlines(node, self._expired)
         self._departed = Departed(node, self.goodbye)
-        backend = node.backend
-        owner = backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER
-        self._fencing = backend if owner and isinstance(backend, Fencing) else None
+        self._granting = Granting(node)
+        self._incoming = Incoming(node, self._granting.fencing, self.fail, self._maybe_succeed)
 
     # Messages.
 
@@ -69,7 +59,7 @@ class DecodeRole:
 
     def from_source(self, message: wire.Message, source: Source) -> None:
         """See `Watcher.from_source`."""
-        if not isinstance(message, (wire.Chunk, wire.Finished, wire.Failed, wire.Drained, wire.Note)):
+        if not isinstance(message, OF_A_ROOM):
             return
         room = self._node.rooms.get(message.room)
         if not isinstance(room, Receiving) or room.generation != message.generation:
@@ -78,23 +68,23 @@ class DecodeRole:
         if writer is not None:
             self._from_writer(message, room, writer)
 
-    def _from_writer(self, message: wire.Message, room: Receiving, writer: Writer) -> None:
+    def _from_writer(self, message: OfARoom, room: Receiving, writer: Writer) -> None:
         if isinstance(message, wire.Chunk):
             room._set(Status.TRANSFERRING)
             room._chunks = max(room._chunks, message.number + 1)
             writer.came.update(message.grains.keys() & writer.expected.keys())
-            self._arrived(room, writer, message)
+            if room.status not in ENDED:
+                for name, grains in message.grains.items():
+                    arrival = Arrival(message.number, grains, message.layers)
+                    self._incoming.arrived(room, writer, name, arrival)
         elif isinstance(message, wire.Finished):
             self._finished(room, writer, message)
         elif isinstance(message, wire.Failed):
             self.fail(room, message.reason)
         elif isinstance(message, wire.Drained):
-            self._close_writer(room, writer.source.name)
-        elif isinstance(message, wire.Note):
-            hook = writer.hooks.get(message.component)
-            if hook is not None and room.status not in ENDED:
-                context, payload = writer.contexts[message.component], message.payload
-                self._run_hook(room, writer, message.component, lambda: hook.message(context, payload))
+            self._closed(room, writer.source.name)
+        elif room.status not in ENDED:
+            self._incoming.message(room, writer, message.component, message.payload)
 
     # Peers.
 
@@ -127,14 +117,14 @@ class DecodeRole:
         """See `Watcher.untaken`."""
         known = self._node.rooms.get(room)
         if isinstance(known, Receiving) and known.generation == generation:
-            self._close_writer(known, source.name)
+            self._closed(known, source.name)
 
     def goodbye(self, source: Source) -> None:
         """See `Watcher.goodbye`; also for a rank whose process has ended."""
         with self._node.lock:
             rooms = [room for room in self._node.rooms.values() if isinstance(room, Receiving)]
         for room in rooms:
-            self._close_writer(room, source.name)
+            self._closed(room, source.name)
 
     def beat(self, now: float, late: float) -> None:
         """See `Role.beat`."""
@@ -196,17 +186,14 @@ class DecodeRole:
             return
         room._requested = True
         for source in instance.parts:
-            assert source.plan is not None
-            hooks = {name: self._node.strategies[name].receiver() for name in source.plan.components}
-            writer = Writer(source, source.plan, hooks, room._expect(source.plan))
-            writer.contexts = {name: self._context(room, writer, name) for name in hooks}
-            room._writers[source.name] = writer
+            room._writers[source.name] = self._incoming.writer(room, source)
         room._settle()
 
         def job() -> None:
             try:
                 for writer in room._writers.values():
-                    self._prepare(room, writer)
+                    self._incoming.prepare(writer)
+                    self._granting.grant(room, writer)
             except Exception as error:
                 reason = reason_of(error, room=room.room, backend=self._node.backend.name)
                 self._node.post(lambda: self.fail(room, reason))
@@ -214,22 +201,6 @@ class DecodeRole:
                 self._node.post(lambda: self._request(room))
 
         self._node.fences.submit(("room", room.room), job)
-
-    def _prepare(self, room: Receiving, writer: Writer) -> None:
-        """On a data thread: let the hooks say what their counterparts need, and grant the memory."""
-        for name, hook in writer.hooks.items():
-            prepared = hook.prepare(writer.contexts[name])
-            if len(prepared) > MAX_PREPARED:
-                raise StatelinkError(
-                    f"the receive hook of component {name!r} prepared {len(prepared)} bytes",
-                    cause=f"at most {MAX_PREPARED} travel with a request",
-                    strategy=self._node.strategies[name].name,
-                )
-            if prepared:
-                writer.prepared[name] = prepared
-        if self._fencing is not None:
-            addresses, nbytes = _granted(room, writer)
-            self._fencing.grant(writer.source.name, room.room, room.generation, addresses, nbytes)
 
     def _request(self, room: Receiving) -> None:
         if room.status in ENDED:
@@ -257,13 +228,6 @@ class DecodeRole:
                 )
                 return
 
-    def _arrived(self, room: Receiving, writer: Writer, message: wire.Chunk) -> None:
-        for name, grains in message.grains.items():
-            hook = writer.hooks.get(name)
-            if hook is not None and type(hook).arrived is not ReceiveHook.arrived and room.status not in ENDED:
-                context, arrival = writer.contexts[name], Arrival(message.number, grains, message.layers)
-                self._run_hook(room, writer, name, lambda h=hook, c=context, a=arrival: h.arrived(c, a))  # type: ignore[misc]
-
     def _finished(self, room: Receiving, writer: Writer, message: wire.Finished) -> None:
         """A writer's last word: compare it with what this side computed itself."""
         writer.closed = True
@@ -281,10 +245,8 @@ class DecodeRole:
         writer.finished = message.moved
         writer.source.transport = message.transport or UNKNOWN
         writer.digests = message.digests
-        for name, hook in writer.hooks.items():
-            if type(hook).finish is not ReceiveHook.finish and room.status not in ENDED:
-                context = writer.contexts[name]
-                self._run_hook(room, writer, name, lambda h=hook, c=context: h.finish(c))  # type: ignore[misc]
+        if room.status not in ENDED:
+            self._incoming.finish(room, writer)
         self._maybe_succeed(room)
 
     def _maybe_succeed(self, room: Receiving) -> None:
@@ -304,7 +266,7 @@ class DecodeRole:
         room._set(Status.SUCCEEDED)
         for writer in writers:
             self._node.send(wire.Accepted(**self._use(room, writer)), writer.source.address)
-            self._revoke(room, writer)
+            self._granting.revoke(room, writer, self._closed)
         self._leave(room)
 
     def fail(self, room: Receiving, reason: Reason) -> None:
@@ -315,14 +277,11 @@ class DecodeRole:
         for writer in room._writers.values():
             if not writer.asked:
                 # The grant may be on its way on a data thread; it is taken back behind it.
-                writer.closed = self._fencing is None
+                writer.closed = self._granting.fencing is None
             # Also who was not asked yet is told: its engine may hold the room open, waiting for a request.
             self._node.send(wire.Failed(**self._use(room, writer), reason=reason), writer.source.address)
-            self._revoke(room, writer)
-            for name, hook in writer.hooks.items():
-                if type(hook).abort is not ReceiveHook.abort:
-                    context = writer.contexts[name]
-                    self._run_hook(room, writer, name, lambda h=hook, c=context: h.abort(c))  # type: ignore[misc]
+            self._granting.revoke(room, writer, self._closed)
+            self._incoming.abort(room, writer)
         if not room._writers and room._instance is not None:
             self._tell_unasked(room, room._instance, reason)
         self._leave(room)
@@ -341,7 +300,7 @@ class DecodeRole:
                 ", ".join(open_writers),
             )
             for name in open_writers:
-                self._close_writer(room, name)
+                self._closed(room, name)
 
     def _tell_unasked(self, room: Receiving, instance: Instance, reason: Reason) -> None:
         """Prefill ranks may hold the room open, waiting for a request that will not come."""
@@ -360,37 +319,13 @@ class DecodeRole:
         """Let go of the instance, once nothing of it can land in this room's memory; until then it is asked again."""
         room._settle()
         if room.status in ENDED:
-            self._release_hooks(room)
+            self._incoming.release(room)
         if room._instance is None or room.status not in ENDED or not room.quiesced:
             return
         if room._instance.rooms.get(room.room) is room:  # else its id is in use again
             del room._instance.rooms[room.room]
 
-    def _release_hooks(self, room: Receiving) -> None:
-        """Tell the hooks of writers of which nothing can land any more."""
-        for writer in room._writers.values():
-            if writer.released or writer.owes or not writer.closed:
-                continue
-            writer.released = True
-            for name, hook in writer.hooks.items():
-                if type(hook).released is not ReceiveHook.released:
-                    call = partial(hook.released, writer.contexts[name])
-                    self._node.movers.submit(("hook", room.room), call)
-
-    def _revoke(self, room: Receiving, writer: Writer) -> None:
-        """Take the memory back, where this side can alone; done means that nothing can land any more."""
-        fencing = self._fencing
-        if fencing is None:
-            return
-        name = writer.source.name
-
-        def job() -> None:
-            transfer = fencing.revoke(name, room.room, room.generation)
-            self._await(transfer, lambda ok: self._close_writer(room, name) if ok else None)
-
-        self._node.fences.submit(("room", room.room), job)
-
-    def _close_writer(self, room: Receiving, name: str) -> None:
+    def _closed(self, room: Receiving, name: str) -> None:
         writer = room._writers.get(name)
         if writer is not None:
             writer.closed = True
@@ -416,53 +351,6 @@ class DecodeRole:
 
         self._node.verifiers.submit(("room", room.room, writer.source.name), job)
 
-    # Hooks and transfers that run elsewhere.
-
-    def _run_hook(self, room: Receiving, writer: Writer, component: str, call: Callable[[], Transfer | None]) -> None:
-        writer.owes += 1
-
-        def done(ok: bool, reason: Reason | None = None) -> None:
-            writer.owes -= 1
-            if not ok:
-                what = f"a receive hook of component {component!r} failed"
-                unknown = room._reason_for("room.hook", what, component=component, peer=writer.source.name)
-                self.fail(room, reason or unknown)
-            self._maybe_succeed(room)
-
-        def job() -> None:
-            try:
-                transfer = call()
-            except Exception as error:
-                strategy = self._node.strategies[component].name
-                reason = reason_of(
-                    error, room=room.room, component=component, peer=writer.source.name, strategy=strategy
-                )
-                self._node.post(lambda: done(False, reason))
-            else:
-                if transfer is None:
-                    self._node.post(lambda: done(True))
-                else:
-                    self._await(transfer, done)
-
-        # Behind what is under way for the room (preparing its request), and not in the way of fences.
-        movers = partial(self._node.movers.submit, ("hook", room.room), job)
-        self._node.fences.submit(("room", room.room), movers)
-
-    def _await(self, transfer: Transfer, then: Callable[[bool], None]) -> None:
-        """Poll one transfer on a data thread, without holding the thread, until it ends."""
-        node = self._node
-        if transfer.outcome is None:
-            try:
-                node.backend.poll([transfer])
-            except Exception:
-                log.exception("backend %s failed to poll", node.backend.name)
-        outcome = transfer.outcome
-        if outcome is not None:
-            node.post(lambda: then(outcome.ok))
-        else:
-            again: Callable[[], None] = lambda: self._await(transfer, then)  # noqa: E731 - a job
-            node.post(lambda: node.after(0.001, lambda: node.fences.submit(("await", id(transfer)), again)))
-
     # Small helpers.
 
     def _expired(self, room: Receiving) -> None:
@@ -486,38 +374,3 @@ class DecodeRole:
 
     def _use(self, room: Receiving, writer: Writer) -> Use:
         return Use(sender=self._node.name, to=writer.source.name, room=room.room, generation=room.generation)
-
-    def _context(self, room: Receiving, writer: Writer, component: str) -> ReceiveRoom:
-        def fail(error: Exception) -> None:
-            reason = reason_of(error, room=room.room, component=component, peer=writer.source.name)
-            self._node.post(lambda: self.fail(room, reason))
-
-        return ReceiveRoom(self._node, room, writer, component, self._fencing, fail)
-
-
-def _granted(room: Receiving, writer: Writer) -> tuple[np.ndarray, np.ndarray]:
-    """Whole items of the buffers that a writer writes to: addresses and lengths, sorted, disjoint, merged."""
-    inventory = room._node.inventory
-    lows, sizes = [], []
-    for share in writer.plan.assignment.shares:
-        if not writer.hooks[share.component].in_place:
-            continue  # it writes to memory of the strategy's
-        component = inventory.component(share.component)
-        chosen = set(share.buffers)
-        buffers = [buffer for buffer in component.buffers if buffer.name in chosen]
-        ids = np.sort(room._items[share.component].ids)
-        if not len(ids):
-            continue
-        base = np.array([inventory.regions[b.region].address + b.offset for b in buffers], np.uint64)
-        stride = np.array([b.stride for b in buffers], np.uint64)
-        nbytes = np.array([b.layout.nbytes for b in buffers], np.uint64)
-        lows.append((base[:, None] + stride[:, None] * ids.astype(np.uint64)).ravel())
-        sizes.append(np.repeat(nbytes, len(ids)))
-    if not lows:
-        return np.empty(0, np.uint64), np.empty(0, np.uint64)
-    low, size = np.concatenate(lows), np.concatenate(sizes)
-    order = np.argsort(low, kind="stable")
-    low, end = low[order], np.maximum.accumulate((low + size)[order])
-    first = np.flatnonzero(np.concatenate(([True], low[1:] > end[:-1])))
-    last = np.append(first[1:], len(low)) - 1
-    return low[first], end[last] - low[first]

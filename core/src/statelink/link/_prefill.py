@@ -4,55 +4,34 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from statelink import wire
-from statelink.backend import Moved, SendHook, Side
+from statelink.backend import Moved, Side
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import Items, required, whole
 
 from ._deadlines import Deadlines
-from ._delivery import Delivered, deliver
 from ._destinations import Destination, Destinations
 from ._early import Early
 from ._hook_room import SendRoom
 from ._mover import reason_of
+from ._outgoing import Outgoing
+from ._past import REMEMBERED, Past
 from ._sending import Delivery, Push, Sending
 from ._status import ENDED, Status
 from ._use import Use
 from ._verify import packed
 
 if TYPE_CHECKING:
+    from ._delivery import Delivered
     from ._node import Node
 
 __all__ = ["PrefillRole"]
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
 log = logging.getLogger("statelink.link")
-
-REMEMBERED = 65536
-"""Most requests, ends and generations that are remembered for rooms that are not open here."""
-POLL_PENDING, POLL_BROKEN = 0.01, 1.0
-"""Seconds between looks at transfers that a failed room left behind; the latter after ``poll`` raised."""
-
-
-class _End(NamedTuple):
-    """How a room ended before both sides knew of it.
-
-    Attributes:
-        reason: Why.
-        remote: Whether decode gave it up; otherwise prefill did.
-        until: When it stops to count.
-    """
-
-    reason: Reason
-    remote: bool
-    until: float
 
 
 class PrefillRole:
@@ -66,11 +45,8 @@ class PrefillRole:
         self._node = node
         self._destinations = Destinations(node, self)
         self._early = Early(REMEMBERED, node.config.max_early_bytes)
-        self._ends: OrderedDict[int, _End] = OrderedDict()
-        self._seen: OrderedDict[tuple[str, int, int], None] = OrderedDict()
-        self._restless: set[tuple[str, int, int]] = set()
-        """Uses of rooms whose bytes may still land, by destination: also once the room is forgotten, these are never
-        said to be drained. Each of them keeps memory of its destination in quarantine, and so there are not many."""
+        self._past = Past(node.now, node.config.deadline)
+        self._outgoing = Outgoing(node, self._delivered, self._unsettled)
         self._deadlines = Deadlines(node, self._expired)
         self._handlers: dict[type[wire.Message], Callable[..., None]] = {
             wire.Request: self._request,
@@ -110,7 +86,7 @@ class PrefillRole:
     def open(self, room: Sending) -> None:
         """The engine opened a room."""
         self._deadlines.add(room)
-        end = self._end_of(room.room)
+        end = self._past.end_of(room.room)
         early = self._early.take(room.room)
         if end is not None and end.remote and not early:
             self.fail(room, end.reason, known=True)
@@ -132,17 +108,11 @@ class PrefillRole:
 
     def declines(self, request: wire.Request) -> bool:
         """See `Watcher.declines`."""
-        use = (request.sender, request.room, request.generation)
-        if use in self._seen:
-            return False
-        self._remember(self._seen, use, None)
-        return True
+        return self._past.admit((request.sender, request.room, request.generation))
 
     def _request(self, message: wire.Request, peer: Destination) -> None:
-        use = (peer.name, message.room, message.generation)
-        if use in self._seen:
+        if not self._past.admit((peer.name, message.room, message.generation)):
             return  # it came twice, or after its end: what was said of it stands
-        self._remember(self._seen, use, None)
         room = self._room(message.room)
         if room is not None and room.status not in ENDED:
             self._deliver_to(room, peer, message)
@@ -150,7 +120,7 @@ class PrefillRole:
         if room is not None:
             self._answer(peer, message, room.reason or room._reason_for("room.ended", "the room has ended on prefill"))
             return
-        end = self._end_of(message.room)
+        end = self._past.end_of(message.room)
         if end is not None and not end.remote:
             self._answer(peer, message, end.reason)
             return
@@ -212,8 +182,9 @@ class PrefillRole:
             targets[name] = required(component_plan.target, request.tokens, request.prefix, listed)
         hooks = {name: self._node.strategies[name].sender() for name in plan.components}
         delivery = Delivery(peer, request, plan, targets, hooks)
+        wake = partial(self._outgoing.wake, weakref.ref(room), peer.name)
         for name, hook in hooks.items():
-            context = SendRoom(self._node, request, peer.name, name, partial(self._wake, weakref.ref(room), peer.name))
+            context = SendRoom(self._node, request, peer.name, name, wake)
             delivery.contexts[name] = context
             hook.open(context, request.prepared.get(name, b""))
         return delivery
@@ -228,41 +199,7 @@ class PrefillRole:
             room._set(Status.TRANSFERRING)
             self._node.hold_pushes(-1)
             for delivery in room._deliveries.values():
-                self._start(room, delivery, push)
-
-    def _start(self, room: Sending, delivery: Delivery, push: Push) -> None:
-        node = self._node
-        delivery.jobs += 1
-        self._node.hold_pushes(1, admitted=True)
-
-        def job() -> None:
-            delivery.line.append(push)
-            if len(delivery.line) == 1:  # else it follows when those before it have gone out
-                self._carry(room, delivery)
-
-        node.movers.submit(("peer", delivery.destination.name), job)
-
-    def _wake(self, room: weakref.ref[Sending], peer: str) -> None:
-        """A strategy need not wait any more. What it holds does not keep the room: that would be a cycle."""
-        living = room()
-        delivery = living._deliveries.get(peer) if living is not None else None
-        if living is not None and delivery is not None:
-            self._carry(living, delivery)
-
-    def _carry(self, room: Sending, delivery: Delivery) -> None:
-        """Let the pushes of a delivery go out, up to where a strategy waits. Runs in the lane of the destination."""
-        while delivery.line:
-            push = delivery.line[0]
-            if delivery.under_way is None:
-                delivery.under_way = deliver(self._node, delivery, push)
-            try:
-                next(delivery.under_way)
-            except StopIteration as ended:
-                delivery.under_way = None
-                delivery.line.popleft()
-                self._node.post(partial(self._delivered, room, delivery, push, ended.value))
-            else:
-                return  # its strategy wakes it, or the end of the room does
+                self._outgoing.start(room, delivery, push)
 
     def _delivered(self, room: Sending, delivery: Delivery, push: Push, result: Delivered) -> None:
         delivery.jobs -= 1
@@ -318,17 +255,8 @@ class PrefillRole:
         room, delivery = self._find(message, peer)
         if room is None or delivery is None or message.component not in delivery.hooks:
             return
-        hook = delivery.hooks[message.component]
-        context = delivery.contexts[message.component]
-
-        def job() -> None:
-            try:
-                hook.message(context, message.payload)
-            except Exception as error:
-                reason = reason_of(error, room=message.room, component=message.component, peer=peer.name)
-                self._node.post(lambda: self.fail(room, reason))
-
-        self._node.fences.submit(("hook", message.room), job)
+        failed = partial(self.fail, room)
+        self._outgoing.note(delivery, message.component, message.payload, failed)
 
     def _failed(self, message: wire.Failed, peer: Destination) -> None:
         room, delivery = self._find(message, peer)
@@ -346,17 +274,16 @@ class PrefillRole:
                 another = self._destinations.get(name)
                 if another is not None and another is not peer:
                     self._answer(another, other, message.reason)
-            self._remember_end(message.room, message.reason, remote=True)
-        elif use not in self._seen:
-            self._remember(self._seen, use, None)  # said again, it is nothing to the next use of the id
+            self._past.ended(message.room, message.reason, remote=True)
+        elif self._past.admit(use):  # said again, it is nothing to the next use of the id
             if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
                 self.fail(open_room, message.reason, known=True)
             elif open_room is None:
-                end = self._end_of(message.room)
+                end = self._past.end_of(message.room)
                 if end is None or end.remote:
                     # Decode gave up before it asked; who opens the room later must not wait for it.
-                    self._remember_end(message.room, message.reason, remote=True)
-        if use not in self._restless:
+                    self._past.ended(message.room, message.reason, remote=True)
+        if use not in self._past.restless:
             said = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
             self._send(wire.Drained(**said))
 
@@ -375,76 +302,30 @@ class PrefillRole:
         room._queue.clear()
         for delivery in room._deliveries.values():
             delivery.cancelled.set()
-            self._abort_hooks(room, delivery)
+            self._outgoing.abort(room, delivery)
             self._send(wire.Failed(**self._use(delivery), reason=reason))
         if not room._deliveries and not known:
-            self._remember_end(room.room, reason, remote=False)
+            self._past.ended(room.room, reason, remote=False)
         self._drain(room)
-
-    def _abort_hooks(self, room: Sending, delivery: Delivery) -> None:
-        def job() -> None:
-            self._carry(room, delivery)  # what waits would wait for ever
-            for name, hook in delivery.hooks.items():
-                hook.abort(delivery.contexts[name])
-
-        self._node.movers.submit(("peer", delivery.destination.name), job)
 
     def _drain(self, room: Sending) -> None:
         """Tell destinations of a failed room when nothing is in flight any more, and work out quiescence."""
         for delivery in room._deliveries.values():
             if delivery.pending and not delivery.jobs:
-                self._poll_pending(room, delivery)
+                self._outgoing.look_after(delivery, partial(self._drain, room))
             if room.status is Status.FAILED and delivery.still and not delivery.drained:
                 delivery.drained = True
                 self._send(wire.Drained(**self._use(delivery)))
             if room.status is Status.FAILED and delivery.unread and not delivery.released:
                 delivery.released = True
-                self._release_hooks(delivery)
+                self._outgoing.release(delivery)
         room._settle()
-
-    def _release_hooks(self, delivery: Delivery) -> None:
-        hooks = {name: hook for name, hook in delivery.hooks.items() if type(hook).released is not SendHook.released}
-
-        def job() -> None:
-            for name, hook in hooks.items():
-                hook.released(delivery.contexts[name])
-
-        if hooks:
-            self._node.movers.submit(("peer", delivery.destination.name), job)
-
-    def _poll_pending(self, room: Sending, delivery: Delivery) -> None:
-        """Look after transfers that a cancelled job left running, until they end."""
-        node = self._node
-        transfers = list(delivery.pending)
-        delivery.jobs += 1
-
-        def job() -> None:
-            failed = False
-            try:
-                node.backend.poll([each for each in transfers if each.outcome is None])
-            except Exception:
-                log.exception("backend %s failed to poll", node.backend.name)
-                failed = True
-            node.post(lambda: done(failed))
-
-        def done(failed: bool) -> None:
-            delivery.jobs -= 1
-            for each in transfers:
-                if each.outcome is not None:
-                    self._unsettled(delivery, each.outcome.unsettled, each.outcome.reason)
-            delivery.pending = [each for each in transfers if each.outcome is None]
-            if delivery.pending:
-                node.after(POLL_BROKEN if failed else POLL_PENDING, lambda: self._drain(room))
-            else:
-                self._drain(room)
-
-        node.fences.submit(("pending", delivery.destination.name), job)
 
     def _unsettled(self, delivery: Delivery, sides: frozenset[Side], why: str) -> None:
         for side in sides:
             delivery.unsettled.setdefault(side, why or "the backend does not say why")
         if Side.TARGET in sides:
-            self._restless.add((delivery.destination.name, delivery.request.room, delivery.request.generation))
+            self._past.restless.add((delivery.destination.name, delivery.request.room, delivery.request.generation))
 
     # The end.
 
@@ -466,7 +347,7 @@ class PrefillRole:
     def close(self) -> None:
         """See `Role.close`."""
         moving = {name for room in self._sending() for name, d in room._deliveries.items() if not d.still}
-        self._destinations.close(moving | {name for name, _, _ in self._restless})
+        self._destinations.close(moving | {name for name, _, _ in self._past.restless})
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
         """See `Role.ranks`."""
@@ -481,20 +362,10 @@ class PrefillRole:
         return {
             "early": len(self._early),
             "early_bytes": self._early.nbytes,
-            "ends": len(self._ends),
-            "seen": len(self._seen),
+            **self._past.load(),
         }
 
     # Small helpers.
-
-    def _remember_end(self, room: int, reason: Reason, *, remote: bool) -> None:
-        """Keep the end of a room whose other side has not spoken yet, for as long as it may still come."""
-        self._remember(self._ends, room, _End(reason, remote, self._node.now() + self._node.config.deadline))
-
-    def _end_of(self, room: int) -> _End | None:
-        """Take out what was kept of a room's end, unless it is too old to concern who asks."""
-        end = self._ends.pop(room, None)
-        return end if end is not None and end.until > self._node.now() else None
 
     def _send(self, message: wire.Message) -> None:
         if not self._node.send(message):
@@ -525,10 +396,3 @@ class PrefillRole:
             room=delivery.request.room,
             generation=delivery.request.generation,
         )
-
-    @staticmethod
-    def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
-        table[key] = value
-        table.move_to_end(key)
-        while len(table) > REMEMBERED:
-            table.popitem(last=False)

@@ -1,0 +1,159 @@
+"""Pushes on their way out, on data threads; and the transfers that failed rooms leave behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from statelink.backend import SendHook
+
+from ._delivery import Delivered, deliver
+from ._mover import reason_of
+
+if TYPE_CHECKING:
+    import weakref
+
+    from statelink.backend import Side
+    from statelink.errors import Reason
+
+    from ._node import Node
+    from ._sending import Delivery, Push, Sending
+
+__all__ = ["Outgoing"]
+
+log = logging.getLogger("statelink.link")
+
+POLL_PENDING, POLL_BROKEN = 0.01, 1.0
+"""Seconds between looks at transfers that a failed room left behind; the latter after ``poll`` raised."""
+
+
+class Outgoing:
+    """Runs what a delivery has to do, in the lane of its destination, and reports back to the control thread.
+
+    Methods are for the control thread unless they say otherwise; none blocks.
+
+    Args:
+        node: The link's control thread.
+        delivered: Told, on the control thread, what became of each push.
+        unsettled: Told, likewise, of transfers that were left running and of which it is not known that they stopped.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        delivered: Callable[[Sending, Delivery, Push, Delivered], None],
+        unsettled: Callable[[Delivery, frozenset[Side], str], None],
+    ) -> None:
+        self._node = node
+        self._delivered = delivered
+        self._unsettled = unsettled
+
+    def start(self, room: Sending, delivery: Delivery, push: Push) -> None:
+        """Send a push to one destination, after those before it."""
+        delivery.jobs += 1
+        self._node.hold_pushes(1, admitted=True)
+
+        def job() -> None:
+            delivery.line.append(push)
+            if len(delivery.line) == 1:  # else it follows when those before it have gone out
+                self._carry(room, delivery)
+
+        self._submit(delivery, job)
+
+    def wake(self, room: weakref.ref[Sending], peer: str) -> None:
+        """A strategy need not wait any more; called in the lane of the destination.
+
+        What a strategy holds does not keep the room: that would be a cycle.
+        """
+        living = room()
+        delivery = living._deliveries.get(peer) if living is not None else None
+        if living is not None and delivery is not None:
+            self._carry(living, delivery)
+
+    def abort(self, room: Sending, delivery: Delivery) -> None:
+        """Let what waits come to its end, since the room was cancelled, and tell the hooks."""
+
+        def job() -> None:
+            self._carry(room, delivery)  # what waits would wait for ever
+            for name, hook in delivery.hooks.items():
+                hook.abort(delivery.contexts[name])
+
+        self._submit(delivery, job)
+
+    def release(self, delivery: Delivery) -> None:
+        """Tell the hooks that nothing reads this side's memory for them any more."""
+        hooks = {name: hook for name, hook in delivery.hooks.items() if type(hook).released is not SendHook.released}
+
+        def job() -> None:
+            for name, hook in hooks.items():
+                hook.released(delivery.contexts[name])
+
+        if hooks:
+            self._submit(delivery, job)
+
+    def note(self, delivery: Delivery, component: str, payload: bytes, failed: Callable[[Reason], None]) -> None:
+        """Hand a hook what its counterpart sent; ``failed`` is called on the control thread if it raises."""
+        hook, context = delivery.hooks[component], delivery.contexts[component]
+        room, peer = delivery.request.room, delivery.destination.name
+
+        def job() -> None:
+            try:
+                hook.message(context, payload)
+            except Exception as error:
+                reason = reason_of(error, room=room, component=component, peer=peer)
+                self._node.post(lambda: failed(reason))
+
+        self._node.fences.submit(("hook", room), job)
+
+    def look_after(self, delivery: Delivery, then: Callable[[], None]) -> None:
+        """Poll, once, the transfers that a cancelled push left running.
+
+        Args:
+            delivery: Its `Delivery.pending` are polled; those that still run afterwards stay there.
+            then: Called on the control thread: at once when all have ended, otherwise when it is time to look again.
+        """
+        node = self._node
+        transfers = list(delivery.pending)
+        delivery.jobs += 1
+
+        def job() -> None:
+            failed = False
+            try:
+                node.backend.poll([each for each in transfers if each.outcome is None])
+            except Exception:
+                log.exception("backend %s failed to poll", node.backend.name)
+                failed = True
+            node.post(lambda: done(failed))
+
+        def done(failed: bool) -> None:
+            delivery.jobs -= 1
+            ended = [each.outcome for each in transfers if each.outcome is not None]
+            delivery.pending = [each for each in transfers if each.outcome is None]
+            for outcome in ended:
+                self._unsettled(delivery, outcome.unsettled, outcome.reason)
+            if delivery.pending:
+                node.after(POLL_BROKEN if failed else POLL_PENDING, then)
+            else:
+                then()
+
+        node.fences.submit(("pending", delivery.destination.name), job)
+
+    def _carry(self, room: Sending, delivery: Delivery) -> None:
+        """Let the pushes of a delivery go out, up to where a strategy waits. Runs in the lane of the destination."""
+        while delivery.line:
+            push = delivery.line[0]
+            if delivery.under_way is None:
+                delivery.under_way = deliver(self._node, delivery, push)
+            try:
+                next(delivery.under_way)
+            except StopIteration as ended:
+                delivery.under_way = None
+                delivery.line.popleft()
+                self._node.post(partial(self._delivered, room, delivery, push, ended.value))
+            else:
+                return  # its strategy wakes it, or the end of the room does
+
+    def _submit(self, delivery: Delivery, job: Callable[[], None]) -> None:
+        self._node.movers.submit(("peer", delivery.destination.name), job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
@@ -220,10 +221,14 @@ def test_the_other_sides_calls(pair: Pair) -> None:
         assert error.value.code == "config.role"
 
 
+POOLS = np.zeros((2, 4, 16, 2, 8), np.uint16)
+
+
 def inventory(**who: Any) -> state.Inventory:
     """A small one, in this process."""
     kind = who.pop("kind", "dram")
-    k, v = (state.Memory.pointer(at << 20, (4, 16, 2, 8), "uint16", 2, kind=kind) for at in (1, 2))
+    shape = (4, 16, 2, 8)
+    k, v = (state.Memory.pointer(each.ctypes.data, shape, "uint16", 2, kind=kind) for each in POOLS)
     return state.describe("here", [state.kv_pages({0: (k, v)}, heads=2)], **who)
 
 

@@ -1,4 +1,4 @@
-"""Gathering and scattering: numpy and torch do the same, and touch nothing else."""
+"""Gathering and scattering: numpy and torch do the same, on the host and on a device, and touch nothing else."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from statelink.errors import UnsupportedError
@@ -15,27 +16,55 @@ from statelink.staged._memory import HostMemory, StagingMemory, TorchMemory, sta
 torch: Any = pytest.importorskip("torch")
 
 
-@pytest.fixture(params=["numpy", "torch"])
-def memory(request: pytest.FixtureRequest) -> StagingMemory:
-    made: StagingMemory = HostMemory(1 << 16) if request.param == "numpy" else TorchMemory(torch, "cpu", 1 << 16)
-    return made
+class Pools:
+    """Memory to stage, of one device, and what is in it.
+
+    Args:
+        how: ``numpy``, or a device by torch's name.
+    """
+
+    def __init__(self, how: str) -> None:
+        self._device = "cpu" if how == "numpy" else how
+        self.staging: StagingMemory = HostMemory(1 << 16) if how == "numpy" else TorchMemory(torch, how, 1 << 16)
+
+    def copy(self, array: npt.NDArray[np.uint8]) -> Any:
+        return torch.from_numpy(array.copy()).to(self._device)
+
+    @staticmethod
+    def read(tensor: Any) -> npt.NDArray[np.uint8]:
+        found: npt.NDArray[np.uint8] = tensor.cpu().numpy()
+        return found
+
+
+@pytest.fixture(params=["numpy", "cpu", "cuda:0"])
+def pools(request: pytest.FixtureRequest) -> Pools:
+    if request.param == "cuda:0" and not torch.cuda.is_available():
+        pytest.skip("torch reaches no GPU here (torch.cuda.is_available())")
+    return Pools(request.param)
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 24, 256])
-def test_there_and_back(memory: StagingMemory, width: int) -> None:
+def test_there_and_back(pools: Pools, width: int) -> None:
     rng = np.random.default_rng(width)
-    pools = [rng.integers(0, 256, (40, width), np.uint8) for _ in range(3)]
-    others = [np.zeros((50, width), np.uint8) for _ in range(3)]
-    addresses = [np.array([array.ctypes.data for array in arrays], np.uint64) for arrays in (pools, others)]
+    arrays = [rng.integers(0, 256, (40, width), np.uint8) for _ in range(3)]
+    sources = [pools.copy(array) for array in arrays]
+    targets = [pools.copy(np.zeros((50, width), np.uint8)) for _ in range(3)]
+    if pools.staging.kind != "dram" and torch.cuda.is_available():
+        torch.cuda.synchronize()  # as the core waits for the engine's event before it gathers
+    addresses = [np.array([tensor.data_ptr() for tensor in tensors], np.uint64) for tensors in (sources, targets)]
     rows, onto = rng.permutation(40)[:30], rng.permutation(50)[:30]
     tiles = [(slice(0, 2), slice(0, 7)), (slice(2, 3), slice(0, 30)), (slice(0, 2), slice(7, 30))]
     at = 128
-    for indices, addressed, copy in ((rows, addresses[0], memory.pack), (onto, addresses[1], memory.unpack)):
+    for indices, addressed, copy in (
+        (rows, addresses[0], pools.staging.pack),
+        (onto, addresses[1], pools.staging.unpack),
+    ):
         copy([Places(addressed[buffers], indices[some], width) for buffers, some in tiles], at)
-    for array, other in zip(pools, others, strict=True):
-        expected = np.zeros_like(other)
+    for array, source, target in zip(arrays, sources, targets, strict=True):
+        expected = np.zeros((50, width), np.uint8)
         expected[onto] = array[rows]
-        np.testing.assert_array_equal(other, expected)
+        np.testing.assert_array_equal(pools.read(target), expected)
+        np.testing.assert_array_equal(pools.read(source), array)
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,7 @@ from statelink.link import (
     read_options,
     this_process,
 )
+from statelink.pointers import Checked, Platform, check, device_settings, explained
 from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
 from statelink.state._types import load_types_with
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from statelink.state import Inventory, StateType
 
 __all__ = ["__version__", "open", "probe"]
+
+log = logging.getLogger("statelink.open")
 
 # Whoever describes state of a type that a package brings need not load the package first.
 load_types_with(plugin_manager)
@@ -66,6 +70,7 @@ def open(
 
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys.
+        StateError: The platform says that a region is not what the inventory says; see docs/engine.md.
         UnknownBackendError: No such backend is installed.
         BackendError: The backend fails to load, cannot run here, does not declare what the inventory or ``require``
             needs, or has as many links in this process as it declares; with ``auto``, that is so of every one.
@@ -75,6 +80,9 @@ def open(
         raise ConfigError("the inventory has no components", instance=inventory.instance, rank=inventory.rank)
     hooks = plugin_manager()
     picked = pick(given, inventory, hooks)
+    checked = check(inventory, role=given.config.role, platform=Platform.here())
+    for setting in device_settings(checked):
+        log.warning("rank %d of %s: %s", inventory.rank, inventory.instance, setting)
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
     picked = picked._replace(strategies=stage(picked.strategies, picked.kind, settings.staging))
     inventory = open_strategies(picked.strategies, inventory)
@@ -86,7 +94,7 @@ def open(
     name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
     place = Place(picked.kind, name)
     try:
-        found, node = _prepare(settings, picked, name, inventory, rendezvous, hooks, place)
+        found, node = _prepare(settings, picked, name, inventory, rendezvous, hooks, place, checked)
     except BaseException:
         place.free()
         raise
@@ -104,6 +112,7 @@ def _prepare(
     rendezvous: Rendezvous | None,
     hooks: pluggy.PluginManager,
     place: Place,
+    checked: Checked,
 ) -> tuple[Rendezvous, Node]:
     """Everything but starting; if that fails, nothing is left open."""
     who = {"backend": settings.backend}
@@ -118,8 +127,9 @@ def _prepare(
     try:
         if settings.rendezvous:
             found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
-        backend.register(inventory.regions)
-        card = _card(name, settings, backend, picked.strategies, inventory)
+        with explained(checked, **who):
+            backend.register(inventory.regions)
+            card = _card(name, settings, backend, picked.strategies, inventory)
         node = Node(
             settings,
             channel,
@@ -129,6 +139,7 @@ def _prepare(
             found,
             hooks,
             rejected=picked.rejected,
+            memory=checked.summary(),
             closed=place.free,
         )
         return found, node

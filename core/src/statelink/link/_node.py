@@ -76,6 +76,7 @@ class Node:
         rendezvous: Where instances are found.
         hooks: Observers.
         rejected: Backends that ``auto`` passed over, and why.
+        memory: Memory kind to what is known of its regions.
         closed: Called once the backend has been closed.
         loop: The control thread's loop.
         make_lane: Makes a lane of a name and a width.
@@ -92,6 +93,7 @@ class Node:
         hooks: pluggy.PluginManager,
         *,
         rejected: Mapping[str, str] | None = None,
+        memory: Mapping[str, Mapping[str, Any]] | None = None,
         closed: Callable[[], object] = lambda: None,
         loop: Loop | None = None,
         make_lane: Callable[[str, int], Lane] = Lane,
@@ -104,6 +106,7 @@ class Node:
         self.strategies = strategies
         self.rendezvous = rendezvous
         self.rejected = dict(rejected or {})
+        self.memory = dict(memory or {})
         self.regions = RegionTable(card.inventory.regions)
         self.rooms: dict[int, Room] = {}
         self.lock = threading.Lock()

@@ -34,6 +34,7 @@ def snapshot(node: Node) -> dict[str, Any]:
         "require": list(node.config.require),
         "instance": node.inventory.instance,
         "rank": node.inventory.rank,
+        "memory": {kind: dict(known) for kind, known in node.memory.items()},
         "peers": node.role.snapshot(),
         "ranks": ranks[:MOST],
         "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},

@@ -1,0 +1,181 @@
+"""Whether regions are what they are said to be, before anybody registers them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from statelink.errors import StateError
+
+from ._seen import Origin, Place, Seen
+
+if TYPE_CHECKING:
+    from statelink.state import Inventory, Region
+
+    from ._platform import Driver, Platform
+
+__all__ = ["Checked", "check"]
+
+MOST_PIECES = 1 << 16
+"""Most pieces of one region that a driver is asked about: 128 GiB of the smallest pieces there are."""
+MAP = "the process's map"
+
+
+class Checked(NamedTuple):
+    """What was found out about an inventory's memory, none of which contradicts it.
+
+    Attributes:
+        platform: Who was asked.
+        regions: The inventory's regions.
+        asked: Memory kind to who vouches for all of its regions; kinds that nobody could tell are missing.
+        origins: Memory kind to how its regions were allocated.
+        indirect: Memory kinds of which a network card cannot reach some region.
+    """
+
+    platform: Platform
+    regions: tuple[Region, ...]
+    asked: dict[str, str]
+    origins: dict[str, Counter[Origin]]
+    indirect: frozenset[str]
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Of each memory kind: ``regions``, ``bytes``, who ``checked`` it ("" for nobody), how it was ``allocated``."""
+        kinds = dict.fromkeys(region.kind for region in self.regions)
+        return {
+            kind: {
+                "regions": sum(region.kind == kind for region in self.regions),
+                "bytes": sum(region.nbytes for region in self.regions if region.kind == kind),
+                "checked": self.asked.get(kind, ""),
+                "allocated": {origin.value: count for origin, count in self.origins.get(kind, Counter()).items()},
+            }
+            for kind in kinds
+        }
+
+
+def check(inventory: Inventory, *, role: str, platform: Platform) -> Checked:
+    """Compare every region with what the platform says of it. Where it cannot tell, nothing is claimed.
+
+    Args:
+        inventory: What a rank holds.
+        role: ``prefill``, whose memory is read, or ``decode``, whose memory is written.
+        platform: Whom to ask.
+
+    Raises:
+        StateError: A region is of another kind than it is said to be, or some of it is not there or must not be read
+            or written. Names it, its component, and what the platform says (``state.memory``).
+    """
+    answers: dict[str, set[str]] = {}
+    origins: dict[str, Counter[Origin]] = {}
+    indirect: set[str] = set()
+    for number, region in enumerate(inventory.regions):
+        by, seen = _ask(inventory, number, platform.drivers)
+        if family(region.kind) != "dram":
+            answers.setdefault(region.kind, set()).add(by)
+            if seen is not None and seen.place is Place.DEVICE:
+                origins.setdefault(region.kind, Counter())[seen.origin] += 1
+            if seen is not None and seen.direct is False:
+                indirect.add(region.kind)
+        elif platform.map is not None:
+            answers.setdefault(region.kind, set()).add(MAP)
+    _check_map(inventory, role, platform)
+    asked = {kind: ", ".join(sorted(by)) for kind, by in answers.items() if "" not in by}
+    return Checked(platform, inventory.regions, asked, origins, frozenset(indirect))
+
+
+def family(kind: str) -> str:
+    """A memory kind without the number of its device."""
+    return kind.partition(":")[0]
+
+
+def _ask(inventory: Inventory, number: int, drivers: Sequence[Driver]) -> tuple[str, Seen | None]:
+    """Who vouches for a region, and what that driver says of its first byte; nobody and nothing where none can tell."""
+    region = inventory.regions[number]
+    said = family(region.kind)
+    unknown = ""
+    for driver in drivers:
+        seen = driver.look(region.address)
+        if seen is None:
+            continue
+        if seen.place is Place.UNKNOWN:
+            unknown = unknown or driver.name
+            continue
+        if seen.place is Place.DEVICE and said != "cuda":
+            hint = f"describe it as memory of kind 'cuda:{seen.device}'"
+            raise _refused(inventory, number, f"{driver.name} says that it is {seen}", hint)
+        if said != "cuda":
+            return ("", None)
+        if seen.place is Place.HOST:
+            hint = "describe it as memory of kind 'dram'"
+            raise _refused(inventory, number, f"{driver.name} says that it is {seen}", hint)
+        _check_device(inventory, number, driver, seen)
+        return (driver.name, seen)
+    if unknown and said == "cuda":
+        hint = "was it freed? Is the address that of the tensor's memory? Host memory is of kind 'dram'"
+        raise _refused(inventory, number, f"{unknown} does not know it", hint)
+    return ("", None)
+
+
+def _check_device(inventory: Inventory, number: int, driver: Driver, first: Seen) -> None:
+    """That every piece of a region is memory of its device."""
+    region = inventory.regions[number]
+    index = region.kind.partition(":")[2]
+    seen, end = first, region.address + region.nbytes
+    address = region.address
+    for _ in range(MOST_PIECES):
+        at = f"byte {address - region.address} of it" if address > region.address else "it"
+        if seen.place is Place.DEVICE and index.isdecimal() and seen.device != int(index):
+            hint = f"describe it as memory of kind 'cuda:{seen.device}'; numbers are those after CUDA_VISIBLE_DEVICES"
+            raise _refused(inventory, number, f"{driver.name} says that {at} is {seen}", hint)
+        if seen.place not in (Place.DEVICE, Place.MANAGED):
+            hint = "a region is one allocation, or a part of it: is its length right?"
+            raise _refused(inventory, number, f"{driver.name} says that {at} is {seen}", hint)
+        if not address < seen.end < end:
+            return
+        address = seen.end
+        found = driver.look(address)
+        if found is None:
+            return
+        seen = found
+
+
+def _check_map(inventory: Inventory, role: str, platform: Platform) -> None:
+    """That all host memory may be read, and written where the other side writes to it."""
+    host = [number for number, region in enumerate(inventory.regions) if region.kind == "dram"]
+    if platform.map is None or not host:
+        return
+    needed = "rw" if role == "decode" else "r"
+    first = np.array([inventory.regions[number].address for number in host], np.uint64)
+    sizes = np.array([inventory.regions[number].nbytes - 1 for number in host], np.uint64)
+    reached = platform.map.reach(first, first + sizes, needed)
+    wrong = np.flatnonzero(reached <= first + sizes)
+    if not len(wrong):
+        return
+    number, address = host[int(wrong[0])], int(reached[wrong[0]])
+    there = platform.map.at(address)
+    at = f"byte {address - inventory.regions[number].address} of it, at {address:#x},"
+    if there is None:
+        found, hint = "is not mapped", "memory must outlive its link: was it freed? Are its address and length right?"
+    elif "r" not in there.permissions:
+        found = f"must not be read: {there}"
+        hint = "if it is memory of a device, describe it as such; if it is guarded, a region has none of the guard"
+    else:
+        found, hint = f"must not be written: {there}", "decode's memory is written to: map it for writing"
+    others = f"; so it is with {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    raise _refused(inventory, number, f"{MAP} says that {at} {found}{others}", hint)
+
+
+def _refused(inventory: Inventory, number: int, cause: str, hint: str) -> StateError:
+    region = inventory.regions[number]
+    holders = [each.name for each in inventory.components if any(b.count and b.region == number for b in each.buffers)]
+    return StateError(
+        f"region {number} is not memory of kind {region.kind!r} as it is described",
+        cause=f"{region.nbytes} bytes at {region.address:#x}: {cause}",
+        hint=hint,
+        code="state.memory",
+        component=", ".join(holders) or None,
+        instance=inventory.instance,
+        rank=inventory.rank,
+    )

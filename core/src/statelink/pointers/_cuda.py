@@ -1,0 +1,80 @@
+"""What the CUDA driver knows of a pointer."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ._seen import Origin, Place, Seen
+
+__all__ = ["Cuda"]
+
+# CUpointer_attribute
+MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, IPC_CAPABLE = 2, 8, 9, 10
+RANGE_START, RANGE_SIZE, RDMA_CAPABLE, POOL, MAPPING_SIZE, MAPPING_START = 11, 12, 15, 17, 18, 19
+# CUmemorytype
+HOST, DEVICE = 1, 2
+
+
+class Cuda:
+    """The driver's own functions, which need no context, start nothing, and say so where nothing was started.
+
+    Args:
+        library: ``libcuda``, loaded.
+
+    Raises:
+        AttributeError: The library lacks one of the functions.
+    """
+
+    name = "the CUDA driver"
+
+    def __init__(self, library: Any) -> None:
+        self._attributes = library.cuPointerGetAttributes
+        self._attribute = library.cuPointerGetAttribute
+        self._handles = (
+            getattr(library, "cuMemRetainAllocationHandle", None),
+            getattr(library, "cuMemRelease", None),
+        )
+
+    def look(self, address: int) -> Seen | None:
+        """See `Driver.look`."""
+        # Unlike the function for one attribute, this one fails only if the driver cannot answer at all.
+        asked = (MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL)
+        found = [ctypes.c_uint64(0) for _ in asked]
+        status = self._attributes(
+            ctypes.c_uint(len(asked)),
+            (ctypes.c_uint * len(asked))(*asked),
+            (ctypes.c_void_p * len(asked))(*(ctypes.addressof(each) for each in found)),
+            ctypes.c_uint64(address),
+        )
+        if status:
+            return None
+        kind, managed, device = (each.value for each in found)
+        if managed:
+            return Seen(Place.MANAGED)
+        if kind != DEVICE:
+            return Seen(Place.HOST if kind == HOST else Place.UNKNOWN)
+        origin, direct = self._origin(address), self._get(RDMA_CAPABLE, address)
+        start, size = self._get(RANGE_START, address), self._get(RANGE_SIZE, address)
+        if origin is Origin.VIRTUAL:  # its range is what was reserved, of which only pieces may be mapped
+            start, size = self._get(MAPPING_START, address), self._get(MAPPING_SIZE, address)
+        end = start + size if start and size else 0
+        return Seen(Place.DEVICE, device, end, origin, None if direct is None else bool(direct))
+
+    def _origin(self, address: int) -> Origin:
+        if self._get(IPC_CAPABLE, address):
+            return Origin.PLAIN
+        if self._get(POOL, address):
+            return Origin.POOL
+        handle = ctypes.c_uint64(0)
+        retain, release = self._handles
+        if retain is None or release is None or retain(ctypes.byref(handle), ctypes.c_void_p(address)):
+            return Origin.UNKNOWN
+        release(handle)
+        return Origin.VIRTUAL  # nothing else has a handle
+
+    def _get(self, attribute: int, address: int) -> int | None:
+        """One attribute; ``None`` where this driver does not know it. No attribute is larger than 64 bits."""
+        value = ctypes.c_uint64(0)
+        status = self._attribute(ctypes.byref(value), ctypes.c_uint(attribute), ctypes.c_uint64(address))
+        return None if status else value.value

@@ -1,0 +1,61 @@
+"""What HIP, ROCm's runtime, knows of a pointer."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ._seen import Place, Seen
+
+__all__ = ["Hip"]
+
+INVALID_VALUE = 1
+OLDEST = 60_000_000
+"""Version 6.0: the numbers of ``hipMemoryType`` were others before."""
+PLACES = {0: Place.UNKNOWN, 1: Place.HOST, 2: Place.DEVICE, 3: Place.MANAGED}
+
+
+class Attributes(ctypes.Structure):
+    """``hipPointerAttribute_t``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("device_pointer", ctypes.c_void_p),
+        ("host_pointer", ctypes.c_void_p),
+        ("is_managed", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+    )
+
+
+class Hip:
+    """The runtime's own functions. They start it, so it is asked only once it has started.
+
+    Args:
+        library: ``libamdhip64``, loaded.
+
+    Raises:
+        AttributeError: The library lacks one of the functions.
+    """
+
+    name = "HIP"
+
+    def __init__(self, library: Any) -> None:
+        self._attributes = library.hipPointerGetAttributes
+        self._last_error = library.hipGetLastError
+        self._version = library.hipRuntimeGetVersion
+
+    def look(self, address: int) -> Seen | None:
+        """See `Driver.look`."""
+        version = ctypes.c_int(0)
+        if self._version(ctypes.byref(version)) or version.value < OLDEST:
+            return None
+        found = Attributes()
+        status = self._attributes(ctypes.byref(found), ctypes.c_void_p(address))
+        if status:
+            self._last_error()  # forget it: torch would find it after its next kernel, and raise
+            return Seen(Place.UNKNOWN) if status == INVALID_VALUE else None
+        if found.is_managed:
+            return Seen(Place.MANAGED)
+        place = PLACES.get(found.type)
+        return None if place is None else Seen(place, found.device if place is Place.DEVICE else -1)

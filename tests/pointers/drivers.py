@@ -1,0 +1,134 @@
+"""Stand-ins for drivers: real C functions with the libraries' signatures, over memory that a test makes up."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from statelink import state
+
+__all__ = ["BASE", "Piece", "cuda", "hip", "inventory"]
+
+BASE = 0x7_0000_0000
+"""Where made-up memory of devices begins: nothing is mapped there."""
+UINT64 = ctypes.POINTER(ctypes.c_uint64)
+
+
+class Piece(NamedTuple):
+    """An allocation that a stand-in knows.
+
+    Attributes:
+        start: First byte.
+        nbytes: Length.
+        type: ``CUmemorytype``: 1 is the host's, 2 a device's.
+        device: Its device.
+        attributes: Others, by number; what is not here has the value 0.
+        virtual: Whether it has a handle.
+    """
+
+    start: int
+    nbytes: int
+    type: int = 2
+    device: int = 0
+    attributes: dict[int, int] = {10: 1, 15: 1}  # noqa: RUF012 - never written
+    virtual: bool = False
+
+
+def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = ()) -> Any:
+    """``libcuda``; with a ``status`` every call fails, and ``lacks`` names functions of newer drivers."""
+    held: set[int] = set()
+
+    def find(address: int) -> Piece | None:
+        return next((each for each in pieces if each.start <= address < each.start + each.nbytes), None)
+
+    def value(piece: Piece | None, attribute: int) -> int:
+        if piece is None:
+            return 0
+        mapping = {11: piece.start, 12: piece.nbytes, 18: piece.nbytes, 19: piece.start}
+        known = {2: piece.type, 9: piece.device, **mapping, **piece.attributes}
+        return known.get(attribute, 0)
+
+    def attributes(count: int, numbers: Any, places: Any, address: int) -> int:
+        if not status:
+            for number, place in zip(numbers[:count], places[:count], strict=True):
+                # Narrow on purpose, as the driver writes them.
+                ctypes.cast(place, ctypes.POINTER(ctypes.c_uint))[0] = value(find(address), number)
+        return status
+
+    def attribute(place: Any, number: int, address: int) -> int:
+        piece = find(address)
+        if status or piece is None:
+            return status or 1
+        ctypes.cast(place, UINT64)[0] = value(piece, number)
+        return 0
+
+    def retain(handle: Any, address: int | None) -> int:
+        piece = find(address or 0)
+        if piece is None or not piece.virtual:
+            return 1
+        ctypes.cast(handle, UINT64)[0] = piece.start
+        held.add(piece.start)
+        return 0
+
+    def release(handle: int) -> int:
+        held.remove(handle)
+        return 0
+
+    integer, pointer, number64 = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64
+    functions: dict[str, Any] = {
+        "cuPointerGetAttributes": ctypes.CFUNCTYPE(
+            integer, ctypes.c_uint, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(pointer), number64
+        )(attributes),
+        "cuPointerGetAttribute": ctypes.CFUNCTYPE(integer, pointer, ctypes.c_uint, number64)(attribute),
+        "cuMemRetainAllocationHandle": ctypes.CFUNCTYPE(integer, pointer, pointer)(retain),
+        "cuMemRelease": ctypes.CFUNCTYPE(integer, number64)(release),
+        "held": held,
+    }
+    return SimpleNamespace(**{name: each for name, each in functions.items() if name not in lacks})
+
+
+def hip(*pieces: Piece, version: int = 60_300_000) -> Any:
+    """``libamdhip64``; ``errors`` counts those that nobody has fetched."""
+    library = SimpleNamespace(errors=0)
+
+    def attributes(place: Any, address: int | None) -> int:
+        piece = next((each for each in pieces if each.start <= (address or 0) < each.start + each.nbytes), None)
+        if piece is None:
+            library.errors += 1
+            return 1
+        numbers = ctypes.cast(place, ctypes.POINTER(ctypes.c_int))
+        numbers[0], numbers[1] = piece.type, piece.device
+        return 0
+
+    def last_error() -> int:
+        found, library.errors = library.errors, 0
+        return int(bool(found))
+
+    def runtime_version(place: Any) -> int:
+        ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = version
+        return 0
+
+    integer, pointer = ctypes.c_int, ctypes.c_void_p
+    library.hipPointerGetAttributes = ctypes.CFUNCTYPE(integer, pointer, pointer)(attributes)
+    library.hipGetLastError = ctypes.CFUNCTYPE(integer)(last_error)
+    library.hipRuntimeGetVersion = ctypes.CFUNCTYPE(integer, pointer)(runtime_version)
+    return library
+
+
+def inventory(*regions: state.Region) -> state.Inventory:
+    """One component a region, of rows that fill it."""
+    described = []
+    for number, region in enumerate(regions):
+        rows = state.Memory.pointer(region.address, (1, region.nbytes), "uint8", 1, region=region)
+        described.append(state.aux_rows({"row": rows}, name=f"rows-{number}"))
+    return state.describe("here", described)
+
+
+def host(nbytes: int = 4096) -> tuple[np.ndarray[Any, Any], state.Region]:
+    """Memory of this process."""
+    array = np.zeros(nbytes, np.uint8)
+    return array, state.Region(array.ctypes.data, nbytes)

@@ -202,6 +202,16 @@ def test_an_empty_machine_has_no_problem_but_shared_memory(tmp_path: Path) -> No
     assert found["network"].verdict is Verdict.NOT_APPLICABLE
 
 
+def test_an_allocator_whose_memory_many_libraries_refuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert looked(tmp_path)["allocator"].verdict is Verdict.NOT_APPLICABLE
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    check = looked(tmp_path)["allocator"]
+    assert check.verdict is Verdict.PROBLEM
+    assert check.hint.startswith("set expandable_segments:False in PYTORCH_ALLOC_CONF, ")
+
+
 @pytest.mark.parametrize(
     ("devices", "limit", "verdict"),
     [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.pointers.drivers import host, inventory
+from tests.pointers.drivers import BASE, host, inventory
 
 import statelink
 from statelink import state
@@ -27,14 +27,18 @@ libc.mmap.restype = ctypes.c_void_p
 
 
 class Span:
-    """Pages of anonymous memory, which a test protects and unmaps as it likes."""
+    """Pages of anonymous memory, which a test protects and unmaps as it likes.
+
+    They lie far below where the kernel looks for room by itself, so that nothing else moves into a hole.
+    """
 
     def __init__(self, pages: int) -> None:
         self.nbytes = pages * PAGE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        got = libc.mmap(None, ctypes.c_size_t(self.nbytes), 3, flags, -1, ctypes.c_long(0))
+        got = libc.mmap(ctypes.c_void_p(BASE), ctypes.c_size_t(self.nbytes), 3, flags, -1, ctypes.c_long(0))
         assert got not in (None, 2**64 - 1)
         self.address = int(got)
+        self._left = set(range(pages))
 
     def region(self, first: int = 0, nbytes: int | None = None) -> state.Region:
         return state.Region(self.address + first, self.nbytes - first if nbytes is None else nbytes)
@@ -42,15 +46,17 @@ class Span:
     def protect(self, page: int, how: int) -> None:
         assert not libc.mprotect(ctypes.c_void_p(self.address + page * PAGE), ctypes.c_size_t(PAGE), how)
 
-    def unmap(self, page: int, pages: int = 1) -> None:
-        assert not libc.munmap(ctypes.c_void_p(self.address + page * PAGE), ctypes.c_size_t(pages * PAGE))
+    def unmap(self, *pages: int) -> None:
+        for page in pages or tuple(self._left):
+            self._left.remove(page)  # another's memory might be there by now
+            assert not libc.munmap(ctypes.c_void_p(self.address + page * PAGE), ctypes.c_size_t(PAGE))
 
 
 @pytest.fixture(name="span")
 def span_fixture() -> Iterator[Span]:
     made = Span(6)
     yield made
-    made.unmap(0, 6)
+    made.unmap()
 
 
 def looked_at(*regions: state.Region, role: str = "decode") -> None:
@@ -71,7 +77,7 @@ def test_a_link_over_memory_that_was_freed(
     """It does not open; nothing of it is registered, and nothing stays open."""
     registered: list[Any] = []
     array, fine = host()
-    span.unmap(1, 4)
+    span.unmap(1, 2, 3, 4)
     with monkeypatch.context() as patch:
         patch.setattr(broad, "register", lambda self, regions: registered.append(regions))
         for _ in range(2):

@@ -71,6 +71,12 @@ def test_a_link_over_host_memory_loads_no_driver(tmp_path: Path) -> None:
         """
         opened(64)
         assert not mapped()
+        with open(os.environ["LD_LIBRARY_PATH"] + "/libcuda.so.1", "rb") as file:
+            read = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)  # looked into, and not loaded
+        assert mapped()
+        opened(64)
+        read.close()
+        assert not mapped()
         ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libamdhip64.so.6")
         assert mapped()
         assert Platform.here().drivers == ()

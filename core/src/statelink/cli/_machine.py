@@ -13,6 +13,7 @@ from statelink import __version__
 from statelink.backend import Check, Verdict
 from statelink.errors import StatelinkError
 from statelink.link import read_config
+from statelink.pointers import LOCKED, segments
 from statelink.registry import plugin_failures, plugin_manager
 
 __all__ = ["look"]
@@ -34,6 +35,7 @@ def look(root: Path = Path("/")) -> Iterator[Check]:
     yield _network(root)
     yield _shared(root)
     yield _accelerators(root)
+    yield _allocator()
 
 
 def _python() -> Check:
@@ -109,8 +111,7 @@ def _locked(devices: list[str], limit: int | None = None) -> Check:
         return Check(what=what, verdict=NOT_APPLICABLE, found=f"{amount}; nothing here pins memory for a network card")
     if most == resource.RLIM_INFINITY or most >= LEAST_LOCKED:
         return Check(what=what, verdict=OK, found=amount)
-    hint = "ulimit -l unlimited (limits.conf: memlock); LimitMEMLOCK=infinity; docker run --ulimit memlock=-1"
-    return Check(what=what, verdict=PROBLEM, found=f"{amount}: registering memory with RDMA fails", hint=hint)
+    return Check(what=what, verdict=PROBLEM, found=f"{amount}: registering memory with RDMA fails", hint=LOCKED)
 
 
 def _network(root: Path) -> Check:
@@ -160,6 +161,18 @@ def _accelerators(root: Path) -> Check:
     if not found:
         return Check(what="accelerators", verdict=NOT_APPLICABLE, found="no driver of one is loaded")
     return Check(what="accelerators", verdict=OK, found="; ".join(found))
+
+
+def _allocator() -> Check:
+    """What the environment says of where torch takes a device's memory from."""
+    what = "allocator"
+    told = segments()
+    if not told:
+        return Check(what=what, verdict=NOT_APPLICABLE, found="the environment asks for no expandable segments")
+    variables = ", ".join(dict.fromkeys(told.values()))
+    found = f"{variables} asks for expandable segments, which many libraries cannot register, or move slowly"
+    hint = f"set expandable_segments:False in {variables}, unless the transport is known to take them"
+    return Check(what=what, verdict=PROBLEM, found=found, hint=hint)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -143,7 +143,7 @@ def _check_device(inventory: Inventory, number: int, driver: Driver, first: Seen
 
 def _check_map(inventory: Inventory, role: str, platform: Platform) -> None:
     """That all host memory may be read, and written where the other side writes to it."""
-    host = [number for number, region in enumerate(inventory.regions) if region.kind == "dram"]
+    host = [number for number, region in enumerate(inventory.regions) if family(region.kind) == "dram"]
     if platform.map is None or not host:
         return
     needed = "rw" if role == "decode" else "r"

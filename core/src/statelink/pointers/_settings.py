@@ -102,7 +102,7 @@ def _of_kind(kind: str, checked: Checked, environment: Mapping[str, str]) -> Ite
 
 def _host(checked: Checked) -> list[str]:
     hints = []
-    host = [region for region in checked.regions if region.kind == "dram"]
+    host = [region for region in checked.regions if family(region.kind) == "dram"]
     nbytes, most = sum(region.nbytes for region in host), lockable()
     if 0 <= most < nbytes:
         hints.append(

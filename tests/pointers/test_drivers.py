@@ -18,6 +18,7 @@ from statelink.pointers._platform import Driver, loaded
 
 if TYPE_CHECKING:
     from statelink.backend import Backend
+    from statelink.pointers._seen import Seen
 
 MIB = 1 << 20
 
@@ -135,6 +136,18 @@ def test_a_driver_that_cannot_answer(status: int) -> None:
         "dram": "the process's map",
     }
     assert not array.any()
+
+
+def test_a_driver_that_answers_for_some() -> None:
+    """It vouches for a kind only if it does for all of its regions."""
+
+    class Forgetful(Cuda):
+        def look(self, address: int) -> Seen | None:
+            return super().look(address) if address < BASE + MIB else None
+
+    drivers: list[Driver] = [Forgetful(cuda(Piece(BASE, 4 * MIB)))]
+    regions = state.Region(BASE, 100, "cuda:0"), state.Region(BASE + 2 * MIB, 100, "cuda:0")
+    assert checked(*regions, drivers=drivers).summary()["cuda:0"]["checked"] == ""
 
 
 def test_an_older_driver() -> None:

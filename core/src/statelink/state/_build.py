@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -158,6 +159,7 @@ def describe(
     """
     described = list(components)
     merged = _merge(region for each in described for region in each.regions)
+    starts = [(outer.kind, outer.address) for outer in merged]
     # Numbered in order of first use, not of address: the same description is the same in every process.
     numbers: dict[Region, int] = {}
     outer_of: dict[Region, Region] = {}
@@ -168,7 +170,7 @@ def describe(
             if buffer.count:
                 region = each.regions[buffer.region]
                 if region not in outer_of:
-                    outer_of[region] = next(outer for outer in merged if _inside(region, outer))
+                    outer_of[region] = merged[bisect_right(starts, (region.kind, region.address)) - 1]
                 outer = outer_of[region]
                 number = numbers.setdefault(outer, len(numbers))
                 shift = region.address - outer.address
@@ -187,6 +189,7 @@ def describe(
 
 
 def _merge(regions: Iterable[Region]) -> list[Region]:
+    """Those that are in no other, sorted by kind and address; no two overlap."""
     kept: list[Region] = []
     for region in sorted(set(regions), key=lambda r: (r.kind, r.address, -r.nbytes)):
         if kept and kept[-1].kind == region.kind and region.address < kept[-1].address + kept[-1].nbytes:

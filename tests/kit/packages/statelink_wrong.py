@@ -113,6 +113,36 @@ class KeepsGrants(TcpBackend):
         return Transfer(Outcome(True))
 
 
+class ReplacesGrants(TcpBackend):
+    """Forgets what a use of a room was granted before."""
+
+    name = "wrong-replaces-grants"
+
+    def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+        super().revoke(peer, room, generation)
+        super().grant(peer, room, generation, addresses, nbytes)
+
+
+class RevokesLast(TcpBackend):
+    """Takes back the last of several grants, and says that all are."""
+
+    name = "wrong-revokes-last"
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.granted: dict[tuple[str, int, int], list[tuple[U64, U64]]] = {}
+
+    def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+        super().grant(peer, room, generation, addresses, nbytes)
+        self.granted.setdefault((peer, room, generation), []).append((addresses, nbytes))
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        done = super().revoke(peer, room, generation)
+        for ranges in self.granted.pop((peer, room, generation), [])[:-1]:
+            super().grant(peer, room, generation, *ranges)
+        return done
+
+
 class Swallows(Telling):
     """Reports what failed as done."""
 

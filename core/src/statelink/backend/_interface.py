@@ -242,9 +242,9 @@ class Fencing(Protocol):
         """
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
-        """Take a grant back. The transfer is done when nothing inbound can land under it any more.
+        """Take all that was granted for one use of a room back, however many calls granted it.
 
-        A grant that is unknown counts as revoked.
+        The transfer is done when nothing inbound can land under it any more. A grant that is unknown counts as revoked.
         """
 
 

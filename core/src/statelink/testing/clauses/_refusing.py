@@ -164,7 +164,8 @@ class Refusing(Suite):
         for part in parts:
             pair.grant(Op.WRITE, part, 41)
         expected = pair.expected(Blocks.concatenate(parts))
-        assert all(outcome.ok for outcome in pair.move(Op.WRITE, Blocks.concatenate(parts), 41))
+        failed = [outcome.reason for outcome in pair.move(Op.WRITE, Blocks.concatenate(parts), 41) if not outcome.ok]
+        assert not failed, f"what several calls had granted was refused: {failed[0]}"
         pair.verify(expected)
         assert pair.revoke(41).ok
         pair.fill()

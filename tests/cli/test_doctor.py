@@ -128,7 +128,44 @@ def test_what_cannot_run_is_not_tried(site: Site) -> None:
         "probe": "problem",
         "loopback transfer": "not applicable",
     }
-    assert (found["probe"]["found"], found["probe"]["hint"]) == ("no card", "buy one")
+    assert (found["probe"]["found"], found["probe"]["hint"]) == ("not usable here: no card", "buy one")
+
+
+NO_CARD = """
+    @classmethod
+    def probe(cls, options):
+        return Probe(ok=False, reason='no card', hint='buy one')
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "configured", "verdict"),
+    [([], "", "not applicable"), ([], "tcp", "not applicable"), ([], "good", "problem"), (["good"], "", "problem")],
+)
+def test_what_cannot_run_is_a_problem_to_whom_means_to_use_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, arguments: list[str], configured: str, verdict: str
+) -> None:
+    """A package whose hardware another host has is not; what to do about it is said all the same."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("statelink.cli._doctor.look", lambda: [])  # what else this machine lacks is not the point
+    made(site, LOOKS.format("PROBLEM"), NO_CARD)
+    if configured:
+        monkeypatch.setenv("STATELINK_ROLE", "decode")
+        monkeypatch.setenv("STATELINK_BACKEND", configured)
+    expect = 1 if verdict == "problem" else 0
+    said = CliRunner().invoke(main, ["doctor", *arguments, "--no-loopback"])
+    words = " ".join(said.output.split())
+    assert said.exit_code == expect, said.output
+    assert f"device [0] {verdict} it is there hint: plug it in probe {verdict} not usable here: no card" in words
+    assert "no card hint: buy one" in words
+
+
+def test_a_diagnosis_that_raises_is_a_problem_wherever_it_runs(site: Site) -> None:
+    """It is the package's, and not the machine's."""
+    made(site, "raise RuntimeError('[oops]')", NO_CARD)
+    result = CliRunner().invoke(main, ["doctor", "--no-loopback", "--json"])
+    verdicts = {each["what"]: each["verdict"] for each in json.loads(result.stdout)["checks"] if each["about"] == "good"}
+    assert (result.exit_code, verdicts["diagnosis"], verdicts["probe"]) == (1, "problem", "not applicable")
 
 
 def test_broken_packages_stop_nobody(site: Site) -> None:

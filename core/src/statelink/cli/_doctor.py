@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from statelink.backend import Backend, Check, Diagnosing, Verdict
 from statelink.errors import StatelinkError
-from statelink.link import read_options
+from statelink.link import read_config, read_options
 from statelink.registry import list_backends, load_backend
 
 from ._loopback import loopback
@@ -37,16 +38,18 @@ def doctor(name: str | None, pairs: tuple[str, ...], transfer: bool, as_json: bo
     """Look at this machine, and at backend NAME or at every installed one, as far as a real transfer.
 
     Each line is ok, a problem with what to do, or not applicable here. Exits with 1 if there is a problem, else with 0.
+    That an installed backend cannot run on this machine is a problem if it is NAME, or the configuration's.
     """
     if pairs and name is None:
         raise click.UsageError("options are those of one backend: say which")
     options = dict(pair(each) for each in pairs)
     names = [name] if name else sorted({each.name for each in list_backends()})
+    meant = name or _configured()
     console = Console()
     seen: list[tuple[str, Check]] = []
     for about in ("machine", *names):
         rows = []
-        for check in look() if about == "machine" else _backend(about, options, transfer):
+        for check in look() if about == "machine" else _backend(about, options, transfer, about == meant):
             rows.append(check)
             seen.append((about, check))
         if not as_json:
@@ -59,8 +62,19 @@ def doctor(name: str | None, pairs: tuple[str, ...], transfer: bool, as_json: bo
     raise SystemExit(1 if counts[Verdict.PROBLEM] else 0)
 
 
-def _backend(name: str, options: dict[str, Any], transfer: bool) -> Iterator[Check]:
-    """From its package to its bytes; what stands on something that is broken is left out."""
+def _configured() -> str:
+    """The backend that the environment names for engines that are configured by it."""
+    try:
+        return read_config(None).config.backend
+    except StatelinkError:  # a line of the machine's says so
+        return ""
+
+
+def _backend(name: str, options: dict[str, Any], transfer: bool, meant: bool) -> Iterator[Check]:
+    """From its package to its bytes; what stands on something that is broken is left out.
+
+    Where nobody means to use it, that it cannot run here is no problem: hosts of one kind often have the packages of all.
+    """
     listed = [each for each in list_backends() if each.name == name]
     try:
         kind = load_backend(name, listed or None)
@@ -70,27 +84,35 @@ def _backend(name: str, options: dict[str, Any], transfer: bool) -> Iterator[Che
         return
     priority = f"priority {kind.capabilities.priority}"
     yield Check(what="backend", verdict=Verdict.OK, found=f"{listed[0]}; {priority}")
-    yield from _diagnosed(kind, parsed)
+    looked, defects = _diagnosed(kind, parsed)
     try:
         probe = kind.probe(parsed)
     except (Exception, SystemExit) as error:  # a probe must not raise
-        yield _failed("probe", f"it raised {type(error).__name__}: {error}", "ask the author of the package")
+        found = f"it raised {type(error).__name__}: {error}"
+        yield from (*looked, *defects, _failed("probe", found, "ask the author of the package"))
         return
-    yield Check(what="probe", verdict=Verdict.OK if probe.ok else Verdict.PROBLEM, found=probe.reason, hint=probe.hint)
+    lacks = Verdict.PROBLEM if meant else Verdict.NOT_APPLICABLE
     if not probe.ok:
+        looked = [replace(each, verdict=lacks) if each.verdict is Verdict.PROBLEM else each for each in looked]
+    yield from (*looked, *defects)
+    if not probe.ok:
+        yield Check(what="probe", verdict=lacks, found=f"not usable here: {probe.reason}", hint=probe.hint)
         found = "the backend cannot run here"
         yield Check(what="loopback transfer", verdict=Verdict.NOT_APPLICABLE, found=found)
-    elif transfer:
+        return
+    yield Check(what="probe", verdict=Verdict.OK, found=probe.reason)
+    if transfer:
         yield loopback(kind, options)
 
 
-def _diagnosed(kind: type[Backend], options: Any) -> Iterator[Check]:
+def _diagnosed(kind: type[Backend], options: Any) -> tuple[list[Check], list[Check]]:
+    """What it says of this machine; and what is wrong with itself."""
     if not issubclass(kind, Diagnosing):
-        return
+        return [], []
     try:
-        yield from kind.diagnose(options)
+        return list(kind.diagnose(options)), []
     except (Exception, SystemExit) as error:  # it must not raise either
-        yield _failed("diagnosis", f"it raised {type(error).__name__}: {error}", "ask the author of the package")
+        return [], [_failed("diagnosis", f"it raised {type(error).__name__}: {error}", "ask the author of the package")]
 
 
 def _failed(what: str, found: str, hint: str) -> Check:
@@ -113,7 +135,8 @@ def _print(console: Console, about: str, rows: list[Check]) -> None:
     table.add_column(overflow="fold")
     for check in rows:
         # As text, not markup: what libraries say may contain brackets.
-        found = f"{check.found}\nhint: {check.hint}" if check.hint and check.verdict is Verdict.PROBLEM else check.found
+        hint = "" if check.verdict is Verdict.OK else check.hint
+        found = f"{check.found}\nhint: {hint}" if hint else check.found
         table.add_row(Text(f"  {check.what}"), Text(check.verdict.value, style=STYLES[check.verdict]), Text(found))
     console.print(table)
     console.print()

@@ -198,6 +198,11 @@ def test_the_enumeration_names_tcp_where_the_transport_is_missing(io: Any, monke
         io.IOEngine("a", io.IOEngineConfig()).create_backend(io.BackendType.TCP)
 
 
+def test_a_build_can_lack_things() -> None:
+    code = "print(hasattr(IOEngine, 'create_session'), hasattr(IOEngine, 'create_backend'))"
+    assert ends(code, MORI_SIM_LACKS="IOEngine.create_session") == (0, "False True\n")
+
+
 def test_the_status_is_exported_elsewhere(io: Any) -> None:
     """``TransferStatus`` is not exported there: ``from mori.cpp import TransferStatus``."""
     assert not hasattr(io, "TransferStatus")
@@ -589,6 +594,24 @@ def test_large_requests(io: Any, two: Any) -> None:
         assert session.batch_write([0, half, 2 * half], [0, half, 2 * half], [half, half, 1], 1).Code().name == merged
     del near, far, session, wide, a, b
     gc.collect()
+
+
+def test_a_full_send_queue(io: Any, two: Any, hold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQ full beyond MORI_IO_SQ_BACKOFF_TIMEOUT_US blocks the caller that long, then ERR_RDMA_OP."""
+    monkeypatch.setenv("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "20000")
+    config = io.RdmaBackendConfig()
+    config.max_send_wr = 4
+    a, b = two("RDMA", config)
+    session = a.session(b)
+    hold.touch()
+    first = session.batch_write([0, 2, 4, 6, 8], [0, 2, 4, 6, 8], [1] * 5, 0)  # longer than the queue, and fine
+    before = time.monotonic()
+    code, text = seen(session.write(0, 0, 1, 1))
+    assert (code, text.partition(" Hint: ")[0]) == ("ERR_RDMA_OP", "SQ is full")
+    assert time.monotonic() - before >= 0.02
+    hold.unlink()
+    assert seen(first)[0] == "SUCCESS"
+    assert seen(session.write(0, 0, 1, 2))[0] == "SUCCESS"
 
 
 def test_overlap_and_too_many_blocks_over_tcp(io: Any, two: Any) -> None:

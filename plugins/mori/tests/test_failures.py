@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 from plugins.mori.tests.peer import Memory, Peer, finish, make, move
 
-from statelink.backend import Backend, Batch, Blocks, Op, Region
+from statelink.backend import Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
 from statelink_mori import _backend
 
@@ -189,7 +191,7 @@ def test_a_transfer_that_nobody_holds(world: World) -> None:
 
 def test_statuses_outlive_their_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a while, since the library touches them after the end can be seen, but not for ever."""
-    kept: Any = world.backend._ended  # type: ignore[attr-defined]
+    kept: Any = world.backend._finished  # type: ignore[attr-defined]
     serves(world)
     assert len(kept) == 1
     monkeypatch.setattr(_backend, "LINGER", -1.0)
@@ -239,13 +241,90 @@ def test_pairs_that_no_transport_serves(world: World, tmp_path: Path, monkeypatc
     monkeypatch.setenv("MORI_SIM_GPUS", "0")
     with pytest.raises(TransferError, match=r"region 0 here and region 0 there: none of \['XGMI'\] can serve them"):
         backend.connect("gpus", peer.descriptor, peer.regions)
+    monkeypatch.delenv("MORI_SIM_GPUS")
+    backend.connect("gpus", peer.descriptor, peer.regions)
+    peer.kill()  # and one that is not there any more
+    transfer = finish(backend, backend.submit("gpus", batch(world, peer)))
+    assert transfer.outcome == (False, "ERR_GPU_OP: hipMemcpy: No such process", False)
+    with pytest.raises(TransferError, match=r"region 0 here and region 0 there: none of \['XGMI'\] can serve them"):
+        backend.connect("gpus", peer.descriptor, peer.regions)
+    backend.close()
+
+
+def test_peers_of_another_transport(world: World) -> None:
+    """Over TCP the library would say nothing before the first transfer, and then something else."""
+    backend = make("near", {"backends": {"TCP": {}}})
+    backend.register(world.memory.regions)
+    with pytest.raises(TransferError, match=r"its descriptor is refused: it has RDMA, we have TCP"):
+        backend.connect("steady", world.peer.descriptor, world.peer.regions)
+    backend.close()
+
+
+def with_unknown_memory(peer: Peer) -> bytes:
+    """A peer's descriptor with a memory that its library does not know, or not any more."""
+    head, engine, (first, second) = unpack_descriptors(peer.descriptor, nested=True)
+    key, _, *rest = msgspec.msgpack.decode(first or b"")
+    return pack_descriptors([head, engine, [msgspec.msgpack.encode([key, 77, *rest]), second]])
+
+
+def test_memory_that_the_peer_does_not_know(world: World, tmp_path: Path) -> None:
+    """RDMA says so when it is connected; TCP when something moves, and in other words for a read."""
+    raw = with_unknown_memory(world.peer)
+    with pytest.raises(TransferError, match=r"there: remote MR size mismatch: expected=65536 got=0; it has mori "):
+        world.backend.connect("steady", raw, world.peer.regions)
+    options = {"backends": {"TCP": {}}}
+    peer = Peer(tmp_path / "far", "far", LAYOUT, options).ready()
+    backend = make("near", options)
+    backend.register(world.memory.regions)
+    backend.connect("far", with_unknown_memory(peer), peer.regions)
+    write = batch(world, peer)
+    here, there = write.blocks.source, write.blocks.target
+    read = write._replace(op=Op.READ, blocks=dataclasses.replace(write.blocks, source=there, target=here))
+    for each, said in (
+        (write, "ERR_INVALID_ARGS: TCP: invalid write request"),
+        (read, "ERR_NOT_FOUND: TCP: invalid read request"),
+    ):
+        assert finish(backend, backend.submit("far", each)).outcome == (False, said, False)
+    backend.connect("far", peer.descriptor, peer.regions)
+    serves(world._replace(backend=backend), peer)
+    backend.close()
+    peer.kill()
+
+
+def test_what_the_library_refuses_of_a_batch(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a status that has failed when the call returns, or after the caller stood before a full queue."""
+    from mori import _onesided
+
+    monkeypatch.setattr(_onesided, "MAX_MSG", 1000)
+    outcome = world.backend.submit("steady", batch(world)).outcome
+    assert outcome == (False, "ERR_INVALID_ARGS: merged request larger than the port's max_msg_sz", False)
+    monkeypatch.undo()
+    serves(world)
+    monkeypatch.setenv("MORI_IO_QP_MAX_SEND_WR", "4")
+    monkeypatch.setenv("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "1000")
+    world.hold.touch()
+    first, second = (world.backend.submit("steady", batch(world)) for _ in range(2))
+    assert second.outcome is not None
+    assert (second.outcome.ok, second.outcome.settled) == (False, False)
+    assert second.outcome.reason.startswith("ERR_RDMA_OP: SQ is full Hint: ")
+    world.hold.unlink()
+    assert finish(world.backend, first).outcome == (True, "", True)
+    options = {"backends": {"TCP": {"striping_threshold_bytes": 1024}}}
+    peer = Peer(tmp_path / "far", "far", LAYOUT, options).ready()
+    backend = make("near", options)
+    backend.register(world.memory.regions)
+    backend.connect("far", peer.descriptor, peer.regions)
+    good = batch(world, peer).blocks
+    overlapping = dataclasses.replace(good, target=good.target - np.arange(4, dtype=np.uint64))
+    outcome = finish(backend, backend.submit("far", Batch(Op.WRITE, overlapping, 1, 1))).outcome
+    assert outcome == (False, "ERR_INVALID_ARGS: TCP: overlapping destination blocks", False)
     backend.close()
     peer.kill()
 
 
 def test_refusals_while_a_batch_is_posted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything was posted they are errors; after that, the transfer fails, and is not settled."""
-    known: Any = world.backend._peers["steady"]  # type: ignore[attr-defined]
+    known: Any = world.backend._ledger.get("steady")  # type: ignore[attr-defined]
 
     class Refusing:
         def allocate_transfer_uid(self) -> int:

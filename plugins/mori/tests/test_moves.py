@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from plugins.mori.tests.peer import Memory, Peer, make, move
 
-from statelink.backend import Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
+from statelink.backend import UNKNOWN, Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
 
 MIB = 1 << 20
@@ -19,6 +19,8 @@ LAYOUT = ((2 * MIB + 1, 350_001, 8191), (100_000,))
 """Regions on each side: three side by side, their borders at odd addresses, and one elsewhere."""
 NOISE = np.random.default_rng(7).integers(0, 256, 3 * MIB, dtype=np.uint8)
 
+WORDS = {"RDMA": "rdma", "TCP": "tcp", "XGMI": UNKNOWN}
+"""What can be said of each: whether the library reaches a GPU over XGMI, or takes RDMA, it does not tell."""
 TRANSPORTS: dict[str, tuple[dict[str, Any], str]] = {
     "RDMA": ({}, "dram"),
     "TCP": ({"backends": {"TCP": {}}}, "dram"),
@@ -124,6 +126,12 @@ def test_regions_side_by_side(world: World, op: Op) -> None:
     check(world, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op)
 
 
+def test_transport(world: World) -> None:
+    backend: Any = world.backend
+    assert backend.transport(world.peer.link) == WORDS[world.link.removeprefix("here-")]
+    assert backend.transport("nobody") == UNKNOWN
+
+
 def test_unknown_region_or_peer_is_refused(world: World) -> None:
     blocks = scattered(world, Op.WRITE, 2, 100, 3)
     beyond = dataclasses.replace(blocks, target_region=np.array([0, 4], np.uint32))
@@ -147,8 +155,8 @@ def test_contradictory_batches_are_refused(world: World) -> None:
 def test_refused_descriptors(world: World) -> None:
     """Garbage of every kind is refused, and the peers that are connected stay."""
     head, engine, memories = unpack_descriptors(world.peer.descriptor, nested=True)
-    name: list[bytes | None] = [head[0], b"stranger", head[2]]
-    other: list[bytes | None] = [b"other", b"stranger", head[2]]
+    name: list[bytes | None] = [head[0], b"stranger", *head[2:]]
+    other: list[bytes | None] = [b"other", b"stranger", *head[2:]]
     none: list[bytes | None] = []
     mine = unpack_descriptors(world.backend.descriptor(), nested=True)
     cases: dict[bytes, str] = {
@@ -166,7 +174,9 @@ def test_refused_descriptors(world: World) -> None:
         pack_descriptors([name, engine, memories[::-1]]): "its 4 memories are not the 4 regions",
         pack_descriptors([name, engine, mine[2]]): "its 4 memories are not the 4 regions",
         pack_descriptors([name, mine[1], memories]): "its 4 memories are not the 4 regions",
-        pack_descriptors([name, [*none, _elsewhere(engine[0])], memories]): "Expected 4 octets",
+        pack_descriptors([name, [*none, _elsewhere(engine[0], "example")], memories]): "Expected 4 octets",
+        pack_descriptors([name, [*none, _elsewhere(engine[0], "0.0.0.0")], memories]): "0.0.0.0 is nobody's address",
+        pack_descriptors([[*name[:3], b"FABRIC"], engine, memories]): "it has FABRIC, we have ",
     }
     for raw, cause in cases.items():
         with pytest.raises(TransferError, match=cause):
@@ -178,8 +188,8 @@ def test_refused_descriptors(world: World) -> None:
     check(world, scattered(world, Op.WRITE, 5, 100, 3), Op.WRITE)
 
 
-def _elsewhere(packed: bytes | None) -> bytes:
+def _elsewhere(packed: bytes | None, host: str) -> bytes:
     """An engine's descriptor with a host that the library would take for another."""
     values = msgspec.msgpack.decode(packed or b"")
-    values[values.index("127.0.0.1")] = "example"
+    values[values.index("127.0.0.1")] = host
     return msgspec.msgpack.encode(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,10 +14,23 @@ import pytest
 from plugins.mori.tests.peer import make, move
 
 import statelink_mori
-from statelink.backend import BackendContext, Blocks, Fence, Op, Region, SubmitMode
+from statelink.backend import (
+    UNKNOWN,
+    BackendContext,
+    Batch,
+    Blocks,
+    Ends,
+    Fence,
+    Op,
+    Region,
+    RegionTable,
+    SubmitMode,
+    Verdict,
+)
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_mori import MoriBackend, Options, _backend, _machine
-from statelink_mori._tables import Table, covering, describe
+from statelink_mori._tables import covering, parts_of
+from statelink_mori._transport import told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,9 +88,10 @@ def test_refused_options(options: dict[str, object]) -> None:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with nothing, but for what a test puts there."""
-    for name in ("KFD", "NODES", "INFINIBAND"):
+    for name in ("KFD", "NODES"):
         monkeypatch.setattr(_machine, name, tmp_path / name)
-    monkeypatch.setattr(_machine, "_loads", lambda name: (tmp_path / name).exists())
+    monkeypatch.setattr(_machine, "rdma_devices", dict)
+    monkeypatch.setattr(_machine, "loads", lambda name: (tmp_path / name).exists())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: (tmp_path / name).exists() or None)
     monkeypatch.setattr(_backend, "_started", {})
     return tmp_path
@@ -106,7 +121,7 @@ def test_machine_without_anything(machine: Path, transport: str) -> None:
         *(["librocm_smi64.so cannot be loaded", "libibverbs.so.1 cannot be loaded"] if rdma else []),
         *([f"there is no {machine / 'KFD'}: no AMD GPU, or its driver is not loaded or not visible here"] * gpus),
         *([NEEDS[transport]] if gpus else []),
-        *([f"no RDMA port in {machine / 'INFINIBAND'} is active"] if rdma else []),
+        *(["no RDMA port is active"] if rdma else []),
     ]
     assert probe.reason.split("; ") == clauses
     assert probe.details == {"gpus": "none", "active RDMA ports": "none"}
@@ -119,15 +134,14 @@ def test_machine_that_lacks_one_thing(machine: Path, monkeypatch: pytest.MonkeyP
         put(machine, name)
     for number, identity in enumerate(["0", "5056"]):
         put(machine, f"NODES/{number}/gpu_id", f"{identity}\n")
-    put(machine, "INFINIBAND/mlx5_0/ports/1/state", "4: ACTIVE\n")
-    put(machine, "INFINIBAND/mlx5_1/ports/1/state", "1: DOWN\n")
+    monkeypatch.setattr(_machine, "rdma_devices", lambda: {"mlx5_0": ["1"], "mlx5_1": []})
     monkeypatch.setattr(_backend, "trial", lambda options: (False, "it said so"))
     probe = MoriBackend.probe(Options())
     assert probe.reason == "it said so. For RDMA, this machine lacks: nothing that is known"
     assert probe.details == {"gpus": "1", "active RDMA ports": "mlx5_0/1"}
-    (machine / "INFINIBAND/mlx5_0/ports/1/state").write_text("2: INIT\n")
+    monkeypatch.setattr(_machine, "rdma_devices", lambda: {"mlx5_0": []})
     probe = MoriBackend.probe(Options())
-    assert probe.reason.endswith(f"this machine lacks: no RDMA port in {machine / 'INFINIBAND'} is active")
+    assert probe.reason.endswith("this machine lacks: no RDMA port is active")
 
 
 def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +153,47 @@ def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (probe.ok, probe.reason) == (False, "looking for what MoRI needs failed: OSError: the disk is gone")
 
 
-def test_libraries_are_really_looked_for() -> None:
-    assert _machine._loads("libc.so.6")
-    assert not _machine._loads("libno_such_thing.so")
+def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XGMI starts without a GPU, and serves nothing: the probe succeeds then, and this says why nothing will move."""
+    for name in ("mori", "torch", "libamdhip64.so", "KFD"):
+        put(machine, name)
+    monkeypatch.delenv("MORI_IO_ENABLE_NOTIFICATION", raising=False)
+    xgmi = of(backends={"XGMI": {}})
+    (needs, environment) = MoriBackend.diagnose(xgmi)
+    assert (needs.verdict, needs.found) == (Verdict.PROBLEM, NEEDS["XGMI"])
+    assert environment.verdict is Verdict.OK
+    for number in range(2):
+        put(machine, f"NODES/{number}/gpu_id", "5056\n")
+    monkeypatch.setenv("MORI_IO_ENABLE_NOTIFICATION", "1")
+    (needs, environment) = MoriBackend.diagnose(xgmi)
+    assert (needs.verdict, needs.found) == (Verdict.OK, "all that XGMI needs; GPUs: 2")
+    assert (environment.verdict, environment.hint) == (Verdict.PROBLEM, "unset MORI_IO_ENABLE_NOTIFICATION")
+
+
+@pytest.mark.parametrize(
+    ("backends", "auto", "apart", "kinds", "word"),
+    [
+        (["RDMA"], None, False, ["cuda:0"], "rdma"),
+        (["RDMA"], "0", False, ["cuda:0"], UNKNOWN),
+        (["RDMA"], "0", False, ["dram"], "rdma"),
+        (["RDMA"], "1", False, ["cuda:0"], "rdma"),
+        (["XGMI"], None, True, ["cuda:0"], "xgmi"),
+        (["XGMI", "RDMA"], None, False, ["dram", "cuda:0"], UNKNOWN),
+        (["XGMI", "RDMA"], None, True, ["cuda:0"], "rdma"),
+        (["XGMI", "TCP"], None, False, ["dram", "dram"], "tcp"),
+    ],
+)
+def test_the_transport_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, backends: list[str], auto: str | None, apart: bool, kinds: list[str], word: str
+) -> None:
+    monkeypatch.delenv("MORI_DISABLE_AUTO_XGMI", raising=False)
+    if auto is not None:
+        monkeypatch.setenv("MORI_DISABLE_AUTO_XGMI", auto)
+    options = of(backends={name: {} for name in backends})
+    offered: Any = SimpleNamespace(engine=SimpleNamespace(node_id="there" if apart else "here"))
+    regions = [Region(8, 8, kind) for kind in kinds]
+    assert told(options, offered, SimpleNamespace(node_id="here"), regions) == word
+    assert {word} - {UNKNOWN} <= MoriBackend.transports(options)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -155,6 +207,12 @@ def test_libraries_are_really_looked_for() -> None:
         ({"backends": {"RDMA": {"poll_cq_mode": "SLEEP"}}}, {}, "AttributeError: .*SLEEP"),
         ({"backends": {"RDMA": {"notif_per_qp": 0}}}, {}, "RuntimeError: .*must be at least 1"),
         ({"backends": {"TCP": {"num_data_conns": 17}}}, {"MORI_SIM_TCP": "1"}, "ValueError: num_data_conns"),
+        ({}, {"MORI_SIM_PORTS": "0", "MORI_DISABLE_AUTO_XGMI": "0"}, "no RDMA port is active, and MORI_DISABLE_AUTO"),
+        (
+            {},
+            {"MORI_SIM_LACKS": "IOEngine.create_session,IOEngineSession.batch_read"},
+            r"ImportError: this version of mori\.io has no IOEngine\.create_session, IOEngineSession\.batch_read",
+        ),
     ],
 )
 def test_every_way_not_to_start(
@@ -169,13 +227,27 @@ def test_every_way_not_to_start(
         make("nobody", options)
 
 
+def test_library_that_cannot_be_imported(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader's own words, from the process that tried; and from this one, where it is this one that cannot."""
+    put(machine, "packages/mori/__init__.py", "raise OSError('libamdhip64.so.6: cannot open shared object file')")
+    put(machine, "mori")
+    monkeypatch.syspath_prepend(str(machine / "packages"))
+    probe = MoriBackend.probe(Options())
+    assert "not start here: OSError: libamdhip64.so.6: cannot open shared object file (exit status 1). " in probe.reason
+    monkeypatch.setattr(_backend, "trial", lambda options: (True, "mori 1"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mori"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(BackendUnavailableError, match=r"cannot be imported here .*: OSError: libamdhip64\.so\.6"):
+        make("nobody")
+
+
 @pytest.mark.usefixtures("simulated")
 def test_library_that_aborts_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_machine, "TRIAL", "import os; print('Assertion failed', flush=True); os.abort()")
     assert _machine.trial(Options()) == (False, "MoRI does not start here: Assertion failed (SIGABRT)")
     monkeypatch.setattr(_machine, "TRIAL", "import time; time.sleep(60)")
     monkeypatch.setattr(_machine, "PATIENCE", 0.1)
-    assert _machine.trial(Options()) == (False, "MoRI did not start within 0.1 s")
+    assert _machine.trial(Options()) == (False, "MoRI does not start here: no output (it did not end within 0.1 s)")
 
 
 # Starting and registering
@@ -193,8 +265,8 @@ def test_busy_ports_and_bad_hosts() -> None:
     busy = socket.create_server(("127.0.0.1", 0))
     with busy, pytest.raises(BackendUnavailableError, match="Address already in use"):
         make("nobody", {"port": busy.getsockname()[1]})
-    for host in ("::1", "localhost", ""):
-        with pytest.raises(BackendUnavailableError, match=r"could not be started.*Address(.|\n)*IPv4 only"):
+    for host in ("::1", "localhost", "", "0.0.0.0"):
+        with pytest.raises(BackendUnavailableError, match=r"could not be started.*(Address|not reach)(.|\n)*IPv4 only"):
             MoriBackend(BackendContext(options=Options(), link="nobody", host=host))
 
 
@@ -259,8 +331,8 @@ def test_regions_that_cannot_be_registered() -> None:
 def test_each_pair_of_regions_is_a_batch_of_its_own() -> None:
     """With offsets in the regions, and the near side first whichever way the bytes go."""
     high = (1 << 64) - 4096
-    near = Table((Region(high, 4096), Region(4096, 4096)))
-    far = Table((Region(8192, 4096), Region(12288, 4096)))
+    near = RegionTable((Region(high, 4096), Region(4096, 4096)), "mori")
+    far = RegionTable((Region(8192, 4096), Region(12288, 4096)), "mori")
     blocks = Blocks(
         np.array([high + 1, 4100, high, 4096], np.uint64),
         np.array([8193, 8192, 12288, 8200], np.uint64),
@@ -268,10 +340,10 @@ def test_each_pair_of_regions_is_a_batch_of_its_own() -> None:
         np.array([0, 1, 0, 1], np.uint32),
         np.array([0, 0, 1, 0], np.uint32),
     )
-    parts = list(describe(blocks, Op.WRITE, near, far))
+    parts = list(parts_of(Ends.of(Batch(Op.WRITE, blocks, 1, 1), near, far), near, far))
     wanted = [(0, 0, ([1], [1], [1])), (0, 1, ([0], [0], [4096])), (1, 0, ([4, 0], [0, 8], [2, 5]))]
     assert parts == wanted
-    parts = list(describe(blocks, Op.READ, far, near))
+    parts = list(parts_of(Ends.of(Batch(Op.READ, blocks, 1, 1), far, near), far, near))
     assert sorted(parts) == sorted((far, near, (b, a, sizes)) for near, far, (a, b, sizes) in wanted)
 
 

@@ -10,6 +10,7 @@ The machine is described by environment variables that the real library does not
 * ``MORI_SIM_TCP`` (unset): ``1`` for the branch that has the TCP transport.
 * ``MORI_SIM_DELAY_MS`` (0.3): how long after its submission an operation moves its bytes.
 * ``MORI_SIM_HOLD``: a file; while it exists, no byte moves.
+* ``MORI_SIM_LACKS``: names that this build does not have, such as ``IOEngine.create_session``, separated by commas.
 * ``MORI_SIM_BREAK``: a file; while it exists, the NIC reports errors.
 """
 

@@ -132,6 +132,7 @@ def effective(config: RdmaBackendConfig) -> RdmaBackendConfig:
         RuntimeError: The combination is invalid.
     """
     made = RdmaBackendConfig(**{name: getattr(config, name) for name in _Rdma.__annotations__})
+    made.max_send_wr = config.max_send_wr
     for name, variable in _ENVIRONMENT.items():
         text = os.environ.get(variable)
         if text is None:

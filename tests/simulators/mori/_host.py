@@ -39,6 +39,10 @@ def has_tcp() -> bool:
     return os.environ.get("MORI_SIM_TCP", "") not in ("", "0")
 
 
+def lacks() -> list[str]:
+    return [name for name in os.environ.get("MORI_SIM_LACKS", "").split(",") if name]
+
+
 def broken() -> bool:
     """Whether the NIC reports errors."""
     path = os.environ.get("MORI_SIM_BREAK", "")

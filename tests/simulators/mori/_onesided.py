@@ -7,6 +7,7 @@ import queue
 import random
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ._host import U64
 
 LARGEST_REQUEST = (1 << 32) - 1
+SEND_WR = 8192
 MAX_MSG = 1 << 30
 """What one work request carries, as the port says."""
 HINT = " Hint: check that the peer is alive and its memory is registered"
@@ -93,6 +95,7 @@ class Rdma(Backend):
         self._qps: dict[tuple[str, int, int], _Qp] = {}
         self._keys: dict[tuple[str, int], tuple[int, int]] = {}
         self._notes: dict[tuple[str, int], int] = {}
+        self._queued = 0
         super().__init__(core)
 
     def close(self) -> None:
@@ -143,11 +146,25 @@ class Rdma(Backend):
             return _status.failed(StatusCode.ERR_INVALID_ARGS, problem)
         if local.id not in self.memories:
             return _status.failed(StatusCode.ERR_INVALID_ARGS, "local memory is not registered with this backend")
+        if not self._takes():
+            return _status.failed(StatusCode.ERR_RDMA_OP, "SQ is full" + HINT)
         status = TransferStatus()
         _status.begin(status, self.core)
         found = weakref.ref(status)
+        self._queued += len(sizes)
         self.later(lambda: self._move(found, kind, local, remote, blocks, uid, state))
         return status
+
+    def _takes(self) -> bool:
+        """Whether the send queue drains in time, for which the caller waits. One batch may be longer than the queue."""
+        patience = int(os.environ.get("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "5000000")) / 1e6
+        depth = int(os.environ.get("MORI_IO_QP_MAX_SEND_WR", "0")) or self.config.max_send_wr or SEND_WR
+        until = time.monotonic() + patience
+        while self._queued >= depth:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.0005)
+        return True
 
     def notified(self, remote_key: str, uid: int) -> TransferStatus | None:
         """Never erased: a uid that is used again makes its count leave zero for ever."""
@@ -169,6 +186,7 @@ class Rdma(Backend):
         return ""
 
     def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, uid: int, qp: _Qp) -> None:
+        self._queued -= len(blocks[2])
         problem = self._broken(qp, local, remote)
         if not problem:
             if kind == "read":

@@ -11,6 +11,7 @@ from statelink.state import Region
 
 from ._capabilities import ANY, Capabilities, Check, Fence, Op, Probe, Side, SubmitMode, Verdict
 from ._descriptors import pack_descriptors, unpack_descriptors
+from ._ends import Ends
 from ._hooks import hookimpl
 from ._interface import (
     API_VERSION,
@@ -24,6 +25,8 @@ from ._interface import (
     Transfer,
     Transports,
 )
+from ._ledger import Ledger, Posted, Remote
+from ._machine import Ended, elsewhere, environment, loads, rdma_devices
 from ._regions import RegionTable
 from ._report import Moved, RoomReport
 from ._strategy import (
@@ -52,18 +55,23 @@ __all__ = [
     "Capabilities",
     "Check",
     "Diagnosing",
+    "Ended",
+    "Ends",
     "Fence",
     "Fencing",
     "HookContext",
+    "Ledger",
     "Move",
     "Moved",
     "Op",
     "Outcome",
+    "Posted",
     "Probe",
     "ReceiveContext",
     "ReceiveHook",
     "Region",
     "RegionTable",
+    "Remote",
     "RoomReport",
     "SendContext",
     "SendHook",
@@ -73,7 +81,11 @@ __all__ = [
     "Transfer",
     "Transports",
     "Verdict",
+    "elsewhere",
+    "environment",
     "hookimpl",
+    "loads",
     "pack_descriptors",
+    "rdma_devices",
     "unpack_descriptors",
 ]

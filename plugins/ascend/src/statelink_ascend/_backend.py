@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -12,25 +14,29 @@ import msgspec
 from statelink.backend import (
     ANY,
     DIRECT,
+    UNKNOWN,
     Backend,
     BackendContext,
     Batch,
     Capabilities,
+    Check,
+    Ends,
     Fence,
     Op,
     Outcome,
     Probe,
     Region,
+    RegionTable,
     Side,
     SubmitMode,
     Transfer,
 )
 from statelink.errors import BackendUnavailableError, TransferError
 
-from ._library import REFUSED, Library, trial
-from ._machine import devices, driver, library, missing
+from ._descriptor import FORMAT, Descriptor, refused, session_of
+from ._library import REFUSED, Library
+from ._machine import devices, diagnose, driver, library, missing, trial
 from ._options import Options
-from ._tables import FORMAT, Descriptor, Table, refused, session_of
 
 __all__ = ["AscendBackend"]
 
@@ -48,7 +54,7 @@ class _Peer:
 
     __slots__ = ("patient", "session", "table")
 
-    def __init__(self, session: str, table: Table) -> None:
+    def __init__(self, session: str, table: RegionTable) -> None:
         self.session = session
         self.table = table
         self.patient: float | None = None
@@ -66,8 +72,10 @@ class _Contact(threading.Thread):
 
     def run(self) -> None:
         """Transfer nothing: the library connects before it looks at the lists, and then refuses them as empty."""
-        self.result = self._backend._write_nothing(self._session)
-        self._backend._contact_ended(self._session)
+        backend = self._backend
+        write = backend._engine.batch_transfer_sync_write
+        self.result = backend._library.call(write, self._session, [], [], [])
+        backend._contact_ended(self._session)
 
 
 class AscendBackend(Backend):
@@ -99,8 +107,17 @@ class AscendBackend(Backend):
         if context.role not in ROLES:
             raise BackendUnavailableError(f"MemFabric needs a role, and was given {context.role!r}", **who)
         try:
+            family = socket.AF_INET if ipaddress.ip_address(context.host).version == 4 else socket.AF_INET6
+            # For an address of another host, the library looks for a port on decode for a minute, and not on prefill.
+            with socket.socket(family) as free:
+                free.bind((context.host, 0))
+        except (ValueError, OSError) as error:
+            hint = "it takes a literal address of this host, on which it listens"
+            what = f"MemFabric cannot listen at {context.host!r}"
+            raise BackendUnavailableError(what, cause=str(error), hint=hint, **who) from error
+        try:
             self._library = Library(options.data_op_type)
-        except (ImportError, OSError) as error:
+        except Exception as error:  # whatever its native modules raise
             raise BackendUnavailableError(f"MemFabric cannot be used: {error}", hint=HINT, **who) from error
         if not _taken.acquire(blocking=False):
             what = "this process has a link over MemFabric, and the library starts once in a process"
@@ -109,17 +126,13 @@ class AscendBackend(Backend):
         self._link = context.link
         self._host = context.host
         self._role = ROLES[context.role]
-        self._table = Table(())
+        self._table = RegionTable((), self.name)
         self._peers: dict[str, _Peer] = {}
         self._contacts: dict[str, _Contact] = {}
         self._lock = threading.Lock()
         self._engine: Any = self._library.engine
         self._closing = False
-        session = session_of(context.host, 0)
-        try:
-            reason = self._library.start(session, self._role, options.device_id, options.nic)
-        except Exception as error:  # what the library raises of arguments that it does not like
-            reason = f"{type(error).__name__}: {error}"
+        reason = self._library.start(session_of(context.host, 0), self._role, options.device_id, options.nic)
         if reason:
             self._release()
             cause = "; ".join([reason, *missing()])
@@ -130,7 +143,7 @@ class AscendBackend(Backend):
         """Start an engine in another process, and if that fails, look for what is missing."""
         try:
             version = library()
-            reason, log = trial(options.data_op_type, options.device_id, options.nic) if version else ("", "")
+            reason, log = trial(options) if version else ("", "")
             found = {"memfabric": version, "devices": ", ".join(devices()), "driver": driver()[0], "log": log}
             details = {name: value or "none" for name, value in found.items()}
             if version and not reason:
@@ -140,6 +153,20 @@ class AscendBackend(Backend):
         except Exception as error:  # a probe explains, and never raises
             return Probe(ok=False, reason=f"looking for what MemFabric needs failed: {error}")
         return Probe(ok=False, reason=f"MemFabric cannot run here: {reason}", hint=HINT, details=details)
+
+    @classmethod
+    def transports(cls, options: Any) -> frozenset[str]:
+        """The one that the options name: ``sdma``, ``urma``, ``uboe``, or ``rdma`` for both kinds of that."""
+        return frozenset({options.transport})
+
+    def transport(self, peer: str) -> str:
+        """The same; peers that were told of another are refused."""
+        return self._options.transport if peer in self._peers else UNKNOWN
+
+    @classmethod
+    def diagnose(cls, options: Any) -> list[Check]:
+        """What MemFabric needs of this machine."""
+        return list(diagnose(options))
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register all regions at once, so that the library merges those that share a page of 2 MiB.
@@ -151,7 +178,7 @@ class AscendBackend(Backend):
             cause = self._foreign(region)
             if cause:
                 raise self._unregistered(f"region {index}", region, cause)
-        self._table = Table(regions)
+        self._table = RegionTable(regions, self.name)
         if not regions:
             return
         addresses, sizes = self._table.starts.tolist(), self._table.sizes.tolist()
@@ -176,7 +203,7 @@ class AscendBackend(Backend):
         session = session_of(offered.host, offered.port)
         if self._role == "Prefill":
             self._reach(peer, session)
-        self._peers[peer] = _Peer(session, Table(regions))
+        self._peers[peer] = _Peer(session, RegionTable(regions, self.name))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Move a batch, and return when it has moved or failed."""
@@ -184,14 +211,9 @@ class AscendBackend(Backend):
         known = self._peers.get(peer)
         if known is None:
             raise TransferError("the peer is not connected", backend=self.name, peer=peer)
-        blocks = batch.blocks
-        source = (blocks.source, blocks.nbytes, blocks.source_region)
-        target = (blocks.target, blocks.nbytes, blocks.target_region)
-        near, far = (source, target) if batch.op is Op.WRITE else (target, source)
-        self._table.check("here", *near)
-        known.table.check("by the peer", *far)
+        ends = Ends.of(batch, self._table, known.table)
         move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
-        lists = (near[0].tolist(), far[0].tolist(), blocks.nbytes.tolist())
+        lists = (ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist())
         if known.patient is None:
             known.patient = time.monotonic() + self._options.connect_timeout
         code, reason = self._library.call(move, known.session, *lists)
@@ -206,7 +228,7 @@ class AscendBackend(Backend):
             cause = f"{reason}; it does not know the peer, or not its memory"
             raise TransferError("a batch was refused before it started", cause=cause, backend=self.name, peer=peer)
         # The device may have moved a part, and nothing tells whether it goes on.
-        return Transfer(Outcome(False, f"{reason}, for {blocks.count} blocks", settled=False))
+        return Transfer(Outcome(False, f"{reason}, for {batch.blocks.count} blocks", settled=False))
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
         """Nothing is ever in progress, as far as the library tells."""
@@ -238,12 +260,6 @@ class AscendBackend(Backend):
         if code != REFUSED:
             reason = reason or "it took an empty batch, so this version connects in another way"
             raise refused(peer, f"its engine at {session} cannot be reached: {reason}")
-
-    def _write_nothing(self, session: str) -> tuple[int, str]:
-        try:
-            return self._library.call(self._engine.batch_transfer_sync_write, session, [], [], [])
-        except Exception as error:
-            return -1, f"{type(error).__name__}: {error}"
 
     def _contact_ended(self, session: str) -> None:
         with self._lock:

@@ -1,19 +1,13 @@
-"""MemFabric itself: its import, its engine, and what its return codes say.
-
-Run as a program, it tries the library in a process of its own, which may end as it likes.
-"""
+"""MemFabric itself: its import, its engine, and what its return codes say."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["REFUSED", "Library", "trial"]
+__all__ = ["REFUSED", "Library"]
 
 REFUSED = -2000
 """The library checks a whole batch before it moves any of it, and then returns this."""
@@ -33,7 +27,12 @@ CODES = {
     -2012: "partly done",
     -2014: "not connected",
     -2015: "buffer too small",
+    **dict.fromkeys(range(-3007, -2999), "the store failed"),
+    -100: "not supported",
+    -101: "not connected",
 }
+RAISED = -1
+"""Stands for the code of a call that raised instead of returning one."""
 METHODS = (
     "initialize",
     "get_rpc_port",
@@ -74,48 +73,20 @@ class Library:
         # Of the store's URL, only the scheme counts: each decode side has a store of its own.
         begin = self.engine.initialize
         reason = self.call(begin, "tcp://127.0.0.1:0", session, role, device_id, self._kind, "Decode", nic)[1]
-        return reason or ("" if self.engine.get_rpc_port() else "it started without a port")
+        port = self.engine.get_rpc_port() if not reason else 0
+        if not reason and not (isinstance(port, int) and 0 < port < 1 << 16):  # a version once returned a text
+            reason = f"it started without a port, which it says is {port!r}"
+        return reason
 
     def call(self, function: Callable[..., int], *arguments: Any) -> tuple[int, str]:
         """What a call returned, and in words if that is not 0. The library keeps its last text for each thread."""
         self._module.get_and_clear_last_err_msg()
-        code = function(*arguments)
+        try:
+            code = function(*arguments)
+        except Exception as error:  # of arguments that it does not like
+            return RAISED, f"MemFabric's {function.__name__} raised {type(error).__name__}: {error}"
         if code == 0:
             return 0, ""
         text = self._module.get_and_clear_last_err_msg()
         known = f" ({CODES[code]})" if code in CODES else ""
         return code, f"MemFabric's {function.__name__} returned {code}{known}{text and ': '}{text}"
-
-
-def trial(data_op_type: str, device_id: int, nic: str) -> tuple[str, str]:
-    """Start an engine in another process: why it did not start, and the end of the library's log."""
-    done = subprocess.run(
-        [sys.executable, __file__, json.dumps([data_op_type, device_id, nic])],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    log = " | ".join(done.stdout.splitlines()[-4:])
-    if done.returncode == 0:
-        return "", log
-    last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-    return last[0] if done.returncode == 1 else f"its start ended the process with status {done.returncode}", log
-
-
-def main() -> None:
-    """Start an engine, and end at once: what it would take seconds to release goes with the process."""
-    data_op_type, device_id, nic = json.loads(sys.argv[1])
-    try:
-        reason = Library(data_op_type).start("127.0.0.1:0", "Prefill", device_id, nic)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    sys.stdout.flush()
-    print(reason, file=sys.stderr, flush=True)
-    os._exit(1 if reason else 0)
-
-
-if __name__ == "__main__":
-    main()

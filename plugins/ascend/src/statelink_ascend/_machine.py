@@ -9,16 +9,35 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["devices", "driver", "library", "missing"]
+import msgspec
+
+from statelink.backend import Check, Verdict, elsewhere, loads
+
+if TYPE_CHECKING:
+    from ._options import Options
+
+__all__ = ["devices", "diagnose", "driver", "library", "missing", "trial"]
 
 DEV = Path("/dev")
 INSTALLED = Path("/etc/ascend_install.info")
 HAL = "libascend_hal.so"
+TRIAL = """
+import os, sys, msgspec
+from statelink_ascend import Options
+from statelink_ascend._library import Library
+options = msgspec.json.decode(sys.argv[1], type=Options)
+try:
+    reason = Library(options.data_op_type).start("127.0.0.1:0", "Prefill", options.device_id, options.nic)
+except Exception as error:
+    reason = f"{type(error).__name__}: {error}"
+sys.stdout.flush()
+print(reason, file=sys.stderr, flush=True)
+os._exit(1 if reason else 0)  # what it would take seconds to release goes with the process
+"""
 
 
 def missing(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
@@ -35,8 +54,33 @@ def missing(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
         yield "CANN is not set up: ASCEND_HOME_PATH is not set (source its set_env.sh)"
     elif not (Path(home) / "lib64" / "libascendcl.so").exists():
         yield f"CANN is incomplete: {home}/lib64/libascendcl.so is absent"
-    if not _loads(HAL):
+    if not loads(HAL):
         yield f"{HAL} cannot be loaded: the driver's libraries are not on the loader's path"
+
+
+def diagnose(options: Options) -> Iterator[Check]:
+    """See `statelink.backend.Diagnosing`."""
+    lacks = list(missing())
+    yield from (Check(what="needs", verdict=Verdict.PROBLEM, found=each) for each in lacks)
+    if not lacks:
+        found = f"memfabric_hybrid {library()}, {', '.join(devices())}, driver {driver()[0]}"
+        yield Check(what="needs", verdict=Verdict.OK, found=found)
+    if devices() and f"davinci{options.device_id}" not in devices():
+        found = f"device_id is {options.device_id}, and there is no {DEV}/davinci{options.device_id}"
+        hint = "numbers count from 0 after ASCEND_RT_VISIBLE_DEVICES"
+        yield Check(what="device", verdict=Verdict.NOT_APPLICABLE, found=found, hint=hint)
+    seen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("MF_", "ASCEND_"))]
+    yield Check(what="environment", verdict=Verdict.OK, found=", ".join(seen) or "no MF_* or ASCEND_* is set")
+
+
+def trial(options: Options) -> tuple[str, str]:
+    """Start an engine in another process: why it did not start, and the end of the library's log."""
+    done = elsewhere(TRIAL, msgspec.json.encode(options).decode(), patience=120.0)
+    log = " | ".join(done.output.splitlines()[-4:])
+    last = done.errors.strip().splitlines()[-1:] or ["it said nothing"]
+    if done.ok or done.how == "exit status 1":
+        return "" if done.ok else last[0], log
+    return f"its start ended the process: {done.how}", log
 
 
 def library() -> str | None:
@@ -69,10 +113,3 @@ def _setting(path: Path, key: str) -> str | None:
         return None
     values = [value.strip() for name, _, value in (line.partition("=") for line in lines) if name.strip() == key]
     return values[0] if values and values[0] else None
-
-
-def _loads(name: str) -> bool:
-    """Whether the loader loads a library; asked in another process, which it may end as it likes."""
-    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, check=False, timeout=60)
-    return done.returncode == 0

@@ -36,3 +36,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"HOST_RDMA needs `nic`, as in tcp://192.0.2.1:10002, and got {self.nic!r}")
         if not self.connect_timeout > 0:
             raise ValueError(f"`connect_timeout` is above 0, not {self.connect_timeout}")
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes, in the word of other backends: both HOST_RDMA and DEVICE_RDMA are ``rdma``."""
+        return self.data_op_type.rpartition("_")[2].lower()

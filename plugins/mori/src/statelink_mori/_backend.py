@@ -20,14 +20,21 @@ import msgspec
 from statelink.backend import (
     ANY,
     DIRECT,
+    UNKNOWN,
     Backend,
     BackendContext,
     Batch,
     Capabilities,
+    Check,
+    Ends,
     Fence,
+    Ledger,
     Op,
+    Posted,
     Probe,
     Region,
+    RegionTable,
+    Remote,
     Side,
     SubmitMode,
     Transfer,
@@ -35,9 +42,10 @@ from statelink.backend import (
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import Engine, Library
-from ._machine import active_ports, gpus, missing, trial
+from ._machine import active_ports, diagnose, gpus, missing, trial
 from ._options import Options
-from ._tables import Offer, Table, covering, describe
+from ._tables import Offer, covering, parts_of
+from ._transport import possible, told
 
 __all__ = ["MoriBackend"]
 
@@ -50,44 +58,17 @@ _orphans: list[Any] = []
 """Statuses that had no end when their engine was destroyed: never looked at again, and never freed."""
 
 
-class _Peer:
+class _Peer(Remote):
     """An engine elsewhere, and what is kept of it."""
 
-    __slots__ = ("engine", "leaving", "lost", "name", "offered", "sessions", "table")
+    __slots__ = ("engine", "offered", "sessions", "transport")
 
-    def __init__(self, name: str, engine: Engine, offered: Offer, regions: Sequence[Region]) -> None:
-        self.name = name
+    def __init__(self, name: str, table: RegionTable, engine: Engine, offered: Offer, transport: str) -> None:
+        super().__init__(name, table)
         self.engine = engine
         self.offered = offered
-        self.table = Table(regions)
+        self.transport = transport
         self.sessions: dict[tuple[int, int], Any] = {}
-        self.lost = ""
-        """Why its connection is dead; the library never repairs one."""
-        self.leaving = False
-        """Whether it was disconnected, and only waits for its last transfer."""
-
-
-class _Work(Transfer):
-    """A batch, and the statuses of it that have not ended."""
-
-    __slots__ = ("peer", "statuses")
-
-    def __init__(self, peer: _Peer) -> None:
-        super().__init__()
-        self.peer = peer
-        self.statuses: list[Any] = []
-
-    def failed(self, reason: str) -> None:
-        """Fail it, unless it has an outcome; never settled, since other blocks of it may still move."""
-        if self.outcome is None:
-            self.fail(reason, settled=False)
-
-    def ended(self) -> None:
-        """Nothing of it failed, and nothing of it is in progress any more."""
-        if self.outcome is None and self.peer.leaving:
-            self.fail("the peer was disconnected while the transfer was in progress", settled=True)
-        elif self.outcome is None:
-            self.succeed()
 
 
 class MoriBackend(Backend):
@@ -120,13 +101,16 @@ class MoriBackend(Backend):
             raise BackendUnavailableError(probe.reason, hint=probe.hint, backend=self.name)
         self._context = context
         self._options: Options = context.options
-        self._library = Library()
+        try:
+            self._library = Library()
+        except Exception as error:  # it was imported elsewhere, and cannot be beside what this process has
+            cause = f"{type(error).__name__}: {error}"
+            raise BackendUnavailableError("MoRI cannot be imported here", cause=cause, backend=self.name) from error
         self._regions: tuple[Region, ...] = ()
-        self._table = Table(())
+        self._table = RegionTable((), self.name)
         self._lock = threading.Lock()
-        self._peers: dict[str, _Peer] = {}
-        self._works: list[_Work] = []
-        self._ended: deque[tuple[float, Any]] = deque()
+        self._ledger: Ledger[_Peer] = Ledger(self.name, self._ended, self._forget)
+        self._finished: deque[tuple[float, Any]] = deque()
         self._spent: set[str] = set()
         """Keys of remote engines to which our engine's connection is dead."""
         self._engine: Engine | None = self._start(self._options.port)
@@ -148,72 +132,79 @@ class MoriBackend(Backend):
             return Probe(ok=False, reason=f"looking for what MoRI needs failed: {type(error).__name__}: {error}")
         return Probe(ok=True, reason=f"{_started[key]} with {wanted}", details={"library": _started[key], **details})
 
+    @classmethod
+    def transports(cls, options: Any) -> frozenset[str]:
+        """``rdma``, ``xgmi`` and ``tcp``, as far as the options name them, or the environment adds XGMI."""
+        return possible(options)
+
+    def transport(self, peer: str) -> str:
+        """The one that there is to this peer; `UNKNOWN` where the library chooses, and does not say what."""
+        known = self._ledger.get(peer)
+        return known.transport if known is not None else UNKNOWN
+
+    @classmethod
+    def diagnose(cls, options: Any) -> list[Check]:
+        """What each transport needs of this machine, and settings of the library that do harm."""
+        return list(diagnose(options))
+
     def register(self, regions: Sequence[Region]) -> None:
         """Make all regions known; RDMA pins each when the first peer is connected."""
         with self._lock:
             self._open().register(regions)
-            self._regions, self._table = tuple(regions), Table(regions)
+            self._regions, self._table = tuple(regions), RegionTable(regions, self.name)
 
     def descriptor(self) -> bytes:
         """The library's descriptors of the engine and of each memory, about 160 bytes each."""
         with self._lock:
-            return Offer.encode(self._context.link, self._open(), self._library)
+            return Offer.encode(self._context.link, self._open(), self._library, self._options)
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Make sessions. While RDMA connects and fetches keys, up to 5 s, no Python thread of this process runs.
 
         TCP makes no contact before the first transfer.
         """
-        offered = Offer.decode(descriptor, peer, regions, self._library)
+        offered = Offer.decode(descriptor, peer, regions, self._library, self._options)
         with self._lock:
             engine = self._open()
             if offered.engine.key == engine.desc.key:
                 raise self._unreachable(peer, "a link cannot connect to itself")
-            self._sweep()
-            known = self._peers.get(peer)
-            if known is not None:
-                if any(work.peer is known for work in self._works):
-                    cause = "transfers of its earlier connection have not ended"
-                    raise self._unreachable(peer, cause, "try again once it answers or has died")
-                self._forget(known)
+            self._ledger.make_room(peer)
             if offered.engine.key in self._spent:  # connections are never repaired, but a new engine makes new ones
                 engine = self._start(port=0)
                 engine.register(self._regions)
-            known = self._peers[peer] = _Peer(peer, engine, offered, regions)
+            word = told(self._options, offered, engine.desc, (*self._regions, *regions))
+            known = _Peer(peer, RegionTable(regions, self.name), engine, offered, word)
+            self._ledger.add(known)
             try:
                 engine.io.register_remote_engine(offered.engine)
                 for near, far in sorted(covering(self._regions, regions)):
                     self._session(known, near, far)
             except BaseException:
-                self._forget(known)
+                self._ledger.remove(known)
                 raise
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Post one batch for each pair of memories; where a send queue is full, this takes a while."""
         with self._lock:
             self._open()
-            known = self._peers.get(peer)
-            if known is None or known.leaving:
-                raise TransferError("the peer is not connected", backend=self.name, peer=peer)
-            if known.lost:
-                raise TransferError("the peer is lost", cause=known.lost, backend=self.name, peer=peer)
-            work = _Work(known)
-            self._works.append(work)
+            known = self._ledger.usable(peer)
+            work = Posted(known)
+            self._ledger.posted.append(work)
             try:
-                for part in describe(batch.blocks, batch.op, self._table, known.table):
+                for part in parts_of(Ends.of(batch, self._table, known.table), self._table, known.table):
                     session = self._session(known, part.near, part.far)
                     post = session.batch_write if batch.op is Op.WRITE else session.batch_read
-                    uid = session.allocate_transfer_uid()
-                    work.statuses.append(post(*part.blocks, uid))
-                    if work.statuses[-1].Failed():
+                    work.handles.append(post(*part.blocks, session.allocate_transfer_uid()))
+                    if work.handles[-1].Failed():
                         break
             except (TransferError, RuntimeError, TypeError) as error:
-                if not work.statuses:  # nothing was posted
+                if not work.handles:  # nothing was posted
+                    self._ledger.posted.remove(work)
                     if isinstance(error, TransferError):
                         raise
                     what = "MoRI refused a transfer before it started"
                     raise TransferError(what, cause=str(error), backend=self.name, peer=peer) from error
-                work.failed(str(error))
+                work.fail(str(error), settled=False)  # others of its parts may still move
             finally:
                 self._sweep()
             return work
@@ -229,28 +220,21 @@ class MoriBackend(Backend):
     def disconnect(self, peer: str) -> None:
         """Forget a peer, once nothing is posted to it any more; until then, its memory is not known to be quiet."""
         with self._lock:
-            self._sweep()  # what ended before this succeeded
-            known = self._peers.get(peer)
-            if known is not None:
-                known.leaving = True
-                self._sweep()
+            self._ledger.leave(peer)
 
     def close(self) -> None:
         """Destroy the engine. Its destructor joins threads, during which no Python thread runs."""
         with self._lock:
-            self._sweep()
+            handles, peers = self._ledger.close()
+            _orphans.extend(handles)
             engine, self._engine = self._engine, None
-            for work in self._works:
-                work.failed("the backend was closed while the transfer was in progress")
-                _orphans.extend(work.statuses)
-            for known in self._peers.values():
+            for known in peers:
                 known.sessions.clear()  # all of them, before the first engine goes
-            for known in list(self._peers.values()):
+            for known in peers:
                 self._forget(known)
             if engine is not None:
                 engine.close()
-            self._works = []
-            self._ended.clear()
+            self._finished.clear()
 
     def _start(self, port: int) -> Engine:
         """An engine with a key that no process ever had."""
@@ -282,39 +266,31 @@ class MoriBackend(Backend):
         return session
 
     def _sweep(self) -> None:
-        """See what ended, and forget what nothing holds any more. Called with the lock held."""
-        now = time.monotonic()
-        for work in self._works:
-            left = []
-            for status in work.statuses:
-                if status.Failed():
-                    code = status.Code().name
-                    work.failed(f"{code}: {status.Message()}")
-                    if code == "ERR_RDMA_OP":
-                        work.peer.lost = work.peer.lost or status.Message()
-                        self._spent.add(work.peer.offered.engine.key)
-                elif not status.Succeeded():
-                    left.append(status)
-                    continue
-                self._ended.append((now, status))
-            work.statuses = left
-            if not left:
-                work.ended()
-        self._works = [work for work in self._works if work.statuses]
-        while self._ended and self._ended[0][0] < now - LINGER:
-            self._ended.popleft()
-        for known in [known for known in self._peers.values() if known.leaving]:
-            if not any(work.peer is known for work in self._works):
-                self._forget(known)
+        """See what ended. Called with the lock held."""
+        self._ledger.sweep()
+        while self._finished and self._finished[0][0] < time.monotonic() - LINGER:
+            self._finished.popleft()
+
+    def _ended(self, work: Posted[_Peer], status: Any) -> bool:
+        """Whether a status is terminal; a failure fails its transfer, and never says that the other parts stopped."""
+        if status.Failed():
+            code = status.Code().name
+            if work.outcome is None:
+                work.fail(f"{code}: {status.Message()}", settled=False)
+            if code == "ERR_RDMA_OP":
+                work.peer.lost = work.peer.lost or status.Message()
+                self._spent.add(work.peer.offered.engine.key)
+        elif not status.Succeeded():
+            return False
+        self._finished.append((time.monotonic(), status))
+        return True
 
     def _forget(self, known: _Peer) -> None:
-        del self._peers[known.name]
         known.sessions.clear()
         if known.engine is self._engine:
             known.engine.io.deregister_remote_engine(known.offered.engine)
         else:  # it was made for this peer, or is about to be destroyed
             known.engine.close()
 
-    def _unreachable(self, peer: str, cause: str, hint: str = "") -> TransferError:
-        what = "a peer cannot be connected over MoRI"
-        return TransferError(what, cause=cause, hint=hint, backend=self.name, peer=peer)
+    def _unreachable(self, peer: str, cause: str) -> TransferError:
+        return TransferError("a peer cannot be connected over MoRI", cause=cause, backend=self.name, peer=peer)

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Library"]
 
+XGMI_ALONE = 1
+"""The port of an engine that was to use RDMA and does not."""
+MEMORY, REMOTE = "register_memory deregister_memory", "register_remote_engine deregister_remote_engine"
+NEEDED = {
+    "IOEngine": f"create_backend get_engine_desc {MEMORY} {REMOTE} create_session",
+    "IOEngineSession": "allocate_transfer_uid batch_read batch_write",
+    "EngineDesc": "pack unpack",
+    "MemoryDesc": "pack unpack",
+    "MemoryLocationType": "CPU GPU",
+}
+
 
 class Library:
     """The imported library.
@@ -30,9 +41,13 @@ class Library:
         """Import it.
 
         Raises:
-            ImportError: It is not installed, or its import failed.
+            ImportError: It is not installed, its import failed, or this version lacks what is needed.
         """
         self.io: Any = importlib.import_module("mori.io")
+        needed = ((kind, name) for kind, names in NEEDED.items() for name in names.split())
+        lacks = [f"{kind}.{name}" for kind, name in needed if not hasattr(getattr(self.io, kind, None), name)]
+        if lacks:
+            raise ImportError(f"this version of mori.io has no {', '.join(lacks)}")
         self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"
 
     def config(self, transport: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
@@ -80,7 +95,9 @@ class Engine:
         self._host_memory = options.backends.keys() != {"XGMI"}
         self.memories: list[Any] = []
         try:
-            ipaddress.IPv4Address(host)  # the library takes anything else for an address, too, and fails on it
+            # The library takes anything else for an address, too, and tells peers of it.
+            if ipaddress.IPv4Address(host).is_unspecified:
+                raise ValueError(f"peers cannot reach {host}")
             if port:
                 with socket.socket() as free:
                     free.bind((host, port))  # on a port that is taken, the library ends the process
@@ -89,6 +106,8 @@ class Engine:
             for kind, config in configs:
                 self.io.create_backend(kind, config)
             self.desc: Any = self.io.get_engine_desc()
+            if self.desc.port == XGMI_ALONE and "RDMA" in options.backends:
+                raise RuntimeError("no RDMA port is active, and MORI_DISABLE_AUTO_XGMI=0 makes it use XGMI alone")
         except (RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
             raise BackendUnavailableError(
                 "MoRI's engine could not be started",

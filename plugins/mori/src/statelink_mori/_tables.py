@@ -1,4 +1,4 @@
-"""What a peer is told, and the checks that the library does not make or survive."""
+"""What a peer is told, and batches as sessions take them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from statelink.backend import Blocks, Op, Region, RegionTable, pack_descriptors, unpack_descriptors
+from statelink.backend import Ends, Region, RegionTable, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError, WireError
 
 if TYPE_CHECKING:
     from ._library import Engine, Library
+    from ._options import Options
 
-__all__ = ["Offer", "Part", "Table", "covering", "describe"]
-
-U64 = npt.NDArray[np.uint64]
+__all__ = ["Offer", "Part", "covering", "parts_of"]
 
 FORMAT = b"statelink-mori/1"
 
@@ -29,60 +27,49 @@ class Offer(NamedTuple):
         engine: The peer's engine.
         memories: Its memories, in the order of its region table.
         library: Its version of the library; only for error messages.
+        backends: The library's backends that it created.
     """
 
     engine: Any
     memories: list[Any]
     library: str
+    backends: frozenset[str]
 
     @classmethod
-    def encode(cls, link: str, engine: Engine, library: Library) -> bytes:
+    def encode(cls, link: str, engine: Engine, library: Library, options: Options) -> bytes:
         """What an engine here offers."""
-        head: list[bytes | None] = [FORMAT, link.encode(), library.version.encode()]
+        head = [FORMAT, *(each.encode() for each in (link, library.version, " ".join(options.backends)))]
         return pack_descriptors([head, [engine.desc.pack()], [memory.pack() for memory in engine.memories]])
 
     @classmethod
-    def decode(cls, raw: bytes, peer: str, regions: Sequence[Region], library: Library) -> Offer:
+    def decode(cls, raw: bytes, peer: str, regions: Sequence[Region], library: Library, options: Options) -> Offer:
         """From bytes that came from ``peer``.
 
         Raises:
-            TransferError: They are not such a descriptor, that of another link, or not that of ``regions``.
+            TransferError: They are not such a descriptor, that of another link, not that of ``regions``, or that of an
+                engine which no transport of ours reaches.
         """
         io = library.io
         try:
-            (form, link, version), (packed,), memories = unpack_descriptors(raw, nested=True)
+            (form, link, version, backends), (packed,), memories = unpack_descriptors(raw, nested=True)
             if (form, link) != (FORMAT, peer.encode()):
                 raise ValueError(f"it is one of format {form!r} and of a link called {link!r}")
             engine = io.EngineDesc.unpack(packed)
-            ipaddress.IPv4Address(engine.host)  # the library connects to something else instead of refusing
+            # The library connects to something else instead of refusing.
+            if ipaddress.IPv4Address(engine.host).is_unspecified:
+                raise ValueError(f"{engine.host} is nobody's address")
             found = [io.MemoryDesc.unpack(each) for each in memories]
             wanted = [(engine.key, each.address, each.nbytes, *library.place(each)) for each in regions]
             if [(each.engine_key, each.data, each.size, each.loc, each.device_id) for each in found] != wanted:
                 raise ValueError(f"its {len(found)} memories are not the {len(wanted)} regions")
+            theirs = frozenset((backends or b"").decode().split())
+            if not theirs & options.backends.keys():  # over TCP, one would learn of it by a timeout
+                raise ValueError(f"it has {' and '.join(sorted(theirs))}, we have {' and '.join(options.backends)}")
         except (WireError, ValueError, TypeError, RuntimeError) as error:
             cause = f"its descriptor is refused: {error}"
             what = "a peer cannot be connected over MoRI"
             raise TransferError(what, cause=cause, backend="mori", peer=peer) from error
-        return cls(engine, found, (version or b"").decode(errors="replace"))
-
-
-class Table(RegionTable):
-    """A region table, for a library that takes offsets."""
-
-    __slots__ = ()
-
-    def __init__(self, regions: Sequence[Region]) -> None:
-        super().__init__(regions, "mori")
-
-    def offsets(self, side: str, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> U64:
-        """Where blocks begin in their regions.
-
-        Raises:
-            TransferError: One is not inside.
-        """
-        self.check(side, addresses, nbytes, regions)
-        found: U64 = addresses - self.starts[regions]
-        return found
+        return cls(engine, found, (version or b"").decode(errors="replace"), theirs)
 
 
 class Part(NamedTuple):
@@ -93,28 +80,15 @@ class Part(NamedTuple):
     blocks: tuple[list[int], list[int], list[int]]
 
 
-def describe(blocks: Blocks, op: Op, local: Table, remote: Table) -> Iterator[Part]:
-    """One batch for each pair of regions. Everything is checked before the first is handed out.
-
-    Raises:
-        TransferError: The batch is empty, its columns differ in length, or a block is not inside its regions.
-    """
-    source, target = (blocks.source, blocks.source_region), (blocks.target, blocks.target_region)
-    (here, near), (there, far) = (source, target) if op is Op.WRITE else (target, source)
-    nbytes = blocks.nbytes
-    counts = {len(column) for column in (here, near, there, far, nbytes)}
-    if len(counts) != 1 or counts == {0}:
-        cause = f"columns of {sorted(counts)} blocks"
-        raise TransferError("a batch is empty, or its columns differ in length", cause=cause, backend="mori")
-    here = local.offsets("here", here, nbytes, near)
-    there = remote.offsets("by the peer", there, nbytes, far)
-    pair = near.astype(np.uint64) << np.uint64(32) | far
+def parts_of(ends: Ends, local: RegionTable, remote: RegionTable) -> Iterator[Part]:
+    """One batch for each pair of regions, by offsets in them."""
+    here = ends.here - local.starts[ends.here_region]
+    there = ends.there - remote.starts[ends.there_region]
+    pair = ends.here_region.astype(np.uint64) << np.uint64(32) | ends.there_region
     order = np.argsort(pair, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(pair[order])) + 1)
-    return (
-        Part(int(near[rows[0]]), int(far[rows[0]]), (here[rows].tolist(), there[rows].tolist(), nbytes[rows].tolist()))
-        for rows in groups
-    )
+    for rows in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1):
+        near, far = int(ends.here_region[rows[0]]), int(ends.there_region[rows[0]])
+        yield Part(near, far, (here[rows].tolist(), there[rows].tolist(), ends.nbytes[rows].tolist()))
 
 
 def covering(local: Sequence[Region], remote: Sequence[Region]) -> set[tuple[int, int]]:

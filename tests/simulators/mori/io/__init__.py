@@ -49,6 +49,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+for _name in _host.lacks():
+    _kind, _, _member = _name.partition(".")
+    delattr(globals()[_kind], _member)
+
+
 def _no_fabric(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("fabric memory is not supported on this machine")
 

@@ -1,20 +1,14 @@
-"""What a peer is told, and the bounds that the library does not keep; numpy, no library."""
+"""What a peer is told; no library."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from statelink.backend import RegionTable
 from statelink.errors import TransferError
 
-if TYPE_CHECKING:
-    from statelink.backend import Region
-
-__all__ = ["Descriptor", "Table", "session_of"]
+__all__ = ["Descriptor", "refused", "session_of"]
 
 FORMAT = 1
 
@@ -64,15 +58,6 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         if cause:
             raise refused(peer, cause)
         return found
-
-
-class Table(RegionTable):
-    """A region table, and the check that the library does not make."""
-
-    __slots__ = ()
-
-    def __init__(self, regions: Sequence[Region]) -> None:
-        super().__init__(regions, "ascend")
 
 
 def session_of(host: str, port: int) -> str:

@@ -1,0 +1,57 @@
+"""A batch as libraries for one-sided transfers take it: what is here, and what is there, whichever way the bytes go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import TransferError
+
+from ._capabilities import Op
+
+if TYPE_CHECKING:
+    from ._interface import Batch
+    from ._regions import RegionTable
+
+__all__ = ["Ends"]
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+
+class Ends(NamedTuple):
+    """The columns of a batch, one entry for each block.
+
+    Attributes:
+        here: First byte of each block in this process; uint64.
+        here_region: Its region in the local table; uint32.
+        there: First byte of each block at the peer; uint64.
+        there_region: Its region in the peer's table; uint32.
+        nbytes: Length of each block; uint64.
+    """
+
+    here: U64
+    here_region: U32
+    there: U64
+    there_region: U32
+    nbytes: U64
+
+    @classmethod
+    def of(cls, batch: Batch, local: RegionTable, remote: RegionTable) -> Ends:
+        """The ends of a batch, every block of which is inside the regions that it names. Copies nothing.
+
+        Raises:
+            TransferError: One is not; or the batch is empty, or its columns differ in length.
+        """
+        blocks = batch.blocks
+        counts = {len(getattr(blocks, name)) for name in blocks.__slots__}
+        if len(counts) != 1 or counts == {0}:
+            cause = f"columns of {sorted(counts)} blocks"
+            raise TransferError("a batch is empty, or its columns differ in length", cause=cause)
+        source, target = (blocks.source, blocks.source_region), (blocks.target, blocks.target_region)
+        near, far = (source, target) if batch.op is Op.WRITE else (target, source)
+        local.check("here", near[0], blocks.nbytes, near[1])
+        remote.check("by the peer", far[0], blocks.nbytes, far[1])
+        return cls(*near, *far, blocks.nbytes)

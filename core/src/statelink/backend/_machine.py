@@ -1,0 +1,98 @@
+"""Looking at a machine, and trying what may end the process, as plugins over native libraries have to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Ended", "elsewhere", "environment", "loads", "rdma_devices"]
+
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+class Ended(NamedTuple):
+    """How a process ended.
+
+    Attributes:
+        ok: Whether its exit status was 0.
+        how: Its exit status or signal in words, or that it did not end in time.
+        output: What it wrote to standard output.
+        errors: What it wrote to standard error.
+    """
+
+    ok: bool
+    how: str
+    output: str = ""
+    errors: str = ""
+
+
+def elsewhere(code: str, *arguments: str, patience: float = 60.0) -> Ended:
+    """Run Python code in a process of its own, which a library may end as it likes.
+
+    It finds the packages that this process finds, and has ``arguments`` in ``sys.argv[1:]``. Blocks until it has ended,
+    or was killed after ``patience`` seconds; safe from any thread.
+    """
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code, *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=patience,
+            env={**os.environ, **path},
+        )
+    except subprocess.TimeoutExpired:
+        return Ended(False, f"it did not end within {patience:g} s")
+    status = done.returncode
+    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    return Ended(status == 0, how, done.stdout, done.stderr)
+
+
+def loads(library: str) -> bool:
+    """Whether the loader loads a shared library, by name or path; a process of its own tries, and this one waits."""
+    return elsewhere("import ctypes, sys; ctypes.CDLL(sys.argv[1])", library).ok
+
+
+def rdma_devices() -> dict[str, list[str]]:
+    """RDMA devices of this host, whatever the state of their ports, and the numbers of those ports that are active."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):
+        for device in sorted(INFINIBAND.iterdir()):
+            ports = sorted(device.glob("ports/*"))
+            found[device.name] = [port.name for port in ports if _text(port / "state").endswith("ACTIVE")]
+    return found
+
+
+@contextlib.contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a while, for a library that reads them when something of it is made.
+
+    The environment is the process's: the caller holds a lock that keeps others from doing the same.
+    """
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

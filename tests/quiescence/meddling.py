@@ -155,4 +155,4 @@ def holds(link: statelink.Link) -> int:
     backend: Any = link._node.backend
     if backend.name == "tcp":
         return len(backend._grants._grants)
-    return len(backend._works) if backend.name == "nixl" else 0
+    return len(backend._ledger.posted) if backend.name == "nixl" else 0

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from statelink.backend import BackendContext, Batch, Blocks, Op, Region
+from statelink.backend import UNKNOWN, BackendContext, Batch, Blocks, Op, Region
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_ascend import AscendBackend, Options
-from statelink_ascend._tables import Descriptor
+from statelink_ascend._descriptor import Descriptor
 
 
 class Library:
@@ -91,10 +91,35 @@ def test_a_start_that_only_seems_to_succeed(make: Callable[..., AscendBackend], 
         make()
 
 
+def test_a_port_that_is_a_text(make: Callable[..., AscendBackend], library: Library) -> None:
+    """One revision of the library returned the port and its process in one text."""
+    library.__dict__["port"] = "9999_4711"
+    with pytest.raises(BackendUnavailableError, match="it started without a port, which it says is '9999_4711'"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("role", "host", "cause"),
+    [
+        ("prefill", "localhost", "does not appear to be an IPv4 or IPv6 address"),  # it would fail when it connects
+        ("decode", "localhost", "does not appear to be an IPv4 or IPv6 address"),
+        ("prefill", "0.0.0.0", "peers cannot reach it"),
+        ("decode", "192.0.2.1", "assign requested address"),  # it would look for a port for a minute
+    ],
+)
+def test_an_address_that_is_none_of_ours(
+    make: Callable[..., AscendBackend], library: Library, role: str, host: str, cause: str
+) -> None:
+    with pytest.raises(BackendUnavailableError, match=rf"MemFabric cannot listen at '{host}' .*: .*{cause}"):
+        make(role, host)
+    assert library.calls == []
+    make(role)
+
+
 def test_a_start_that_raises(make: Callable[..., AscendBackend], library: Library) -> None:
     """The next link can be opened."""
     library.__dict__["initialize"] = lambda *arguments: int("x")
-    with pytest.raises(BackendUnavailableError, match=r"could not be started .*: ValueError: invalid literal"):
+    with pytest.raises(BackendUnavailableError, match=r"could not be started .* raised ValueError: invalid literal"):
         make()
     del library.__dict__["initialize"]
     make()
@@ -140,7 +165,7 @@ def test_a_registration_that_fails_with_any_number(
 
 
 @pytest.mark.parametrize("op", list(Op))
-@pytest.mark.parametrize("code", [-1, -2014, 7])
+@pytest.mark.parametrize("code", [-1, -2014, -3003, 7])
 def test_a_transfer_that_fails_with_any_number(
     make: Callable[..., AscendBackend], library: Library, op: Op, code: int
 ) -> None:
@@ -158,6 +183,36 @@ def test_a_transfer_that_fails_with_any_number(
     assert outcome is not None
     assert (outcome.ok, outcome.settled) == (False, False)
     assert f"batch_transfer_sync_{op.value} returned {code}" in outcome.reason
+
+
+def test_calls_that_raise(make: Callable[..., AscendBackend], library: Library) -> None:
+    """What it raises becomes an error of ours, with its text; what became of a batch is not known then."""
+    backend = make()
+    library.__dict__["batch_register_memory"] = refuses = Refuses()
+    with pytest.raises(TransferError, match=r"region 0 could not be .* raised RuntimeError: std::bad_alloc"):
+        backend.register(REGIONS)
+    del library.__dict__["batch_register_memory"]
+    backend.register(REGIONS)
+    backend.connect(
+        "there",
+        msgspec.msgpack.encode(Descriptor(1, "there", "Prefill", "SDMA", "::1", 9000)),
+        (Region(1 << 41, 100, "npu:0"),),
+    )
+    assert (backend.transport("there"), backend.transport("nobody")) == ("sdma", UNKNOWN)
+    library.__dict__["batch_transfer_sync_write"] = refuses
+    one, zero = np.ones(1, np.uint64), np.zeros(1, np.uint32)
+    blocks = Blocks(one << np.uint64(40), one << np.uint64(41), one, zero + np.uint32(1), zero)
+    outcome = backend.submit("there", Batch(Op.WRITE, blocks, 1, 1)).outcome
+    assert outcome == (False, "MemFabric's refuses raised RuntimeError: std::bad_alloc, for 1 blocks", False)
+
+
+class Refuses:
+    """A function that raises as the bindings do."""
+
+    __name__ = "refuses"
+
+    def __call__(self, *_: object) -> int:
+        raise RuntimeError("std::bad_alloc")
 
 
 def test_first_contact_that_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:

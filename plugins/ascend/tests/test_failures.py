@@ -241,6 +241,11 @@ def test_start_that_fails(make: Make) -> None:
             peer.open("prefill")
 
 
+def test_an_npu_that_there_is_not(make: Make) -> None:
+    with pytest.raises(Refused, match=r"BackendUnavailableError: .*could not be started .*returned -1 \(failed\)"):
+        make("peer").ready().open("decode", device_id=8)
+
+
 @pytest.mark.parametrize("name", ["batch_transfer_sync_read", "DEVICE_URMA"])
 def test_version_that_lacks_something(make: Make, name: str) -> None:
     peer = make("peer", MEMFABRIC_SIM_LACKS=name).ready()

@@ -13,7 +13,7 @@ import pytest
 from plugins.ascend.tests.peer import MIB, Peer, Refused
 
 from statelink.backend import Blocks, Op
-from statelink_ascend._tables import Descriptor
+from statelink_ascend._descriptor import Descriptor
 
 SIZES = (8 * MIB + 1, 350_001, 8191)
 """Regions on each side, side by side, their borders at odd addresses; the library's pages of 2 MiB hold several."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import statelink_ascend
-from statelink.backend import Fence, SubmitMode
+from statelink.backend import Fence, SubmitMode, Verdict
 from statelink_ascend import AscendBackend, Options, _machine
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(_machine, "DEV", tmp_path / "dev")
     monkeypatch.setattr(_machine, "INSTALLED", tmp_path / "install.info")
-    monkeypatch.setattr(_machine, "_loads", lambda name: (tmp_path / name).exists())
+    monkeypatch.setattr(_machine, "loads", lambda name: (tmp_path / name).exists())
     monkeypatch.setattr(_machine, "library", version)
     monkeypatch.setattr("statelink_ascend._backend.library", version)
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
@@ -121,10 +121,10 @@ def get_and_clear_last_err_msg():
         ("", -1, 0, "", "MemFabric's initialize returned -1 (failed)"),
         ("", 7, 1, "", "MemFabric's initialize returned 7"),
         ("", -2004, 1, "too late", "MemFabric's initialize returned -2004 (timeout): too late"),
-        ("", 0, 0, "", "it started without a port"),
+        ("", 0, 0, "", "it started without a port, which it says is 0"),
         ("raise OSError('libmf_smem.so: no')", 0, 1, "", "OSError: libmf_smem.so: no"),
-        ("import os; os.abort()", 0, 1, "", "its start ended the process with status -6"),
-        ("sys.exit(3)", 0, 1, "", "its start ended the process with status 3"),
+        ("import os; os.abort()", 0, 1, "", "its start ended the process: SIGABRT"),
+        ("sys.exit(3)", 0, 1, "", "its start ended the process: exit status 3"),
     ],
 )
 def test_library_that_does_not_start(machine: Path, before: str, code: int, port: int, text: str, reason: str) -> None:
@@ -173,9 +173,24 @@ def test_driver_without_an_install_file(machine: Path) -> None:
     assert str(_machine.driver()[1]) == "/usr/local/Ascend/driver/version.info"
 
 
-def test_libraries_are_really_looked_for() -> None:
-    assert _machine._loads("libc.so.6")
-    assert not _machine._loads("libno_such_thing.so")
+def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *needs, environment = AscendBackend.diagnose(Options())
+    assert {check.verdict for check in needs} == {Verdict.PROBLEM}
+    assert len(needs) == 5
+    for name in ("dev/davinci0", "libascend_hal.so", "cann/lib64/libascendcl.so", "packages/memfabric_hybrid.py"):
+        put(machine, name)
+    put(machine, "ascend/driver/version.info", "Version=25.2.0\n")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(machine / "cann"))
+    needs, environment = AscendBackend.diagnose(Options())
+    assert (needs.verdict, needs.found) == (Verdict.OK, "memfabric_hybrid 9.9, davinci0, driver 25.2.0")
+    assert f"ASCEND_HOME_PATH={machine / 'cann'}" in environment.found
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("SDMA", "sdma"), ("HOST_RDMA", "rdma"), ("DEVICE_RDMA", "rdma"), ("DEVICE_URMA", "urma")]
+)
+def test_the_transport_is_what_the_options_name(kind: str, word: str) -> None:
+    assert AscendBackend.transports(Options(data_op_type=kind, nic="tcp://192.0.2.1:1")) == {word}
 
 
 def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from plugins.mooncake.tests.peer import Memory, Peer, make, move
 from statelink.backend import Backend, Blocks
 from statelink.errors import TransferError
 from statelink_mooncake import MooncakeBackend
-from statelink_mooncake._tables import Descriptor
+from statelink_mooncake._descriptor import Descriptor
 
 HERE = MooncakeBackend.probe(MooncakeBackend.Options())
 pytestmark = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")

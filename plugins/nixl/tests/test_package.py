@@ -16,11 +16,11 @@ import pytest
 from plugins.nixl.tests.peer import make, move
 
 import statelink_nixl
-from statelink.backend import Blocks, Fence, Op, Region, SubmitMode
+from statelink.backend import Batch, Blocks, Ends, Fence, Op, Region, SubmitMode
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_nixl import NixlBackend, Options
 from statelink_nixl._library import Library
-from statelink_nixl._tables import Table, describe
+from statelink_nixl._tables import Table, parts_of
 
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
@@ -84,6 +84,17 @@ def test_probe_with_a_broken_library(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = NixlBackend.probe(Options())
     assert not probe.ok
     assert "its import fails: import of nixl._api halted" in probe.reason
+
+
+@needs_nixl
+def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nixl import _api
+
+    monkeypatch.delattr(_api.nixl_agent, "check_xfer_state")
+    reason = "NIXL is installed, and its import fails: this version of nixl has no nixl_agent.check_xfer_state"
+    assert NixlBackend.probe(Options()).reason == reason
+    with pytest.raises(BackendUnavailableError, match=reason):
+        make("nobody")
 
 
 @needs_nixl
@@ -213,11 +224,11 @@ def test_kinds_of_memory_go_into_transfers_of_their_own() -> None:
         ("VRAM", [[8192, 4, 0]], "DRAM", [[12290, 4, 0]]),
         ("VRAM", [[4100, 2, 2], [4096, 5, 2]], "VRAM", [[4096, 2, 7], [4200, 5, 7]]),
     ]
-    parts = describe(blocks, Op.WRITE, near, far)
+    parts = parts_of(Ends.of(Batch(Op.WRITE, blocks, 1, 1), near, far), near, far)
     assert [(part[0], part[1].tolist(), part[2], part[3].tolist()) for part in parts] == expected
     arrays = [array for part in parts for array in (part.near, part.far)]
     assert all(array.dtype == np.uint64 and array.flags.c_contiguous for array in arrays)
-    (part,) = describe(blocks[1:2], Op.READ, far, near)
+    (part,) = parts_of(Ends.of(Batch(Op.READ, blocks[1:2], 1, 1), far, near), far, near)
     assert (part.near.tolist(), part.far.tolist()) == ([[4096, 2, 7]], [[4100, 2, 2]])
 
 

@@ -26,7 +26,7 @@ from ._interface import (
     Transports,
 )
 from ._ledger import Ledger, Posted, Remote
-from ._machine import Ended, elsewhere, environment, loads, rdma_devices
+from ._machine import Ended, elsewhere, environment, lacking, loads, rdma_devices
 from ._regions import RegionTable
 from ._report import Moved, RoomReport
 from ._strategy import (
@@ -84,6 +84,7 @@ __all__ = [
     "elsewhere",
     "environment",
     "hookimpl",
+    "lacking",
     "loads",
     "pack_descriptors",
     "rdma_devices",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Ended", "elsewhere", "environment", "loads", "rdma_devices"]
+__all__ = ["Ended", "elsewhere", "environment", "lacking", "loads", "rdma_devices"]
 
 INFINIBAND = Path("/sys/class/infiniband")
 
@@ -20,13 +20,13 @@ class Ended(NamedTuple):
     """How a process ended.
 
     Attributes:
-        ok: Whether its exit status was 0.
-        how: Its exit status or signal in words, or that it did not end in time.
+        status: Its exit status, or a signal's number below 0; ``None`` where it did not end in time.
+        how: The same in words.
         output: What it wrote to standard output.
         errors: What it wrote to standard error.
     """
 
-    ok: bool
+    status: int | None
     how: str
     output: str = ""
     errors: str = ""
@@ -52,15 +52,26 @@ def elsewhere(code: str, *arguments: str, patience: float = 60.0) -> Ended:
             env={**os.environ, **path},
         )
     except subprocess.TimeoutExpired:
-        return Ended(False, f"it did not end within {patience:g} s")
+        return Ended(None, f"it did not end within {patience:g} s")
     status = done.returncode
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    return Ended(status == 0, how, done.stdout, done.stderr)
+    return Ended(status, how, done.stdout, done.stderr)
+
+
+def lacking(library: object, needed: Mapping[str, str]) -> list[str]:
+    """What this version of a library does not have, as ``Class.method``.
+
+    Args:
+        library: The imported module.
+        needed: To the name of each class in it, the names that are needed of that, separated by blanks.
+    """
+    names = ((kind, name) for kind, members in needed.items() for name in members.split())
+    return [f"{kind}.{name}" for kind, name in names if not hasattr(getattr(library, kind, None), name)]
 
 
 def loads(library: str) -> bool:
     """Whether the loader loads a shared library, by name or path; a process of its own tries, and this one waits."""
-    return elsewhere("import ctypes, sys; ctypes.CDLL(sys.argv[1])", library).ok
+    return elsewhere("import ctypes, sys; ctypes.CDLL(sys.argv[1])", library).status == 0
 
 
 def rdma_devices() -> dict[str, list[str]]:

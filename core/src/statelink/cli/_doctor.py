@@ -73,7 +73,7 @@ def _configured() -> str:
 def _backend(name: str, options: dict[str, Any], transfer: bool, meant: bool) -> Iterator[Check]:
     """From its package to its bytes; what stands on something that is broken is left out.
 
-    Where nobody means to use it, that it cannot run here is no problem: hosts of one kind often have the packages of all.
+    Where nobody means to use it, it is no problem that it cannot run: hosts of one kind often have the packages of all.
     """
     listed = [each for each in list_backends() if each.name == name]
     try:

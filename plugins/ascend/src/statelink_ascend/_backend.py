@@ -107,13 +107,15 @@ class AscendBackend(Backend):
         if context.role not in ROLES:
             raise BackendUnavailableError(f"MemFabric needs a role, and was given {context.role!r}", **who)
         try:
-            family = socket.AF_INET if ipaddress.ip_address(context.host).version == 4 else socket.AF_INET6
-            # For an address of another host, the library looks for a port on decode for a minute, and not on prefill.
-            with socket.socket(family) as free:
-                free.bind((context.host, 0))
+            address = ipaddress.ip_address(context.host)
+            if address.is_unspecified:
+                raise ValueError("peers cannot reach it")
+            if context.role == "decode":  # on an address of another host, the library looks for a port for a minute
+                with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6) as free:
+                    free.bind((context.host, 0))
         except (ValueError, OSError) as error:
-            hint = "it takes a literal address of this host, on which it listens"
             what = f"MemFabric cannot listen at {context.host!r}"
+            hint = "it takes a literal address of this host"
             raise BackendUnavailableError(what, cause=str(error), hint=hint, **who) from error
         try:
             self._library = Library(options.data_op_type)
@@ -166,7 +168,7 @@ class AscendBackend(Backend):
     @classmethod
     def diagnose(cls, options: Any) -> list[Check]:
         """What MemFabric needs of this machine."""
-        return list(diagnose(options))
+        return list(diagnose())
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register all regions at once, so that the library merges those that share a page of 2 MiB.

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from statelink.backend import lacking
+
 __all__ = ["REFUSED", "Library"]
 
 REFUSED = -2000
@@ -33,15 +35,8 @@ CODES = {
 }
 RAISED = -1
 """Stands for the code of a call that raised instead of returning one."""
-METHODS = (
-    "initialize",
-    "get_rpc_port",
-    "batch_register_memory",
-    "batch_transfer_sync_write",
-    "batch_transfer_sync_read",
-    "destroy",
-    "unInitialize",
-)
+SYNC = "batch_transfer_sync_write batch_transfer_sync_read"
+METHODS = f"initialize get_rpc_port batch_register_memory {SYNC} destroy unInitialize"
 
 
 class Library:
@@ -56,14 +51,11 @@ class Library:
         if not {"MF_LOG_LEVEL", "ASCEND_MF_LOG_LEVEL"} & os.environ.keys():
             os.environ["MF_LOG_LEVEL"] = "3"  # errors; it logs to standard output
         self._module: Any = importlib.import_module("memfabric_hybrid")
-        engine: Any = getattr(self._module, "TransferEngine", None)
-        kinds: Any = getattr(self._module, "TransDataOpType", None)
-        lacks = [f"TransferEngine.{name}" for name in METHODS if not hasattr(engine, name)]
-        lacks += [f"TransDataOpType.{data_op_type}"] * (not hasattr(kinds, data_op_type))
+        lacks = lacking(self._module, {"TransferEngine": METHODS, "TransDataOpType": data_op_type})
         if lacks:
             raise ImportError(f"this version of memfabric_hybrid has no {', '.join(lacks)}")
-        self.engine: Any = engine()
-        self._kind = getattr(kinds, data_op_type)
+        self.engine: Any = self._module.TransferEngine()
+        self._kind = getattr(self._module.TransDataOpType, data_op_type)
 
     def start(self, session: str, role: str, device_id: int, nic: str) -> str:
         """Start the engine; the reason if it did not.

@@ -16,22 +16,25 @@ from statelink.backend import (
     Batch,
     Capabilities,
     Check,
+    Ends,
     Fence,
     Op,
     Outcome,
     Probe,
     Region,
+    RegionTable,
     Side,
     SubmitMode,
     Transfer,
+    rdma_devices,
 )
 from statelink.errors import BackendUnavailableError, TransferError
 
+from ._descriptor import Descriptor, session
 from ._diagnosis import diagnose
-from ._library import Library, absent, forced_tcp, rdma_devices
+from ._library import Library, absent, forced_tcp
 from ._options import Options
 from ._settings import ENTRIES
-from ._tables import Descriptor, Table, session
 
 __all__ = ["MooncakeBackend"]
 
@@ -41,7 +44,7 @@ class _Peer:
 
     __slots__ = ("lock", "session", "table")
 
-    def __init__(self, address: str, table: Table) -> None:
+    def __init__(self, address: str, table: RegionTable) -> None:
         self.session = address
         self.table = table
         self.lock = threading.Lock()
@@ -89,7 +92,7 @@ class MooncakeBackend(Backend):
         self._link = context.link
         self._transport = UNKNOWN
         self._host = context.host
-        self._table = Table(())
+        self._table = RegionTable((), self.name)
         self._addresses: list[int] = []
         self._peers: dict[str, _Peer] = {}
         self._engine: Any
@@ -146,7 +149,7 @@ class MooncakeBackend(Backend):
             # A build without CUDA takes any address, and reads it with the CPU.
             if region.kind != "dram" and not (self._library.cuda and region.kind.startswith("cuda")):
                 raise self._unregistered(index, region, f"{self._library.distribution} does not know such memory")
-        self._table = Table(regions)
+        self._table = RegionTable(regions, self.name)
         self._addresses = [region.address for region in regions]
         if not regions or engine.batch_register_memory(self._addresses, [region.nbytes for region in regions]) == 0:
             return
@@ -179,7 +182,7 @@ class MooncakeBackend(Backend):
                 backend=self.name,
                 peer=peer,
             )
-        self._peers[peer] = _Peer(address, Table(regions))
+        self._peers[peer] = _Peer(address, RegionTable(regions, self.name))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Move a batch, and return when it has moved or failed."""
@@ -187,20 +190,16 @@ class MooncakeBackend(Backend):
         remote = self._peers.get(peer)
         if remote is None:
             raise TransferError("the peer is not connected", backend=self.name, peer=peer)
-        blocks = batch.blocks
-        source = (blocks.source, blocks.nbytes, blocks.source_region)
-        target = (blocks.target, blocks.nbytes, blocks.target_region)
-        near, far = (source, target) if batch.op is Op.WRITE else (target, source)
-        self._table.check("here", *near)  # the library does not check it
-        remote.table.check("by the peer", *far)  # it does there, after it has begun to move the others
+        # The library does not check what is here, and what is there after it has begun to move the others.
+        ends = Ends.of(batch, self._table, remote.table)
         move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
         with remote.lock:
-            status = move(remote.session, near[0].tolist(), far[0].tolist(), blocks.nbytes.tolist())
+            status = move(remote.session, ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist())
         if status == 0:
             return Transfer(Outcome(True))
         # The library gives no reason, and its own threads may go on with any part of the batch: they read its source
         # minutes later if the peer was only stopped, and nothing short of the engine's end tells when they have ended.
-        reason = f"Mooncake returned {status} for {blocks.count} blocks; it prints why to standard error"
+        reason = f"Mooncake returned {status} for {batch.blocks.count} blocks; it prints why to standard error"
         return Transfer(Outcome(False, reason, settled=False))
 
     def poll(self, transfers: Sequence[Transfer]) -> None:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statelink.backend import Check, Verdict
+from statelink.backend import Check, Verdict, rdma_devices
 
-from ._library import PACKAGES, Library, forced_tcp, loads, rdma_devices
+from ._library import PACKAGES, Library, forced_tcp, loads
 
 if TYPE_CHECKING:
     from ._options import Options

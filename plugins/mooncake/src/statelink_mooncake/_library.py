@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import importlib.metadata
 import json
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from statelink.backend import environment, lacking
 
 from ._quiet import quiet
 from ._settings import Unusable, apply
@@ -19,7 +18,7 @@ from ._settings import Unusable, apply
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["PACKAGES", "Library", "absent", "forced_tcp", "loads", "rdma_devices"]
+__all__ = ["PACKAGES", "Library", "absent", "forced_tcp", "loads"]
 
 PACKAGES = {
     "libcurl.so.4": "libcurl4",
@@ -29,6 +28,9 @@ PACKAGES = {
     "liburing.so.2": "liburing2",
 }
 """Shared libraries that builds of Mooncake expect from the system, and the Debian packages that bring them."""
+
+MEMORY, SYNC = "batch_register_memory batch_unregister_memory", "batch_transfer_sync_write batch_transfer_sync_read"
+NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC}"}
 
 _setup = threading.Lock()
 
@@ -45,11 +47,16 @@ class Library:
         """Import it.
 
         Raises:
-            ImportError: It is not installed, its import failed, or it cannot have the settings of ``options``.
+            ImportError: It is not installed, its import failed, this version lacks something, or it cannot have the
+                settings of ``options``.
         """
         with _setup:
             apply(options.mc)
-            self._engine: Any = importlib.import_module("mooncake.engine").TransferEngine
+            module = importlib.import_module("mooncake.engine")
+        lacks = lacking(module, NEEDED)
+        if lacks:
+            raise Unusable(f"this version of Mooncake has no {', '.join(lacks)}", "install a newer one")
+        self._engine: Any = module.TransferEngine
         found = importlib.metadata.packages_distributions().get("mooncake", ())
         self.distribution = found[0] if found else "mooncake"
         self.version = f"{self.distribution} {importlib.metadata.version(found[0])}" if found else "mooncake"
@@ -64,7 +71,7 @@ class Library:
         # Regular builds choose a transport by themselves, whatever protocol they are told.
         forced = {"MC_FORCE_TCP": "1"} if options.protocol == "tcp" else {}
         told = "tcp" if options.protocol == "auto" else options.protocol
-        with _setup, _environment(forced):
+        with _setup, environment(forced):
             with quiet():
                 engine = self._engine()
                 status = engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
@@ -93,12 +100,6 @@ def absent(error: ImportError) -> tuple[str, str]:
     return reason, ""
 
 
-def rdma_devices() -> list[str]:
-    """Names of the RDMA devices of this host, whatever the state of their ports."""
-    root = Path("/sys/class/infiniband")
-    return sorted(device.name for device in root.iterdir()) if root.is_dir() else []
-
-
 def forced_tcp() -> bool:
     """Whether the environment makes every engine of this process use TCP."""
     return "MC_FORCE_TCP" in os.environ
@@ -111,18 +112,3 @@ def loads(library: str) -> bool:
     except OSError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while; the caller holds the lock."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from statelink.backend import lacking
 from statelink.errors import BackendUnavailableError, TransferError
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ class Library:
             ImportError: It is not installed, its import failed, or this version lacks what is needed.
         """
         self.io: Any = importlib.import_module("mori.io")
-        needed = ((kind, name) for kind, names in NEEDED.items() for name in names.split())
-        lacks = [f"{kind}.{name}" for kind, name in needed if not hasattr(getattr(self.io, kind, None), name)]
+        lacks = lacking(self.io, NEEDED)
         if lacks:
             raise ImportError(f"this version of mori.io has no {', '.join(lacks)}")
         self.version = f"mori {getattr(importlib.import_module('mori'), '__version__', 'unknown')}"

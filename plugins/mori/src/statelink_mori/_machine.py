@@ -79,7 +79,8 @@ def trial(options: Options) -> tuple[bool, str]:
         return False, "MoRI is not installed"
     done = elsewhere(TRIAL, msgspec.json.encode(options).decode(), patience=PATIENCE)
     lines = [line.strip() for line in (done.output + done.errors).splitlines() if line.strip()] or ["no output"]
-    return done.ok, lines[-1] if done.ok else f"MoRI does not start here: {lines[-1]} ({done.how})"
+    good = done.status == 0
+    return good, lines[-1] if good else f"MoRI does not start here: {lines[-1]} ({done.how})"
 
 
 def gpus() -> list[str]:

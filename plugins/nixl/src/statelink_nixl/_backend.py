@@ -27,20 +27,25 @@ from statelink.backend import (
     Batch,
     Capabilities,
     Check,
+    Ends,
     Fence,
+    Ledger,
     Op,
+    Posted,
     Probe,
     Region,
+    Remote,
     Side,
     SubmitMode,
     Transfer,
+    rdma_devices,
 )
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._diagnosis import diagnose
-from ._library import SCRATCH, Library, rdma_devices
+from ._library import SCRATCH, Library
 from ._options import Options
-from ._tables import DRAM, Descriptor, Part, Table, describe, place, row
+from ._tables import DRAM, Descriptor, Part, Table, parts_of, place, row
 from ._transport import boot_id, possible, sent_over_tcp, told
 
 __all__ = ["NixlBackend"]
@@ -55,45 +60,15 @@ MAX_KEPT = 256
 """Most transfers that failed or whose peer is gone, and that are kept until the library ends them."""
 
 
-class _Peer:
+class _Peer(Remote):
     """A remote agent that the library knows."""
 
-    __slots__ = ("leaving", "lost", "name", "table", "transport")
+    __slots__ = ("transport",)
+    table: Table
 
     def __init__(self, name: str, table: Table) -> None:
-        self.name = name
-        self.table = table
-        self.lost = ""
-        """Why its connection is dead; the library never repairs one."""
+        super().__init__(name, table)
         self.transport = UNKNOWN
-        self.leaving = False
-        """Whether it was disconnected, and only waits for its last handle."""
-
-
-class _Work(Transfer):
-    """A batch, and those of its handles that have not ended."""
-
-    __slots__ = ("handles", "peer")
-
-    def __init__(self, peer: _Peer) -> None:
-        super().__init__()
-        self.peer = peer
-        self.handles: list[Any] = []
-
-    def failed(self, reason: str, *, settled: bool | Side = False) -> None:
-        """Fail it, unless it has an outcome.
-
-        As a rule not settled: one failed operation of a batch says nothing of the others, and NIXL stops none.
-        """
-        if self.outcome is None:
-            self.fail(reason, settled=settled)
-
-    def ended(self) -> None:
-        """Nothing of it failed, and nothing of it is in progress any more."""
-        if self.outcome is None and self.peer.leaving:
-            self.fail("the peer was disconnected while the transfer was in progress", settled=True)
-        elif self.outcome is None:
-            self.succeed()
 
 
 class NixlBackend(Backend):
@@ -142,8 +117,7 @@ class NixlBackend(Backend):
         self._table = Table(())
         self._regions: Sequence[Region] = ()
         self._may = possible(options)
-        self._peers: dict[str, _Peer] = {}
-        self._works: list[_Work] = []
+        self._ledger: Ledger[_Peer] = Ledger(self.name, self._is_over, self._remove)
         try:
             self._agent: Any = self._library.agent(context.link, options)
             self._agent.register_memory(row(SCRATCH.ctypes.data, SCRATCH.nbytes), DRAM)
@@ -207,15 +181,9 @@ class NixlBackend(Backend):
         table = Table(regions)
         with self._lock:
             agent = self._open()
-            self._sweep(agent)
-            known = self._peers.get(peer)
-            if known is not None:
-                if any(work.peer is known for work in self._works):
-                    cause = "transfers of its earlier connection have not ended"
-                    raise self._unreachable(peer, cause, "try again once it answers or has died")
-                self._remove(agent, known)  # NIXL repairs no connection, and loads no other in its place
+            self._ledger.make_room(peer)  # NIXL repairs no connection, and loads no other in its place
             self._load(agent, peer, offered)
-            self._peers[peer] = _Peer(peer, table)
+            self._ledger.add(_Peer(peer, table))
         if self._timeout:
             self._greet(peer, offered.scratch)
         near = not offered.host or offered.host in ("", boot_id())
@@ -224,7 +192,7 @@ class NixlBackend(Backend):
         if word == UNKNOWN and dram and self._timeout and "tcp" in self._may:
             word = told(self._may, near=near, dram=dram, over_tcp=self._over_tcp(peer, offered.scratch))
         with self._lock:
-            known = self._peers.get(peer)
+            known = self._ledger.get(peer)
             if known is not None:
                 known.transport = word
 
@@ -235,7 +203,7 @@ class NixlBackend(Backend):
 
     def transport(self, peer: str) -> str:
         """The one that UCX can use to this peer; if that is TCP or another, what carried a probe in ``connect``."""
-        known = self._peers.get(peer)
+        known = self._ledger.get(peer)
         return known.transport if known is not None else UNKNOWN
 
     @classmethod
@@ -247,15 +215,15 @@ class NixlBackend(Backend):
         """Post a batch. Between processes of one host this copies it, and returns when it is copied."""
         with self._lock:
             self._open()
-            table = self._connected(peer).table
-        return self._post(peer, batch.op, describe(batch.blocks, batch.op, self._table, table))
+            table = self._ledger.usable(peer).table
+        ends = Ends.of(batch, self._table, table)
+        return self._post(peer, batch.op, parts_of(ends, self._table, table))
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
         """Look at all that is posted, unless another thread is in the library: it looks before it leaves."""
         if self._lock.acquire(blocking=False):
             try:
-                if self._agent is not None:
-                    self._sweep(self._agent)
+                self._sweep()
             finally:
                 self._lock.release()
 
@@ -265,39 +233,19 @@ class NixlBackend(Backend):
         Its transfers fail when the library ends them: then, and not before, their memory is known to be quiet.
         """
         with self._lock:
-            known = self._peers.get(peer)
-            if known is not None:
-                agent = self._open()
-                self._sweep(agent)  # what ended before this succeeded
-                known.leaving = True
-                self._sweep(agent)
+            self._ledger.leave(peer)
 
     def close(self) -> None:
         """Destroy the agent: its threads, its connections and its registrations."""
         with self._lock:
-            agent, self._agent = self._agent, None
-            if agent is None:
-                return
-            self._sweep(agent)
-            for work in self._works:
-                work.failed("the backend was closed while the transfer was in progress")
-                self._release(work.handles)  # a handle holds the agent, too
-                work.handles = []
-            self._works = []
-            self._peers.clear()
+            handles, _ = self._ledger.close()
+            self._release(handles)  # a handle holds the agent, too
+            self._agent = None
 
     def _open(self) -> Any:
         if self._agent is None:
             raise TransferError("the backend is closed", backend=self.name)
         return self._agent
-
-    def _connected(self, peer: str) -> _Peer:
-        known = self._peers.get(peer)
-        if known is None or known.leaving:
-            raise TransferError("the peer is not connected", backend=self.name, peer=peer)
-        if known.lost:
-            raise TransferError("the peer is lost", cause=known.lost, backend=self.name, peer=peer)
-        return known
 
     def _load(self, agent: Any, peer: str, offered: Descriptor) -> None:
         """Make ``peer`` known to the library."""
@@ -309,15 +257,15 @@ class NixlBackend(Backend):
             raise self._unreachable(peer, cause) from error
         name = loaded.decode(errors="replace") if isinstance(loaded, bytes) else str(loaded)
         if name != peer:
-            if name not in self._peers:
+            if self._ledger.get(name) is None:
                 agent.remove_remote_agent(name)
             raise self._unreachable(peer, f"its metadata is that of an agent called {name!r}")
 
-    def _post(self, peer: str, op: Op, parts: Sequence[Part]) -> _Work:
+    def _post(self, peer: str, op: Op, parts: Sequence[Part]) -> Posted[_Peer]:
         """Start all parts of a transfer."""
         with self._lock:
             agent = self._open()
-            work = _Work(self._connected(peer))
+            work = Posted(self._ledger.usable(peer))
             handles: list[Any] = []
             try:
                 for part in parts:
@@ -339,52 +287,53 @@ class NixlBackend(Backend):
                 if work.outcome is not None:
                     self._release(handles[posted:])
                     break
-            self._works.append(work)
-            self._sweep(agent)
+            self._ledger.posted.append(work)
+            self._sweep()
             return work
 
-    def _ended(self, work: _Work, handle: Any, step: Callable[[Any], str]) -> bool:
+    def _ended(self, work: Posted[_Peer], handle: Any, step: Callable[[Any], str]) -> bool:
         """Whether a handle ended, by the ``step`` that posts or checks it; a failure fails its transfer."""
         try:
             state = step(handle)
             if state == "PROC":
                 return False
             if state != "DONE":
-                work.failed(f"NIXL reports the state {state}")
+                self._fail(work, f"NIXL reports the state {state}")
         except self._library.errors as error:
             lost = isinstance(error, self._library.disconnected)
             if lost:
                 work.peer.lost = str(error)
-            work.failed(str(error), settled=lost and self._reads_end and Side.SOURCE)
+            self._fail(work, str(error), settled=lost and self._reads_end and Side.SOURCE)
         self._release([handle])
         return True
 
-    def _sweep(self, agent: Any) -> None:
-        """See what ended, and forget what nothing holds any more. Called with the lock held."""
-        for work in self._works:
-            if work.handles:
-                check = agent.check_xfer_state
-                work.handles = [handle for handle in work.handles if not self._ended(work, handle, check)]
-            if not work.handles:
-                work.ended()
-        kept = [work for work in self._works if work.handles and (work.outcome or work.peer.leaving)]
+    def _is_over(self, work: Posted[_Peer], handle: Any) -> bool:
+        return self._ended(work, handle, self._agent.check_xfer_state)
+
+    def _fail(self, work: Posted[_Peer], reason: str, *, settled: bool | Side = False) -> None:
+        """Fail it, unless it has an outcome.
+
+        As a rule not settled: one failed operation of a batch says nothing of the others, and NIXL stops none.
+        """
+        if work.outcome is None:
+            work.fail(reason, settled=settled)
+
+    def _sweep(self) -> None:
+        """See what ended, and keep not too much of what never does. Called with the lock held."""
+        self._ledger.sweep()
+        kept = [work for work in self._ledger.posted if work.outcome or work.peer.leaving]
         for work in kept[:-MAX_KEPT]:
-            work.failed("the peer was disconnected, and the transfer did not end")
+            self._fail(work, "the peer was disconnected, and the transfer did not end")
             self._release(work.handles)
             work.handles = []
-        self._works = [work for work in self._works if work.handles]
-        for known in [known for known in self._peers.values() if known.leaving]:
-            if not any(work.peer is known for work in self._works):
-                self._remove(agent, known)
 
     def _release(self, handles: Sequence[Any]) -> None:
         for handle in handles:
             with contextlib.suppress(*self._library.errors):  # it then goes with the agent
                 handle.release()
 
-    def _remove(self, agent: Any, known: _Peer) -> None:
-        del self._peers[known.name]
-        agent.remove_remote_agent(known.name)
+    def _remove(self, known: _Peer) -> None:
+        self._agent.remove_remote_agent(known.name)
 
     def _greet(self, peer: str, scratch: int) -> None:
         """Write a few bytes that nobody reads.
@@ -422,9 +371,8 @@ class NixlBackend(Backend):
             self.disconnect(peer)
             raise self._unreachable(peer, cause)
 
-    def _unreachable(self, peer: str, cause: str, hint: str = "") -> TransferError:
-        what = "a peer cannot be connected over NIXL"
-        return TransferError(what, cause=cause, hint=hint, backend=self.name, peer=peer)
+    def _unreachable(self, peer: str, cause: str) -> TransferError:
+        return TransferError("a peer cannot be connected over NIXL", cause=cause, backend=self.name, peer=peer)
 
 
 def _absent(error: ImportError) -> tuple[str, str]:

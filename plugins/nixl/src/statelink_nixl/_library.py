@@ -9,21 +9,31 @@ import importlib.metadata
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from statelink.backend import environment, lacking, rdma_devices
+
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["SCRATCH", "Library", "rdma_devices"]
+__all__ = ["SCRATCH", "Library"]
 
 THREADED = ("UCX", "LIBFABRIC")
 """NIXL's backends whose parameter ``num_threads`` is what the option of that name says."""
 STORES = frozenset({"AZURE_BLOB", "GDS", "GDS_MT", "GUSLI", "HF3FS", "INFINIA", "OBJ", "POSIX"})
 """Those that move bytes between memory and files or object stores, and to no other process."""
+
+AGENT = "create_backend register_memory get_agent_metadata add_remote_agent remove_remote_agent"
+NEEDED = {
+    "nixl_agent": f"{AGENT} get_xfer_descs initialize_xfer transfer check_xfer_state",
+    "nixl_agent_config": "__init__",
+    "nixl_thread_sync_t": "NIXL_THREAD_SYNC_STRICT",
+    "nixlBind": "nixlAgentConfig nixlRemoteDisconnectError",
+}
 
 SCRATCH = np.zeros(4096, np.uint8)
 """Where peers write their first bytes. Never freed: a late write must not land in anybody's memory."""
@@ -45,7 +55,7 @@ class Library:
         """Import it.
 
         Raises:
-            ImportError: It is not installed, or its import failed.
+            ImportError: It is not installed, its import failed, or this version lacks what is needed.
         """
         with _setup:
             _prepare_environment()
@@ -55,6 +65,9 @@ class Library:
                 self._api: Any = importlib.import_module("nixl._api")
             finally:
                 logging.raiseExceptions = raising  # importing NIXL turns it off for the whole process
+        lacks = lacking(self._api, NEEDED)
+        if lacks:
+            raise ImportError(f"this version of nixl has no {', '.join(lacks)}")
         bindings = self._api.nixlBind
         self.version = _version(self._api.__name__)
         self.errors: tuple[type[Exception], ...] = tuple(
@@ -102,7 +115,7 @@ class Library:
         settings = {f"UCX_{key}": value for key, value in options.ucx.items()}
         if options.devices:
             settings["UCX_NET_DEVICES"] = ",".join(options.devices)
-        with _setup, _environment(settings):
+        with _setup, environment(settings):
             agent = self._agent(name, options.progress_interval_us, options.sync_mode)
             for backend, parameters in options.backends.items():
                 threads = {"num_threads": str(options.num_threads)} if options.num_threads else {}
@@ -138,12 +151,6 @@ def _paced(bindings: Any, interval: int) -> Iterator[None]:
             bindings.nixlAgentConfig = real
 
 
-def rdma_devices() -> list[str]:
-    """Names of the RDMA devices of this host, whatever the state of their ports."""
-    root = Path("/sys/class/infiniband")
-    return sorted(device.name for device in root.iterdir()) if root.is_dir() else []
-
-
 def _prepare_environment() -> None:
     """Set what NIXL reads once, when it is loaded, and the user has not set."""
     # Its INFO lines go to stdout, and it prints every error that it also raises.
@@ -151,21 +158,6 @@ def _prepare_environment() -> None:
     if not rdma_devices():
         # UCX's ib module brings a bundled libnl whose destructor crashes the process at exit (NIXL 1.5.1).
         os.environ.setdefault("UCX_MODULES", "^ib")
-
-
-@contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while; the caller holds the lock."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _version(module: str) -> str:

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Blocks, Op, Region, RegionTable
+from statelink.backend import Ends, Region, RegionTable
 from statelink.errors import TransferError
 
-__all__ = ["DRAM", "Descriptor", "Part", "Table", "describe", "place", "row"]
+__all__ = ["DRAM", "Descriptor", "Part", "Table", "parts_of", "place", "row"]
 
 U64 = npt.NDArray[np.uint64]
 
@@ -129,21 +129,13 @@ def row(address: int, nbytes: int, device: int = 0) -> U64:
     return np.array([[address, nbytes, device]], np.uint64)
 
 
-def describe(blocks: Blocks, op: Op, local: Table, remote: Table) -> list[Part]:
-    """As few transfers as can carry ``blocks``: one, unless the regions are of several kinds of memory.
-
-    Raises:
-        TransferError: A block is not inside the region that it names.
-    """
-    source, target = (blocks.source, blocks.source_region), (blocks.target, blocks.target_region)
-    (here, here_region), (there, there_region) = (source, target) if op is Op.WRITE else (target, source)
-    local.check("here", here, blocks.nbytes, here_region)
-    remote.check("by the peer", there, blocks.nbytes, there_region)
-    near = np.column_stack((here, blocks.nbytes, local.devices[here_region]))
-    far = np.column_stack((there, blocks.nbytes, remote.devices[there_region]))
+def parts_of(ends: Ends, local: Table, remote: Table) -> list[Part]:
+    """As few transfers as can carry a batch: one, unless the regions are of several kinds of memory."""
+    near = np.column_stack((ends.here, ends.nbytes, local.devices[ends.here_region]))
+    far = np.column_stack((ends.there, ends.nbytes, remote.devices[ends.there_region]))
     if local.segment is not None and remote.segment is not None:
         return [Part(local.segment, near, remote.segment, far)]
-    pair = local.segments[here_region] * len(NAMES) + remote.segments[there_region]
+    pair = local.segments[ends.here_region] * len(NAMES) + remote.segments[ends.there_region]
     return [
         Part(NAMES[both // len(NAMES)], near[pair == both], NAMES[both % len(NAMES)], far[pair == both])
         for both in np.unique(pair).tolist()

@@ -15,9 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statelink.backend import UNKNOWN
-
-from ._library import rdma_devices
+from statelink.backend import UNKNOWN, rdma_devices
 
 if TYPE_CHECKING:
     from ._options import Options

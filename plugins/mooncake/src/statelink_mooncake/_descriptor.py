@@ -1,20 +1,14 @@
-"""What a peer is told, and the check that the library does not make; numpy, no library."""
+"""What a peer is told; no library."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from statelink.backend import RegionTable
 from statelink.errors import TransferError
 
-if TYPE_CHECKING:
-    from statelink.backend import Region
-
-__all__ = ["Descriptor", "Table", "session"]
+__all__ = ["Descriptor", "session"]
 
 FORMAT = 1
 
@@ -67,15 +61,6 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         if not 0 < found.port < 1 << 16:
             raise _refused(peer, f"its descriptor has the port {found.port}")
         return found
-
-
-class Table(RegionTable):
-    """A region table, and the check that the library does not make."""
-
-    __slots__ = ()
-
-    def __init__(self, regions: Sequence[Region]) -> None:
-        super().__init__(regions, "mooncake")
 
 
 def session(host: str, port: int) -> str:

@@ -1,0 +1,250 @@
+"""What plugins share: ends of a batch, bounds of regions, transfers that nobody can cancel, and looks at a machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from statelink.backend import (
+    Batch,
+    Blocks,
+    Ends,
+    Ledger,
+    Op,
+    Posted,
+    Region,
+    RegionTable,
+    Remote,
+    _machine,
+    elsewhere,
+    environment,
+    lacking,
+    loads,
+    rdma_devices,
+)
+from statelink.errors import TransferError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HERE = RegionTable((Region(4096, 100), Region(8192, 100)), "any")
+THERE = RegionTable((Region(1 << 40, 100),), "any")
+
+
+def column(*values: int, kind: type = np.uint64) -> Any:
+    return np.array(values, kind)
+
+
+def batch(op: Op, here: int = 8200, there: int = 1 << 40, nbytes: int = 10, **columns: Any) -> Batch:
+    """One block, from the second region here to the first there, or back."""
+    sides = (here, 1), (there, 0)
+    (source, source_region), (target, target_region) = sides if op is Op.WRITE else sides[::-1]
+    made = {
+        "source": column(source),
+        "target": column(target),
+        "nbytes": column(nbytes),
+        "source_region": column(source_region, kind=np.uint32),
+        "target_region": column(target_region, kind=np.uint32),
+    }
+    return Batch(op, Blocks(**made | columns), 1, 1)
+
+
+# Ends
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_ends_are_the_same_whichever_way_the_bytes_go(op: Op) -> None:
+    ends = Ends.of(batch(op), HERE, THERE)
+    assert [each.tolist() for each in ends] == [[8200], [1], [1 << 40], [0], [10]]
+
+
+@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize(
+    ("where", "whose"),
+    [({"here": 8192 + 91}, "here"), ({"here": 4096}, "here"), ({"there": (1 << 40) + 91}, "by the peer")],
+)
+def test_ends_outside_their_regions_are_refused(op: Op, where: dict[str, int], whose: str) -> None:
+    with pytest.raises(TransferError, match=rf"outside the memory registered {whose} .*10 bytes at 0x"):
+        Ends.of(batch(op, **where), HERE, THERE)
+
+
+@pytest.mark.parametrize("columns", [{"source": column()}, {"target": column(1, 2)}])
+def test_columns_that_contradict_each_other_are_refused(columns: dict[str, Any]) -> None:
+    with pytest.raises(TransferError, match="a batch is empty, or its columns differ in length"):
+        Ends.of(batch(Op.WRITE, **columns), HERE, THERE)
+    with pytest.raises(TransferError, match=r"differ in length: columns of \[0\] blocks"):
+        Ends.of(Batch(Op.WRITE, batch(Op.WRITE).blocks[:0], 1, 1), HERE, THERE)
+
+
+def test_blocks_at_the_end_of_the_address_space() -> None:
+    """No sum of an address and a length overflows."""
+    high = (1 << 64) - 4096
+    table = RegionTable((Region(high, 4096), Region(4096, 100)), "any")
+    first, second = column(0, kind=np.uint32), column(1, kind=np.uint32)
+    table.check("here", column(high), column(4096), first)
+    table.check("here", column(high + 4095), column(1), first)
+    for address, nbytes, region in [
+        (high + 4095, 2, first),
+        (high - 1, 4096, first),
+        (0, 1, first),
+        (high, (1 << 64) - 1, first),
+        (4095, 100, second),
+        (4096, 101, second),
+        (high, 1, second),
+    ]:
+        with pytest.raises(TransferError, match="a block is outside the memory registered here"):
+            table.check("here", column(address), column(nbytes), region)
+
+
+# The ledger
+
+
+class Library:
+    """What a ledger is told by a library: handles that have ended, those that failed, and peers that it forgot."""
+
+    def __init__(self) -> None:
+        self.over: set[str] = set()
+        self.bad: set[str] = set()
+        self.forgotten: list[str] = []
+        self.ledger: Ledger[Remote] = Ledger("any", self.ended, lambda remote: self.forgotten.append(remote.name))
+        self.ledger.add(Remote("peer", THERE))
+
+    def ended(self, work: Posted[Remote], handle: str) -> bool:
+        if handle in self.bad and work.outcome is None:
+            work.fail(f"{handle} failed", settled=False)
+        return handle in self.over | self.bad
+
+    def post(self, *handles: str) -> Posted[Remote]:
+        work = Posted(self.ledger.usable("peer"))
+        work.handles += handles
+        self.ledger.posted.append(work)
+        return work
+
+
+def test_a_transfer_ends_with_its_last_handle() -> None:
+    library = Library()
+    work, other = library.post("a", "b"), library.post("c")
+    library.over = {"a"}
+    library.ledger.sweep()
+    assert (work.outcome, work.handles, other.outcome) == (None, ["b"], None)
+    library.over = {"b"}
+    library.ledger.sweep()
+    assert work.outcome == (True, "", True)
+    assert library.ledger.posted == [other]
+
+
+def test_a_transfer_that_failed_is_kept_until_its_last_handle_ended() -> None:
+    library = Library()
+    work = library.post("a", "b")
+    library.bad = {"a"}
+    library.ledger.sweep()
+    assert (work.outcome, library.ledger.posted) == ((False, "a failed", False), [work])
+    library.over = {"b"}
+    library.ledger.sweep()
+    assert (work.outcome, library.ledger.posted) == ((False, "a failed", False), [])
+
+
+def test_a_peer_is_forgotten_after_its_last_transfer() -> None:
+    library = Library()
+    first, last = library.post("a"), library.post("b")
+    library.over = {"a"}
+    library.ledger.leave("peer")
+    assert first.outcome == (True, "", True)  # it had ended before
+    with pytest.raises(TransferError, match=r"the peer is not connected .*peer peer"):
+        library.ledger.usable("peer")
+    with pytest.raises(TransferError, match="transfers of its earlier connection have not ended"):
+        library.ledger.make_room("peer")
+    assert library.forgotten == []
+    library.over = {"b"}
+    library.ledger.make_room("peer")
+    reason = "the peer was disconnected while the transfer was in progress"
+    assert (last.outcome, library.forgotten) == ((False, reason, True), ["peer"])
+    library.ledger.leave("peer")
+    library.ledger.leave("nobody")
+    assert library.forgotten == ["peer"]
+
+
+def test_a_peer_that_is_lost_is_refused_and_can_be_connected_again() -> None:
+    library = Library()
+    library.ledger.usable("peer").lost = "it died"
+    with pytest.raises(TransferError, match=r"the peer is lost .*it died"):
+        library.ledger.usable("peer")
+    library.ledger.make_room("peer")
+    library.ledger.add(Remote("peer", THERE))
+    assert library.forgotten == ["peer"]
+    assert not library.ledger.usable("peer").lost
+
+
+def test_closing_fails_what_goes_on_and_hands_its_handles_back() -> None:
+    library = Library()
+    done, failed, going = library.post("a"), library.post("b", "c"), library.post("d")
+    library.over, library.bad = {"a"}, {"b"}
+    handles, peers = library.ledger.close()
+    assert (handles, [peer.name for peer in peers]) == (["c", "d"], ["peer"])
+    reason = "the backend was closed while the transfer was in progress"
+    outcomes = [work.outcome for work in (done, failed, going)]
+    assert outcomes == [(True, "", True), (False, "b failed", False), (False, reason, False)]
+    assert library.ledger.close() == ([], [])
+
+
+# Machines
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "how"),
+    [
+        ("import sys; print(sys.argv[1]); print('no', file=sys.stderr)", 0, "exit status 0"),
+        ("import sys; print(sys.argv[1]); sys.exit('no')", 1, "exit status 1"),
+        ("import os, sys; print(sys.argv[1], flush=True); os.write(2, b'no'); os.abort()", -6, "SIGABRT"),
+    ],
+)
+def test_what_happens_elsewhere_ends_elsewhere(code: str, status: int, how: str) -> None:
+    found = elsewhere(code, "yes")
+    assert (found.status, found.how, found.output, found.errors.strip()) == (status, how, "yes\n", "no")
+
+
+def test_what_hangs_elsewhere_is_ended() -> None:
+    found = elsewhere("import time; time.sleep(100)", patience=0.3)
+    assert found == (None, "it did not end within 0.3 s", "", "")
+
+
+def test_packages_are_found_elsewhere_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_package.py").write_text("print('here')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert elsewhere("import a_package").output == "here\n"
+
+
+def test_libraries_are_really_looked_for() -> None:
+    assert loads("libc.so.6")
+    assert not loads("libno_such_thing.so")
+
+
+def test_what_a_version_lacks() -> None:
+    library = SimpleNamespace(Engine=SimpleNamespace(start=1), Kind=SimpleNamespace(FAST=1))
+    assert lacking(library, {"Engine": "start stop", "Kind": "FAST", "Gone": "all"}) == ["Engine.stop", "Gone.all"]
+
+
+def test_rdma_devices_and_their_active_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_machine, "INFINIBAND", tmp_path / "infiniband")
+    assert rdma_devices() == {}
+    states = {"mlx5_1/ports/1": "1: DOWN", "mlx5_0/ports/1": "4: ACTIVE", "mlx5_0/ports/2": "2: INIT"}
+    for name, state in states.items():
+        (tmp_path / "infiniband" / name).mkdir(parents=True)
+        (tmp_path / "infiniband" / name / "state").write_text(f"{state}\n")
+    assert rdma_devices() == {"mlx5_0": ["1"], "mlx5_1": []}
+
+
+def test_the_environment_is_as_before_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE_OF_OURS", "before")
+    monkeypatch.delenv("ANOTHER_OF_OURS", raising=False)
+    with environment({"ONE_OF_OURS": "1", "ANOTHER_OF_OURS": "2"}):
+        assert (os.environ["ONE_OF_OURS"], os.environ["ANOTHER_OF_OURS"]) == ("1", "2")
+    with pytest.raises(ZeroDivisionError), environment({"ONE_OF_OURS": "1", "ANOTHER_OF_OURS": "2"}):
+        _ = 1 / 0
+    assert os.environ["ONE_OF_OURS"] == "before"
+    assert "ANOTHER_OF_OURS" not in os.environ

@@ -81,26 +81,6 @@ def test_columns_that_contradict_each_other_are_refused(columns: dict[str, Any])
         Ends.of(Batch(Op.WRITE, batch(Op.WRITE).blocks[:0], 1, 1), HERE, THERE)
 
 
-def test_blocks_at_the_end_of_the_address_space() -> None:
-    """No sum of an address and a length overflows."""
-    high = (1 << 64) - 4096
-    table = RegionTable((Region(high, 4096), Region(4096, 100)), "any")
-    first, second = column(0, kind=np.uint32), column(1, kind=np.uint32)
-    table.check("here", column(high), column(4096), first)
-    table.check("here", column(high + 4095), column(1), first)
-    for address, nbytes, region in [
-        (high + 4095, 2, first),
-        (high - 1, 4096, first),
-        (0, 1, first),
-        (high, (1 << 64) - 1, first),
-        (4095, 100, second),
-        (4096, 101, second),
-        (high, 1, second),
-    ]:
-        with pytest.raises(TransferError, match="a block is outside the memory registered here"):
-            table.check("here", column(address), column(nbytes), region)
-
-
 # The ledger
 
 

@@ -10,11 +10,10 @@ import threading
 import numpy as np
 import pytest
 
-from statelink.backend import Region
 from statelink.errors import StatelinkError, TransferError
 from statelink.tcp import _frames
 from statelink.tcp._iovec import Vectors
-from statelink.tcp._ranges import Ranges, RegionTable
+from statelink.tcp._ranges import Ranges
 from statelink.tcp._stream import Lost
 
 from .helpers.tcp_common import (
@@ -27,7 +26,7 @@ from .helpers.tcp_common import (
     join,
     u64,
 )
-from .helpers.tcp_node import EVERYTHING, Node, make_file
+from .helpers.tcp_node import Node, make_file
 
 # Nothing is left behind.
 
@@ -137,9 +136,6 @@ def test_ranges_at_the_end_of_memory() -> None:
     assert ranges.outside(u64(top, top + 4095), u64(4096, 1)) is None
     assert ranges.outside(u64(top), u64(4097)) == 0
     assert ranges.outside(u64(top + 1), u64((1 << 64) - 1)) == 0
-    table = RegionTable([Region(*EVERYTHING)])
-    assert table.outside(np.zeros(1, np.uint32), u64(1), u64((1 << 64) - 1)) is None
-    assert table.outside(np.zeros(1, np.uint32), u64(2), u64((1 << 64) - 1)) == 0
     with pytest.raises(ValueError, match="disjoint"):
         Ranges(u64(top), u64(4097))
 

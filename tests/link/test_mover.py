@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from statelink.backend import Backend, Batch, Blocks, Transfer
-from statelink.link._mover import RegionTable, move
+from statelink.backend import Backend, Batch, Blocks, RegionTable, Transfer
+from statelink.link._mover import move
 from statelink.state import Region
 from statelink.tcp import TcpBackend
 
@@ -34,7 +34,7 @@ def test_polls_until_the_last_transfer_has_ended() -> None:
     places = np.arange(count, dtype=np.uint64) * np.uint64(64) + np.uint64(4096)
     zero = np.zeros(count, np.uint32)
     blocks = Blocks(places, places, np.full(count, 64, np.uint64), zero, zero)
-    table = RegionTable([Region(4096, 64 * count)])
+    table = RegionTable([Region(4096, 64 * count)], "lazy")
     given_up = threading.Event()
     timer = threading.Timer(10.0, given_up.set)
     timer.start()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
-from statelink.backend import UNKNOWN
+from statelink.backend import UNKNOWN, RegionTable
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import PairPlan, compile_pair
 
 from ._handshake import check_card
-from ._mover import RegionTable, reason_of
+from ._mover import reason_of
 from ._stages import CONTACT, Contact, ContactEvent
 from ._standing import Party
 from ._transport import check_transport, transport_of
@@ -144,7 +144,7 @@ class Destinations:
                 reason = Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._node.name})
                 self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=reason))
                 return
-            regions = RegionTable(card.inventory.regions)
+            regions = RegionTable(card.inventory.regions, self._node.backend.name)
             now = self._node.now()
             self._destinations[card.link] = Destination(card.link, card, regions, now, since=now)
         self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction))

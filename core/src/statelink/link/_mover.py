@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from statelink.backend import Backend, Batch, Blocks, Op, Side, Transfer
+from statelink.backend import Backend, Batch, Blocks, Op, RegionTable, Side, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
 
 if TYPE_CHECKING:
     import threading
 
-    from statelink.state import Region
-
-__all__ = ["Moving", "RegionTable", "move", "reason_of"]
+__all__ = ["Moving", "move", "reason_of"]
 
 FIRST_NAP, LONGEST_NAP = 20e-6, 1e-3
-
-
-class RegionTable:
-    """Where a rank's registered memory begins and ends. Immutable.
-
-    Args:
-        regions: The region table that `Blocks` refer to.
-    """
-
-    def __init__(self, regions: Sequence[Region]) -> None:
-        self._low = np.array([region.address for region in regions], np.uint64)
-        self._nbytes = np.array([region.nbytes for region in regions], np.uint64)
-
-    def check(self, addresses: np.ndarray, nbytes: np.ndarray, regions: np.ndarray, side: str) -> None:
-        """Check that every block lies inside the region that it names.
-
-        Raises:
-            TransferError: One does not.
-        """
-        if len(regions) and int(regions.max()) >= len(self._low):
-            raise TransferError(f"a block names {side} region {int(regions.max())} of {len(self._low)}")
-        offset = addresses - self._low[regions]  # wraps around below the region, and is then too large
-        room = self._nbytes[regions]
-        bad = (offset >= room) | (nbytes > room - offset) | (nbytes == 0)
-        if bad.any():
-            index = int(np.flatnonzero(bad)[0])
-            raise TransferError(
-                f"a block leaves its {side} region",
-                cause=f"{int(nbytes[index])} bytes at {int(addresses[index]):#x}, region {int(regions[index])}",
-            )
 
 
 class Moving(NamedTuple):
@@ -111,8 +77,8 @@ def move(
                 if cancelled.is_set():
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
                 continue
-            tables[0].check(part.source, part.nbytes, part.source_region, "source")
-            tables[1].check(part.target, part.nbytes, part.target_region, "destination")
+            tables[0].check("here", part.source, part.nbytes, part.source_region)
+            tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
             for piece in part.slices(limits.max_blocks, min(limits.max_bytes, slice_bytes)):
                 while len(running) >= limits.max_transfers:
                     running, failure = _wait(backend, running, cancelled, len(running) - limits.max_transfers + 1)

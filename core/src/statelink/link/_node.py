@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from statelink.backend import RegionTable
 from statelink.errors import PeerError, WireError
 from statelink.wire import write_card
 
 from ._lanes import Lane
 from ._loop import Loop
-from ._mover import RegionTable
 from ._status import ENDED
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Node:
         self.rendezvous = rendezvous
         self.rejected = dict(rejected or {})
         self.memory = dict(memory or {})
-        self.regions = RegionTable(card.inventory.regions)
+        self.regions = RegionTable(card.inventory.regions, backend.name)
         self.rooms: dict[int, Room] = {}
         self.lock = threading.Lock()
         """Guards ``rooms``, the one thing that callers' threads write."""

@@ -24,6 +24,7 @@ from statelink.backend import (
     Op,
     Probe,
     Region,
+    RegionTable,
     Side,
     Strategy,
     SubmitMode,
@@ -36,7 +37,7 @@ from ._descriptor import Descriptor, boot_id, pair_key
 from ._frames import MAX_BLOCKS, MAX_BYTES
 from ._grants import Grants
 from ._listener import Known, Listener, listen
-from ._ranges import U64, Ranges, RegionTable
+from ._ranges import U64, Ranges
 from ._receiver import Receiver
 from ._sender import Sender
 
@@ -106,7 +107,7 @@ class TcpBackend(Backend):
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
         self._closed = False
-        self._regions = RegionTable(())
+        self._regions = RegionTable((), "tcp")
         self._grants = Grants(Ranges.of(()))
         host = self._options.host or context.host
         try:
@@ -174,7 +175,7 @@ class TcpBackend(Backend):
             registered = Ranges.of([(region.address, region.nbytes) for region in regions])
         except ValueError as error:
             raise TransferError("the regions cannot be registered", cause=str(error), backend="tcp") from error
-        self._regions = RegionTable(regions)
+        self._regions = RegionTable(regions, "tcp")
         self._grants = Grants(registered)
 
     def descriptor(self) -> bytes:
@@ -192,7 +193,7 @@ class TcpBackend(Backend):
         near = self._own.near(theirs)
         receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)
         sender = Sender(self._own, theirs, key, self._options)
-        made = _Peer(RegionTable(regions), Known(key, receiver), sender, near)
+        made = _Peer(RegionTable(regions, "tcp"), Known(key, receiver), sender, near)
         with self._lock:
             if not self._closed:
                 self._peers[peer] = made
@@ -271,12 +272,11 @@ class TcpBackend(Backend):
                 return f"its {name} is {array.dtype} of shape {array.shape}, not {dtype} of one shape"
         if not (0 <= batch.room < UINT64 and 0 <= batch.generation < UINT64):
             return f"room {batch.room} and generation {batch.generation} are not unsigned 64-bit numbers"
-        at = self._regions.outside(blocks.source_region, blocks.source, blocks.nbytes)
-        if at is not None:
-            return f"the source of block {at} is not inside region {blocks.source_region[at]} of this side"
-        at = theirs.outside(blocks.target_region, blocks.target, blocks.nbytes)
-        if at is not None:
-            return f"the destination of block {at} is not inside region {blocks.target_region[at]} of the peer"
+        try:
+            self._regions.check("here", blocks.source, blocks.nbytes, blocks.source_region)
+            theirs.check("by the peer", blocks.target, blocks.nbytes, blocks.target_region)
+        except TransferError as error:
+            return f"{error.reason.what}: {error.reason.cause}"
         return "" if blocks.total <= MAX_BYTES else f"it has {blocks.total} bytes"
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from statelink.backend import Region
-
-__all__ = ["U32", "U64", "Ranges", "RegionTable", "merge"]
+__all__ = ["U64", "Ranges", "merge"]
 
 U64 = npt.NDArray[np.uint64]
-U32 = npt.NDArray[np.uint32]
 
 ONE = np.uint64(1)
 
@@ -78,25 +73,6 @@ class Ranges:
         last = self._last[np.maximum(after, 1) - 1]
         # A difference that wraps around is masked by the comparison before it.
         inside = (after > 0) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
-        return _first_false(inside)
-
-
-class RegionTable:
-    """A region table, and whether blocks that name their region lie inside it."""
-
-    __slots__ = ("_first", "_last")
-
-    def __init__(self, regions: Sequence[Region]) -> None:
-        self._first: U64 = np.array([region.address for region in regions], np.uint64)
-        self._last: U64 = np.array([region.address + region.nbytes - 1 for region in regions], np.uint64)
-
-    def outside(self, region: U32, addresses: U64, nbytes: U64) -> int | None:
-        """Index of the first block that does not lie inside the region it names, if any."""
-        known = region < len(self._first)
-        if not known.all():
-            return _first_false(known)
-        first, last = self._first[region], self._last[region]
-        inside = (addresses >= first) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
         return _first_false(inside)
 
 

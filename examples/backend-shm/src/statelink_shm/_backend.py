@@ -70,6 +70,7 @@ class ShmBackend(Backend):
         max_blocks=MAX_BLOCKS,
         max_bytes=4 << 20,
         thread_safe=True,
+        block_seconds=4e-6,  # a slice is copied in and another out for each, in Python: 1 KiB blocks against large ones
     )
     strategies: ClassVar[Mapping[str, Strategy]] = MappingProxyType({"*": DIRECT})
 

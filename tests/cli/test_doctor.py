@@ -164,7 +164,8 @@ def test_a_diagnosis_that_raises_is_a_problem_wherever_it_runs(site: Site) -> No
     """It is the package's, and not the machine's."""
     made(site, "raise RuntimeError('[oops]')", NO_CARD)
     result = CliRunner().invoke(main, ["doctor", "--no-loopback", "--json"])
-    verdicts = {each["what"]: each["verdict"] for each in json.loads(result.stdout)["checks"] if each["about"] == "good"}
+    checks = json.loads(result.stdout)["checks"]
+    verdicts = {each["what"]: each["verdict"] for each in checks if each["about"] == "good"}
     assert (result.exit_code, verdicts["diagnosis"], verdicts["probe"]) == (1, "problem", "not applicable")
 
 

@@ -181,8 +181,8 @@ def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         put(machine, name)
     put(machine, "ascend/driver/version.info", "Version=25.2.0\n")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(machine / "cann"))
-    needs, environment = AscendBackend.diagnose(Options())
-    assert (needs.verdict, needs.found) == (Verdict.OK, "memfabric_hybrid 9.9, davinci0, driver 25.2.0")
+    has, environment = AscendBackend.diagnose(Options())
+    assert (has.verdict, has.found) == (Verdict.OK, "memfabric_hybrid 9.9, davinci0, driver 25.2.0")
     assert f"ASCEND_HOME_PATH={machine / 'cann'}" in environment.found
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 from plugins.mori.tests.peer import Memory, Peer, finish, make, move
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("simulated")
 
 SIZE = 1 << 16
 LAYOUT = ((SIZE, SIZE),)
+OVERLAP: npt.NDArray[np.uint64] = np.arange(4, dtype=np.uint64)
 DEAD = "ERR_RDMA_OP: transport retry counter exceeded Hint: "
 
 
@@ -272,7 +274,7 @@ def test_memory_that_the_peer_does_not_know(world: World, tmp_path: Path) -> Non
     raw = with_unknown_memory(world.peer)
     with pytest.raises(TransferError, match=r"there: remote MR size mismatch: expected=65536 got=0; it has mori "):
         world.backend.connect("steady", raw, world.peer.regions)
-    options = {"backends": {"TCP": {}}}
+    options: dict[str, Any] = {"backends": {"TCP": {}}}
     peer = Peer(tmp_path / "far", "far", LAYOUT, options).ready()
     backend = make("near", options)
     backend.register(world.memory.regions)
@@ -315,7 +317,7 @@ def test_what_the_library_refuses_of_a_batch(world: World, tmp_path: Path, monke
     backend.register(world.memory.regions)
     backend.connect("far", peer.descriptor, peer.regions)
     good = batch(world, peer).blocks
-    overlapping = dataclasses.replace(good, target=good.target - np.arange(4, dtype=np.uint64))
+    overlapping = dataclasses.replace(good, target=(good.target - OVERLAP).astype(np.uint64))
     outcome = finish(backend, backend.submit("far", Batch(Op.WRITE, overlapping, 1, 1))).outcome
     assert outcome == (False, "ERR_INVALID_ARGS: TCP: overlapping destination blocks", False)
     backend.close()

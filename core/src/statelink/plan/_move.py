@@ -13,7 +13,7 @@ from statelink.errors import RoomError
 from ._blocks import Blocks
 from ._content import Content, contents
 from ._items import Items
-from ._pack import Places, Tile, parcels, places
+from ._pack import Places, Tile, claim, parcels, places
 from ._pairing import Due, Pairs, pair
 from ._tables import table
 
@@ -106,10 +106,35 @@ class Move:
         Raises:
             RoomError: It names what does not move; a peer may have sent it.
         """
+        return places(self._group(tile), self._pairs, tile, side)
+
+    def tile_nbytes(self, tile: Tile) -> int:
+        """Bytes of a tile, worked out from its numbers alone; it may name more than there is.
+
+        Raises:
+            RoomError: There is no such geometry; a peer may have sent it.
+        """
+        buffers, grains = (last - first for first, last in (tile.buffers, tile.grains))
+        return max(0, buffers) * max(0, grains) * self._group(tile).runs.total
+
+    def marks(self) -> npt.NDArray[np.bool_]:
+        """What `claim` notes in: a row for each buffer of the component, a column for each granule that moves."""
+        buffers = max(int(group.numbers.max()) + 1 for group in self._plan.groups)
+        return np.zeros((buffers, len(self._pairs)), np.bool_)
+
+    def claim(self, tile: Tile, marks: npt.NDArray[np.bool_]) -> None:
+        """Note that a tile has come, in `marks` of a move that has the same granules.
+
+        Raises:
+            RoomError: It names what does not move, or what has come before; a peer may have sent it.
+        """
+        claim(self._group(tile), self._pairs, tile, marks)
+
+    def _group(self, tile: Tile) -> Group:
         groups = self._chosen()
         if not 0 <= tile.group < len(groups):
             raise RoomError("a tile names what is not due", cause=str(tile), code="room.staging")
-        return places(groups[tile.group], self._pairs, tile, side)
+        return groups[tile.group]
 
     def _chosen(self) -> tuple[Group, ...]:
         return tuple(_of_layers(group, self.layers) for group in self._plan.groups)

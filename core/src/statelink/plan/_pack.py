@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from ._compile import Group
     from ._pairing import Pairs
 
-__all__ = ["Places", "Tile", "parcels", "places"]
+__all__ = ["Places", "Tile", "claim", "parcels", "places"]
 
 MAX_TILES = 256
 """Most tiles of a parcel: their list travels in one message."""
 
+Bools = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
@@ -111,16 +112,7 @@ def places(group: Group, pairs: Pairs, tile: Tile, side: Literal["source", "targ
     Raises:
         RoomError: The tile names buffers or granules that ``pairs`` and ``group`` do not have.
     """
-    first, last = tile.grains
-    known = pairs.due
-    if isinstance(known, slice):
-        low, high = first - known.start, last - known.start
-        there = 0 <= low < high <= len(pairs)
-    else:
-        low, high = (int(at) for at in np.searchsorted(known, (first, last)))
-        there = low < high and high - low == last - first and int(known[low]) == first
-    if not there or not 0 <= tile.buffers[0] < tile.buffers[1] <= len(group.source):
-        raise RoomError("a tile names what is not due", cause=str(tile), code="room.staging")
+    low, high = _found(group, pairs, tile)
     runs = group.runs
     if side == "source":
         items, parts, stride = pairs.source, pairs.source_part, group.source_stride
@@ -136,6 +128,34 @@ def places(group: Group, pairs: Pairs, tile: Tile, side: Literal["source", "targ
     if parts is not None:
         rows += parts[low:high, None] * np.repeat(steps // width, each)
     return Places(addresses[slice(*tile.buffers)], rows.ravel(), width)
+
+
+def claim(group: Group, pairs: Pairs, tile: Tile, marks: Bools) -> None:
+    """Note in ``marks``, a row for each buffer of the component, which granules a tile brings.
+
+    Raises:
+        RoomError: The tile names what ``pairs`` and ``group`` do not have, or what was noted before.
+    """
+    low, high = _found(group, pairs, tile)
+    numbers = group.numbers[slice(*tile.buffers)]
+    if marks[numbers, low:high].any():
+        raise RoomError("a tile names what has come before", cause=str(tile), code="room.staging")
+    marks[numbers, low:high] = True
+
+
+def _found(group: Group, pairs: Pairs, tile: Tile) -> tuple[int, int]:
+    """Which of ``pairs`` a tile is about; a peer may have sent it."""
+    first, last = tile.grains
+    known = pairs.due
+    if isinstance(known, slice):
+        low, high = first - known.start, last - known.start
+        there = 0 <= low < high <= len(pairs)
+    else:
+        low, high = (int(at) for at in np.searchsorted(known, (first, last)))
+        there = low < high and high - low == last - first and int(known[low]) == first
+    if not there or not 0 <= tile.buffers[0] < tile.buffers[1] <= len(group.source):
+        raise RoomError("a tile names what is not due", cause=str(tile), code="room.staging")
+    return low, high
 
 
 def _spans(pairs: Pairs) -> list[tuple[int, int]]:

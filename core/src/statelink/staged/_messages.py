@@ -87,6 +87,9 @@ def read_place(payload: bytes) -> Place:
         WireError: They are none.
     """
     try:
-        return _place.decode(payload)
+        place = _place.decode(payload)
     except msgspec.DecodeError as error:
         raise WireError("a staging ring cannot be read", cause=str(error)) from error
+    if not 0 <= place.address <= (1 << 64) - place.nbytes:  # a bound that msgspec cannot express
+        raise WireError("a staging ring cannot be read", cause=f"{place.nbytes} bytes at {place.address:#x}")
+    return place

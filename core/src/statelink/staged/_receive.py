@@ -12,6 +12,9 @@ from statelink.errors import RoomError, WireError
 from ._messages import Ask, Lent, Place, Written, read, write
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from statelink.plan import Move
 
     from ._ring import Ring
@@ -40,6 +43,7 @@ class StagedReceive(ReceiveHook):
         self._lent: dict[int, int] = {}
         self._next = 0
         self._nbytes = 0
+        self._came: npt.NDArray[np.bool_] | None = None
         self._failed = False
         self._over = False
 
@@ -91,12 +95,15 @@ class StagedReceive(ReceiveHook):
             at, nbytes = self._lent.get(said.number), self._asked.get(said.number)
         if at is None or nbytes is None:
             raise WireError("prefill wrote where nothing was lent", cause=f"parcel {said.number}")
-        part = move.only(said.layers)
-        places = [part.places(tile, "target") for tile in said.parts()]
-        total = sum(each.nbytes for each in places)
-        if total != nbytes:
+        part, tiles = move.only(said.layers), said.parts()
+        total = sum(part.tile_nbytes(tile) for tile in tiles)
+        if total != nbytes:  # before anything is worked out that is as large as it says
             raise WireError("a parcel is not what was asked for", cause=f"{nbytes} bytes asked for, {total} written")
-        ring.memory.unpack(places, at)
+        if self._came is None:
+            self._came = move.marks()
+        for tile in tiles:
+            part.claim(tile, self._came)
+        ring.memory.unpack([part.places(tile, "target") for tile in tiles], at)
         with self._lock:
             del self._asked[said.number], self._lent[said.number]
             self._nbytes += nbytes

@@ -1,6 +1,6 @@
 """Explore the model at random, for as many steps as asked.
 
-    python -m tests.model.explore --steps 1000000 [--seed 1]
+    python -m tests.model.explore --steps 1000000 [--seed 1] [--staged]
 
 A run is a few thousand steps of one world, and follows from its seed alone.
 """
@@ -13,29 +13,46 @@ import random
 import time
 from collections import Counter
 
+from .rings import RINGS
 from .threads import Defect
 from .world import Faults, Shape, World, running
 
-__all__ = ["explore", "run"]
+__all__ = ["STAGED", "explore", "run"]
 
 ROOMS = 4
+STAGED = (("kv", "mamba"), ("kv", "mamba"), ("kv",))
+"""Components that go through rings, where some do."""
+SLOW = (0.0, 0.7, 0.9)
+"""How slow a library is then: so that rooms fail while it is at work."""
 CALM = Faults()
 HARSH = Faults(transfer=0.02, submit=0.02, connect=0.08)
 WILD = Faults(drop=0.03, repeat=0.1, reorder=0.1, transfer=0.02, submit=0.02, connect=0.08)
 
 
-def run(seed: int, steps: int = 2000) -> World:
+def run(seed: int, steps: int = 2000, *, staged: bool = False) -> World:
     """One world from its beginning to its end.
+
+    Args:
+        seed: Chooses.
+        steps: How many are taken before everything has to come to its end.
+        staged: Force components through rings.
 
     Raises:
         Defect: A rule of the lifecycle is broken.
     """
     rng = random.Random(seed)
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
-    world = World(shape, rng, rng.choice([CALM, HARSH, WILD]))
+    if staged:
+        shape = shape._replace(staged=rng.choice(STAGED), ring=rng.choice(RINGS))
+    faults = rng.choice([CALM, HARSH, WILD])
+    if staged:
+        faults = faults._replace(slow=rng.choice(SLOW))
+    world = World(shape, rng, faults)
     deadly = rng.random() < 0.7
     for _ in range(steps):
         act(world, rng, deadly)
+        if staged:
+            crowd(world, rng)
         world.step()
     world.settle()
     return world
@@ -43,7 +60,7 @@ def run(seed: int, steps: int = 2000) -> World:
 
 def act(world: World, rng: random.Random, deadly: bool) -> None:
     """What engines, routers and fate do between two steps."""
-    for each in world.requests[-3:]:
+    for each in world.requests[-6:] if world.shape.staged else world.requests[-3:]:
         if rng.random() < 0.2:
             process = rng.choice(world.places)
             if process.alive:
@@ -81,7 +98,22 @@ def act(world: World, rng: random.Random, deadly: bool) -> None:
         world.counts["cut"] += 1
 
 
-def explore(steps: int, seed: int) -> Counter[str]:
+def crowd(world: World, rng: random.Random) -> None:
+    """More rooms at once, and more of them given up: rings are small."""
+    chance = rng.random()
+    if chance < 0.02:
+        request = world.open(rng.randint(1, 2 * ROOMS), rng.randint(6, 12))
+        if request is not None:
+            for process in world.living():
+                world.advance(request, process)
+    elif chance < 0.025:
+        process = rng.choice(world.places)
+        if process.alive and not process.paused and process.held:
+            world.counts["aborted"] += 1
+            rng.choice(list(process.held.values())).handle.abort()
+
+
+def explore(steps: int, seed: int, *, staged: bool = False) -> Counter[str]:
     """Worlds one after the other, until so many steps were taken.
 
     Raises:
@@ -90,7 +122,7 @@ def explore(steps: int, seed: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for number in itertools.count(seed):
         try:
-            world = run(number)
+            world = run(number, staged=staged)
         except Exception as error:
             raise Defect(f"seed {number}: {error}") from error
         counts.update(world.counts)
@@ -105,10 +137,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--staged", action="store_true", help="force components through rings")
     arguments = parser.parse_args()
     began = time.perf_counter()
     with running():
-        counts = explore(arguments.steps, arguments.seed)
+        counts = explore(arguments.steps, arguments.seed, staged=arguments.staged)
     for name, count in counts.most_common():
         print(f"{count:>10} {name}")
     print(f"{counts['steps'] / (time.perf_counter() - began):>10.0f} steps a second")

@@ -30,6 +30,7 @@ from statelink.backend import (
 )
 from statelink.errors import TransferError
 
+from .rings import lease_at
 from .threads import give_way
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ class Flight(Transfer):
 
     Attributes:
         until: World time after which it is dropped: its process was killed.
+        leases: Space in rings that each block goes from and to, as it was lent when the flight began.
     """
 
-    __slots__ = ("batch", "blocks", "mover", "next", "target", "until")
+    __slots__ = ("batch", "blocks", "leases", "mover", "next", "target", "until")
 
     def __init__(self, mover: Process, target: Process, batch: Batch) -> None:
         super().__init__()
@@ -64,6 +66,12 @@ class Flight(Transfer):
         self.blocks: Blocks = batch.blocks
         self.next = 0
         self.until: float | None = None
+        self.leases = [
+            (lease_at(mover, source, nbytes), lease_at(target, there, nbytes))
+            for source, there, nbytes in zip(
+                batch.blocks.source.tolist(), batch.blocks.target.tolist(), batch.blocks.nbytes.tolist(), strict=True
+            )
+        ]
 
 
 class _Options(msgspec.Struct):
@@ -119,6 +127,11 @@ class SimBackend(Backend):
         pass
 
     # What the world asks.
+
+    @property
+    def open(self) -> list[tuple[str, int, int]]:
+        """Uses of rooms for which somebody may write here."""
+        return []
 
     def land(self, flight: Flight) -> None:
         """One more block of a flight reaches this side's memory."""
@@ -179,13 +192,18 @@ class OwnerBackend(SimBackend):
         nbytes: npt.NDArray[np.uint64],
     ) -> None:
         low, size = addresses.tolist(), nbytes.tolist()
-        self.grants[peer, room, generation] = [(a, a + n) for a, n in zip(low, size, strict=True)]
+        ranges = self.grants.setdefault((peer, room, generation), [])
+        ranges += [(a, a + n) for a, n in zip(low, size, strict=True)]
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
         self.grants.pop((peer, room, generation), None)
         done = Transfer()
         done.succeed()
         return done
+
+    @property
+    def open(self) -> list[tuple[str, int, int]]:
+        return list(self.grants)
 
     def refusal(self, flight: Flight, target: int, nbytes: int) -> str:
         ranges = self.grants.get((flight.mover.name, flight.batch.room, flight.batch.generation), [])

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from statelink import state
 from statelink._open import _card
-from statelink.backend import BackendContext
+from statelink._stage import open_strategies, stage
+from statelink.backend import BackendContext, Strategy
 from statelink.errors import PeerError
 from statelink.link import Link, LinkConfig, Node, Receiving, Sending, StaticRendezvous, Status
 from statelink.registry import plugin_manager
 
 from .library import MoverBackend, OwnerBackend, SimBackend
 from .network import SimChannel
+from .rings import WatchedMemory, rings_of, staging
 from .threads import Defect, SimLane, SimLoop
+from .witness import witnessed
 
 if TYPE_CHECKING:
     from statelink.link import Peer
@@ -129,8 +134,15 @@ class Process:
         kind: type[SimBackend] = OwnerBackend if world.owner_fence else MoverBackend
         backend = kind(BackendContext(options=(world, self), link=self.name))
         self.backend: SimBackend = backend
-        strategies = {component.name: backend.strategies["*"] for component in inventory.components}
+        direct: dict[str, Strategy] = {component.name: backend.strategies["*"] for component in inventory.components}
+        strategies = stage(direct, kind, staging(world.shape.staged, world.shape.ring, direct))
+        inventory = open_strategies(strategies, inventory)
+        self.rings = rings_of(strategies)
+        for ring in self.rings:
+            ring.memory = WatchedMemory(ring.memory, self)
         card = _card(self.name, settings, backend, strategies, inventory)
+        if world.shape.staged:
+            card = msgspec.structs.replace(card, process=witnessed(self))
         self.loop = SimLoop(self)
 
         def lane(name: str, width: int) -> SimLane:
@@ -153,6 +165,34 @@ class Process:
     def now(self) -> float:
         """What this process's clock says; never goes back."""
         return self.world.time + self.skew
+
+    # What the world asks.
+
+    def own(self, address: int, nbytes: int, room: int, generation: int) -> None:
+        """See that memory of a pool belongs to this use of a room.
+
+        Raises:
+            Defect: It was given back while it could still be read or written.
+        """
+        for use in self._owners(address, nbytes):
+            held = self.world.users.get(use)
+            right = held is not None and held.request.room == room
+            if right and held is not None and isinstance(held.handle, Receiving):
+                right = held.handle.generation == generation
+            if not right:
+                owner = held.request if held is not None else "nobody"
+                raise Defect(f"memory of {self.name} for room {room} belongs to {owner}")
+
+    def _owners(self, address: int, nbytes: int) -> Iterator[int]:
+        for pools, owners in ((self.kv, self.page_owner), (self.rows, self.slot_owner)):
+            for pool in pools.values():
+                low = pool.ctypes.data
+                if low <= address < low + pool.nbytes:
+                    size = pool.nbytes // len(pool)
+                    first, last = (address - low) // size, (address + nbytes - 1 - low) // size
+                    yield from owners[first : last + 1]
+                    return
+        raise Defect(f"{nbytes} bytes at {address:#x} are not memory of {self.name}")
 
     # The engine.
 

@@ -21,14 +21,17 @@ from statelink.link import Status
 from statelink.link._stages import CONTACT, INSTANCE, Contact, ContactEvent, InstanceEvent, Stage
 from statelink.link._status import follows
 
-from .explore import CALM, HARSH, ROOMS, WILD, explore, run
-from .world import Faults, Shape, World, running
+from .explore import CALM, HARSH, ROOMS, STAGED, WILD, explore, run
+from .rings import PARCEL, RINGS
+from .world import Faults, Request, Shape, World, running
 
 if TYPE_CHECKING:
     from .process import Process
 
 WORLDS = 60
 """Worlds of a few thousand steps each that every run of the tests explores."""
+STAGED_WORLDS = 24
+"""The same with components that go through rings of one to three parcels."""
 RARE: set[tuple[object, object]] = {
     (Stage.GREETING, InstanceEvent.REFUSED),
     (Stage.READY, InstanceEvent.REFUSED),
@@ -74,11 +77,104 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     assert not missing, f"never happened: {sorted(map(str, missing))}"
 
 
+def test_worlds_in_which_staging_is_forced_on() -> None:
+    """Rooms fail wherever staging may stand; no byte lands in space of somebody else's, and all of it comes back."""
+    counts: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
+    with running(ends=ends):
+        for seed in range(STAGED_WORLDS):
+            counts.update(run(seed, staged=True).counts)
+    for side in ("decode", "prefill"):
+        assert min(counts[f"{side} succeeded"], counts[f"{side} failed"]) > 50, counts
+    assert counts["staged blocks"] > 300
+    for what in FAILED_WHILE:
+        assert ends[what] > 3, f"hardly a room failed while {what}: {ends}"
+
+
+FAILED_WHILE = (
+    "prefill waits for space",
+    "prefill has space on both sides",
+    "prefill's space is read",
+    "decode has nothing to lend",
+    "decode's space is lent",
+    "decode has scattered a part",
+)
+
+
+def calm(shape: Shape, seed: int) -> World:
+    """A world in which nothing goes wrong, and everybody knows each other."""
+    world = World(shape, random.Random(seed), CALM._replace(slow=0.5))
+    world._check_serving()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rooms_that_share_a_ring_of_one_parcel_all_go_through(seed: int) -> None:
+    """Two ranks on each side, each with space for one parcel: everybody waits for everybody, and nobody for ever."""
+    with running():
+        world = calm(Shape(2, 2, bool(seed % 2), STAGED[0], PARCEL), seed)
+        requests = [opened(world, room, 6) for room in range(1, 8)]
+        while not all(over(request, world) for request in requests):
+            for request in requests:
+                if not over(request, world):
+                    serve(world, request)
+            world.step()
+        for request in requests:
+            assert {held.ended for held in request.sides.values()} == {Status.SUCCEEDED}
+            assert len(request.sides) == 4
+
+
+@pytest.mark.parametrize("ring", RINGS[:2])
+def test_a_large_room_does_not_starve_small_ones(ring: int) -> None:
+    """Whoever asks later is served before the large one has had all of its turns."""
+    with running():
+        for seed in range(3):
+            world = calm(Shape(1, 1, True, STAGED[0], ring), seed)
+            decode = world.living("decode")[0]
+            large = opened(world, 1, 32)
+            while not scattered(decode, 1):
+                serve(world, large)
+                world.step()
+            small = opened(world, 2, 2)
+            while small.sides.get(decode.address) is None or small.sides[decode.address].ended is None:
+                serve(world, small)
+                world.step()
+            assert small.sides[decode.address].ended is Status.SUCCEEDED
+            assert large.sides[decode.address].ended is None, "the large one was served first"
+            world.settle()
+
+
+def opened(world: World, room: int, tokens: int) -> Request:
+    """A request whose id nobody uses."""
+    request = world.open(room, tokens)
+    assert request is not None
+    return request
+
+
+def over(request: Request, world: World) -> bool:
+    """Whether every engine has seen its end."""
+    return sum(held.ended is not None for held in request.sides.values()) == len(world.places)
+
+
+def serve(world: World, request: Request) -> None:
+    """Every engine goes on with a request."""
+    for process in world.living():
+        world.advance(request, process)
+
+
+def scattered(decode: Process, room: int) -> bool:
+    """Whether a part of a room has been staged."""
+    held = decode.held.get(room)
+    writers = held.handle._writers.values() if held is not None else ()  # type: ignore[union-attr]
+    return any(getattr(hook, "_nbytes", 0) for writer in writers for hook in writer.hooks.values())
+
+
 @pytest.mark.soak
-def test_long_exploration() -> None:
+@pytest.mark.parametrize("staged", [False, True])
+def test_long_exploration(staged: bool) -> None:
     steps = int(os.environ.get("STATELINK_SOAK_STEPS", SOAK))
     with running():
-        counts = explore(steps, seed=random.randrange(1 << 32))
+        counts = explore(steps, seed=random.randrange(1 << 32), staged=staged)
     print("\n", dict(counts))
 
 
@@ -86,7 +182,14 @@ class Lifecycle(RuleBasedStateMachine):
     """The same world, with the choices made by hypothesis, which finds the shortest way to a defect."""
 
     @initialize(
-        shape=st.builds(Shape, st.integers(1, 2), st.integers(1, 2), st.booleans()),
+        shape=st.builds(
+            Shape,
+            st.integers(1, 2),
+            st.integers(1, 2),
+            st.booleans(),
+            st.sampled_from([(), *STAGED]),
+            st.sampled_from(RINGS),
+        ),
         faults=st.sampled_from([CALM, HARSH, WILD]),
         seed=st.integers(0, 1 << 32),
     )

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from statelink.link import Receiving, Sending, Status, _mover
+from statelink.link import Receiving, Sending, Status, _instances, _mover
 from statelink.link._destinations import Destination
 from statelink.link._instance import Instance
 from statelink.link._room import Room
@@ -24,7 +24,9 @@ from statelink.link._room import Room
 from .library import AFTERLIFE, Flight
 from .network import Connection, Frames, Network
 from .process import PAGE, WIDTH, Held, Process
+from .rings import Lease, lease_at, owner_of, watch, whole
 from .threads import Defect, give_way
+from .witness import SimWitness
 
 if TYPE_CHECKING:
     import random
@@ -33,15 +35,20 @@ __all__ = ["Faults", "Request", "Shape", "World", "running"]
 
 
 class Shape(NamedTuple):
-    """How many ranks there are, and who can stop the bytes."""
+    """How many ranks there are, who can stop the bytes, and which components go through rings of how many bytes.
+
+    Where some do, the end of a process can be proven: what it held of a small ring would be missed for good.
+    """
 
     prefill: int
     decode: int
     owner_fence: bool
+    staged: tuple[str, ...] = ()
+    ring: int = 0
 
 
 class Faults(NamedTuple):
-    """How likely things go wrong, each time that they can."""
+    """How likely things go wrong, each time that they can; and how likely a flight stands still for a step."""
 
     drop: float = 0.0
     repeat: float = 0.0
@@ -49,6 +56,7 @@ class Faults(NamedTuple):
     transfer: float = 0.0
     submit: float = 0.0
     connect: float = 0.0
+    slow: float = 0.0
 
 
 class Request:
@@ -96,7 +104,7 @@ class World:
         """Whether the network lets a message through; for stories in which a certain one is lost or kept."""
         self._late: list[tuple[float, list[Frames], Frames]] = []
         self._uses = 0
-        self._users: dict[int, Held] = {}
+        self.users: dict[int, Held] = {}
         self.places: list[Process] = []
         for role, width in (("prefill", shape.prefill), ("decode", shape.decode)):
             for rank in range(width):
@@ -172,7 +180,7 @@ class World:
             handle = process.link.receive(request.room, peers, request.tokens)
         self._uses += 1
         held = Held(request, handle, self._uses)
-        self._users[held.use] = held
+        self.users[held.use] = held
         process.held[request.room] = request.sides[process.address] = held
 
     def advance(self, request: Request, process: Process) -> None:
@@ -217,29 +225,28 @@ class World:
             Defect: Memory was given back while it could still be read or written.
         """
         self.counts["blocks"] += 1
-        for process, address, side in ((flight.mover, source, "source"), (flight.target, target, "target")):
+        lent = flight.leases[flight.next]
+        for process, address, side, peer in (
+            (flight.mover, source, 0, flight.target),
+            (flight.target, target, 1, flight.mover),
+        ):
             if not process.alive:
                 continue
-            for use in self._owners(process, address, nbytes):
-                held = self._users.get(use)
-                right = held is not None and held.request.room == flight.batch.room
-                if right and side == "target" and isinstance(held, Held):
-                    right = isinstance(held.handle, Receiving) and held.handle.generation == flight.batch.generation
-                if not right:
-                    owner = held.request if held is not None else "nobody"
-                    raise Defect(f"{side} memory of {process.name} for room {flight.batch.room} belongs to {owner}")
+            if any(0 <= address - ring.memory.address < ring.memory.nbytes for ring in process.rings):
+                self.counts["staged blocks"] += side
+                self._own_space(process, flight, lent[side], lease_at(process, address, nbytes), peer)
+            else:
+                process.own(address, nbytes, flight.batch.room, flight.batch.generation)
 
     @staticmethod
-    def _owners(process: Process, address: int, nbytes: int) -> Iterator[int]:
-        for pools, owners in ((process.kv, process.page_owner), (process.rows, process.slot_owner)):
-            for pool in pools.values():
-                low = pool.ctypes.data
-                if low <= address < low + pool.nbytes:
-                    size = pool.nbytes // len(pool)
-                    first, last = (address - low) // size, (address + nbytes - 1 - low) // size
-                    yield from owners[first : last + 1]
-                    return
-        raise Defect(f"{nbytes} bytes at {address:#x} are not memory of {process.name}")
+    def _own_space(process: Process, flight: Flight, before: Lease | None, lease: Lease | None, peer: Process) -> None:
+        """Space of a ring must still be lent for what it was lent for when the flight began."""
+        if lease is None or lease is not before:
+            raise Defect(f"space of {process.name} for room {flight.batch.room} was given back before its time")
+        context = owner_of(lease)
+        use = (context.room, context.generation, context.peer)
+        if use != (flight.batch.room, flight.batch.generation, peer.name):
+            raise Defect(f"space of {process.name} for room {flight.batch.room} belongs to room {use[0]} of {use[2]}")
 
     def finish(self, flight: Flight, refusal: str = "") -> None:
         """A flight ends."""
@@ -289,7 +296,9 @@ class World:
                 found.append(process.loop.run_timer)
             for lane in process.lanes:
                 found += [lambda lane=lane, key=key: lane.step(key) for key in lane.choices()]  # type: ignore[misc]
-        found += [lambda each=each: self.fly(each) for each in self.flights]  # type: ignore[misc]
+        slow = self.faults.slow
+        flying = [each for each in self.flights if not slow or self.rng.random() >= slow]
+        found += [lambda each=each: self.fly(each) for each in flying]  # type: ignore[misc]
         return found
 
     def step(self) -> None:
@@ -343,7 +352,7 @@ class World:
 
     def _must_quiesce(self, process: Process, held: Held) -> bool:
         """Without an owner's fence, memory that a process wrote to that was killed stays in quarantine."""
-        if self.owner_fence or process.role == "prefill":
+        if self.owner_fence or self.shape.staged or process.role == "prefill":
             return True
         assert isinstance(held.handle, Receiving)
         names = [name for name, writer in held.handle._writers.items() if not writer.closed]
@@ -371,18 +380,31 @@ class World:
             held = request.sides[process.address]
             if held.ended is not Status.SUCCEEDED:
                 raise Defect(f"{process.name} does not serve any more: {held.handle!r}: {held.handle.reason}")
+        self._check_rings()
         for process in self.places:
             kept = {number: room for number, room in process.node.rooms.items() if room.quiesced}
             if kept:
                 raise Defect(f"{process.name} keeps {kept}")
 
+    def _check_rings(self) -> None:
+        """However rooms ended, all space has come back, nobody waits for any, and nobody may write to it."""
+        rings = [(process, ring) for process in self.places for ring in process.rings]
+        for _ in range(5000):
+            kept = [f"{process.name} keeps {ring.snapshot()}" for process, ring in rings if not whole(ring)]
+            kept += [f"{process.name} still grants {keys}" for process in self.places if (keys := process.backend.open)]
+            if not kept:
+                return
+            self.step()
+        raise Defect("; ".join(kept))
+
 
 @contextmanager
-def running(steps: Counter[tuple[object, object]] | None = None) -> Iterator[None]:
+def running(steps: Counter[tuple[object, object]] | None = None, ends: Counter[str] | None = None) -> Iterator[None]:
     """Sleeping data threads let the world go on.
 
     Args:
         steps: Counts the steps that were taken in the tables: (where from, event or status).
+        ends: Counts how far staging was when a room failed.
     """
 
     class _Time:
@@ -402,6 +424,8 @@ def running(steps: Counter[tuple[object, object]] | None = None) -> Iterator[Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_mover, "time", _Time)
+        patch.setattr(_instances, "Witness", SimWitness)
+        watch(patch, Counter() if ends is None else ends)
         patch.setattr(Instance, "step", counted(Instance, "step", lambda each: each.stage))
         patch.setattr(Destination, "step", counted(Destination, "step", lambda each: each.stage))
         patch.setattr(Room, "_set", counted(Room, "_set", lambda each: each.status))

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from tests.helpers.availability import OPTIONS, environment_of
 from tests.quiescence.meddling import PHASES
 from tests.quiescence.stage import SIDES, Outcome, Stage
 
-SHORT, LONG = 300, 13_000
+SHORT, MEDIUM, LONG = 300, 2000, 13_000
 """Rooms of a run; four fifths of them or more end in failure."""
 LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 1.5, "deadline": 8.0}
 STOP = 2.5
@@ -33,10 +34,18 @@ WAYS: dict[str, dict[str, Any]] = {
     "nixl over TCP": {"options": {"ucx": {"TLS": "tcp"}}},
     "mooncake": {},
     "tcp staged": {"staging": STAGED},
+    "tcp through sockets staged": {"options": SMALL, "staging": STAGED},
     "nixl staged": {"staging": STAGED},
+    "nixl over TCP staged": {"options": {"ucx": {"TLS": "tcp"}}, "staging": STAGED},
     "mooncake staged": {"staging": STAGED},
 }
 """Backends and how they move bytes."""
+SIMULATED: dict[str, dict[str, Any]] = {
+    f"{name}{how}": {"options": OPTIONS.get(name, {}), **more}
+    for name in ("mori", "ascend")
+    for how, more in (("", {}), (" staged", {"staging": STAGED}))
+}
+"""Those whose library may be a simulator, which is written in Python, and slow."""
 
 
 class Ground(NamedTuple):
@@ -60,6 +69,15 @@ def ground(backend: str, way: str) -> Iterator[Ground]:
         yield Ground(stage, WAYS[way], stage.both("close"))
 
 
+@pytest.fixture
+def simulated(way: str) -> Iterator[Ground]:
+    """The same, over the library that is there, or its simulator."""
+    backend = way.split()[0]
+    with Stage(backend, environment=environment_of(backend)) as stage:
+        stage.open(**SIMULATED[way])
+        yield Ground(stage, SIMULATED[way], stage.both("close"))
+
+
 def on(*ways: str) -> pytest.MarkDecorator:
     """Ways with their backends."""
     cases = [pytest.param(way.split()[0], way, id=way.replace(" ", "-")) for way in ways]
@@ -79,8 +97,10 @@ def check(outcome: Outcome, rooms: int) -> None:
 
 
 def nothing_is_left(ground: Ground, outcome: Outcome) -> None:
-    """No room and no handle while the links are open; no thread and no descriptor after."""
+    """No room, no handle and no space while the links are open; no thread and no descriptor after."""
     for seen in ground.stage.both("snapshot"):
+        for space in seen["strategies"].values():
+            assert (space["lent"], space["waiting"], space["quarantined"]) == (0, 0, 0), seen
         assert not any(seen["rooms"].values()), seen
         assert seen["quarantined_bytes"] == {}, seen
         assert seen["backend"] == 0, seen
@@ -114,6 +134,12 @@ def test_memory_of_aborted_rooms_is_reused_at_once(ground: Ground) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("way", SIMULATED)
+def test_memory_of_aborted_rooms_over_a_simulator(simulated: Ground) -> None:
+    play(simulated, MEDIUM)
+
+
+@pytest.mark.soak
 @on(*WAYS)
 def test_memory_of_ten_thousand_aborted_rooms(ground: Ground) -> None:
     play(ground, LONG)
@@ -134,7 +160,7 @@ def stopped(ground: Ground, seed: int, rooms: int, *, unchecked: bool = False) -
 
 
 @pytest.mark.soak
-@on("tcp through sockets", "nixl over TCP")
+@on("tcp through sockets", "nixl over TCP", "tcp through sockets staged", "nixl over TCP staged")
 def test_late_bytes_of_a_stopped_peer(ground: Ground) -> None:
     """They land in quarantine, or nowhere; the survivor gives nothing back before the peer goes on."""
     seed = drawn()

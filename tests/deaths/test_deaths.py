@@ -32,9 +32,18 @@ POOLS = hybrid(kv=Kv(pages=96), swa=None, dsa=None)
 
 
 def on(*now: str, later: Sequence[str] = ()) -> pytest.MarkDecorator:
-    """Cases, written as the backend and what else there is to choose; those that are for `make soak` come second."""
-    cases = [pytest.param(*case.split(), id=case) for case in now]
-    cases += [pytest.param(*case.split(), id=case, marks=pytest.mark.soak) for case in later]
+    """Cases, written as the backend, what else there is to choose, and whether staging is forced on.
+
+    Those that are for `make soak` come second.
+    """
+
+    def case(text: str, *marks: pytest.MarkDecorator) -> Any:
+        words = text.removesuffix(" staged").split()
+        if text.endswith(" staged"):
+            marks = (*marks, pytest.mark.staged)
+        return pytest.param(*words, id=text, marks=marks)
+
+    cases = [*map(case, now), *(case(each, pytest.mark.soak) for each in later)]
     names = ["backend", "choice"][: len(cases[0].values)]
     return pytest.mark.parametrize(names, cases, indirect=["backend"], scope="session")
 
@@ -116,7 +125,18 @@ def show(what: str, took: list[float]) -> None:
     )
 
 
-@on("tcp other-pools", later=["tcp same-pools", "nixl other-pools", "mooncake other-pools"])
+@on(
+    "tcp other-pools",
+    "tcp same-pools staged",
+    later=[
+        "tcp same-pools",
+        "nixl other-pools",
+        "mooncake other-pools",
+        "tcp other-pools staged",
+        "nixl same-pools staged",
+        "mooncake other-pools staged",
+    ],
+)
 def test_prefill_dies_and_comes_back(workshop: Workshop, choice: str) -> None:
     """Killed, and started anew at its address. What was not asked of it yet is served by the new process."""
     address = free_addresses(1)[0]
@@ -147,7 +167,7 @@ def test_prefill_dies_and_comes_back(workshop: Workshop, choice: str) -> None:
     other.run(32)
 
 
-@on("tcp", later=["nixl", "mooncake"])
+@on("tcp", later=["nixl", "mooncake", "tcp staged", "nixl staged", "mooncake staged"])
 def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
     address = free_addresses(1)[0]
     doomed = workshop.engine()
@@ -169,7 +189,10 @@ def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
     other.run(32)
 
 
-@on("mooncake prefill", later=["tcp prefill", "tcp decode", "nixl prefill"])
+@on(
+    "mooncake prefill",
+    later=["tcp prefill", "tcp decode", "nixl prefill", "tcp prefill staged", "mooncake prefill staged"],
+)
 def test_the_network_is_cut(workshop: Workshop, cable: Cable, choice: str) -> None:
     """Silence is no proof: what may still be written stays where it is until the two speak again."""
     side = choice
@@ -204,7 +227,7 @@ def test_the_network_is_cut(workshop: Workshop, cable: Cable, choice: str) -> No
     other.run(32)
 
 
-@on("mooncake")  # its fence is the mover's, and it needs nothing but sockets
+@on("mooncake", later=["mooncake staged"])  # its fence is the mover's, and it needs nothing but sockets
 def test_prefill_dies_where_decode_cannot_see_it(workshop: Workshop, root: None) -> None:
     """In another pid namespace: nothing proves its end, and a process that has its id here is not it."""
     doomed = workshop.engine("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -220,7 +243,7 @@ def test_prefill_dies_where_decode_cannot_see_it(workshop: Workshop, root: None)
     workshop.untidy = True
 
 
-@on("mooncake", later=["nixl"])
+@on("mooncake", later=["nixl", "nixl staged", "mooncake staged"])
 def test_a_stopped_prefill_is_no_dead_one(workshop: Workshop) -> None:
     decode = workshop.open("decode", POOLS, **LIVE)
     doomed = workshop.engine()
@@ -236,7 +259,7 @@ def test_a_stopped_prefill_is_no_dead_one(workshop: Workshop) -> None:
     phases.quiet("decode")
 
 
-@on("tcp")  # who writes the bytes changes nothing here
+@on("tcp", later=["tcp staged"])  # who writes the bytes changes nothing here
 def test_one_of_several_sources_dies(workshop: Workshop) -> None:
     """Two pipeline stages write to one decode rank; the death of one fails the room once, on both who are left."""
     halves = [Kv(layers=(0, 1)), Kv(layers=(2, 3))]

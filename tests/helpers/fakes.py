@@ -16,6 +16,8 @@ from statelink import wire
 from statelink.backend import Backend, BackendContext
 from statelink.link._instance import plan_instance
 from statelink.registry import load_backend
+from statelink.staged._memory import HostMemory
+from statelink.state import Region
 from statelink.wire._channel import MARK
 
 if TYPE_CHECKING:
@@ -38,15 +40,21 @@ class Fake:
         folder: Where the memory lies.
         role: ``prefill`` or ``decode``.
         pools: What it holds.
+        ring: Bytes of a ring that everything is staged in; not staged if 0.
     """
 
-    def __init__(self, folder: Path, role: str, pools: Sequence[Component]) -> None:
+    def __init__(self, folder: Path, role: str, pools: Sequence[Component], ring: int = 0) -> None:
         self.name = f"fake.{role}-{next(_numbers)}"
         self.memory = Memory(folder / self.name, pools)
         kind = load_backend("tcp")
         options: Any = msgspec.convert({}, kind.Options)
         self.backend: Backend = kind(BackendContext(options=options, link=self.name))
         inventory = self.memory.inventory(self.name)
+        self.ring = HostMemory(ring)
+        self.ring_region = len(inventory.regions)
+        if ring:
+            brings = Region(self.ring.address, ring, "dram")
+            inventory = msgspec.structs.replace(inventory, regions=(*inventory.regions, brings))
         self.backend.register(inventory.regions)
         self.card = wire.Card(
             link=self.name,
@@ -56,7 +64,7 @@ class Fake:
             backend="tcp",
             ops=("write",),
             kinds=tuple({each.kind.name: each.kind for each in inventory.components}.values()),
-            strategies={each.name: "direct" for each in inventory.components},
+            strategies={each.name: "staged" if ring else "direct" for each in inventory.components},
             descriptor=self.backend.descriptor(),
             inventory=inventory,
         )
@@ -102,8 +110,8 @@ class Fake:
 class FakeDecode(Fake):
     """A decode rank that asks by hand."""
 
-    def __init__(self, folder: Path, address: str, pools: Sequence[Component]) -> None:
-        super().__init__(folder, "decode", pools)
+    def __init__(self, folder: Path, address: str, pools: Sequence[Component], ring: int = 0) -> None:
+        super().__init__(folder, "decode", pools, ring)
         self.address = address
         self._socket = self.context.socket(zmq.DEALER)
         self._socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}0")
@@ -169,8 +177,8 @@ class FakeDecode(Fake):
 class FakePrefill(Fake):
     """A prefill rank that answers by hand."""
 
-    def __init__(self, folder: Path, pools: Sequence[Component]) -> None:
-        super().__init__(folder, "prefill", pools)
+    def __init__(self, folder: Path, pools: Sequence[Component], ring: int = 0) -> None:
+        super().__init__(folder, "prefill", pools, ring)
         self._socket = self.context.socket(zmq.ROUTER)
         self._socket.router_mandatory = True
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")

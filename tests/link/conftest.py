@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _numbers = itertools.count()
+FORCED: dict[str, Any] = {"mode": "always", "ring_bytes": 96 << 10, "parcel_bytes": 32 << 10}
+"""Staging of everything, in rings that are a fraction of a request, and parcels that are a few items."""
 
 
 class Workshop:
@@ -23,6 +25,7 @@ class Workshop:
     Attributes:
         prefill: The process with prefill links.
         decode: The process with decode links.
+        usual: What every link is configured with that says nothing else.
     """
 
     def __init__(self, backend: str, folder: Path) -> None:
@@ -32,6 +35,7 @@ class Workshop:
         self.decode = Engine(folder, "decode")
         self.engines = [self.prefill, self.decode]
         self.untidy = False
+        self.usual: dict[str, Any] = {}
         self._spare: Engine | None = None
         self._leaving: list[Engine] = []
 
@@ -56,7 +60,7 @@ class Workshop:
     def open(self, role: str, pools: Sequence[Component] | None = None, **config: Any) -> LinkHandle:
         """Open a link of the role's process."""
         engine: Engine = config.pop("engine", self.prefill if role == "prefill" else self.decode)
-        config.setdefault("backend", self.backend)
+        config = {"backend": self.backend, **self.usual, **config}
         return engine.open(role, config.pop("backend"), hybrid() if pools is None else pools, **config)
 
     def pair(
@@ -177,8 +181,12 @@ def _workshops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
 
 
 @pytest.fixture
-def workshop(backend: str, _workshops: Callable[[str], Workshop]) -> Iterator[Workshop]:
-    """Two processes in which a test opens links of its own. They are closed after it, and nothing may be left."""
+def workshop(request: pytest.FixtureRequest, backend: str, _workshops: Callable[[str], Workshop]) -> Iterator[Workshop]:
+    """Two processes in which a test opens links of its own. They are closed after it, and nothing may be left.
+
+    Staging is forced on in a test that is marked so.
+    """
     made = _workshops(backend)
+    made.usual = {"staging": FORCED} if request.node.get_closest_marker("staged") else {}
     yield made
     made.clear()

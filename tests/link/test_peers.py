@@ -9,6 +9,7 @@ import contextlib
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,9 +30,14 @@ SOON = 15.0
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
 
-def on(name: str, *cases: tuple[str, object]) -> pytest.MarkDecorator:
-    """Cases with their backends: each of them takes seconds, so that not everything runs everywhere."""
-    return pytest.mark.parametrize(("backend", name), cases, indirect=["backend"], scope="session")
+def on(name: str, *cases: tuple[str, object], later: Sequence[tuple[str, object]] = ()) -> pytest.MarkDecorator:
+    """Cases with their backends: each of them takes seconds, so that not everything runs everywhere.
+
+    Those that come later are for `make soak`, and have staging forced on.
+    """
+    marks = (pytest.mark.soak, pytest.mark.staged)
+    chosen = [*cases, *(pytest.param(*each, marks=marks, id=f"{each[0]}-{each[1]}-staged") for each in later)]
+    return pytest.mark.parametrize(("backend", name), chosen, indirect=["backend"], scope="session")
 
 
 def free_address() -> str:
@@ -65,6 +71,7 @@ def quarantined(link: LinkHandle, room: int) -> bool:
     ("tcp", "in the library"),
     ("nixl", "in the library"),
     ("mooncake", "mid-chunk"),
+    later=[("tcp", "mid-chunk"), ("tcp", "in the library"), ("nixl", "in the library"), ("mooncake", "in the library")],
 )
 def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     """Decode's rooms fail; its memory is given back, fenced by itself or because that process has ended for certain."""
@@ -114,6 +121,7 @@ def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     ("tcp", "in the library"),
     ("nixl", "in the library"),
     ("mooncake", "in the library"),
+    later=[("tcp", "mid-chunk"), ("tcp", "in the library"), ("nixl", "in the library"), ("mooncake", "in the library")],
 )
 def test_decode_is_killed(workshop: Workshop, when: str) -> None:
     backend = f"faulty-{workshop.backend}"
@@ -151,7 +159,14 @@ def test_decode_is_killed(workshop: Workshop, when: str) -> None:
     workshop.untidy = when == "in the library"
 
 
-@on("busy", ("tcp", False), ("tcp", True), ("nixl", True), ("mooncake", False))
+@on(
+    "busy",
+    ("tcp", False),
+    ("tcp", True),
+    ("nixl", True),
+    ("mooncake", False),
+    later=[("tcp", True), ("nixl", True), ("mooncake", True)],
+)
 def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) -> None:
     """With other pools, too: nothing of its former self is believed."""
     address = free_address()
@@ -216,7 +231,14 @@ def test_decode_comes_back(workshop: Workshop) -> None:
     made.run(room=91)
 
 
-@on("side", ("tcp", "prefill"), ("tcp", "decode"), ("nixl", "prefill"), ("mooncake", "decode"))
+@on(
+    "side",
+    ("tcp", "prefill"),
+    ("tcp", "decode"),
+    ("nixl", "prefill"),
+    ("mooncake", "decode"),
+    later=[("tcp", "prefill"), ("tcp", "decode"), ("nixl", "decode"), ("mooncake", "prefill")],
+)
 def test_a_side_closes(workshop: Workshop, side: str) -> None:
     """A goodbye is noticed at once, and says that nothing is in flight."""
     made = workshop.pair(**{**LIVE, "liveness": 50.0})
@@ -300,6 +322,12 @@ def test_each_side_is_quiet_on_its_own_word(workshop: Workshop) -> None:
     ("nixl", ("prefill", 5.0)),
     ("nixl", ("decode", 5.0)),
     ("mooncake", ("prefill", 5.0)),
+    later=[
+        ("tcp", ("prefill", 5.0)),
+        ("tcp", ("decode", 0.6)),
+        ("nixl", ("decode", 5.0)),
+        ("mooncake", ("prefill", 5.0)),
+    ],
 )
 def test_a_side_is_stopped(workshop: Workshop, case: tuple[str, float]) -> None:
     """Shorter than liveness, and longer. Either way the links go on afterwards."""

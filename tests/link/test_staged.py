@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.helpers.expect import carry
 from tests.helpers.pools import Mamba, hybrid
+from tests.link.conftest import FORCED
 from tests.link.test_topology import FAST, TCP, Fleet, sharded
 from tests.link.test_verify import FAULTY, OTHER_PAGES, run_by_layers
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from tests.helpers.pair import Pair
     from tests.link.conftest import Workshop
 
-ALWAYS: dict[str, Any] = {"mode": "always", "ring_bytes": 96 << 10, "parcel_bytes": 32 << 10}
-"""Rings that are a fraction of a request, and parcels that are a few items."""
-
 
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
 def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
@@ -32,7 +30,7 @@ def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
         workshop,
         [sharded(rank, sources) for rank in range(sources)],
         [sharded(rank, targets) for rank in range(targets)],
-        staging=ALWAYS,
+        staging=FORCED,
     )
     fleet.run(200)
     fleet.run(200, 64, (96, 160))
@@ -41,12 +39,12 @@ def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
 
 def test_layouts_and_spans(workshop: Workshop) -> None:
     """Pages of other sizes, prefixes, pushes by layers, and every byte compared by digest as well."""
-    made = workshop.pair(verify="digest", staging=ALWAYS)
+    made = workshop.pair(verify="digest", staging=FORCED)
     made.run()
     made.run(200, 64, (96, 160))
     made.run(48, 48)
     run_by_layers(made)
-    other = workshop.pair(hybrid(), OTHER_PAGES, verify="digest", staging=ALWAYS)
+    other = workshop.pair(hybrid(), OTHER_PAGES, verify="digest", staging=FORCED)
     other.run(192, 0, (96,))
     other.run(250, 96)
 
@@ -66,7 +64,7 @@ def reach(link: LinkHandle, **numbers: int) -> None:
 
 def test_many_rooms_and_peers_share_small_rings(workshop: Workshop) -> None:
     """Rings hold two parcels, a request has dozens: everybody waits for everybody, and all of them go through."""
-    tight = {**ALWAYS, "ring_bytes": 48 << 10, "parcel_bytes": 24 << 10}
+    tight = {**FORCED, "ring_bytes": 48 << 10, "parcel_bytes": 24 << 10}
     first = workshop.pair(staging=tight)
     peer = first.beside(workshop.open("prefill", staging=tight, engine=workshop.engine()))
     pairs = [first, peer]
@@ -90,7 +88,7 @@ def test_many_rooms_and_peers_share_small_rings(workshop: Workshop) -> None:
 
 def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
     """Decode is stopped and lends nothing; another decode is served over the same prefill link meanwhile."""
-    patient: dict[str, Any] = {"staging": ALWAYS, "liveness": 60.0}
+    patient: dict[str, Any] = {"staging": FORCED, "liveness": 60.0}
     made = workshop.pair(decode_config={"engine": workshop.engine()}, **patient)
     made.run()
     case = made.case()
@@ -133,7 +131,7 @@ def hang(workshop: Workshop, made: Pair, engine: Any) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("by", ["prefill", "decode"])
 def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: str) -> None:
     """On prefill until the transfer has ended; on decode as well, unless its backend can take a grant back."""
-    roomy = {**ALWAYS, "ring_bytes": 256 << 10}
+    roomy = {**FORCED, "ring_bytes": 256 << 10}
     made = workshop.pair(backend=f"faulty-{workshop.backend}", staging=roomy)
     made.run()
     case, receiving, sending = hang(workshop, made, workshop.prefill)
@@ -175,7 +173,7 @@ def test_prefill_dies_in_the_middle(workshop: Workshop) -> None:
     workshop.untidy = True
     engine = workshop.engine()
     engine.call("warm", f"faulty-{workshop.backend}")
-    config: dict[str, Any] = {"backend": f"faulty-{workshop.backend}", "staging": ALWAYS, **FAST}
+    config: dict[str, Any] = {"backend": f"faulty-{workshop.backend}", "staging": FORCED, **FAST}
     made = workshop.pair(**config)
     doomed = made.beside(workshop.open("prefill", engine=engine, **config))
     case, receiving, _ = hang(workshop, doomed, engine)
@@ -212,7 +210,7 @@ def test_what_can_never_fit_fails_that_room_alone(workshop: Workshop) -> None:
 
 @TCP
 def test_one_side_stages(workshop: Workshop) -> None:
-    made = workshop.pair(staging=ALWAYS, decode_config={"staging": None})
+    made = workshop.pair(staging=FORCED, decode_config={"staging": None})
     case = made.case()
     text = made.receive(case, deadline=20).failed()
     assert "by different strategies" in text

@@ -171,7 +171,7 @@ class Writer:
         plan = fake.plan.components["kv"]
         owed = due(plan.source, plan.target, 200, 0)
         target = required(plan.target, 200, 0, self.case.target["kv"])
-        self.move = plan_move(plan, pushed(plan.source, 200, 0, (0, 200), list(range(13))), target, owed)
+        self.move = plan_move(plan, pushed(plan.source, 200, 0, (0, 200), self.case.source["kv"]), target, owed)
         self.parcels = list(self.move.parcels(FORCED["parcel_bytes"]))
 
     def say(self, said: Any) -> None:
@@ -230,7 +230,6 @@ def test_an_honest_prefill(made: Pair, prefill: FakePrefill) -> None:
     writer.finished()
     prefill.hear(wire.Accepted)
     writer.receiving.succeeded()
-    writer.case.source["kv"] = list(range(13))
     carry([prefill.memory], made.expected, writer.case)
     made.done(writer.case)
     made.verify()

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from statelink.link import Status
+from statelink.link import Receiving, Sending, Status
 from statelink.link._stages import CONTACT, INSTANCE, Contact, ContactEvent, InstanceEvent, Stage
 from statelink.link._status import follows
 
 from .explore import CALM, HARSH, ROOMS, STAGED, WILD, explore, run
+from .process import PAGE, WIDTH
 from .rings import PARCEL, RINGS
 from .world import Faults, Request, Shape, World, running
 
@@ -130,17 +131,20 @@ def test_a_large_room_does_not_starve_small_ones(ring: int) -> None:
     with running():
         for seed in range(3):
             world = calm(Shape(1, 1, True, STAGED[0], ring), seed)
-            decode = world.living("decode")[0]
+            prefill, decode = world.places
             large = opened(world, 1, 32)
-            while not scattered(decode, 1):
+            push_whole(prefill, large)
+            while not staged(decode, 1):
                 serve(world, large)
                 world.step()
             small = opened(world, 2, 2)
+            before = 0
             while small.sides.get(decode.address) is None or small.sides[decode.address].ended is None:
+                before = staged(decode, 1)
                 serve(world, small)
                 world.step()
             assert small.sides[decode.address].ended is Status.SUCCEEDED
-            assert large.sides[decode.address].ended is None, "the large one was served first"
+            assert 0 < before < 2 * WIDTH * large.tokens // 2, "the large one had all of its turns"
             world.settle()
 
 
@@ -162,11 +166,25 @@ def serve(world: World, request: Request) -> None:
         world.advance(request, process)
 
 
-def scattered(decode: Process, room: int) -> bool:
-    """Whether a part of a room has been staged."""
+def push_whole(prefill: Process, request: Request) -> None:
+    """One push of everything, where an engine would make many."""
+    prefill.world.join(request, prefill)
+    held = prefill.held[request.room]
+    assert prefill.take(held, request.tokens // PAGE)
+    assert isinstance(held.handle, Sending)
+    prefill.fill(held)
+    held.handle.push({"kv": held.pages, "mamba": [held.slot]}, last=True)
+    held.pushed = request.tokens
+
+
+def staged(decode: Process, room: int) -> int:
+    """Bytes of a room's pages that have come through decode's ring."""
     held = decode.held.get(room)
-    writers = held.handle._writers.values() if held is not None else ()  # type: ignore[union-attr]
-    return any(getattr(hook, "_nbytes", 0) for writer in writers for hook in writer.hooks.values())
+    if held is None:
+        return 0
+    assert isinstance(held.handle, Receiving)
+    hooks: list[Any] = [writer.hooks["kv"] for writer in held.handle._writers.values()]
+    return sum(hook._nbytes for hook in hooks)
 
 
 @pytest.mark.soak

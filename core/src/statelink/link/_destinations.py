@@ -254,5 +254,5 @@ class Destinations:
         ]
 
     def snapshot(self) -> dict[str, str]:
-        """Peers and how they stand."""
-        return {name: peer.stage.value for name, peer in self._destinations.items()}
+        """Peers and how they stand. Any thread."""
+        return {name: peer.stage.value for name, peer in list(self._destinations.items())}

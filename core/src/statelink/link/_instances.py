@@ -447,9 +447,10 @@ class Instances:
         ]
 
     def snapshot(self) -> dict[str, str]:
-        """Peers and how they stand."""
+        """Peers and how they stand. Any thread."""
         return {
-            key: f"{each.stage.value}{' (suspect)' if each.suspect else ''}" for key, each in self._instances.items()
+            key: f"{each.stage.value}{' (suspect)' if each.suspect else ''}"
+            for key, each in list(self._instances.items())
         }
 
     def _of_address(self, address: str) -> list[Instance]:

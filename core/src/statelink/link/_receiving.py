@@ -178,7 +178,7 @@ class Receiving(Room):
 
     def _held(self) -> tuple[int, str]:
         nbytes = sum(self._bytes_of(name, len(items.ids)) for name, items in self._items.items())
-        writers = self._writers.values()
+        writers = list(self._writers.values())  # the control thread may be adding to it
         if any(writer.owes for writer in writers):
             return nbytes, "a receive hook or a digest has not ended"
         waits = sorted(writer.source.name for writer in writers if not writer.closed)

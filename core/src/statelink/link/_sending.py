@@ -308,7 +308,7 @@ class Sending(Room):
     def _held(self) -> tuple[int, str]:
         named = list(self._named.items())  # an engine's thread may be adding to it
         nbytes = sum(self._bytes_of(name, len(np.unique(np.concatenate(ids)))) for name, ids in named)
-        for delivery in self._deliveries.values():
+        for delivery in list(self._deliveries.values()):
             if Side.SOURCE in delivery.unsettled:
                 return nbytes, delivery.unsettled[Side.SOURCE]
         return nbytes, "transfers are in flight"

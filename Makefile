@@ -50,8 +50,8 @@ $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
 	$(PIP) -e core -e examples/demo $(if $(DEMO_PLUGIN),-e "plugins/$(BACKEND)$(EXTRA_$(BACKEND))")
 	@touch $@
 
-# What the conformance kit found.
-REPORT := build/conformance.json
+# What the tests print, and what the conformance kit found.
+FOUND := build/tests
 
 .PHONY: help setup demo check test matrix stranger soak fix clean distclean libraries
 
@@ -77,12 +77,12 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, spell
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 
+# All of them in processes side by side, since they wait more than they compute; a choice in one.
 test: setup ## Run every test but the long ones: make test ARGS="-k routing"
-	$(BIN)/python -m pytest --statelink-report=$(REPORT) $(ARGS)
+	$(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tools.side_by_side $(FOUND))
 
-# After a whole `make test`.
-matrix: $(DEV) ## Write the README's table of what moves over what from the last `make test`
-	$(BIN)/python -m tools.matrix $(REPORT) $(if $(CI),,--write)
+matrix: $(DEV) ## Write the README's table of what moves over what from the last whole `make test`
+	$(BIN)/python -m tools.matrix $(FOUND)/*.json $(if $(CI),,--write)
 
 # Type-checked from outside, against the core that is installed there.
 stranger: $(DEV) ## Install a backend as a stranger would, into a venv of its own, and run its tests

@@ -87,8 +87,8 @@ matrix: $(DEV) ## Write the README's table of what moves over what from the last
 # Type-checked from outside, against the core that is installed there.
 stranger: $(DEV) ## Install a backend as a stranger would, into a venv of its own, and run its tests
 	tools/stranger.sh build/stranger
-	cd examples/backend-shm && $(abspath $(BIN))/mypy --python-executable $(abspath build/stranger)/venv/bin/python \
-	  --cache-dir $(abspath build/stranger)/mypy
+	for package in $(abspath examples/backend-shm build/stranger/first); do cd $$package && $(abspath $(BIN))/mypy \
+	  --python-executable $(abspath build/stranger)/venv/bin/python --cache-dir $(abspath build/stranger)/mypy; done
 
 # Whatever library is importable; for those with a simulator in tests/simulators, that one where none is.
 CONFORM := $(PLUGINS:%=conform-%)

@@ -79,6 +79,7 @@ def test_peer_stops_during_a_transfer(world: World) -> None:
     while thread.is_alive():
         serves(world, world.steady)
         served += 1
+        thread.join(0.05)
     assert outcomes == [(False, REASON, False)]
     assert served > 1
     world.mortal.signal(signal.SIGCONT)

@@ -32,15 +32,29 @@ def test_public_names() -> None:
     assert sorted(public) == statelink_nixl.__all__
 
 
-def test_importing_the_plugin_imports_no_library() -> None:
-    code = "import statelink_nixl, sys; print(sorted(sys.modules.keys() & {'nixl', 'nixl._api', 'torch'}))"
+def imported_by(code: str) -> str:
+    """Which of these libraries a fresh process has imported after some code."""
+    code = f"{code}; print(*sorted(sys.modules.keys() & {{'nixl', 'nixl._api', 'torch'}}))"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "[]\n"
+    return done.stdout.strip()
+
+
+def test_importing_the_plugin_imports_no_library() -> None:
+    assert imported_by("import statelink_nixl") == ""
+
+
+@needs_nixl
+def test_importing_nixl_imports_no_torch() -> None:
+    """Its front would, to see that torch has no CUDA; what it does where torch is imported already is left to it."""
+    probe = "from statelink_nixl import *; assert NixlBackend.probe(Options()).ok"
+    assert imported_by(probe) == "nixl nixl._api"
+    pytest.importorskip("torch")
+    assert imported_by(f"import torch; {probe}") == "nixl nixl._api torch"
 
 
 def test_declaration() -> None:

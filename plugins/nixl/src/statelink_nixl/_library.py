@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,8 @@ class Library:
             _prepare_environment()
             raising = logging.raiseExceptions
             try:
-                importlib.import_module("nixl")
+                with _torch_left_out():
+                    importlib.import_module("nixl")
                 self._api: Any = importlib.import_module("nixl._api")
             finally:
                 logging.raiseExceptions = raising  # importing NIXL turns it off for the whole process
@@ -158,6 +160,30 @@ def _prepare_environment() -> None:
     if not rdma_devices():
         # UCX's ib module brings a bundled libnl whose destructor crashes the process at exit (NIXL 1.5.1).
         os.environ.setdefault("UCX_MODULES", "^ib")
+
+
+@contextlib.contextmanager
+def _torch_left_out() -> Iterator[None]:
+    """Keep NIXL's front from importing torch to hear what torch's files say already: that it was built without CUDA.
+
+    It asks because it takes the build of NIXL for the same CUDA. The import takes seconds, and nothing here needs it.
+    """
+    try:
+        front: Any = importlib.import_module("nixl_meta_utils")
+        real, on_disk = front.detect_cuda_major, front._torch_cuda_version_from_disk
+    except (ImportError, AttributeError):  # a front that finds its build in another way
+        yield
+        return
+
+    def detect() -> int | None:
+        found: int | None = real() if {"torch", "cuda.bindings", "cupy"} & sys.modules.keys() or on_disk() else None
+        return found
+
+    front.detect_cuda_major = detect
+    try:
+        yield
+    finally:
+        front.detect_cuda_major = real
 
 
 def _version(module: str) -> str:

@@ -28,7 +28,7 @@ def hear() -> dict[str, Any]:
 def main() -> None:
     """Play this rank's part."""
     role, number, backend = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    for topology in TOPOLOGIES:
+    for topology in (each for each in TOPOLOGIES if each.name in sys.argv[4:]):
         shape = topology.prefill if role == "prefill" else topology.decode
         if number >= shape.ranks:
             continue

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.helpers.processes import Process, free_addresses
 from tests.topology.rank import ROOMS
-from tests.topology.world import TOPOLOGIES
+from tests.topology.world import TOPOLOGIES, Topology
 
 
 @pytest.fixture
-def ranks(backend: str) -> Iterator[dict[str, list[Process]]]:
+def topologies(backend: str) -> Sequence[Topology]:
+    """All over tcp. Over the others the conformance kit has TP 2 to 1 and 1 to 2 already, state type by state type."""
+    return TOPOLOGIES if backend == "tcp" else [each for each in TOPOLOGIES if each.prefill.ranks > 2]
+
+
+@pytest.fixture
+def ranks(backend: str, topologies: Sequence[Topology]) -> Iterator[dict[str, list[Process]]]:
     most = {
-        "prefill": max(topology.prefill.ranks for topology in TOPOLOGIES),
-        "decode": max(topology.decode.ranks for topology in TOPOLOGIES),
+        "prefill": max(topology.prefill.ranks for topology in topologies),
+        "decode": max(topology.decode.ranks for topology in topologies),
     }
+    names = [topology.name for topology in topologies]
     started = {
-        role: [Process("tests.topology.rank", role, n, backend) for n in range(count)] for role, count in most.items()
+        role: [Process("tests.topology.rank", role, n, backend, *names) for n in range(count)]
+        for role, count in most.items()
     }
     yield started
     for process in (*started["prefill"], *started["decode"]):
         process.end()
 
 
-def test_every_decode_rank_gets_its_slice(ranks: dict[str, list[Process]]) -> None:
-    for topology in TOPOLOGIES:
+def test_every_decode_rank_gets_its_slice(ranks: dict[str, list[Process]], topologies: Sequence[Topology]) -> None:
+    for topology in topologies:
         prefill, decode = ranks["prefill"][: topology.prefill.ranks], ranks["decode"][: topology.decode.ranks]
         for process in prefill:
             port = {str(room): "tcp://127.0.0.1:0" for room in ROOMS}

@@ -13,6 +13,9 @@ BACKEND ?= tcp
 # More arguments for the command that a target runs, as in: make test ARGS="-k routing"
 ARGS ?=
 
+# Tests start hundreds of processes: none should have to compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if $(CI),--quiet) \

@@ -17,7 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SHARES = {
     "links": ("tests/link",),
-    "processes": ("tests/deaths", "tests/kit", "tests/load", "tests/quiescence", "tests/topology"),
+    "processes": (
+        "examples/demo/tests",
+        *(f"tests/{each}" for each in ("deaths", "kit", "load", "quiescence", "topology")),
+    ),
     "libraries": ("plugins/mooncake/tests", "plugins/nixl/tests"),
 }
 """Folders of the shares, which take about as long as each other. One more has every other folder: none is forgotten."""

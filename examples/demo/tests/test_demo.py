@@ -51,10 +51,10 @@ def test_decode_answers_as_one_process_does(backend: str) -> None:
             pytest.fail(f"backend {backend} is required and cannot run here: {problem}", pytrace=False)
         pytest.skip(problem)
     # The backend that needs nothing runs the demo as it is; the others a smaller one.
-    count, args = (4, []) if backend == "tcp" else (2, ["--requests", "2"])
+    count, tokens, args = (4, 32, []) if backend == "tcp" else (2, 4, ["--requests", "2", "--tokens", "4"])
     done = run("--backend", backend, *args)
     assert (done.returncode, done.stderr) == (0, "")
-    verdict = f"{count} of {count} requests as in one process: first-step logits bit-equal, 32 tokens identical"
+    verdict = f"{count} of {count} requests as in one process: first-step logits bit-equal, {tokens} tokens identical"
     assert f"ok    by chunks of {CHUNK_TOKENS} tokens: {verdict}" in done.stdout
     assert f"ok    by layers, during the forward pass: {verdict}" in done.stdout
     assert f"moved from prefill to decode over {backend}" in done.stdout

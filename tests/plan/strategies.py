@@ -8,12 +8,13 @@ import math
 import os
 from collections.abc import Callable
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from .case import KINDS, Case, Model, Side
 
-__all__ = ["KINDS", "PROFILE", "TOPOLOGIES", "cases"]
+__all__ = ["KINDS", "PROFILE", "TOPOLOGIES", "at_scale", "cases"]
 
 PROFILE = settings(
     derandomize=True,
@@ -25,6 +26,11 @@ PROFILE = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 """The same cases on every run. Set STATELINK_SHRINK to get the smallest failing case, to keep as a regression test."""
+
+at_scale = pytest.mark.parametrize(
+    "scale", [pytest.param(1, id="few"), pytest.param(20, id="many", marks=pytest.mark.soak)]
+)
+"""As many cases as every run has time for, the same each time; and for `make soak` so many times more."""
 
 Draw = st.DrawFn
 WIDTHS = [(a, b) for a in (1, 2, 3, 4, 6, 8) for b in (1, 2, 3, 4, 6, 8)]

@@ -14,13 +14,13 @@ from .carry import carry
 from .deliver import deliver
 from .pool_strategies import DEALT, dealt_scenes, scenes
 from .pools import Pool, need
-from .strategies import PROFILE, cases
+from .strategies import PROFILE, at_scale, cases
 
 if TYPE_CHECKING:
     from .case import Case
     from .pools import Lay, Scene
 
-EXAMPLES = 16
+EXAMPLES = 8
 """Cases per feature."""
 
 Fits = Callable[["Scene", Pool, "Lay", "Lay"], bool]
@@ -94,8 +94,9 @@ SCENES: dict[str, tuple[tuple[str, ...], Fits]] = {
 }
 
 
+@at_scale
 @pytest.mark.parametrize("feature", SCENES)
-def test_scenes_with(feature: str) -> None:
+def test_scenes_with(feature: str, scale: int) -> None:
     kinds, fits = SCENES[feature]
     counted = 0
 
@@ -103,7 +104,7 @@ def test_scenes_with(feature: str) -> None:
         pool = next(pool for pool in scene.pools if pool.name in kinds)
         return fits(scene, pool, scene.source.lays[pool.name], scene.target.lays[pool.name])
 
-    @settings(PROFILE, max_examples=EXAMPLES)
+    @settings(PROFILE, max_examples=scale * EXAMPLES)
     @given(st.sampled_from(kinds).flatmap(scenes).filter(has))
     def check(scene: Scene) -> None:
         nonlocal counted
@@ -111,7 +112,7 @@ def test_scenes_with(feature: str) -> None:
         counted += 1
 
     check()
-    assert counted >= EXAMPLES
+    assert counted >= scale * EXAMPLES
 
 
 DEALINGS: dict[str, Callable[[Scene], bool]] = {
@@ -125,12 +126,13 @@ DEALINGS: dict[str, Callable[[Scene], bool]] = {
 }
 
 
+@at_scale
 @pytest.mark.parametrize("feature", DEALINGS)
-def test_dealt_positions_with(feature: str) -> None:
+def test_dealt_positions_with(feature: str, scale: int) -> None:
     counted = 0
     names = DEALT[:2] if feature == "a rank without pages" else DEALT
 
-    @settings(PROFILE, max_examples=2 * EXAMPLES)
+    @settings(PROFILE, max_examples=2 * scale * EXAMPLES)
     @given(st.sampled_from(names).flatmap(dealt_scenes).filter(DEALINGS[feature]))
     def check(scene: Scene) -> None:
         nonlocal counted
@@ -138,7 +140,7 @@ def test_dealt_positions_with(feature: str) -> None:
         counted += 1
 
     check()
-    assert counted >= 2 * EXAMPLES
+    assert counted >= 2 * scale * EXAMPLES
 
 
 def few_heads(case: Case) -> bool:
@@ -167,13 +169,14 @@ CASES: dict[str, tuple[str, Callable[[Case], bool]]] = {
 }
 
 
+@at_scale
 @pytest.mark.parametrize("feature", CASES)
-def test_cases_with(feature: str) -> None:
+def test_cases_with(feature: str, scale: int) -> None:
     kind, fits = CASES[feature]
     topology = "replicated heads" if "replicated" in feature else "by layers"
     counted = 0
 
-    @settings(PROFILE, max_examples=EXAMPLES)
+    @settings(PROFILE, max_examples=scale * EXAMPLES)
     @given(cases(topology, kind).filter(fits))
     def check(case: Case) -> None:
         nonlocal counted
@@ -181,4 +184,4 @@ def test_cases_with(feature: str) -> None:
         counted += 1
 
     check()
-    assert counted >= EXAMPLES
+    assert counted >= scale * EXAMPLES

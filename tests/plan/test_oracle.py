@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from .carry import carry
-from .strategies import KINDS, PROFILE, TOPOLOGIES, cases
+from .strategies import KINDS, PROFILE, TOPOLOGIES, at_scale, cases
 
 if TYPE_CHECKING:
     from .case import Case
@@ -18,12 +18,14 @@ EXAMPLES = 10
 """Cases per topology and kind of state."""
 
 
+@at_scale
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_every_decode_rank_holds_its_slice_of_the_global_state(topology: str, kind: str) -> None:
+def test_every_decode_rank_holds_its_slice_of_the_global_state(topology: str, kind: str, scale: int) -> None:
+    examples = scale * EXAMPLES
     counted: Counter[str] = Counter()
 
-    @settings(PROFILE, max_examples=EXAMPLES)
+    @settings(PROFILE, max_examples=examples)
     @given(cases(topology, kind))
     def check(case: Case) -> None:
         carried = carry(case)
@@ -31,5 +33,5 @@ def test_every_decode_rank_holds_its_slice_of_the_global_state(topology: str, ki
         counted["moved"] += bool(carried.nbytes[kind])
 
     check()
-    assert counted["cases"] >= EXAMPLES
-    assert counted["moved"] >= EXAMPLES // 2, "too many of the cases have nothing to move"
+    assert counted["cases"] >= examples
+    assert counted["moved"] >= examples // 2, "too many of the cases have nothing to move"

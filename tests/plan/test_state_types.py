@@ -12,20 +12,22 @@ from statelink import state
 
 from .deliver import deliver
 from .pool_strategies import DEALT, TYPES, dealt_scenes, scenes
-from .strategies import PROFILE
+from .strategies import PROFILE, at_scale
 
 if TYPE_CHECKING:
     from .pools import Scene
 
-EXAMPLES = 24
+EXAMPLES = 10
 """Cases per type of state and per way of dealing."""
 
 
+@at_scale
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_type_of_state_arrives_whole_and_nothing_else_is_touched(kind: str) -> None:
+def test_a_type_of_state_arrives_whole_and_nothing_else_is_touched(kind: str, scale: int) -> None:
+    examples = scale * EXAMPLES
     counted: Counter[str] = Counter()
 
-    @settings(PROFILE, max_examples=EXAMPLES)
+    @settings(PROFILE, max_examples=examples)
     @given(scenes(kind))
     def check(scene: Scene) -> None:
         nbytes = deliver(scene)
@@ -33,15 +35,17 @@ def test_a_type_of_state_arrives_whole_and_nothing_else_is_touched(kind: str) ->
         counted["moved"] += bool(nbytes[kind if kind != "draft on decode only" else "its target"])
 
     check()
-    assert counted["cases"] >= EXAMPLES
-    assert counted["moved"] >= EXAMPLES // 2, "too many of the cases have nothing to move"
+    assert counted["cases"] >= examples
+    assert counted["moved"] >= examples // 2, "too many of the cases have nothing to move"
 
 
+@at_scale
 @pytest.mark.parametrize("topology", DEALT)
-def test_positions_that_ranks_share_arrive_whole(topology: str) -> None:
+def test_positions_that_ranks_share_arrive_whole(topology: str, scale: int) -> None:
+    examples = 2 * scale * EXAMPLES
     counted: Counter[str] = Counter()
 
-    @settings(PROFILE, max_examples=2 * EXAMPLES)
+    @settings(PROFILE, max_examples=examples)
     @given(dealt_scenes(topology))
     def check(scene: Scene) -> None:
         nbytes = deliver(scene)
@@ -49,8 +53,8 @@ def test_positions_that_ranks_share_arrive_whole(topology: str) -> None:
         counted["moved"] += bool(nbytes["dealt"])
 
     check()
-    assert counted["cases"] >= 2 * EXAMPLES
-    assert counted["moved"] >= EXAMPLES, "too many of the cases have nothing to move"
+    assert counted["cases"] >= examples
+    assert counted["moved"] >= examples // 2, "too many of the cases have nothing to move"
 
 
 def test_every_built_in_type_is_generated() -> None:

@@ -17,14 +17,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Region, Transfer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Memory", "Peer", "finish", "make", "move"]
 

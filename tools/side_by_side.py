@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -61,11 +62,17 @@ class Share:
 
 
 def main(folder: Path) -> int:
-    """Run all shares; the exit status of one that failed, if any did."""
+    """Run all shares: 0, or the exit status of one that failed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shares = [Share(name, folder, within) for name, within in SHARES.items()]
     shares.append(Share("others", folder, [f"--ignore-glob={each}/*" for within in SHARES.values() for each in within]))
+
+    def stop(*_: object) -> None:
+        for share in shares:
+            share.process.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
     running, said = list(shares), time.monotonic()
     try:
         while running:

@@ -131,7 +131,7 @@ def watch(patch: pytest.MonkeyPatch, ends: Counter[str]) -> None:
     numbers = iter(range(1 << 62))
     ask, give = Ring.ask, Ring.give
 
-    def watched_ask(ring: Ring, owner: object, nbytes: int, then: Callable[[int], None]) -> None:
+    def watched_ask(ring: Ring, owner: object, nbytes: int, then: Callable[[int], None], *, peer: str) -> None:
         def lent(at: int) -> None:
             book = _books.setdefault(ring, {})
             for other in book.values():
@@ -142,7 +142,7 @@ def watch(patch: pytest.MonkeyPatch, ends: Counter[str]) -> None:
             then(at)
 
         give_way()
-        ask(ring, owner, nbytes, lent)
+        ask(ring, owner, nbytes, lent, peer=peer)
 
     def watched_give(ring: Ring, at: int) -> None:
         if _books[ring].pop(at, None) is None:

@@ -305,13 +305,13 @@ def test_a_room_that_ends_while_space_is_on_its_way(side: str, end: tuple[str, .
         next(iter(hook.chunk(scene.context, scene.move)))
     ask = scene.ring.ask
 
-    def late(owner: object, nbytes: int, then: Callable[[int], None]) -> None:
+    def late(owner: object, nbytes: int, then: Callable[[int], None], *, peer: str) -> None:
         def decided(at: int) -> None:
             for each in end:
                 getattr(hook, each)(scene.context)
             then(at)
 
-        ask(owner, nbytes, decided)
+        ask(owner, nbytes, decided, peer=peer)
 
     scene.ring.ask = late  # type: ignore[method-assign]
     scene.say(hook, Ask(0, ASKED) if side == "decode" else Lent(0, 0))

@@ -28,7 +28,7 @@ def test_space_is_never_lent_twice_and_everybody_is_served() -> None:
             lent[at] = nbytes
             order.append(number)
 
-        ring.ask(number, nbytes, then)
+        ring.ask(number, nbytes, then, peer=str(number))
 
     for number in range(2000):
         take(number, rng.randint(1, 10_000 if number % 50 == 0 else 3000))
@@ -48,9 +48,9 @@ def test_a_small_one_does_not_get_past_a_large_one() -> None:
     ring = made(4096)
     served: list[str] = []
     held: list[int] = []
-    ring.ask("a", 3000, held.append)
-    ring.ask("large", 4096, lambda at: served.append("large"))
-    ring.ask("small", 100, lambda at: served.append("small"))
+    ring.ask("a", 3000, held.append, peer="a")
+    ring.ask("large", 4096, lambda at: served.append("large"), peer="large")
+    ring.ask("small", 100, lambda at: served.append("small"), peer="small")
     assert served == []
     ring.give(held[0])
     assert served == ["large"]
@@ -60,20 +60,54 @@ def test_who_fails_waits_no_more_and_its_space_is_quarantined() -> None:
     ring = made(4096)
     held: list[int] = []
     served: list[str] = []
-    ring.ask("dead", 3000, held.append)
-    ring.ask("dead", 3000, lambda at: served.append("dead"))
-    ring.ask("alive", 1000, lambda at: served.append("alive"))
+    ring.ask("dead", 3000, held.append, peer="one")
+    ring.ask("dead", 3000, lambda at: served.append("dead"), peer="another")
+    ring.ask("alive", 1000, lambda at: served.append("alive"), peer="alive")
     ring.drop("dead")
     assert served == ["alive"], "what waited in front of it is gone"
     assert ring.snapshot() == {"bytes": 4096, "lent": 4000, "quarantined": 3000, "waiting": 0}
-    ring.ask("next", 3000, lambda at: served.append("next"))
+    ring.ask("next", 3000, lambda at: served.append("next"), peer="next")
     assert served == ["alive"], "quarantined space is nobody's"
     ring.give(held[0])
     assert served == ["alive", "next"]
     assert ring.snapshot()["quarantined"] == 0
 
 
+def test_no_peer_takes_all_of_it() -> None:
+    """Half of what is left, and the next ones get past; what a dead one keeps is shared by nobody."""
+    ring = made(8 * 256)
+    held: list[tuple[str, int]] = []
+
+    def ask(peer: str, count: int) -> None:
+        for _ in range(count):
+            ring.ask(peer, 256, lambda at: held.append((peer, at)), peer=peer)
+
+    ask("a", 6)
+    assert [peer for peer, _ in held] == ["a"] * 4
+    ask("b", 3)
+    assert [peer for peer, _ in held] == ["a"] * 4 + ["b"] * 3
+    ring.drop("a")
+    assert ring.snapshot() == {"bytes": 2048, "lent": 7 * 256, "quarantined": 4 * 256, "waiting": 0}
+    ask("c", 2)
+    ask("d", 1)
+    assert [peer for peer, _ in held[7:]] == ["c"], "there is no more"
+    ring.give(held[4][1])
+    assert [peer for peer, _ in held[7:]] == ["c", "c"], "in the order in which they asked"
+    ring.give(held[5][1])
+    assert [peer for peer, _ in held[7:]] == ["c", "c", "d"]
+
+
+def test_a_peer_may_always_have_one_parcel() -> None:
+    ring = made(1000)
+    held: list[int] = []
+    for _ in range(2):
+        ring.ask("a", 1000, held.append, peer="a")
+    assert held == [0]
+    ring.give(0)
+    assert held == [0, 0]
+
+
 def test_what_can_never_be_had_names_both_sizes() -> None:
     with pytest.raises(RoomError, match="it has 4097 bytes, and the ring 4096") as error:
-        made(4096).ask("a", 4097, print)
+        made(4096).ask("a", 4097, print, peer="a")
     assert error.value.code == "room.staging"

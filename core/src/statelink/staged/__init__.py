@@ -5,7 +5,8 @@ token), a library's cost per block is most of the time. A staged component goes 
 fixed size on both sides that belongs to no component:
 
 1. Prefill asks for space in decode's ring, a *parcel* at a time, once the bytes of a push are there to be read.
-2. Decode lends space in the order in which it was asked for, across all rooms and writers: who finds none waits.
+2. Decode lends space in the order in which it was asked for, across all rooms and writers: who finds none waits. No
+   writer gets more than half of what is left: it may die, and take what it holds with it.
 3. Prefill takes space of its own, gathers, writes one block from ring to ring, says so, and gives its own back.
 4. Decode scatters what has come, and lends the space to the next.
 

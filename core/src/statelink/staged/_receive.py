@@ -86,7 +86,7 @@ class StagedReceive(ReceiveHook):
             answer = write(Lent(said.number, at))
             context.lend(ring.memory.address + at, said.nbytes, lambda: context.message(answer))
 
-        ring.ask(self, said.nbytes, lend)
+        ring.ask(self, said.nbytes, lend, peer=context.peer)
 
     def _written(self, said: Written, move: Move, ring: Ring) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,12 +22,20 @@ class _Asked(NamedTuple):
     owner: object
     nbytes: int
     then: Callable[[int], None]
+    peer: str
+
+
+class _Lent(NamedTuple):
+    owner: object
+    nbytes: int
+    peer: str
 
 
 class Ring:
     """Memory of one kind, shared by all rooms of a link. Thread-safe; nothing here blocks.
 
-    Space is not given back in order: what is quarantined for long must not stand in the way of the rest.
+    Space is not given back in order: what is quarantined for long must not stand in the way of the rest. And what one
+    peer holds, which may die with it, is never more than half of what is left, unless that is its only parcel.
 
     Args:
         memory: The memory.
@@ -39,12 +47,19 @@ class Ring:
         self.region = region
         self._lock = threading.Lock()
         self._waiting: deque[_Asked] = deque()
-        self._lent: dict[int, tuple[int, object]] = {}
+        self._waiting_of: Counter[str] = Counter()
+        self._lent: dict[int, _Lent] = {}
         self._order: list[int] = []
         self._quarantined: set[object] = set()
 
-    def ask(self, owner: object, nbytes: int, then: Callable[[int], None]) -> None:
+    def ask(self, owner: object, nbytes: int, then: Callable[[int], None], *, peer: str) -> None:
         """Ask for space; ``then`` is called with its offset, at once or by whoever gives space back.
+
+        Args:
+            owner: Who asks; see `drop`.
+            nbytes: Bytes.
+            then: Takes it over.
+            peer: Whose bytes go through it.
 
         Raises:
             RoomError: It can never be had.
@@ -57,15 +72,16 @@ class Ring:
                 code="room.staging",
             )
         with self._lock:
-            self._waiting.append(_Asked(owner, nbytes, then))
+            self._waiting.append(_Asked(owner, nbytes, then, peer))
+            self._waiting_of[peer] += 1
         self._serve()
 
     def give(self, at: int) -> None:
         """Give space back: nothing is written to it or read from it any more."""
         with self._lock:
-            _, owner = self._lent.pop(at)
+            owner = self._lent.pop(at).owner
             self._order.remove(at)
-            if all(other is not owner for _, other in self._lent.values()):
+            if all(each.owner is not owner for each in self._lent.values()):
                 self._quarantined.discard(owner)
         self._serve()
 
@@ -73,7 +89,8 @@ class Ring:
         """Its owner has failed: it waits for nothing any more, and what it holds counts as quarantined."""
         with self._lock:
             self._waiting = deque(each for each in self._waiting if each.owner is not owner)
-            if any(other is owner for _, other in self._lent.values()):
+            self._waiting_of = Counter(each.peer for each in self._waiting)
+            if any(each.owner is owner for each in self._lent.values()):
                 self._quarantined.add(owner)
         self._serve()
 
@@ -82,31 +99,57 @@ class Ring:
         with self._lock:
             return {
                 "bytes": self.memory.nbytes,
-                "lent": sum(nbytes for nbytes, _ in self._lent.values()),
-                "quarantined": sum(nbytes for nbytes, owner in self._lent.values() if owner in self._quarantined),
+                "lent": sum(each.nbytes for each in self._lent.values()),
+                "quarantined": self._kept(),
                 "waiting": len(self._waiting),
             }
 
     def _serve(self) -> None:
-        """Lend to who has waited for longest, and so on; whoever does not fit lets nobody past."""
+        """Lend to who has waited for longest, and so on; whoever does not fit lets nobody past.
+
+        Only who has to wait for what its own peer holds does.
+        """
         served: list[tuple[Callable[[int], None], int]] = []
         with self._lock:
-            while self._waiting:
+            passed: deque[_Asked] = deque()
+            full: set[str] = set()
+            while len(full) < len(self._waiting_of):  # else nobody is left who might get some
                 asked = self._waiting[0]
+                if asked.peer in full or self._has_its_share(asked):
+                    full.add(asked.peer)
+                    passed.append(self._waiting.popleft())
+                    continue
                 at = self._find(asked.nbytes)
                 if at is None:
                     break
                 self._waiting.popleft()
-                self._lent[at] = asked.nbytes, asked.owner
+                self._waiting_of[asked.peer] -= 1
+                if not self._waiting_of[asked.peer]:
+                    del self._waiting_of[asked.peer]
+                self._lent[at] = _Lent(asked.owner, asked.nbytes, asked.peer)
                 insort(self._order, at)
                 served.append((asked.then, at))
+            self._waiting.extendleft(reversed(passed))
         for then, at in served:
             then(at)
+
+    def _kept(self) -> int:
+        """Bytes in quarantine."""
+        return sum(each.nbytes for each in self._lent.values() if each.owner in self._quarantined)
+
+    def _has_its_share(self, asked: _Asked) -> bool:
+        """Whether a peer holds so much that it has to wait for itself."""
+        held = sum(
+            each.nbytes
+            for each in self._lent.values()
+            if each.peer == asked.peer and each.owner not in self._quarantined
+        )
+        return held > 0 and 2 * (held + asked.nbytes) > self.memory.nbytes - self._kept()
 
     def _find(self, nbytes: int) -> int | None:
         free = 0
         for at in self._order:
             if at - free >= nbytes:
                 return free
-            free = -(-(at + self._lent[at][0]) // ALIGN) * ALIGN
+            free = -(-(at + self._lent[at].nbytes) // ALIGN) * ALIGN
         return free if self.memory.nbytes - free >= nbytes else None

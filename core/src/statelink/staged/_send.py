@@ -123,7 +123,7 @@ class StagedSend(SendHook):
             nbytes = self._wanted.pop(said.number, 0)
         if not nbytes:
             raise WireError("decode lends space that nobody asked for", cause=str(said))
-        self._ring.ask(self, nbytes, lambda at: self._placed(context, said.number, at, said.offset))
+        self._ring.ask(self, nbytes, lambda at: self._placed(context, said.number, at, said.offset), peer=context.peer)
 
     def _placed(self, context: SendContext, number: int, at: int, offset: int) -> None:
         assert self._ring is not None

@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from statelink.backend import (
-    Batch,
-    Blocks,
-    Ends,
+from statelink.backend import Batch, Blocks, Ends, Op, Region, RegionTable
+from statelink.backend.native import (
     Ledger,
-    Op,
     Posted,
-    Region,
-    RegionTable,
     Remote,
     _machine,
     elsewhere,

@@ -25,8 +25,6 @@ from ._interface import (
     Transfer,
     Transports,
 )
-from ._ledger import Ledger, Posted, Remote
-from ._machine import Ended, elsewhere, environment, lacking, loads, rdma_devices
 from ._regions import RegionTable
 from ._report import Moved, RoomReport
 from ._strategy import (
@@ -55,23 +53,19 @@ __all__ = [
     "Capabilities",
     "Check",
     "Diagnosing",
-    "Ended",
     "Ends",
     "Fence",
     "Fencing",
     "HookContext",
-    "Ledger",
     "Move",
     "Moved",
     "Op",
     "Outcome",
-    "Posted",
     "Probe",
     "ReceiveContext",
     "ReceiveHook",
     "Region",
     "RegionTable",
-    "Remote",
     "RoomReport",
     "SendContext",
     "SendHook",
@@ -81,12 +75,7 @@ __all__ = [
     "Transfer",
     "Transports",
     "Verdict",
-    "elsewhere",
-    "environment",
     "hookimpl",
-    "lacking",
-    "loads",
     "pack_descriptors",
-    "rdma_devices",
     "unpack_descriptors",
 ]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from statelink.backend import lacking
+from statelink.backend.native import lacking
 
 __all__ = ["REFUSED", "Library"]
 

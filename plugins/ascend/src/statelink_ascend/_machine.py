@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statelink.backend import Check, Verdict, elsewhere, loads
+from statelink.backend import Check, Verdict
+from statelink.backend.native import elsewhere, loads
 
 if TYPE_CHECKING:
     from ._options import Options

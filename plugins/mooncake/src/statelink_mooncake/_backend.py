@@ -26,8 +26,8 @@ from statelink.backend import (
     Side,
     SubmitMode,
     Transfer,
-    rdma_devices,
 )
+from statelink.backend.native import rdma_devices
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._descriptor import Descriptor, session

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from statelink.backend import Check, Verdict, rdma_devices
+from statelink.backend import Check, Verdict
+from statelink.backend.native import rdma_devices
 
 from ._library import PACKAGES, Library, forced_tcp, loads
 

@@ -10,7 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import environment, lacking
+from statelink.backend.native import environment, lacking
 
 from ._quiet import quiet
 from ._settings import Unusable, apply

@@ -28,17 +28,15 @@ from statelink.backend import (
     Check,
     Ends,
     Fence,
-    Ledger,
     Op,
-    Posted,
     Probe,
     Region,
     RegionTable,
-    Remote,
     Side,
     SubmitMode,
     Transfer,
 )
+from statelink.backend.native import Ledger, Posted, Remote
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import Engine, Library

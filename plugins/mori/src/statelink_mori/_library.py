@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import lacking
+from statelink.backend.native import lacking
 from statelink.errors import BackendUnavailableError, TransferError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statelink.backend import Check, Verdict, elsewhere, loads, rdma_devices
+from statelink.backend import Check, Verdict
+from statelink.backend.native import elsewhere, loads, rdma_devices
 
 if TYPE_CHECKING:
     from ._options import Options

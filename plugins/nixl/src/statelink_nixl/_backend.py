@@ -29,17 +29,14 @@ from statelink.backend import (
     Check,
     Ends,
     Fence,
-    Ledger,
     Op,
-    Posted,
     Probe,
     Region,
-    Remote,
     Side,
     SubmitMode,
     Transfer,
-    rdma_devices,
 )
+from statelink.backend.native import Ledger, Posted, Remote, rdma_devices
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._diagnosis import diagnose

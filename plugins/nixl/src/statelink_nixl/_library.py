@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from statelink.backend import environment, lacking, rdma_devices
+from statelink.backend.native import environment, lacking, rdma_devices
 
 if TYPE_CHECKING:
     from ._options import Options

@@ -15,7 +15,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from statelink.backend import UNKNOWN, rdma_devices
+from statelink.backend import UNKNOWN
+from statelink.backend.native import rdma_devices
 
 if TYPE_CHECKING:
     from ._options import Options

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from statelink.backend._interface import Transfer
 from statelink.errors import TransferError
 
-from ._interface import Transfer
-
 if TYPE_CHECKING:
-    from ._regions import RegionTable
+    from statelink.backend._regions import RegionTable
 
 __all__ = ["Ledger", "Posted", "Remote"]
 

@@ -31,43 +31,47 @@ def root() -> None:
 
 
 class Cable:
-    """A network namespace, and a pair of virtual devices that leads there.
+    """Two network namespaces, and a pair of virtual devices between them.
+
+    Nothing of it is in our own: libraries that other tests run there would tell their peers of it, and then miss it.
 
     Attributes:
-        here: Our address.
-        there: The address in the namespace.
-        enter: What to put before a command so that it runs in the namespace.
+        hosts: Of each end, what to put before a command so that it runs there, and its address.
     """
 
     def __init__(self) -> None:
         number = next(_numbers)
-        self._name = f"sl{os.getpid()}-{number}"
-        self._device = f"sl{os.getpid() % 100000}a{number}"
+        self._names = [f"sl{os.getpid()}-{number}{end}" for end in "ab"]
+        self._devices = [f"sl{os.getpid() % 100000}{end}{number}" for end in "ab"]
         subnet = f"10.{200 + number % 50}.{os.getpid() % 250}"
-        self.here, self.there = f"{subnet}.1", f"{subnet}.2"
-        self.enter = ["ip", "netns", "exec", self._name]
-        self._far = far = f"{self._device}b"
-        run("ip", "netns", "add", self._name)
-        run("ip", "link", "add", self._device, "type", "veth", "peer", "name", far, "netns", self._name)
-        run("ip", "address", "add", f"{self.here}/24", "dev", self._device)
-        run("ip", "-n", self._name, "address", "add", f"{self.there}/24", "dev", far)
-        run("ip", "link", "set", self._device, "up")
-        run("ip", "-n", self._name, "link", "set", far, "up")
-        run("ip", "-n", self._name, "link", "set", "lo", "up")
+        addresses = [f"{subnet}.{end}" for end in (1, 2)]
+        self.hosts = [(["ip", "netns", "exec", name], at) for name, at in zip(self._names, addresses, strict=True)]
+        for name in self._names:
+            run("ip", "netns", "add", name)
+        (here, there), (device, far) = self._names, self._devices
+        run("ip", "-n", here, "link", "add", device, "type", "veth", "peer", "name", far, "netns", there)
+        for name, device, address in zip(self._names, self._devices, addresses, strict=True):
+            run("ip", "-n", name, "address", "add", f"{address}/24", "dev", device)
+            run("ip", "-n", name, "link", "set", device, "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")
 
     def cut(self) -> None:
         """Let nothing through, and tell nobody: packets go to a hardware address that nobody has."""
-        nowhere = ["lladdr", "02:00:00:00:00:01", "nud", "permanent"]
-        run("ip", "neigh", "replace", self.there, *nowhere, "dev", self._device)
-        run("ip", "-n", self._name, "neigh", "replace", self.here, *nowhere, "dev", self._far)
+        for neighbour in self._neighbours("replace"):
+            run(*neighbour, "lladdr", "02:00:00:00:00:01", "nud", "permanent")
 
     def mend(self) -> None:
         """Let everything through again."""
-        run("ip", "neigh", "del", self.there, "dev", self._device)
-        run("ip", "-n", self._name, "neigh", "del", self.here, "dev", self._far)
+        for neighbour in self._neighbours("del"):
+            run(*neighbour)
 
     def end(self) -> None:
-        run("ip", "netns", "del", self._name)
+        for name in self._names:
+            run("ip", "netns", "del", name)
+
+    def _neighbours(self, change: str) -> Iterator[list[str]]:
+        for name, device, (_, other) in zip(self._names, self._devices, self.hosts[::-1], strict=True):
+            yield ["ip", "-n", name, "neigh", change, other, "dev", device]
 
 
 @pytest.fixture

@@ -196,12 +196,10 @@ def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
 def test_the_network_is_cut(workshop: Workshop, cable: Cable, choice: str) -> None:
     """Silence is no proof: what may still be written stays where it is until the two speak again."""
     side = choice
-    far = workshop.engine(*cable.enter)
-    ends = {side: (far, cable.there), "decode" if side == "prefill" else "prefill": (None, cable.here)}
     opened = {}
-    for role, (engine, host) in ends.items():
-        where = {} if engine is None else {"engine": engine}
-        opened[role] = workshop.open(role, POOLS, listen=f"tcp://{host}:0", insecure=True, **where, **LIVE)
+    for role, (enter, address) in zip((side, "decode" if side == "prefill" else "prefill"), cable.hosts, strict=True):
+        engine = workshop.engine(*enter)
+        opened[role] = workshop.open(role, POOLS, engine=engine, listen=f"tcp://{address}:0", insecure=True, **LIVE)
     pair = Pair(opened["prefill"], opened["decode"])
     other = Pair(workshop.open("prefill", POOLS, **LIVE), workshop.open("decode", POOLS, **LIVE))
     pair.run(32)

@@ -106,11 +106,11 @@ def test_a_decode_that_lies(made: Pair, decode: FakeDecode) -> None:
         ([Ask(0, 64)], "decode says 'ask'"),
     ]
     places: list[tuple[Place, int, str]] = [
-        (Place(99, decode.ring.address, RING), 0, "a block names destination region 99"),
-        (Place(decode.ring_region, beyond, RING), 0, "a block leaves its destination region"),
-        (Place(decode.ring_region, (1 << 64) - RING, RING), 0, "a block leaves its destination region"),
-        (Place(decode.ring_region, decode.ring.address, FAR), RING - 1, "a block leaves its destination region"),
-        (Place(0, decode.ring.address, RING), 0, "a block leaves its destination region"),
+        (Place(99, decode.ring.address, RING), 0, "registered by the peer"),
+        (Place(decode.ring_region, beyond, RING), 0, "registered by the peer"),
+        (Place(decode.ring_region, (1 << 64) - RING, RING), 0, "registered by the peer"),
+        (Place(decode.ring_region, decode.ring.address, FAR), RING - 1, "registered by the peer"),
+        (Place(0, decode.ring.address, RING), 0, "registered by the peer"),
     ]
     before = decode.memory.copy()
     lies: list[tuple[bytes | None, list[Any], str]] = [

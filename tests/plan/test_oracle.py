@@ -34,4 +34,4 @@ def test_every_decode_rank_holds_its_slice_of_the_global_state(topology: str, ki
 
     check()
     assert counted["cases"] >= examples
-    assert counted["moved"] >= examples // 2, "too many of the cases have nothing to move"
+    assert counted["moved"] >= examples // 3, "too many of the cases have nothing to move"

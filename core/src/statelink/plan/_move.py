@@ -143,6 +143,9 @@ class Move:
         buffers = len(group.source)
         if not buffers:
             return
+        if len(self._pairs) == len(group.runs.nbytes) == 1 and buffers <= max_blocks:
+            yield _single(group, self._pairs)
+            return
         grains = max(1, MAX_OFFSETS // len(group.runs.nbytes))
         for begin in range(0, len(self._pairs), grains):
             offsets = _offsets(group, self._pairs, slice(begin, begin + grains))
@@ -246,15 +249,32 @@ def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
 
 
 def _side(items: I64, parts: I64 | None, part: slice, stride: int, runs: I64, steps: I64) -> I64:
-    if len(items) == 1:
-        offsets = runs + int(items[0]) * stride
-        return offsets if parts is None else offsets + int(parts[part][0]) * steps
     if len(runs) == 1 and parts is None:
         return items * stride + runs
     offsets = (items * stride)[:, None] + runs
     if parts is not None:
         offsets += parts[part, None] * steps
     return offsets.ravel()
+
+
+def _single(group: Group, pairs: Pairs) -> Blocks:
+    """One offset in every buffer, worked out without arrays: requests of one item have no time for them."""
+    runs = group.runs
+    source = int(pairs.source[0]) * group.source_stride + int(runs.source[0])
+    target = int(pairs.target[0]) * group.target_stride + int(runs.target[0])
+    if pairs.source_part is not None:
+        source += int(pairs.source_part[0]) * int(runs.source_step[0])
+    if pairs.target_part is not None:
+        target += int(pairs.target_part[0]) * int(runs.target_step[0])
+    lengths = np.empty(len(group.source), np.uint64)
+    lengths.fill(runs.nbytes[0])
+    return Blocks(
+        group.source + np.uint64(source),
+        group.target + np.uint64(target),
+        lengths,
+        group.source_region.copy(),
+        group.target_region.copy(),
+    )
 
 
 def _spread(group: Group, offsets: tuple[U64, U64, U64]) -> Blocks:

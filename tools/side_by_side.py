@@ -19,9 +19,10 @@ ROOT = Path(__file__).parents[1]
 SHARES = {
     "links": ("tests/link", "tests/load", "tests/topology"),
     "processes": ("examples/demo/tests", "tests/deaths", "tests/kit", "tests/quiescence"),
+    "planner": ("tests/plan",),
     "libraries": ("plugins/mooncake/tests", "plugins/mori/tests", "plugins/nixl/tests"),
 }
-"""Folders of the shares, which take about as long as each other. One more has every other folder: none is forgotten."""
+"""Folders of the shares. One more has every other folder: none is forgotten. Two cores are busy until the end."""
 EVERY = 60.0
 """Seconds between two lines that say how far all are."""
 

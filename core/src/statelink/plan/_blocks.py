@@ -19,7 +19,8 @@ class Blocks:
     """Byte ranges to move, as five parallel arrays of one length.
 
     Source and destination are the two ends of the *data flow*: in a WRITE the source is local, in a READ remote.
-    The arrays belong to the receiver of the object and are contiguous. No two blocks overlap at the destination.
+    The arrays belong to the receiver of the object and are contiguous; who passes their addresses to a library holds
+    them until it is done, since their memory is taken again for other blocks. No two blocks overlap at the destination.
 
     Attributes:
         source: First byte of each block at its source; uint64.

@@ -228,6 +228,8 @@ def _of_buffers(group: Group, chosen: slice | npt.NDArray[np.bool_]) -> Group:
 def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
     """Byte offsets from item 0, coalesced: once per group, since its buffers differ only in where item 0 is."""
     runs = group.runs
+    if len(runs.nbytes) == 1 and pairs.source_part is None and pairs.target_part is None:
+        return _offsets_of_items(group, pairs.source[part], pairs.target[part])
     source = _side(pairs.source[part], pairs.source_part, part, group.source_stride, runs.source, runs.source_step)
     target = _side(pairs.target[part], pairs.target_part, part, group.target_stride, runs.target, runs.target_step)
     nbytes = runs.nbytes
@@ -237,20 +239,47 @@ def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
         nbytes = table.reshape(-1)
         # Glue on byte offsets, never on ids: strides differ between the sides.
         ends = nbytes[:-1]
-        glued = (source[1:] - source[:-1] == ends) & (target[1:] - target[:-1] == ends)
-        if np.count_nonzero(glued):
-            begins = np.empty(len(source), np.bool_)
-            begins[0] = True
-            np.logical_not(glued, out=begins[1:])
-            first = np.flatnonzero(begins)
+        apart = (source[1:] - source[:-1] != ends) | (target[1:] - target[:-1] != ends)
+        first = _begins(apart)
+        if first is not None:
             source, target, nbytes = source[first], target[first], np.add.reduceat(nbytes, first)
     # uint64 from here, since int64 + uint64 would become float64. None of these is negative.
     return source.view(np.uint64), target.view(np.uint64), nbytes.view(np.uint64)
 
 
+def _offsets_of_items(group: Group, source: I64, target: I64) -> tuple[U64, U64, U64]:
+    """The same where one run is all that moves of an item: neighbours are found before anything is multiplied."""
+    runs = group.runs
+    count, nbytes = len(source), int(runs.nbytes[0])
+    first = None
+    strides = group.source_stride, group.target_stride
+    # Else no item begins where another's run ends; a single item may have no stride.
+    if count > 1 and all(strides) and not any(nbytes % stride for stride in strides):
+        there, here = (nbytes // stride for stride in strides)
+        first = _begins((source[1:] - source[:-1] != there) | (target[1:] - target[:-1] != here))
+    if first is None:
+        lengths = np.empty(count, np.uint64)
+        lengths.fill(nbytes)
+    else:
+        source, target = source[first], target[first]
+        ends = np.empty(len(first), np.int64)
+        ends[:-1], ends[-1] = first[1:], count
+        lengths = ((ends - first) * nbytes).view(np.uint64)
+    offsets = source * group.source_stride + runs.source, target * group.target_stride + runs.target
+    return offsets[0].view(np.uint64), offsets[1].view(np.uint64), lengths
+
+
+def _begins(apart: npt.NDArray[np.bool_]) -> I64 | None:
+    """Places of those that do not go on in what is before them; ``None`` for all of them."""
+    count = np.count_nonzero(apart)
+    if count == len(apart):
+        return None
+    first = np.zeros(count + 1, np.int64)
+    np.add(np.flatnonzero(apart), 1, out=first[1:])
+    return first
+
+
 def _side(items: I64, parts: I64 | None, part: slice, stride: int, runs: I64, steps: I64) -> I64:
-    if len(runs) == 1 and parts is None:
-        return items * stride + runs
     offsets = (items * stride)[:, None] + runs
     if parts is not None:
         offsets += parts[part, None] * steps

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from statelink.backend import Backend, Batch, Blocks, RegionTable, Transfer
+from statelink.backend import Backend, Batch, Blocks, Outcome, RegionTable, Side, Transfer
 from statelink.link._mover import move
 from statelink.state import Region
 from statelink.tcp import TcpBackend
@@ -54,3 +54,63 @@ def test_polls_until_the_last_transfer_has_ended() -> None:
     timer.cancel()
     timer.join()
     assert ended.value.value == (64 * count, count, None, frozenset(), ())
+
+
+class Sudden(Transfer):
+    """One that a thread of its backend fails, just before it is looked at for the so many-th time."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+        super().__init__()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome, as of now."""
+        self._looks -= 1
+        return Outcome(False, "the link went down", settled=False) if self._looks < 0 else None
+
+    @outcome.setter
+    def outcome(self, outcome: Outcome | None) -> None: ...
+
+
+class Breaking(Lazy):
+    """The second of its transfers fails by itself, and every other succeeds when it is polled."""
+
+    def __init__(self, looks: int) -> None:
+        self.made: list[Transfer] = []
+        self._looks = looks
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        self.made.append(Sudden(self._looks) if len(self.made) == 1 else Transfer())
+        return self.made[-1]
+
+    def poll(self, transfers: list[Transfer]) -> None:
+        for transfer in transfers:
+            if not isinstance(transfer, Sudden):
+                transfer.succeed()
+
+
+@pytest.mark.parametrize("looks", range(12))
+def test_sees_a_failure_whenever_it_comes(looks: int) -> None:
+    """The outcome may be set between any two looks at it, and is never lost."""
+    count = 2 * Lazy.capabilities.max_transfers
+    places = np.arange(count, dtype=np.uint64) * np.uint64(64) + np.uint64(4096)
+    zero = np.zeros(count, np.uint32)
+    blocks = Blocks(places, places, np.full(count, 64, np.uint64), zero, zero)
+    table = RegionTable([Region(4096, 64 * count)], "lazy")
+    moving = move(
+        cast("Backend", Breaking(looks)),
+        "peer",
+        [blocks],
+        room=1,
+        generation=1,
+        tables=(table, table),
+        slice_bytes=64,
+        cancelled=threading.Event(),
+    )
+    with pytest.raises(StopIteration) as ended:
+        next(moving)
+    result = ended.value.value
+    assert result.reason is not None
+    assert result.reason.cause == "the link went down"
+    assert result.unsettled == frozenset(Side)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from statelink.backend import Backend, Batch, Blocks, Op, RegionTable, Side, Transfer
+from statelink.backend import Backend, Batch, Blocks, Op, Outcome, RegionTable, Side, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
 
 if TYPE_CHECKING:
@@ -130,19 +130,25 @@ def _wait(
     """Poll until ``ends`` transfers ended, one failed, or the room was cancelled; what still runs, and the failure."""
     nap = FIRST_NAP
     while True:
-        ended = [transfer for transfer in running if transfer.outcome is not None]
+        ended, left = _sorted(running)
         if len(ended) < ends:  # also when some have ended: a library may move the others only while it is polled
-            backend.poll([transfer for transfer in running if transfer.outcome is None])
-            ended = [transfer for transfer in running if transfer.outcome is not None]
-        failed = [t.outcome for t in ended if t.outcome is not None and not t.outcome.ok]
+            backend.poll(left)
+            ended, left = _sorted(running)
+        failed = [outcome for outcome in ended if not outcome.ok]
         if failed:
             error = _Failed(f"backend {backend.name!r} could not move a batch", cause=failed[0].reason)
             error.unsettled = frozenset().union(*(outcome.unsettled for outcome in failed))
-            return [transfer for transfer in running if transfer.outcome is None], error
+            return left, error
         if len(ended) >= ends or cancelled.is_set():
-            return [transfer for transfer in running if transfer.outcome is None], None
+            return left, None
         time.sleep(nap)
         nap = min(2 * nap, LONGEST_NAP)
+
+
+def _sorted(running: list[Transfer]) -> tuple[list[Outcome], list[Transfer]]:
+    """Outcomes of what has ended, and what has not; what a backend's thread ends meanwhile is in one of the two."""
+    seen = [(transfer, transfer.outcome) for transfer in running]
+    return [end for _, end in seen if end is not None], [transfer for transfer, end in seen if end is None]
 
 
 def reason_of(error: BaseException, **who: object) -> Reason:

@@ -129,10 +129,11 @@ class Outgoing:
 
         def done(failed: bool) -> None:
             delivery.jobs -= 1
-            ended = [each.outcome for each in transfers if each.outcome is not None]
-            delivery.pending = [each for each in transfers if each.outcome is None]
-            for outcome in ended:
-                self._unsettled(delivery, outcome.unsettled, outcome.reason)
+            seen = [(each, each.outcome) for each in transfers]  # once: a backend's thread may end one meanwhile
+            delivery.pending = [each for each, outcome in seen if outcome is None]
+            for _, outcome in seen:
+                if outcome is not None:
+                    self._unsettled(delivery, outcome.unsettled, outcome.reason)
             if delivery.pending:
                 node.after(POLL_BROKEN if failed else POLL_PENDING, then)
             else:

@@ -10,11 +10,15 @@ import pytest
 
 import statelink
 from statelink import state
-from statelink.errors import BackendUnavailableError, TransferError, UnsupportedError
+from statelink.backend import DIRECT, ReceiveHook, SendHook, Strategy
+from statelink.errors import BackendUnavailableError, ConfigError, TransferError, UnsupportedError
 from statelink.registry import load_backend
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from statelink.backend import Backend
+    from statelink.state import Region
 
 
 @pytest.fixture
@@ -91,3 +95,51 @@ def test_a_place_is_free_once_the_backend_is_closed(narrow: type[Backend], monke
 def test_most_backends_have_no_limit() -> None:
     with opened("one"), opened("two"), opened("three"):
         pass
+
+
+def test_a_link_that_does_not_open_leaves_nothing_open(narrow: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backend is closed, and then every strategy that was opened; two of one name are not the same."""
+    calls: list[tuple[str, str]] = []
+
+    class Held(Strategy):
+        name = "held"
+
+        def open(self, inventory: state.Inventory, components: Sequence[str]) -> Sequence[Region]:
+            calls.append(("open", ", ".join(components)))
+            return ()
+
+        def close(self) -> None:
+            calls.append(("close", self.name))
+
+        def sender(self) -> SendHook:
+            return DIRECT.sender()
+
+        def receiver(self) -> ReceiveHook:
+            return DIRECT.receiver()
+
+    close: Any = narrow.close
+
+    def closing(self: Backend) -> None:
+        calls.append(("close", "backend"))
+        close(self)
+
+    pages, rows = np.zeros((2, 4, 1, 8), np.uint8), np.zeros((4, 64), np.uint8)
+    made = [state.kv_pages({0: (pages, pages.copy())}, heads=1), state.aux_rows({"rows": rows})]
+    monkeypatch.setattr(narrow, "close", closing)
+    monkeypatch.setattr(narrow, "strategies", {"aux": Held(), "kv": Held()})
+    config = {"role": "decode", "backend": "tcp", "peers": {"p": ["nowhere"]}}
+    with pytest.raises(ConfigError, match="'nowhere' is not an address"):
+        statelink.open(config, state.describe("d", made))
+    closed = [("close", "backend"), ("close", "held"), ("close", "held")]
+    assert calls == [("open", "kv"), ("open", "aux"), *closed]
+
+
+def test_a_backend_that_cannot_say_how_it_is_reached(narrow: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory has nothing to do with it."""
+
+    def broken(*_: Any) -> None:
+        raise OSError("no port")
+
+    monkeypatch.setattr(narrow, "descriptor", broken)
+    with pytest.raises(BackendUnavailableError, match=r"^backend 'tcp' cannot say how it is reached.*OSError: no port"):
+        opened("broken")

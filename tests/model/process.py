@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -136,7 +137,7 @@ class Process:
         self.backend: SimBackend = backend
         direct: dict[str, Strategy] = {component.name: backend.strategies["*"] for component in inventory.components}
         strategies = stage(direct, kind, staging(world.shape.staged, world.shape.ring, direct))
-        inventory = open_strategies(strategies, inventory)
+        inventory = open_strategies(strategies, inventory, ExitStack())
         self.rings = rings_of(strategies)
         for ring in self.rings:
             ring.memory = WatchedMemory(ring.memory, self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import msgspec
 from statelink._select import pick
 from statelink._stage import open_strategies, stage
 from statelink.backend import Backend, BackendContext, Probe, Strategy
-from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, TransferError
+from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError
 from statelink.link import (
     Link,
     LinkConfig,
@@ -85,19 +86,18 @@ def open(
         log.warning("rank %d of %s: %s", inventory.rank, inventory.instance, setting)
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
     picked = picked._replace(strategies=stage(picked.strategies, picked.kind, settings.staging))
-    inventory = open_strategies(picked.strategies, inventory)
-    who = {"backend": settings.backend}
-    if settings.verify != "off":
-        check_verify(inventory)
-    if rendezvous is not None and settings.rendezvous:
-        raise ConfigError("two rendezvous are given", cause="one in the configuration, and one as an argument", **who)
-    name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
-    place = Place(picked.kind, name)
-    try:
-        found, node = _prepare(settings, picked, name, inventory, rendezvous, hooks, place, checked)
-    except BaseException:
-        place.free()
-        raise
+    with contextlib.ExitStack() as opened:  # what is closed again, the last first, if something fails
+        inventory = open_strategies(picked.strategies, inventory, opened)
+        if settings.verify != "off":
+            check_verify(inventory)
+        if rendezvous is not None and settings.rendezvous:
+            what = "two rendezvous are given"
+            raise ConfigError(what, cause="one in the configuration, and one as an argument", backend=settings.backend)
+        name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
+        place = Place(picked.kind, name)
+        opened.callback(place.free)
+        found, node = _prepare(settings, picked, name, inventory, rendezvous, hooks, place, checked, opened)
+        opened.pop_all()
     link = Link(node)
     if isinstance(found, RendezvousClient):
         found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
@@ -113,45 +113,34 @@ def _prepare(
     hooks: pluggy.PluginManager,
     place: Place,
     checked: Checked,
+    opened: contextlib.ExitStack,
 ) -> tuple[Rendezvous, Node]:
-    """Everything but starting; if that fails, nothing is left open."""
-    who = {"backend": settings.backend}
+    """Everything but starting; what it opens, it leaves to ``opened`` to close."""
     keys = settings.keys or Keys.from_environment()
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
-    try:
-        backend = _construct(picked, name, settings, channel)
-    except BaseException:
-        channel.close()
-        raise
+    opened.callback(channel.close)
+    backend = _construct(picked, name, settings, channel)
+    opened.callback(backend.close)
     found = rendezvous or StaticRendezvous(settings.peers)
-    try:
-        if settings.rendezvous:
-            found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
-        with explained(checked, **who):
-            backend.register(inventory.regions)
-            card = _card(name, settings, backend, picked.strategies, inventory)
-        node = Node(
-            settings,
-            channel,
-            backend,
-            card,
-            picked.strategies,
-            found,
-            hooks,
-            rejected=picked.rejected,
-            memory=checked.summary(),
-            closed=place.free,
-        )
-        return found, node
-    except BaseException as error:
-        channel.close()
-        backend.close()
-        found.close()
-        if isinstance(error, StatelinkError) or not isinstance(error, Exception):
-            raise
-        raise TransferError(
-            "memory could not be registered", cause=f"{type(error).__name__}: {error}", **who
-        ) from error
+    if settings.rendezvous:
+        found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
+    opened.callback(found.close)
+    with explained(checked, backend=settings.backend):
+        backend.register(inventory.regions)
+        card = _card(name, settings, backend, picked.strategies, inventory)
+    node = Node(
+        settings,
+        channel,
+        backend,
+        card,
+        picked.strategies,
+        found,
+        hooks,
+        rejected=picked.rejected,
+        memory=checked.summary(),
+        closed=place.free,
+    )
+    return found, node
 
 
 def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
@@ -196,6 +185,14 @@ def _card(
     strategies: Mapping[str, Strategy],
     inventory: Inventory,
 ) -> Card:
+    try:
+        descriptor = backend.descriptor()
+    except StatelinkError:
+        raise
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"backend {backend.name!r} cannot say how it is reached", cause=f"{type(error).__name__}: {error}"
+        ) from error
     kinds: dict[str, StateType] = {component.kind.name: component.kind for component in inventory.components}
     return Card(
         link=name,
@@ -206,7 +203,7 @@ def _card(
         ops=tuple(sorted(op.value for op in backend.capabilities.ops)),
         kinds=tuple(kinds[each] for each in sorted(kinds)),
         strategies={component: strategy.name for component, strategy in strategies.items()},
-        descriptor=backend.descriptor(),
+        descriptor=descriptor,
         inventory=inventory,
         process=this_process(),
         verify=settings.verify,

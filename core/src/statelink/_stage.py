@@ -12,6 +12,7 @@ from statelink.staged import Staged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import ExitStack
 
     from statelink.backend import Backend, Strategy
     from statelink.link import Staging
@@ -54,9 +55,10 @@ def stage(
     return {name: staged if name in modes else strategy for name, strategy in strategies.items()}
 
 
-def open_strategies(strategies: Mapping[str, Strategy], inventory: Inventory) -> Inventory:
-    """Let strategies bring memory of their own; the inventory with it."""
-    for strategy in set(strategies.values()):
+def open_strategies(strategies: Mapping[str, Strategy], inventory: Inventory, opened: ExitStack) -> Inventory:
+    """Let strategies bring memory of their own; the inventory with it. ``opened`` closes them again."""
+    for strategy in {id(each): each for each in strategies.values()}.values():  # equal ones are not the same
         brings = strategy.open(inventory, [name for name, other in strategies.items() if other is strategy])
+        opened.callback(strategy.close)
         inventory = msgspec.structs.replace(inventory, regions=(*inventory.regions, *brings))
     return inventory

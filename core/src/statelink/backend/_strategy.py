@@ -184,7 +184,10 @@ class Strategy(ABC):
         return ()
 
     def close(self) -> None:  # noqa: B027 - optional
-        """The link has closed. Memory that was lent and not released may still be written to: keep it."""
+        """The link has closed, or could not be opened after all.
+
+        Memory that was lent and not released may still be written to: keep it.
+        """
 
     def snapshot(self) -> Mapping[str, int]:
         """What it holds, in numbers, for `Link.snapshot`. Any thread; does not block."""

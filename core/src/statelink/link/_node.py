@@ -261,7 +261,7 @@ class Node:
         for lane in (self.setup, self.fences, self.verifiers):
             ended = (lane is self.movers or lane.close(timeout)) and ended
         self.rendezvous.close()
-        for strategy in set(self.strategies.values()):
+        for strategy in {id(each): each for each in self.strategies.values()}.values():
             strategy.close()
         return self._loop.stop(timeout) and ended
 

@@ -185,8 +185,12 @@ class DecodeRole:
         if not room._accepted or not room._is_ready(room._ready, lambda: self._ready(room, instance)):
             return
         room._requested = True
-        for source in instance.parts:
-            room._writers[source.name] = self._incoming.writer(room, source)
+        try:
+            writers = {source.name: self._incoming.writer(room, source) for source in instance.parts}
+        except Exception as error:  # a defect of a strategy, whose hooks are made here
+            self.fail(room, reason_of(error, room=room.room, backend=self._node.backend.name))
+            return
+        room._writers.update(writers)
         room._settle()
 
         def job() -> None:

@@ -53,13 +53,13 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[None, None,
             grains[piece.component] = piece.grains
         if push.last:
             _check_covered(delivery)
+        if node.config.verify != "off":
+            # Before the move: what was pushed counts, whatever the engine does to its memory meanwhile.
+            for _, piece in moves:
+                digest = digest_of(piece.content(), delivery.cancelled)
+                delivery.digests[piece.component] = delivery.digests.get(piece.component, 0) + digest
     except Exception as error:
         return Delivered(Moving(0, 0, reason_of(error, room=delivery.request.room)), grains, {})
-    if node.config.verify != "off":
-        # Before the move: what was pushed counts, whatever the engine does to its memory meanwhile.
-        for _, piece in moves:
-            digest = digest_of(piece.content(), delivery.cancelled)
-            delivery.digests[piece.component] = delivery.digests.get(piece.component, 0) + digest
     moving = yield from move(
         node.backend,
         destination.name,

@@ -16,8 +16,8 @@ __all__ = ["await_transfer"]
 
 log = logging.getLogger("statelink.link")
 
-NAP = 0.001
-"""Seconds between polls."""
+NAP, BROKEN = 0.001, 1.0
+"""Seconds between polls; the latter after one that raised."""
 
 
 def await_transfer(node: Node, transfer: Transfer, then: Callable[[bool], None]) -> None:
@@ -28,14 +28,16 @@ def await_transfer(node: Node, transfer: Transfer, then: Callable[[bool], None])
         transfer: Of its backend.
         then: Called on the control thread with whether it succeeded.
     """
+    nap = NAP
     if transfer.outcome is None:
         try:
             node.backend.poll([transfer])
         except Exception:
             log.exception("backend %s failed to poll", node.backend.name)
+            nap = BROKEN
     outcome = transfer.outcome
     if outcome is not None:
         node.post(lambda: then(outcome.ok))
         return
     again = partial(await_transfer, node, transfer, then)
-    node.post(lambda: node.after(NAP, lambda: node.fences.submit(("await", id(transfer)), again)))
+    node.post(lambda: node.after(nap, lambda: node.fences.submit(("await", id(transfer)), again)))

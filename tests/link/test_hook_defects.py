@@ -1,7 +1,8 @@
-"""A strategy that raises where it should not fails its room at once, on both sides, whichever call it is."""
+"""Strategies that raise where they should not, and the order in which all of them are called."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ class Defective(Strategy):
 
     def __init__(self, call: str) -> None:
         self.call = call
+        self.told: list[tuple[str, str]] = []
 
     def sender(self) -> SendHook:
         self.raise_in("sender")
@@ -35,6 +37,14 @@ class Defective(Strategy):
 
             def finish(self, context: Any) -> None:
                 strategy.raise_in("finish")
+
+            def abort(self, context: Any) -> None:
+                strategy.told.append(("abort", context.component))
+                strategy.raise_in("abort")
+
+            def released(self, context: Any) -> None:
+                strategy.told.append(("released", context.component))
+                strategy.raise_in("abort")
 
         return Send()
 
@@ -58,19 +68,64 @@ class Defective(Strategy):
 
 
 def opened(role: str, **config: Any) -> statelink.Link:
-    pages = np.zeros((2, 4, 1, 8), np.uint8)
-    inventory = state.describe(role[0], [state.kv_pages({0: (pages, pages.copy())}, heads=1)])
-    return statelink.open({"role": role, "backend": "tcp", "inspect": False, **config}, inventory)
+    pages, rows = np.zeros((2, 4, 1, 8), np.uint8), np.zeros((4, 64), np.uint8)
+    held = [state.kv_pages({0: (pages, pages.copy())}, heads=1), state.aux_rows({"rows": rows})]
+    return statelink.open({"role": role, "backend": "tcp", "inspect": False, **config}, state.describe(role[0], held))
 
 
 @pytest.mark.parametrize("call", ["sender", "open", "chunk", "finish", "receiver", "prepare", "arrived"])
 def test_a_call_that_raises(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails its room at once, on both sides."""
     monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Defective(call)})
     with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
-        receiving = decode.receive(7, "p", 8, {"kv": [1, 0]}, deadline=60)
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
         sending = prefill.send(7, 8, deadline=60)
-        sending.push({"kv": [0, 1]})
+        sending.push({"kv": [0, 1], "aux": [1]})
         assert (receiving.wait(15), sending.wait(15)) == (Status.FAILED, Status.FAILED)
         for room in (receiving, sending):
             assert room.reason is not None
             assert (room.reason.code, room.reason.cause) == ("backend.defect", f"a defect in {call}")
+
+
+def test_every_hook_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another raised when it was told."""
+    strategy = Defective("abort")
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": strategy})
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        sending = prefill.send(7, 8, deadline=60)
+        sending.push({"kv": [0]}, span=(0, 4))
+        while not receiving.report.chunks and receiving.status is not Status.FAILED:
+            decode.changes(0.1)
+        sending.abort()
+        assert receiving.wait(15, quiesced=True) is Status.FAILED
+        assert sending.wait(15, quiesced=True) is Status.FAILED
+    assert sorted(strategy.told) == sorted((what, name) for what in ("abort", "released") for name in ("kv", "aux"))
+
+
+def test_release_comes_after_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a room that fails meanwhile: what a hook takes in the one, it gives back in the other."""
+    preparing, released = threading.Event(), threading.Event()
+    early: list[bool] = []
+
+    class Taking(Defective):
+        def receiver(self) -> ReceiveHook:
+            class Receive(ReceiveHook):
+                def prepare(self, context: Any) -> bytes:
+                    preparing.set()
+                    early.append(released.wait(0.3))
+                    return b""
+
+                def released(self, context: Any) -> None:
+                    released.set()
+
+            return Receive()
+
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Taking("")})
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        assert preparing.wait(15)
+        receiving.abort()
+        assert receiving.wait(15) is Status.FAILED
+        assert released.wait(15)
+    assert not any(early)

@@ -108,7 +108,10 @@ class Incoming:
             for name, hook in writer.hooks.items():
                 if type(hook).released is not ReceiveHook.released:
                     call = partial(hook.released, writer.contexts[name])
-                    self._node.movers.submit(("hook", room.room), call)
+                    if writer.asked:
+                        self._node.movers.submit(("hook", room.room), call)
+                    else:  # it may be in preparation
+                        self._submit(room, call)
 
     def _run(self, room: Receiving, writer: Writer, component: str, call: Callable[[], Transfer | None]) -> None:
         writer.owes += 1
@@ -133,6 +136,9 @@ class Incoming:
                 else:
                     await_transfer(self._node, transfer, done)
 
+        self._submit(room, job)
+
+    def _submit(self, room: Receiving, job: Callable[[], None]) -> None:
         # Behind what is under way for the room (preparing its request), and not in the way of fences.
         movers = partial(self._node.movers.submit, ("hook", room.room), job)
         self._node.fences.submit(("room", room.room), movers)

@@ -74,24 +74,16 @@ class Outgoing:
 
     def abort(self, room: Sending, delivery: Delivery) -> None:
         """Let what waits come to its end, since the room was cancelled, and tell the hooks."""
-
-        def job() -> None:
-            self._carry(room, delivery)  # what waits would wait for ever
-            for name, hook in delivery.hooks.items():
-                hook.abort(delivery.contexts[name])
-
-        self._submit(delivery, job)
+        self._submit(delivery, partial(self._carry, room, delivery))  # what waits would wait for ever
+        for name, hook in delivery.hooks.items():
+            if type(hook).abort is not SendHook.abort:  # each is a job: one that raises keeps no other from its own
+                self._submit(delivery, partial(hook.abort, delivery.contexts[name]))
 
     def release(self, delivery: Delivery) -> None:
         """Tell the hooks that nothing reads this side's memory for them any more."""
-        hooks = {name: hook for name, hook in delivery.hooks.items() if type(hook).released is not SendHook.released}
-
-        def job() -> None:
-            for name, hook in hooks.items():
-                hook.released(delivery.contexts[name])
-
-        if hooks:
-            self._submit(delivery, job)
+        for name, hook in delivery.hooks.items():
+            if type(hook).released is not SendHook.released:
+                self._submit(delivery, partial(hook.released, delivery.contexts[name]))
 
     def note(self, delivery: Delivery, component: str, payload: bytes, failed: Callable[[Reason], None]) -> None:
         """Hand a hook what its counterpart sent; ``failed`` is called on the control thread if it raises."""

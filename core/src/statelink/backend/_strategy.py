@@ -1,7 +1,9 @@
 """Send and receive hooks per state type; a pair of them is a strategy.
 
 A strategy decides *how* the planned bytes of one component travel; it never decides which bytes. The core calls its
-hooks on data threads, one room and component and peer at a time.
+hooks on data threads, one call at a time for each hook that it made, except that a send hook's ``message`` may come at
+the same time as another of its calls, and that ``sender``, ``receiver`` and a send hook's ``open`` are called on the
+link's control thread, where nothing may block.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ class SendHook(ABC):
     """The prefill side of one component, for one room and one peer."""
 
     def open(self, context: SendContext, prepared: bytes) -> None:  # noqa: B027 - optional
-        """The request arrived; ``prepared`` is what the receive hook's ``prepare`` returned for this writer."""
+        """The request arrived; ``prepared`` is what the receive hook's ``prepare`` returned for this writer.
+
+        Called on the control thread: it must not block.
+        """
 
     @abstractmethod
     def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
@@ -106,7 +111,7 @@ class SendHook(ABC):
         """
 
     def message(self, context: SendContext, payload: bytes) -> None:
-        """A message from the counterpart.
+        """A message from the counterpart; it may come while ``chunk`` runs on another thread.
 
         Raises:
             NotImplementedError: This hook expects none; fails the room.

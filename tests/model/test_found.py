@@ -135,3 +135,32 @@ def test_a_connection_that_comes_too_late_is_not_taken_for_the_next() -> None:
     source = next(iter(next(iter(instances.values())).sources.values()))
     until(world, lambda: not source.connected and source.assignment is None)
     world.settle()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_every_rank_of_decode_is_told_what_prefill_gave_up(asked: bool) -> None:
+    """Also who asks after the first, and long after prefill has forgotten the room; and then the id is free again."""
+    world, prefill, first = world_of(Shape(1, 2, owner_fence=True))
+    second = world.living("decode")[1]
+    request = world.open(1, 5)
+    assert request is not None
+    for process in (prefill, first, second):
+        world.join(request, process)
+    handles = [request.sides[process.address].handle for process in (prefill, first, second)]
+    if asked:
+        world.advance(request, first)
+        until(world, lambda: bool(prefill.link._node.rooms[1]._deliveries))  # type: ignore[attr-defined]
+    handles[0].abort()
+    until(world, lambda: ended(request, prefill))
+    world.advance(request, first)
+    until(world, lambda: ended(request, first))
+    world.advance(request, second)
+    until(world, lambda: ended(request, second))
+    assert [each.reason.code for each in handles if each.reason] == ["room.aborted"] * 3
+    until(world, lambda: not first.held and not second.held and not prefill.held)
+    again = world.open(1, 5)
+    for process in (second, first, prefill):
+        for _ in range(8):
+            world.advance(again, process)  # type: ignore[arg-type]
+    until(world, lambda: ended(again, prefill, first, second))
+    assert status(again, prefill) is Status.SUCCEEDED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ class End(NamedTuple):
         reason: Why.
         remote: Whether decode gave it up; otherwise prefill did.
         until: When it stops to count.
+        told: Ranks of decode that know, where prefill gave it up.
     """
 
     reason: Reason
     remote: bool
     until: float
+    told: set[str]
 
 
 class Past:
@@ -61,14 +63,26 @@ class Past:
         _remember(self._uses, use, None)
         return True
 
-    def ended(self, room: int, reason: Reason, *, remote: bool) -> None:
-        """Keep the end of a room whose other side has not spoken yet."""
-        _remember(self._ends, room, End(reason, remote, self._now() + self._lifetime))
+    def ended(self, room: int, reason: Reason, *, remote: bool, told: Iterable[str] = ()) -> None:
+        """Keep the end of a room whose other side, but for who was ``told``, has not spoken yet."""
+        _remember(self._ends, room, End(reason, remote, self._now() + self._lifetime, set(told)))
 
     def end_of(self, room: int) -> End | None:
         """Take out what was kept of a room's end, unless it is too old to concern who asks."""
         end = self._ends.pop(room, None)
         return end if end is not None and end.until > self._now() else None
+
+    def end_for(self, room: int, rank: str, ranks: int) -> End | None:
+        """The same for a rank of decode; what prefill gave up is kept until each of the ``ranks`` was told once."""
+        end = self.end_of(room)
+        if end is None or end.remote:
+            return end
+        if rank in end.told:  # it asks for another use of the id
+            return None
+        end.told.add(rank)
+        if len(end.told) < ranks:
+            _remember(self._ends, room, end)
+        return end
 
     def load(self) -> dict[str, int]:
         """What is kept, by kind."""

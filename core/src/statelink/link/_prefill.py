@@ -117,10 +117,10 @@ class PrefillRole:
         if room is not None and room.status not in ENDED:
             self._deliver_to(room, peer, message)
             return
+        end = self._past.end_for(message.room, peer.name, peer.expected)
         if room is not None:
             self._answer(peer, message, room.reason or room._reason_for("room.ended", "the room has ended on prefill"))
             return
-        end = self._past.end_of(message.room)
         if end is not None and not end.remote:
             self._answer(peer, message, end.reason)
             return
@@ -145,6 +145,7 @@ class PrefillRole:
             reason = room._explained(reason, peer.party)
             self._answer(peer, request, reason)
             self.fail(room, reason)
+            self._past.end_for(room.room, peer.name, peer.expected)  # it knows
             return
         room._deliveries[peer.name] = delivery
         if len(room._deliveries) == peer.expected:
@@ -278,9 +279,9 @@ class PrefillRole:
         elif self._past.admit(use):  # said again, it is nothing to the next use of the id
             if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
                 self.fail(open_room, message.reason, known=True)
-            elif open_room is None:
-                end = self._past.end_of(message.room)
-                if end is None or end.remote:
+            else:
+                end = self._past.end_for(message.room, peer.name, peer.expected)
+                if open_room is None and (end is None or end.remote):
                     # Decode gave up before it asked; who opens the room later must not wait for it.
                     self._past.ended(message.room, message.reason, remote=True)
         if use not in self._past.restless:
@@ -304,8 +305,9 @@ class PrefillRole:
             delivery.cancelled.set()
             self._outgoing.abort(room, delivery)
             self._send(wire.Failed(**self._use(delivery), reason=reason))
-        if not room._deliveries and not known:
-            self._past.ended(room.room, reason, remote=False)
+        told = room._deliveries
+        if not known and all(len(told) < each.destination.expected for each in told.values()):
+            self._past.ended(room.room, reason, remote=False, told=told)  # the others have yet to ask
         self._drain(room)
 
     def _drain(self, room: Sending) -> None:

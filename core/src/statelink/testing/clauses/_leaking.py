@@ -11,6 +11,7 @@ from .._lab import Lab, Suite
 from .._memory import MIB
 
 if TYPE_CHECKING:
+    from .._bench import Pair
     from .._inside import Held
     from .._process import Worker
 
@@ -50,12 +51,17 @@ class Leaking(Suite):
     def test_connecting_a_thousand_times_leaves_nothing_behind(self, lab: Lab) -> None:
         """The same a thousand times, with moves in between."""
         pair = lab.pair()
-        self.test_connecting_often_leaves_nothing_behind(lab)
-        for _ in range(1000):
+        self._reconnect(pair, 20)
+        before = [self._held(end.worker) for end in (pair.source, pair.target)]
+        self._reconnect(pair, 1000)
+        for end, held in zip((pair.source, pair.target), before, strict=True):
+            self._no_more(end.worker, held, 1000)
+
+    def _reconnect(self, pair: Pair, times: int) -> None:
+        for _ in range(times):
             pair.source.disconnect(pair.target)
             pair.connect()
             pair.works()
-        self.test_connecting_often_leaves_nothing_behind(lab)
 
     def _held(self, worker: Worker) -> Held:
         held: Held = worker(_inside.held)

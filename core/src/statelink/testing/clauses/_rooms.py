@@ -90,6 +90,7 @@ class Rooms(Suite):
         seen = ending.wait(room)
         assert seen.status in (Status.FAILED, Status.SUCCEEDED if phase == "moving" else Status.FAILED)
         assert seen.quiesced, "it did not come to rest"
+        assert (seen.reason is None) == (seen.status is Status.SUCCEEDED)
         if phase != "alone":
             after = other.wait(room)
             assert after.quiesced, "the other side did not come to rest"

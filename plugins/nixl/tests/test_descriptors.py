@@ -66,6 +66,17 @@ def works(world: World) -> None:
     assert np.array_equal(world.peer.memory.arrays[3][:100], NOISE[:100])
 
 
+def test_a_peer_that_takes_no_first_write_is_not_connected(world: World) -> None:
+    """The library refuses it here, since the peer's scratch is not among what it registered."""
+    theirs = Descriptor.decode(world.peer.descriptor, world.peer.link)
+    with pytest.raises(TransferError, match=r"cannot be connected over NIXL .*NIXL_ERR_NOT_FOUND"):
+        world.backend.connect(world.peer.link, replace(theirs, scratch=4096).encode(), world.peer.regions)
+    with pytest.raises(TransferError, match="the peer is not connected"):
+        works(world)
+    world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
+    works(world)
+
+
 def test_refused_descriptors(world: World) -> None:
     """Garbage of every kind is refused, and the peers that are connected stay."""
     mine = Descriptor.decode(world.backend.descriptor(), world.link)

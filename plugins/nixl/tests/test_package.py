@@ -183,6 +183,38 @@ def test_start_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_nixl
+def test_library_that_finds_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it raises then comes from its Python part, and is no error of the library's own."""
+    from nixl import _api
+
+    class Bare(_api.nixl_agent):  # type: ignore[misc]
+        def __init__(self, *settings: object) -> None:
+            raise RuntimeError("No plugins available")
+
+    monkeypatch.setattr(_api, "nixl_agent", Bare)
+    assert NixlBackend.probe(Options()).reason == "NIXL does not start: RuntimeError: No plugins available"
+    with pytest.raises(BackendUnavailableError, match=r"NIXL could not be started .*No plugins available"):
+        make("nobody")
+
+
+@needs_nixl
+def test_errors_where_none_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are errors of ours, and the agent goes all the same."""
+    backend: Any = make("one")
+
+    def broken(*_: object) -> None:
+        raise backend._library.disconnected("NIXL_ERR_ANY")
+
+    monkeypatch.setattr(backend._agent, "get_agent_metadata", broken)
+    with pytest.raises(TransferError, match=r"does not say how peers reach .*NIXL_ERR_ANY"):
+        backend.descriptor()
+    monkeypatch.setattr(backend._ledger, "close", broken)
+    with pytest.raises(backend._library.disconnected):
+        backend.close()
+    assert backend._agent is None
+
+
+@needs_nixl
 def test_two_links_in_one_process() -> None:
     """Which is also the shortest life that a backend has."""
     here, there = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)

@@ -99,9 +99,6 @@ class NixlBackend(Backend):
         except ImportError as error:
             reason, hint = _absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
-        reason, hint = self._library.lacks(options)
-        if reason:
-            raise BackendUnavailableError(reason, hint=hint, backend=self.name, library=self._library.version)
         self._link = context.link
         self._timeout: float = options.connect_timeout
         # When NIXL says that a peer is disconnected, UCX has closed the connection by force and ended every operation
@@ -116,6 +113,9 @@ class NixlBackend(Backend):
         self._may = possible(options)
         self._ledger: Ledger[_Peer] = Ledger(self.name, self._is_over, self._remove)
         try:
+            reason, hint = self._library.lacks(options)
+            if reason:
+                raise BackendUnavailableError(reason, hint=hint, backend=self.name, library=self._library.version)
             self._agent: Any = self._library.agent(context.link, options)
             self._agent.register_memory(row(SCRATCH.ctypes.data, SCRATCH.nbytes), DRAM)
         except self._library.errors as error:
@@ -169,7 +169,12 @@ class NixlBackend(Backend):
     def descriptor(self) -> bytes:
         """The agent's metadata: about 45 bytes for each region."""
         with self._lock:
-            metadata = self._open().get_agent_metadata()
+            agent = self._open()
+            try:
+                metadata = agent.get_agent_metadata()
+            except self._library.errors as error:
+                what, version = "NIXL does not say how peers reach this agent", self._library.version
+                raise TransferError(what, cause=str(error), backend=self.name, library=version) from error
         return Descriptor.of(self._link, self._library.version, SCRATCH.ctypes.data, metadata, boot_id()).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
@@ -235,9 +240,11 @@ class NixlBackend(Backend):
     def close(self) -> None:
         """Destroy the agent: its threads, its connections and its registrations."""
         with self._lock:
-            handles, _ = self._ledger.close()
-            self._release(handles)  # a handle holds the agent, too
-            self._agent = None
+            try:
+                handles, _ = self._ledger.close()
+                self._release(handles)  # a handle holds the agent, too
+            finally:
+                self._agent = None
 
     def _open(self) -> Any:
         if self._agent is None:
@@ -358,7 +365,11 @@ class NixlBackend(Backend):
         near = np.repeat(row(SCRATCH.ctypes.data, nbytes), rows, axis=0)
         far = np.repeat(row(scratch, nbytes), rows, axis=0)
         deadline = time.monotonic() + self._timeout
-        work = self._post(peer, Op.WRITE, [Part(DRAM, near, DRAM, far)])
+        try:
+            work = self._post(peer, Op.WRITE, [Part(DRAM, near, DRAM, far)])
+        except TransferError as error:
+            self.disconnect(peer)
+            raise self._unreachable(peer, str(error.reason.cause)) from error
         while work.outcome is None and time.monotonic() < deadline:
             time.sleep(0.0005)
             self.poll([work])

@@ -48,7 +48,7 @@ class Library:
 
     Attributes:
         version: Distribution and version of the build that was chosen, such as ``nixl-cu13 1.5.1``.
-        errors: Its exception classes. They derive from ``Exception`` directly, not from ``RuntimeError``.
+        errors: Its exception classes, which derive from ``Exception`` directly, and what its Python part raises.
         disconnected: The one among them that says that a peer is gone.
     """
 
@@ -72,9 +72,8 @@ class Library:
             raise ImportError(f"this version of nixl has no {', '.join(lacks)}")
         bindings = self._api.nixlBind
         self.version = _version(self._api.__name__)
-        self.errors: tuple[type[Exception], ...] = tuple(
-            kind for kind in vars(bindings).values() if isinstance(kind, type) and issubclass(kind, Exception)
-        )
+        native = (kind for kind in vars(bindings).values() if isinstance(kind, type) and issubclass(kind, Exception))
+        self.errors: tuple[type[Exception], ...] = (RuntimeError, *native)
         self.disconnected: type[Exception] = bindings.nixlRemoteDisconnectError
 
     def plugins(self) -> list[str]:

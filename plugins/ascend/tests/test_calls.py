@@ -215,6 +215,24 @@ class Refuses:
         raise RuntimeError("std::bad_alloc")
 
 
+def test_a_start_that_raises_is_undone(make: Callable[..., AscendBackend], library: Library) -> None:
+    """Another link of the process can start then."""
+    library.__dict__["get_rpc_port"] = Refuses()
+    with pytest.raises(BackendUnavailableError, match=r"could not be started .*RuntimeError: std::bad_alloc"):
+        make()
+    assert library.calls[1:] == [("destroy",), ("unInitialize",)]
+    del library.__dict__["get_rpc_port"]
+    make()
+
+
+def test_an_end_that_raises_is_an_end(make: Callable[..., AscendBackend], library: Library) -> None:
+    library.__dict__["destroy"] = Refuses()
+    make().close()
+    assert library.calls[-1] == ("unInitialize",)
+    del library.__dict__["destroy"]
+    make()
+
+
 def test_first_contact_that_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:
     """A library that takes empty lists for a success did not connect."""
     backend = make("prefill")

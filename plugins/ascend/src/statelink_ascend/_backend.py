@@ -134,7 +134,10 @@ class AscendBackend(Backend):
         self._lock = threading.Lock()
         self._engine: Any = self._library.engine
         self._closing = False
-        reason = self._library.start(session_of(context.host, 0), self._role, options.device_id, options.nic)
+        try:
+            reason = self._library.start(session_of(context.host, 0), self._role, options.device_id, options.nic)
+        except Exception as error:  # whatever its native modules raise
+            reason = f"{type(error).__name__}: {error}"
         if reason:
             self._release()
             cause = "; ".join([reason, *missing()])
@@ -250,6 +253,7 @@ class AscendBackend(Backend):
 
     def _reach(self, peer: str, session: str) -> None:
         with self._lock:
+            self._open()  # else a close that has just been would not know of this contact
             contact = self._contacts.get(session)
             if contact is None:
                 contact = self._contacts[session] = _Contact(self, session)
@@ -273,8 +277,8 @@ class AscendBackend(Backend):
     def _release(self) -> None:
         engine, self._engine = self._engine, None
         try:
-            engine.destroy()
-            engine.unInitialize()
+            for end in (engine.destroy, engine.unInitialize):
+                self._library.call(end)  # what raises stops neither the other nor the next link
         finally:
             _taken.release()
 

@@ -51,7 +51,8 @@ class Library:
         if not {"MF_LOG_LEVEL", "ASCEND_MF_LOG_LEVEL"} & os.environ.keys():
             os.environ["MF_LOG_LEVEL"] = "3"  # errors; it logs to standard output
         self._module: Any = importlib.import_module("memfabric_hybrid")
-        lacks = lacking(self._module, {"TransferEngine": METHODS, "TransDataOpType": data_op_type})
+        needed = {"TransferEngine": METHODS, "TransDataOpType": data_op_type, "get_and_clear_last_err_msg": "__call__"}
+        lacks = lacking(self._module, needed)
         if lacks:
             raise ImportError(f"this version of memfabric_hybrid has no {', '.join(lacks)}")
         self.engine: Any = self._module.TransferEngine()

@@ -128,7 +128,7 @@ DEADLINES = [
     ("never asked", "prefill", "a room passed its deadline on prefill", "decode never asked for it"),
     ("never pushed", "prefill", "a room passed its deadline on prefill", "the engine never pushed"),
     ("never the last", "prefill", "a room passed its deadline on prefill", "the engine never made the last push"),
-    ("never ready", "prefill", "a room passed its deadline on prefill", ""),
+    ("never ready", "prefill", "a room passed its deadline on prefill", "the engine's ready event never came"),
     ("never the last", "decode", "a room passed its deadline on decode", "not finished: "),
 ]
 

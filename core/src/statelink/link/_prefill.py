@@ -340,6 +340,8 @@ class PrefillRole:
             if room._complete
             else "the engine never made the last push",
         }[room.status]
+        if room._queue and room.status is not Status.BOOTSTRAPPING:  # every destination has asked
+            cause = "the engine's ready event never came"
         self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on prefill", cause))
 
     def busy(self) -> bool:

@@ -160,9 +160,9 @@ def test_assignments_that_cannot_be_carried_out(pair: Pair, decode: FakeDecode) 
         ({"assignment": replace(good, shares=good.shares[1:])}, "the two sides compile different plans"),
         ({"assignment": Assignment(0, 0, (replace(share, component="nope"),))}, "an assignment names component 'nope'"),
         ({"assignment": Assignment(0, 0, (replace(share, buffers=("x",)),))}, "buffer 'x'"),
-        ({"assignment": Assignment(0, 0, (share, share))}, ""),
-        ({"assignment": Assignment(0, 0, (replace(share, boxes=()),))}, ""),
-        ({"assignment": Assignment(0, 0, (replace(share, boxes=share.boxes * 3),))}, ""),
+        ({"assignment": Assignment(0, 0, (share, share))}, "it is named twice"),
+        ({"assignment": Assignment(0, 0, (replace(share, boxes=()),))}, "0 boxes; 1 to "),
+        ({"assignment": Assignment(0, 0, (replace(share, boxes=share.boxes * 3),))}, "overlaps another box"),
     ]
     for changes, text in wrong:
         decode.say(replace(attach, **changes))

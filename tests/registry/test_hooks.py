@@ -95,16 +95,17 @@ def test_each_package_is_loaded_by_itself_and_each_failure_is_kept(site: Site) -
 def test_strict_mode_raises_what_the_package_raised(site: Site, name: str) -> None:
     source, reason = FAILING[name]
     plugin(site, name, source)
-    if name != "misspelt":  # pluggy's message has a line about the module before that
-        code = """
-        from statelink.registry import plugin_manager
-        try:
-            plugin_manager()
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}")
-        """
-        printed = site.python(code, environment={"STATELINK_STRICT_PLUGINS": "1"})
-        assert printed.startswith(reason)
+    code = """
+    from statelink.registry import plugin_manager
+    try:
+        plugin_manager()
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}")
+    """
+    printed = site.python(code, environment={"STATELINK_STRICT_PLUGINS": "1"})
+    kind, _, said = reason.partition(": ")
+    assert printed.startswith(kind)
+    assert said in printed  # pluggy's message has a line about the module before that
     assert loaded(site, STATELINK_STRICT_PLUGINS="0")["plugins"] == []
 
 

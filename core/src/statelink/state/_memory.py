@@ -121,11 +121,11 @@ def _of_tensor(tensor: Any) -> Memory:
     shape = tuple(int(n) for n in tensor.shape)
     if not tensor.numel():
         return _empty(shape, dtype, itemsize, kind)
-    if tensor.device.type != "cpu" and tensor.device.index is None:
-        raise StateError(f"a tensor on {kind!r} does not say on which device", hint="move it to, say, 'cuda:0'")
     storage = tensor.untyped_storage()
     if tensor.device.type == "meta" or not storage.data_ptr():
         raise StateError("a tensor without memory cannot be described", cause=f"its device is {kind!r}")
+    if tensor.device.type != "cpu" and tensor.device.index is None:
+        raise StateError(f"a tensor on {kind!r} does not say on which device", hint="move it to, say, 'cuda:0'")
     return Memory(
         address=int(tensor.data_ptr()),
         shape=shape,

@@ -176,6 +176,11 @@ def test_closing_fails_what_goes_on_and_hands_its_handles_back() -> None:
         ("import sys; print(sys.argv[1]); print('no', file=sys.stderr)", 0, "exit status 0"),
         ("import sys; print(sys.argv[1]); sys.exit('no')", 1, "exit status 1"),
         ("import os, sys; print(sys.argv[1], flush=True); os.write(2, b'no'); os.abort()", -6, "SIGABRT"),
+        (
+            "import os, sys; print(sys.argv[1], flush=True); os.write(2, b'no'); os.kill(os.getpid(), 40)",
+            -40,
+            "signal 40",
+        ),
     ],
 )
 def test_what_happens_elsewhere_ends_elsewhere(code: str, status: int, how: str) -> None:

@@ -103,6 +103,27 @@ def test_every_hook_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(strategy.told) == sorted((what, name) for what in ("abort", "released") for name in ("kv", "aux"))
 
 
+def test_hooks_that_are_open_are_told_that_another_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    class Second(Defective):
+        def raise_in(self, call: str) -> None:
+            if call == "sender":
+                names.append(call)
+            if call == "open" and len(names) == 2:
+                raise LookupError("a defect in the second open")
+
+    strategy = Second("")
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": strategy})
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        sending = prefill.send(7, 8, deadline=60)
+        assert (receiving.wait(15), sending.wait(15)) == (Status.FAILED, Status.FAILED)
+    (aborted, released) = strategy.told
+    assert (aborted[0], released[0]) == ("abort", "released")
+    assert aborted[1] == released[1]
+
+
 def test_release_comes_after_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a room that fails meanwhile: what a hook takes in the one, it gives back in the other."""
     preparing, released = threading.Event(), threading.Event()

@@ -181,13 +181,20 @@ class PrefillRole:
                 raise MismatchError(f"a request lacks component {name!r}", code="room.items", component=name)
             listed = Items(wire.unpack_items(given), given.first)
             targets[name] = required(component_plan.target, request.tokens, request.prefix, listed)
-        hooks = {name: self._node.strategies[name].sender() for name in plan.components}
-        delivery = Delivery(peer, request, plan, targets, hooks)
+        delivery = Delivery(peer, request, plan, targets, {})
         wake = partial(self._outgoing.wake, weakref.ref(room), peer.name)
-        for name, hook in hooks.items():
-            context = SendRoom(self._node, request, peer.name, name, wake)
-            delivery.contexts[name] = context
-            hook.open(context, request.prepared.get(name, b""))
+        try:
+            for name in plan.components:
+                hook = self._node.strategies[name].sender()
+                context = SendRoom(self._node, request, peer.name, name, wake)
+                delivery.contexts[name] = context
+                hook.open(context, request.prepared.get(name, b""))
+                delivery.hooks[name] = hook
+        except BaseException:
+            delivery.cancelled.set()
+            self._outgoing.abort(room, delivery)  # those that are open already
+            self._outgoing.release(delivery)
+            raise
         return delivery
 
     def _pump(self, room: Sending) -> None:

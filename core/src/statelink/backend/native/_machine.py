@@ -54,7 +54,11 @@ def elsewhere(code: str, *arguments: str, patience: float = 60.0) -> Ended:
     except subprocess.TimeoutExpired:
         return Ended(None, f"it did not end within {patience:g} s")
     status = done.returncode
-    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    how = f"exit status {status}"
+    if status < 0:
+        with contextlib.suppress(ValueError):  # most real-time signals have no name
+            how = f"signal {-status}"
+            how = signal.Signals(-status).name
     return Ended(status, how, done.stdout, done.stderr)
 
 

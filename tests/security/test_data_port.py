@@ -157,7 +157,6 @@ def test_slow_and_many_connections(here: Node, caller: Caller, caplog: pytest.Lo
         assert len(listener._pending) <= 8
     assert honest(here)
     held = callers[-4:]
-    start = time.monotonic()
     for at in range(20, len(hello)):  # one byte at a time does not extend the time
         for each in held:
             with contextlib.suppress(OSError):
@@ -165,8 +164,8 @@ def test_slow_and_many_connections(here: Node, caller: Caller, caplog: pytest.Lo
         time.sleep(0.05)
         if not listener._pending:
             break
-    assert not listener._pending
-    assert time.monotonic() - start < 10
+    else:
+        pytest.fail("they were still heard when they had said everything")
     for each in callers:
         each.close()
     assert listener.dropped["many"] >= 100

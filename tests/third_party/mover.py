@@ -20,7 +20,8 @@ def main() -> None:
     pool = np.full((32, 4, 24), 0xEE, np.uint8)
     ids = np.random.default_rng(len(role)).permutation(32)[: TOKENS // 4]
     if role == "prefill":
-        pool[ids] = np.arange(len(ids) * 96, dtype=np.uint32).astype(np.uint8).reshape(-1, 4, 24)
+        spread = np.arange(len(ids) * 96, dtype=np.uint32) * np.uint32(2654435761) >> 24  # no two pages alike
+        pool[ids] = spread.astype(np.uint8).reshape(-1, 4, 24)
     items = state.whole_items({"pool": pool}, name="pages", type=kind, page=4)
     with statelink.open({"role": role, "backend": backend}, state.describe(role, [items])) as link:
         room: statelink.Room

@@ -284,9 +284,7 @@ def test_a_watched_descriptor_ends_the_wait(channel: Open) -> None:
     try:
         made.watch(read)
         os.write(write, b"x")
-        start = time.monotonic()
-        assert list(made.receive(DEADLINE)) == []
-        assert time.monotonic() - start < DEADLINE / 2
+        assert list(made.receive(3600)) == []
     finally:
         made.close()
         os.close(read)

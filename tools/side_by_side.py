@@ -28,8 +28,8 @@ SHARES = {
         "tests/quiescence",
     ),
 }
-"""Folders of the shares. One more has every other folder: none is forgotten. More shares than that would be done sooner,
-and keep tests that watch others be silent, or stop, from being heard in time."""
+"""Folders of the shares. One more has every other folder: none is forgotten. More of them would be done sooner, and
+keep those tests waiting for too long in which a side stops, or is silent for a while."""
 EVERY = 60.0
 """Seconds between two lines that say how far all are."""
 

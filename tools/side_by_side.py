@@ -2,10 +2,15 @@
 
 ``python -m tools.side_by_side FOLDER``: what a share found of the conformance kit is then in FOLDER, as JSON. What
 a share prints is shown whole when it has ended, so that no two are mixed; until then, it is in a file in FOLDER, too.
+
+Tests of processes that stop, are silent or die wait for a time, and the other shares may keep the processor from them
+for longer. So where few failed, they are run once more when nothing else runs, and named at the end: what fails then
+has failed.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -14,6 +19,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SHARES = {
@@ -30,6 +37,8 @@ SHARES = {
 }
 """Folders of the shares. One more has every other folder: none is forgotten. More of them would be done sooner, and
 keep those tests waiting for too long in which a side stops, or is silent for a while."""
+FEW = 3
+"""Tests of a share that may have failed for want of time; more of them have failed for a reason."""
 EVERY = 60.0
 """Seconds between two lines that say how far all are."""
 
@@ -41,12 +50,17 @@ class Share:
         name: Of the share.
         folder: Where its output and its report go.
         arguments: What it runs.
+        cache: Where pytest keeps what failed.
     """
 
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, name: str, folder: Path, arguments: Sequence[str], cache: Path | None = None) -> None:
         self.name = name
+        self.folder = folder
+        self.arguments = arguments
+        self.cache = cache or folder / f"{name}.cache"
         self.log = folder / f"{name}.log"
         command = [sys.executable, "-m", "pytest", f"--statelink-report={folder / name}.json", *arguments]
+        command += ["-o", f"cache_dir={self.cache}"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -65,6 +79,36 @@ class Share:
         sys.stdout.buffer.write(self.log.read_bytes())
         sys.stdout.buffer.flush()
 
+    @property
+    def failed(self) -> list[str]:
+        """The tests that failed, if that is all that went wrong."""
+        if self.process.returncode != pytest.ExitCode.TESTS_FAILED:
+            return []
+        return list(json.loads((self.cache / "v/cache/lastfailed").read_text()))
+
+    def again(self) -> Share:
+        """A run of what failed alone, which has begun."""
+        return Share(f"{self.name}-again", self.folder, [*self.arguments, "--last-failed"], self.cache)
+
+
+def settle(shares: list[Share]) -> int:
+    """Run again what failed, where it is little: 0, or the exit status of one that failed."""
+    status, named = 0, []
+    for share in list(shares):
+        found = share.process.returncode
+        failed = share.failed
+        if 0 < len(failed) <= FEW:
+            again = share.again()
+            shares.append(again)
+            again.end()
+            found = again.process.returncode
+            if found in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+                named += [each for each in failed if each not in again.failed]
+        status = status or found
+    for each in named:
+        print("== tests: failed beside the others, passed by itself:", each, flush=True)
+    return status
+
 
 def main(folder: Path) -> int:
     """Run all shares: 0, or the exit status of one that failed."""
@@ -77,7 +121,7 @@ def main(folder: Path) -> int:
         for share in shares:
             share.process.terminate()
 
-    signal.signal(signal.SIGTERM, stop)
+    usual = signal.signal(signal.SIGTERM, stop)
     running, said = list(shares), time.monotonic()
     try:
         while running:
@@ -88,10 +132,13 @@ def main(folder: Path) -> int:
                 said = time.monotonic()
                 print("== tests:", ", ".join(each.progress for each in running), flush=True)
             time.sleep(0.2)
+        return settle(shares)
     except KeyboardInterrupt:  # it has reached all of them: they say what it interrupted
         for share in running:
             share.end()
-    return next((share.process.returncode for share in shares if share.process.returncode), 0)
+        return signal.SIGINT + 128
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 if __name__ == "__main__":

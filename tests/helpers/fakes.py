@@ -88,13 +88,13 @@ class Fake:
     def _listen(self, timeout: float) -> None:
         raise NotImplementedError
 
-    def hear(self, kind: type[Spoken], timeout: float = 20.0) -> Spoken:
-        """The next message of a kind that the other side sends; those before it are thrown away."""
+    def hear(self, kind: type[Spoken], room: int | None = None, timeout: float = 20.0) -> Spoken:
+        """The next message of a kind that the other side sends, of one room if it matters; those before it are lost."""
         until = time.monotonic() + timeout
         while time.monotonic() < until:
             while self.heard:
                 message = self.heard.pop(0)
-                if isinstance(message, kind):
+                if isinstance(message, kind) and room in (None, getattr(message, "room", None)):
                     return message
             self._listen(0.05)
         raise AssertionError(f"no {kind.__name__.lower()} came")

@@ -85,7 +85,7 @@ def asked(made: Pair, decode: FakeDecode, generation: int, prepared: bytes | Non
     made.push(sending, case)
     decode.say(decode.request(case, generation, prepared={"kv": ring}))
     if prepared is None:
-        assert read(decode.hear(wire.Note).payload) == Ask(0, FORCED["parcel_bytes"])
+        assert read(decode.hear(wire.Note, case.room).payload) == Ask(0, FORCED["parcel_bytes"])
     return case, sending
 
 
@@ -121,10 +121,10 @@ def test_a_decode_that_lies(made: Pair, decode: FakeDecode) -> None:
     for generation, (prepared, said, text) in enumerate(lies, 1):
         case, sending = asked(made, decode, generation, prepared)
         if prepared is not None and said:
-            decode.hear(wire.Note)
+            decode.hear(wire.Note, case.room)
         for each in said:
             decode.say(note(decode, case, generation, each))
-        failed = decode.hear(wire.Failed)
+        failed = decode.hear(wire.Failed, case.room)
         assert (failed.room, failed.generation) == (case.room, generation)
         assert text in str(failed.reason), said
         assert sending.why() == failed.reason
@@ -184,7 +184,7 @@ class Writer:
         """Ask for a parcel's space, and write to it."""
         nbytes = self.nbytes(tiles)
         self.say(Ask(number, nbytes))
-        lent = read(self.fake.hear(wire.Note).payload)
+        lent = read(self.fake.hear(wire.Note, self.case.room).payload)
         assert isinstance(lent, Lent)
         self.fake.ring.pack([self.move.places(tile, "source") for tile in tiles], 0)
         self.write(lent.offset, nbytes)

@@ -1,4 +1,4 @@
-"""What plugins share: ends of a batch, bounds of regions, transfers that nobody can cancel, and looks at a machine."""
+"""What plugins share: ends of a batch, transfers that nobody can cancel, what peers are told, looks at a machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from statelink.backend import Batch, Blocks, Ends, Op, Region, RegionTable
 from statelink.backend.native import (
     Ledger,
+    Located,
     Posted,
     Remote,
     _machine,
@@ -21,6 +23,7 @@ from statelink.backend.native import (
     lacking,
     loads,
     rdma_devices,
+    session,
 )
 from statelink.errors import TransferError
 
@@ -165,6 +168,50 @@ def test_closing_fails_what_goes_on_and_hands_its_handles_back() -> None:
     outcomes = [work.outcome for work in (done, failed, going)]
     assert outcomes == [(True, "", True), (False, "b failed", False), (False, reason, False)]
     assert library.ledger.close() == ([], [])
+
+
+# Descriptors
+
+
+class Told(Located, frozen=True, array_like=True):
+    """A plugin's, with one field of its own."""
+
+    FORMAT = 3
+    BACKEND = "any"
+    LIBRARY = "anything"
+
+    colour: str
+
+
+GOOD = Told(3, "there", "::1", 5, "red")
+
+
+def test_a_descriptor_arrives() -> None:
+    found = Told.decode(GOOD.encode(), "there")
+    assert found == GOOD
+    assert found.session == session("::1", 5) == "[::1]:5"
+    assert session("10.0.0.1", 5) == "10.0.0.1:5"
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"", "does not decode"),
+        (b"\xff" * 9, "does not decode"),
+        (GOOD.encode()[:-1], "does not decode"),
+        (msgspec.msgpack.encode({"format": 3}), "does not decode"),
+        (msgspec.msgpack.encode([3, "there", "::1", 5]), "does not decode"),
+        (msgspec.msgpack.encode([4, ["of", "another"], "shape"]), "has format 4, this plugin speaks 3"),
+        (msgspec.structs.replace(GOOD, link="elsewhere").encode(), "is that of a link called 'elsewhere'"),
+        (msgspec.structs.replace(GOOD, host="there").encode(), "has a host that is no address: 'there'"),
+        (msgspec.structs.replace(GOOD, port=0).encode(), "has the port 0"),
+        (msgspec.structs.replace(GOOD, port=1 << 16).encode(), "has the port 65536"),
+    ],
+)
+def test_a_descriptor_is_refused(raw: bytes, cause: str) -> None:
+    said = rf"cannot be connected over anything .*backend any, peer there.*its descriptor {cause}"
+    with pytest.raises(TransferError, match=said):
+        Told.decode(raw, "there")
 
 
 # Machines

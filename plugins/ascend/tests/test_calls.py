@@ -172,7 +172,7 @@ def test_a_transfer_that_fails_with_any_number(
     """The buffer of the library is always the local one. Whether it has stopped nobody knows."""
     backend = make()
     backend.register(REGIONS)
-    descriptor = Descriptor(1, "there", "Prefill", "SDMA", "::1", 9000)
+    descriptor = Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA")
     backend.connect("there", msgspec.msgpack.encode(descriptor), (Region(1 << 41, 100, "npu:0"),))
     here, there = np.array([1 << 40], np.uint64), np.array([1 << 41], np.uint64)
     one, zero = np.ones(1, np.uint32), np.zeros(1, np.uint32)
@@ -195,7 +195,7 @@ def test_calls_that_raise(make: Callable[..., AscendBackend], library: Library) 
     backend.register(REGIONS)
     backend.connect(
         "there",
-        msgspec.msgpack.encode(Descriptor(1, "there", "Prefill", "SDMA", "::1", 9000)),
+        msgspec.msgpack.encode(Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA")),
         (Region(1 << 41, 100, "npu:0"),),
     )
     assert (backend.transport("there"), backend.transport("nobody")) == ("sdma", UNKNOWN)
@@ -236,7 +236,7 @@ def test_an_end_that_raises_is_an_end(make: Callable[..., AscendBackend], librar
 def test_first_contact_that_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:
     """A library that takes empty lists for a success did not connect."""
     backend = make("prefill")
-    descriptor = msgspec.msgpack.encode(Descriptor(1, "there", "Decode", "SDMA", "127.0.0.1", 9000))
+    descriptor = msgspec.msgpack.encode(Descriptor(1, "there", "127.0.0.1", 9000, "Decode", "SDMA"))
     with pytest.raises(TransferError, match="cannot be reached: it took an empty batch"):
         backend.connect("there", descriptor, ())
     library.codes["batch_transfer_sync_write"] = -2000

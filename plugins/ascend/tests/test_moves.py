@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from plugins.ascend.tests.peer import MIB, Peer, Refused
 
 from statelink.backend import Blocks, Op
@@ -126,20 +127,20 @@ def test_descriptor(pair: Pair) -> None:
 
 def test_refused_descriptors(pair: Pair) -> None:
     """Garbage of every kind is refused, and the peers that are connected stay."""
-    good = ["stranger", "Decode", "SDMA", "127.0.0.1", 65000]
+    good = Descriptor(1, "stranger", "127.0.0.1", 65000, "Decode", "SDMA")
     cases = {
         b"": "does not decode",
         b"\xff" * 100: "does not decode",
         pair.decode.descriptor[:-1]: "does not decode",
         msgspec.msgpack.encode({"link": "stranger"}): "does not decode",
-        msgspec.msgpack.encode([1, *good[:3], "nowhere", 1]): "does not decode: 'nowhere' does not appear to be",
-        msgspec.msgpack.encode([2, *good]): "has format 2, this plugin speaks 1",
+        msgspec.msgpack.encode([2, "of another shape"]): "has format 2, this plugin speaks 1",
         pair.decode.descriptor: "that of a link called 'there'",
-        msgspec.msgpack.encode([1, *good[:4], 0]): "has the port 0",
-        msgspec.msgpack.encode([1, *good[:4], 1 << 16]): "has the port 65536",
-        msgspec.msgpack.encode([1, "stranger", "Prefill", *good[2:]]): "its role is Prefill, ours is Prefill",
-        msgspec.msgpack.encode([1, "stranger", "Boss", *good[2:]]): "its role is Boss, ours is Prefill",
-        msgspec.msgpack.encode([1, *good[:2], "HOST_RDMA", *good[3:]]): "moves bytes by HOST_RDMA, we by SDMA",
+        replace(good, host="nowhere").encode(): "a host that is no address: 'nowhere' does not appear to be",
+        replace(good, port=0).encode(): "has the port 0",
+        replace(good, port=1 << 16).encode(): "has the port 65536",
+        replace(good, role="Prefill").encode(): "its role is Prefill, ours is Prefill",
+        replace(good, role="Boss").encode(): "its role is Boss, ours is Prefill",
+        replace(good, kind="HOST_RDMA").encode(): "moves bytes by HOST_RDMA, we by SDMA",
     }
     for raw, cause in cases.items():
         with pytest.raises(Refused, match=f"TransferError: a peer cannot be connected over MemFabric .*{cause}"):

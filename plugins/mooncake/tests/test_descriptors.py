@@ -65,7 +65,7 @@ def works(world: World) -> None:
 
 def test_refused_descriptors(world: World) -> None:
     """Garbage of every kind is refused, and the peers that are connected stay."""
-    good = Descriptor.of("stranger", "mooncake", "127.0.0.1", 1)
+    good = Descriptor(1, "stranger", "127.0.0.1", 1, "mooncake")
     cases = {
         b"": "does not decode",
         b"\xff" * 100: "does not decode",

@@ -20,7 +20,6 @@ import statelink_mooncake
 from statelink.backend import BackendContext, Blocks, Fence, Region, SubmitMode
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_mooncake import MooncakeBackend, Options, _quiet
-from statelink_mooncake._descriptor import session
 
 HERE = MooncakeBackend.probe(Options())
 needs_mooncake = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
@@ -257,10 +256,6 @@ def test_internet_protocol_6(monkeypatch: pytest.MonkeyPatch) -> None:
         "assert transfer.outcome.ok and (array[:10] == array[10:]).all()\n"
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_session() -> None:
-    assert (session("10.0.0.1", 5), session("::1", 5)) == ("10.0.0.1:5", "[::1]:5")
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

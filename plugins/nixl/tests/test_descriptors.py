@@ -86,15 +86,15 @@ def test_refused_descriptors(world: World) -> None:
         b"": "does not decode",
         b"\xff" * 100: "does not decode",
         good.encode()[:-1]: "does not decode",
-        msgspec.msgpack.encode({"agent": "x"}): "does not decode",
-        world.peer.descriptor: f"that of an agent called '{world.peer.link}'",
+        msgspec.msgpack.encode({"link": "x"}): "does not decode",
+        world.peer.descriptor: f"that of a link called '{world.peer.link}'",
         replace(good, format=2).encode(): "has format 2, this plugin speaks 1",
         replace(good, scratch=0).encode(): "has the address 0",
-        replace(theirs, agent="stranger", metadata=theirs.metadata[:200]).encode(): "is damaged",
+        replace(theirs, link="stranger", metadata=theirs.metadata[:200]).encode(): "is damaged",
         good.encode(): "NIXL_ERR_MISMATCH for metadata of nixl; this is nixl-cu",
         Descriptor.of("stranger", "nixl", 4096, b"").encode(): "NIXL_ERR",
-        replace(theirs, agent="stranger").encode(): f"metadata is that of an agent called '{world.peer.link}'",
-        replace(mine, agent="stranger").encode(): "NIXL_ERR_INVALID_PARAM",
+        replace(theirs, link="stranger").encode(): f"metadata is that of an agent called '{world.peer.link}'",
+        replace(mine, link="stranger").encode(): "NIXL_ERR_INVALID_PARAM",
     }
     for raw, cause in cases.items():
         with pytest.raises(TransferError, match=cause):

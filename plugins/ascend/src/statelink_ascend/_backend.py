@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
 from statelink.backend import (
     ANY,
     DIRECT,
@@ -31,9 +29,10 @@ from statelink.backend import (
     SubmitMode,
     Transfer,
 )
+from statelink.backend.native import session
 from statelink.errors import BackendUnavailableError, TransferError
 
-from ._descriptor import FORMAT, Descriptor, refused, session_of
+from ._descriptor import Descriptor
 from ._library import REFUSED, Library
 from ._machine import devices, diagnose, driver, library, missing, trial
 from ._options import Options
@@ -135,7 +134,7 @@ class AscendBackend(Backend):
         self._engine: Any = self._library.engine
         self._closing = False
         try:
-            reason = self._library.start(session_of(context.host, 0), self._role, options.device_id, options.nic)
+            reason = self._library.start(session(context.host, 0), self._role, options.device_id, options.nic)
         except Exception as error:  # whatever its native modules raise
             reason = f"{type(error).__name__}: {error}"
         if reason:
@@ -199,16 +198,18 @@ class AscendBackend(Backend):
         """Where the engine answers, and as what."""
         port = self._open().get_rpc_port()
         kind = self._options.data_op_type
-        return msgspec.msgpack.encode(Descriptor(FORMAT, self._link, self._role, kind, self._host, port))
+        return Descriptor(Descriptor.FORMAT, self._link, self._host, port, self._role, kind).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Reach a decode's engine within the timeout. A prefill's comes to us, by itself."""
         self._open()
-        offered = Descriptor.decode(descriptor, peer, self._role, self._options.data_op_type)
-        session = session_of(offered.host, offered.port)
+        offered = Descriptor.decode(descriptor, peer)
+        lacks = offered.fits(self._role, self._options.data_op_type)
+        if lacks:
+            raise Descriptor.refused(peer, lacks)
         if self._role == "Prefill":
-            self._reach(peer, session)
-        self._peers[peer] = _Peer(session, RegionTable(regions, self.name))
+            self._reach(peer, offered.session)
+        self._peers[peer] = _Peer(offered.session, RegionTable(regions, self.name))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Move a batch, and return when it has moved or failed."""
@@ -261,11 +262,13 @@ class AscendBackend(Backend):
         contact.join(self._options.connect_timeout)
         if contact.is_alive():
             cause = f"its engine at {session} did not answer within {self._options.connect_timeout:g} s"
-            raise refused(peer, cause, "the library goes on trying for two minutes; see whether the peer still runs")
+            raise Descriptor.refused(
+                peer, cause, "the library goes on trying for two minutes; see whether the peer still runs"
+            )
         code, reason = contact.result
         if code != REFUSED:
             reason = reason or "it took an empty batch, so this version connects in another way"
-            raise refused(peer, f"its engine at {session} cannot be reached: {reason}")
+            raise Descriptor.refused(peer, f"its engine at {session} cannot be reached: {reason}")
 
     def _contact_ended(self, session: str) -> None:
         with self._lock:

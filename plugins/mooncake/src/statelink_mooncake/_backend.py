@@ -30,7 +30,7 @@ from statelink.backend import (
 from statelink.backend.native import rdma_devices
 from statelink.errors import BackendUnavailableError, TransferError
 
-from ._descriptor import Descriptor, session
+from ._descriptor import Descriptor
 from ._diagnosis import diagnose
 from ._library import Library, absent, forced_tcp
 from ._options import Options
@@ -163,13 +163,13 @@ class MooncakeBackend(Backend):
     def descriptor(self) -> bytes:
         """Where the engine answers; peers ask it for the rest."""
         port = self._open().get_rpc_port()
-        return Descriptor.of(self._link, self._library.version, self._host, port).encode()
+        return Descriptor(Descriptor.FORMAT, self._link, self._host, port, self._library.version).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Reach the peer's engine, and fetch what it registered."""
         offered = Descriptor.decode(descriptor, peer)
         engine = self._open()
-        address = session(offered.host, offered.port)
+        address = offered.session
         # First contact inside a transfer holds a lock of the engine: a peer that is stopped or behind a black hole
         # would stop the transfers of all others, for a minute. The probe holds none.
         status = engine.send_probe(address)

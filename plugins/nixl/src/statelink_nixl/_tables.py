@@ -6,29 +6,25 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Ends, Region, RegionTable
+from statelink.backend import Ends, Region, RegionTable, native
 from statelink.errors import TransferError
 
 __all__ = ["DRAM", "Descriptor", "Part", "Table", "parts_of", "place", "row"]
 
 U64 = npt.NDArray[np.uint64]
 
-FORMAT = 1
 DRAM = "DRAM"
 SEGMENTS = {"dram": DRAM, "cuda": "VRAM"}
 NAMES = tuple(SEGMENTS.values())
 
 
-class Descriptor(msgspec.Struct, frozen=True, array_like=True):
-    """What a peer gets.
+class Descriptor(native.Descriptor, frozen=True, array_like=True):
+    """What a peer gets; its link's name is its agent's.
 
     Attributes:
-        format: Version of this structure; it stays the first field for ever.
-        agent: Name of the agent, which is its link's name.
         library: Version of NIXL there; only for error messages.
         scratch: Address of a few bytes there that peers may overwrite.
         metadata: NIXL's own description of the agent: transports, addresses, registered memory.
@@ -37,8 +33,9 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         host: What tells its host from others.
     """
 
-    format: int
-    agent: str
+    BACKEND = "nixl"
+    LIBRARY = "NIXL"
+
     library: str
     scratch: int
     metadata: bytes
@@ -46,34 +43,16 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     host: str = ""
 
     @classmethod
-    def of(cls, agent: str, library: str, scratch: int, metadata: bytes, host: str = "") -> Descriptor:
+    def of(cls, link: str, library: str, scratch: int, metadata: bytes, host: str = "") -> Descriptor:
         """The descriptor of an agent here."""
-        return cls(FORMAT, agent, library, scratch, metadata, _checksum(metadata), host)
+        return cls(cls.FORMAT, link, library, scratch, metadata, _checksum(metadata), host)
 
-    def encode(self) -> bytes:
-        """As bytes."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, raw: bytes, peer: str) -> Descriptor:
-        """From bytes that came from ``peer``.
-
-        Raises:
-            TransferError: They are not such a descriptor, or that of another agent.
-        """
-        try:
-            found = msgspec.msgpack.decode(raw, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _refused(peer, f"its descriptor does not decode: {error}") from error
-        if found.format != FORMAT:
-            raise _refused(peer, f"its descriptor has format {found.format}, this plugin speaks {FORMAT}")
-        if found.agent != peer:
-            raise _refused(peer, f"its descriptor is that of an agent called {found.agent!r}")
-        if not 0 < found.scratch < 1 << 64:
-            raise _refused(peer, f"its descriptor has the address {found.scratch}")
-        if found.checksum != _checksum(found.metadata):
-            raise _refused(peer, "its descriptor is damaged: the checksum of the metadata differs")
-        return found
+    def check(self) -> None:
+        """See `statelink.backend.native.Descriptor.check`."""
+        if not 0 < self.scratch < 1 << 64:
+            raise ValueError(f"has the address {self.scratch}")
+        if self.checksum != _checksum(self.metadata):
+            raise ValueError("is damaged: the checksum of the metadata differs")
 
 
 class Table(RegionTable):
@@ -144,7 +123,3 @@ def parts_of(ends: Ends, local: Table, remote: Table) -> list[Part]:
 
 def _checksum(metadata: bytes) -> bytes:
     return hashlib.blake2b(metadata, digest_size=16).digest()
-
-
-def _refused(peer: str, cause: str) -> TransferError:
-    return TransferError("a peer cannot be connected over NIXL", cause=cause, backend="nixl", peer=peer)

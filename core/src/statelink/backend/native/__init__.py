@@ -5,12 +5,15 @@ Use what fits; nothing else of Statelink needs it.
 
 from __future__ import annotations
 
+from ._descriptor import Descriptor, Located, session
 from ._ledger import Ledger, Posted, Remote
 from ._machine import Ended, elsewhere, environment, lacking, loads, rdma_devices
 
 __all__ = [
+    "Descriptor",
     "Ended",
     "Ledger",
+    "Located",
     "Posted",
     "Remote",
     "elsewhere",
@@ -18,4 +21,5 @@ __all__ = [
     "lacking",
     "loads",
     "rdma_devices",
+    "session",
 ]

@@ -1,0 +1,107 @@
+"""What a plugin tells peers of its engine, strict on input; and where an engine answers."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+from statelink.errors import TransferError
+
+__all__ = ["Descriptor", "Located", "session"]
+
+D = TypeVar("D", bound="Descriptor")
+
+
+class _Head(msgspec.Struct, array_like=True):
+    format: int
+
+
+class Descriptor(msgspec.Struct, frozen=True, array_like=True):
+    """Base of a plugin's descriptor: its fields follow these two, and what else has to hold it says in `check`.
+
+    Attributes:
+        format: Version of the structure; it stays the first field for ever.
+        link: Name of the link.
+    """
+
+    FORMAT: ClassVar[int] = 1
+    """The version that this plugin speaks."""
+    BACKEND: ClassVar[str]
+    """Name of the plugin's backend, for errors."""
+    LIBRARY: ClassVar[str]
+    """What it moves bytes with, for errors."""
+
+    format: int
+    link: str
+
+    def encode(self) -> bytes:
+        """As bytes, for `Backend.descriptor`."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls: type[D], raw: bytes, peer: str) -> D:
+        """From bytes that came from ``peer``.
+
+        Raises:
+            TransferError: They are not such a descriptor, of another version, of another link, or not sound.
+        """
+        try:
+            head = msgspec.msgpack.decode(raw, type=_Head)
+            found = msgspec.msgpack.decode(raw, type=cls) if head.format == cls.FORMAT else None
+        except ValueError as error:  # msgspec's are, too
+            raise cls.refused(peer, f"its descriptor does not decode: {error}") from error
+        if found is None:
+            raise cls.refused(peer, f"its descriptor has format {head.format}, this plugin speaks {cls.FORMAT}")
+        if found.link != peer:
+            raise cls.refused(peer, f"its descriptor is that of a link called {found.link!r}")
+        try:
+            found.check()
+        except ValueError as error:
+            raise cls.refused(peer, f"its descriptor {error}") from error
+        return found
+
+    def check(self) -> None:
+        """See whether what it says can be true.
+
+        Raises:
+            ValueError: It cannot; says why, as what follows "its descriptor".
+        """
+
+    @classmethod
+    def refused(cls, peer: str, cause: str, hint: str = "") -> TransferError:
+        """The error of a peer that cannot be connected."""
+        what = f"a peer cannot be connected over {cls.LIBRARY}"
+        return TransferError(what, cause=cause, hint=hint, backend=cls.BACKEND, peer=peer)
+
+
+class Located(Descriptor, frozen=True, array_like=True):
+    """Base of the descriptor of an engine that answers at an address.
+
+    Attributes:
+        host: An IP literal.
+        port: Where it listens.
+    """
+
+    host: str
+    port: int
+
+    @property
+    def session(self) -> str:
+        """As libraries call the engine."""
+        return session(self.host, self.port)
+
+    def check(self) -> None:
+        """See `Descriptor.check`."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError as error:
+            raise ValueError(f"has a host that is no address: {error}") from error
+        if not 0 < self.port < 1 << 16:
+            raise ValueError(f"has the port {self.port}")
+
+
+def session(host: str, port: int) -> str:
+    """``host:port``, where an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

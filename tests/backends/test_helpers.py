@@ -88,11 +88,16 @@ class Library:
     def __init__(self) -> None:
         self.over: set[str] = set()
         self.bad: set[str] = set()
+        self.seen: set[str] = set()
         self.forgotten: list[str] = []
         self.ledger: Ledger[Remote] = Ledger("any", self.ended, lambda remote: self.forgotten.append(remote.name))
         self.ledger.add(Remote("peer", THERE))
 
     def ended(self, work: Posted[Remote], handle: str) -> bool:
+        assert handle not in self.seen, "the library freed it"
+        if handle == "broken":
+            raise RuntimeError("the library is broken")
+        self.seen |= {handle} & (self.over | self.bad)
         if handle in self.bad and work.outcome is None:
             work.fail(f"{handle} failed", settled=False)
         return handle in self.over | self.bad
@@ -125,6 +130,17 @@ def test_a_transfer_that_failed_is_kept_until_its_last_handle_ended() -> None:
     library.over = {"b"}
     library.ledger.sweep()
     assert (work.outcome, library.ledger.posted) == ((False, "a failed", False), [])
+
+
+def test_what_ended_before_the_library_raised_is_not_looked_at_again() -> None:
+    library = Library()
+    first, second = library.post("a"), library.post("b", "broken", "c")
+    library.over = {"a", "b", "c"}
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="is broken"):
+            library.ledger.sweep()
+    assert first.outcome == (True, "", True)
+    assert (second.outcome, second.handles, library.ledger.posted) == (None, ["broken", "c"], [second])
 
 
 def test_a_peer_is_forgotten_after_its_last_transfer() -> None:

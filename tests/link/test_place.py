@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,6 +133,26 @@ def test_a_link_that_does_not_open_leaves_nothing_open(narrow: type[Backend], mo
         statelink.open(config, state.describe("d", made))
     closed = [("close", "backend"), ("close", "held"), ("close", "held")]
     assert calls == [("open", "kv"), ("open", "aux"), *closed]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_link_whose_thread_does_not_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No place taken, and nobody there for those who inspect."""
+    start: Any = threading.Thread.start
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "statelink-control":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                opened("broken")
+    assert not [thread for thread in threading.enumerate() if thread.name == "statelink-inspect"]
+    with opened("one"), opened("two"):
+        refused()
 
 
 def test_a_backend_that_cannot_say_how_it_is_reached(narrow: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:

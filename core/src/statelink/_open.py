@@ -97,8 +97,8 @@ def open(
         place = Place(picked.kind, name)
         opened.callback(place.free)
         found, node = _prepare(settings, picked, name, inventory, rendezvous, hooks, place, checked, opened)
+        link = Link(node)
         opened.pop_all()
-    link = Link(node)
     if isinstance(found, RendezvousClient):
         found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
     return link

@@ -51,8 +51,13 @@ class Link:
         role = self._prefill or self._decode
         assert role is not None
         node.role = role
-        node.start()
         self._inspection = Inspection(node.name, self.snapshot) if node.config.inspect else None
+        try:
+            node.start()
+        except BaseException:
+            if self._inspection is not None:
+                self._inspection.close()
+            raise
 
     @property
     def name(self) -> str:

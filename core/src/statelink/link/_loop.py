@@ -55,7 +55,12 @@ class Loop:
             end: Called last on the thread.
         """
         self._thread = threading.Thread(target=self._run, args=(receive, end), name="statelink-control", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # the system has no thread left
+            self._thread = None
+            self.stop(0)
+            raise
 
     @property
     def alive(self) -> bool:

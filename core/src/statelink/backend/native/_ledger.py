@@ -136,11 +136,13 @@ class Ledger(Generic[RemoteT]):
 
     def sweep(self) -> None:
         """See what ended, and forget what nothing holds any more."""
-        for work in self.posted:
-            work.handles = [handle for handle in work.handles if not self._ended(work, handle)]
+        for work in list(self.posted):
+            for handle in list(work.handles):
+                if self._ended(work, handle):  # gone at once: the library may raise for the next one
+                    work.handles.remove(handle)
             if not work.handles:
                 work.ended()
-        self.posted = [work for work in self.posted if work.handles]
+                self.posted.remove(work)
         for known in [known for known in self._peers.values() if known.leaving and not self._busy(known)]:
             self.remove(known)
 

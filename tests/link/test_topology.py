@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.helpers import peers
 from tests.helpers.expect import Case, carry, held
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, Memory, hybrid
 
@@ -231,6 +232,39 @@ def test_one_decode_rank_gives_up(workshop: Workshop, who: int, early: bool) -> 
     for room in (*receiving, sending):
         assert "one of us has left" in room.failed(10)
         assert room.wait(10, quiesced=True).quiesced
+    fleet.expected = [memory.copy() for memory in fleet.decode.memories]
+    fleet.run(64)
+
+
+@TCP
+@pytest.mark.parametrize("order", ["ask open leave", "ask leave open", "leave ask open", "leave open ask"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_one_decode_rank_leaves_before_it_asks(workshop: Workshop, who: int, order: str) -> None:
+    """Nobody waits for it, in whatever order prefill hears of the room; and the room's id can be used again."""
+    fleet = Fleet(workshop, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet.run(64)
+    case = fleet.case(64)
+    (prefill,) = fleet.prefill.links
+    leaver, other = (fleet.decode.links[rank] for rank in (who, 1 - who))
+    rooms = [leaver.receive(case.room, fleet.peer, 64, deadline=30)]
+    for step in order.split():
+        if step == "ask":
+            rooms.append(other.receive(case.room, fleet.peer, 64, only(case.target, other), deadline=30))
+            if order.startswith("ask"):
+                peers.until(lambda: prefill.snapshot()["load"]["early"] == 1)
+        elif step == "open":
+            rooms.append(prefill.send(case.room, 64, deadline=30))
+            if order == "ask open leave":
+                peers.until(lambda: prefill.snapshot()["load"]["early"] == 0)
+        else:
+            rooms[0].abort("one of us has left")
+            assert rooms[0].wait(10, quiesced=True).quiesced  # prefill has heard of it
+    for room in rooms:
+        assert "one of us has left" in room.failed(10)
+        assert room.wait(10, quiesced=True).quiesced
+    again = [*fleet.receive(case), *fleet.send(case)]
+    for room in again:
+        room.succeeded()
     fleet.expected = [memory.copy() for memory in fleet.decode.memories]
     fleet.run(64)
 

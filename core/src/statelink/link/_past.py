@@ -28,13 +28,17 @@ class End(NamedTuple):
         reason: Why.
         remote: Whether decode gave it up; otherwise prefill did.
         until: When it stops to count.
-        told: Ranks of decode that know, where prefill gave it up.
+        told: Ranks of decode that know.
+        instance: Theirs, where decode gave it up.
+        ranks: How many of them there are then.
     """
 
     reason: Reason
     remote: bool
     until: float
     told: set[str]
+    instance: str
+    ranks: int
 
 
 class Past:
@@ -63,24 +67,26 @@ class Past:
         _remember(self._uses, use, None)
         return True
 
-    def ended(self, room: int, reason: Reason, *, remote: bool, told: Iterable[str] = ()) -> None:
-        """Keep the end of a room whose other side, but for who was ``told``, has not spoken yet."""
-        _remember(self._ends, room, End(reason, remote, self._now() + self._lifetime, set(told)))
+    def ended(
+        self, room: int, reason: Reason, *, remote: bool, told: Iterable[str] = (), instance: str = "", ranks: int = 0
+    ) -> None:
+        """Keep the end of a room of which prefill, or a rank of decode that was not ``told``, has yet to speak."""
+        _remember(self._ends, room, End(reason, remote, self._now() + self._lifetime, set(told), instance, ranks))
 
     def end_of(self, room: int) -> End | None:
         """Take out what was kept of a room's end, unless it is too old to concern who asks."""
         end = self._ends.pop(room, None)
         return end if end is not None and end.until > self._now() else None
 
-    def end_for(self, room: int, rank: str, ranks: int) -> End | None:
-        """The same for a rank of decode; what prefill gave up is kept until each of the ``ranks`` was told once."""
+    def end_for(self, room: int, rank: str, ranks: int, instance: str) -> End | None:
+        """The same for a rank of decode, if it speaks of the use that ended: each of the ``ranks`` is told once."""
         end = self.end_of(room)
-        if end is None or end.remote:
-            return end
-        if rank in end.told:  # it asks for another use of the id
+        if end is None or rank in end.told:
+            return None
+        if end.remote and (len(end.told) >= end.ranks or end.instance != instance):
             return None
         end.told.add(rank)
-        if len(end.told) < ranks:
+        if end.remote or len(end.told) < ranks:  # where decode gave it up, prefill has yet to open it
             _remember(self._ends, room, end)
         return end
 

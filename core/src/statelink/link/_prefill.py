@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ._verify import packed
 if TYPE_CHECKING:
     from ._delivery import Delivered
     from ._node import Node
+    from ._past import End
 
 __all__ = ["PrefillRole"]
 
@@ -89,7 +90,7 @@ class PrefillRole:
         end = self._past.end_of(room.room)
         early = self._early.take(room.room)
         if end is not None and end.remote and not early:
-            self.fail(room, end.reason, known=True)
+            self.fail(room, end.reason, told=end.told, ranks=end.ranks)
             return
         for name, request in early.items():
             peer = self._destinations.get(name)
@@ -117,11 +118,11 @@ class PrefillRole:
         if room is not None and room.status not in ENDED:
             self._deliver_to(room, peer, message)
             return
-        end = self._past.end_for(message.room, peer.name, peer.expected)
+        end = self._past_of(message.room, peer)
         if room is not None:
             self._answer(peer, message, room.reason or room._reason_for("room.ended", "the room has ended on prefill"))
             return
-        if end is not None and not end.remote:
+        if end is not None:
             self._answer(peer, message, end.reason)
             return
         for name, request in self._early.put(peer.name, message):
@@ -145,7 +146,7 @@ class PrefillRole:
             reason = room._explained(reason, peer.party)
             self._answer(peer, request, reason)
             self.fail(room, reason)
-            self._past.end_for(room.room, peer.name, peer.expected)  # it knows
+            self._past_of(room.room, peer)  # it knows
             return
         room._deliveries[peer.name] = delivery
         if len(room._deliveries) == peer.expected:
@@ -275,33 +276,46 @@ class PrefillRole:
             return  # else when its jobs have ended
         use = (peer.name, message.room, message.generation)
         request = self._early.get(message.room, peer.name)
-        open_room = self._room(message.room)
-        if request is not None and request.generation == message.generation:
-            # The other ranks of that instance asked for the same room, which will not be served.
-            for name, other in self._early.take(message.room).items():
-                another = self._destinations.get(name)
-                if another is not None and another is not peer:
-                    self._answer(another, other, message.reason)
-            self._past.ended(message.room, message.reason, remote=True)
-        elif self._past.admit(use):  # said again, it is nothing to the next use of the id
-            if open_room is not None and open_room.status not in ENDED and not open_room._deliveries:
-                self.fail(open_room, message.reason, known=True)
-            else:
-                end = self._past.end_for(message.room, peer.name, peer.expected)
-                if open_room is None and (end is None or end.remote):
-                    # Decode gave up before it asked; who opens the room later must not wait for it.
-                    self._past.ended(message.room, message.reason, remote=True)
+        # Said again, or late, it is nothing to the next use of the id.
+        if self._past.admit(use) if request is None else request.generation == message.generation:
+            self._given_up(message, peer)
         if use not in self._past.restless:
             said = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
             self._send(wire.Drained(**said))
 
-    def fail(self, room: Sending, reason: Reason, *, known: bool = False) -> None:
+    def _given_up(self, message: wire.Failed, peer: Destination) -> None:
+        """A rank of decode gave up before prefill opened the room, or before it asked: the room will not be served.
+
+        Whoever speaks of it later, the engine here or another rank of that instance, must not wait for this one.
+        """
+        instance = peer.card.inventory.instance
+        room = self._room(message.room)
+        if room is not None and room.status not in ENDED:
+            asked = room._deliveries.values()
+            same = all(each.destination.card.inventory.instance == instance for each in asked)
+            if same and peer.name not in room._deliveries and len(asked) < peer.expected:
+                self.fail(room, message.reason, told={peer.name}, ranks=peer.expected)
+            return
+        end = self._past_of(message.room, peer)
+        if room is not None or (end is not None and not end.remote):
+            return  # prefill gave it up, and this rank knows
+        requests = self._early.take(message.room)
+        for name, request in requests.items():
+            another = self._destinations.get(name)
+            if another is not None and another is not peer:
+                self._answer(another, request, message.reason)
+        told = {peer.name, *requests, *(end.told if end is not None else ())}
+        reason = end.reason if end is not None else message.reason
+        self._past.ended(message.room, reason, remote=True, told=told, instance=instance, ranks=peer.expected)
+
+    def fail(self, room: Sending, reason: Reason, *, told: Set[str] = frozenset(), ranks: int = 0) -> None:
         """End a room in failure, tell every destination, and stop its transfers.
 
         Args:
             room: The room.
             reason: Why.
-            known: Whether decode knows, though it never asked for the room.
+            told: Ranks of decode that know, though they never asked for the room.
+            ranks: How many ranks that instance has.
         """
         if not room._fail(reason) or room._reason is None:
             return
@@ -312,8 +326,8 @@ class PrefillRole:
             delivery.cancelled.set()
             self._outgoing.abort(room, delivery)
             self._send(wire.Failed(**self._use(delivery), reason=reason))
-        told = room._deliveries
-        if not known and all(len(told) < each.destination.expected for each in told.values()):
+        told = told | room._deliveries.keys()
+        if not told or len(told) < max(ranks, *(each.destination.expected for each in room._deliveries.values()), 0):
             self._past.ended(room.room, reason, remote=False, told=told)  # the others have yet to ask
         self._drain(room)
 
@@ -382,6 +396,9 @@ class PrefillRole:
         if not self._node.send(message):
             # It would wait in vain for what it was not told. Not at once: who called is in the middle of something.
             self._node.post(lambda: self._destinations.unreachable(message.to))
+
+    def _past_of(self, room: int, peer: Destination) -> End | None:
+        return self._past.end_for(room, peer.name, peer.expected, peer.card.inventory.instance)
 
     def _room(self, number: int) -> Sending | None:
         room = self._node.rooms.get(number)

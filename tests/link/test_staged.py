@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.helpers import peers
 from tests.helpers.expect import carry
 from tests.helpers.pools import Mamba, hybrid
 from tests.link.conftest import FORCED
@@ -52,6 +53,12 @@ def test_layouts_and_spans(workshop: Workshop) -> None:
 def ring(link: LinkHandle) -> dict[str, int]:
     found: dict[str, int] = link.snapshot()["strategies"]["staged"]
     return found
+
+
+def quarantined(link: LinkHandle) -> int:
+    """Bytes of a ring that may still be touched, once nothing else of it is lent."""
+    peers.until(lambda: 0 < ring(link)["quarantined"] == ring(link)["lent"])
+    return ring(link)["quarantined"]
 
 
 def reach(link: LinkHandle, **numbers: int) -> None:
@@ -138,19 +145,15 @@ def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: 
     (sending if by == "prefill" else receiving).abort("as planned")
     assert "as planned" in receiving.failed()
     assert "as planned" in sending.failed()
-    until = time.monotonic() + 10
-    while not (here := ring(made.prefill))["quarantined"] and time.monotonic() < until:
-        time.sleep(0.01)
-    assert 0 < here["quarantined"] == here["lent"] < roomy["ring_bytes"]
+    held = quarantined(made.prefill)
+    assert held < roomy["ring_bytes"]
     assert not sending.see().quiesced
     if workshop.backend == "tcp":
         assert receiving.wait(quiesced=True).quiesced
         reach(made.decode, lent=0, quarantined=0)
     else:
-        there = ring(made.decode)
-        assert 0 < there["quarantined"] == there["lent"]
+        quarantined(made.decode)
         assert not receiving.see().quiesced
-    held = ring(made.prefill)["quarantined"]
     small = made.case(32)
     second = made.begin(small)
     made.push(second[1], small)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any, cast
 
@@ -54,6 +55,49 @@ def test_polls_until_the_last_transfer_has_ended() -> None:
     timer.cancel()
     timer.join()
     assert ended.value.value == (64 * count, count, None, frozenset(), ())
+
+
+class Picky(Lazy):
+    """It takes a MiB at once, be it in one block."""
+
+    capabilities = dataclasses.replace(TcpBackend.capabilities, max_bytes=1 << 20, max_blocks=4)
+
+    def __init__(self) -> None:
+        self.taken: list[Blocks] = []
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        self.taken.append(batch.blocks)
+        return Transfer()
+
+
+def test_a_block_that_is_larger_than_a_library_takes_is_cut() -> None:
+    """Of three blocks the second is, and what is moved is the same byte for byte."""
+    mib = 1 << 20
+    sizes = np.array([100, 2 * mib + 1, 200], np.uint64)
+    source = np.array([4096, 8192, 4096 + 4 * mib], np.uint64)
+    target = source + np.uint64(1 << 40)
+    one, two = np.zeros(3, np.uint32), np.ones(3, np.uint32)
+    here = RegionTable([Region(4096, 8 * mib)], "picky")
+    there = RegionTable([Region(1, 1), Region(4096 + (1 << 40), 8 * mib)], "picky")
+    backend: Any = Picky()
+    moving = move(
+        cast("Backend", backend),
+        "peer",
+        [Blocks(source, target, sizes, one, two)],
+        room=1,
+        generation=1,
+        tables=(here, there),
+        slice_bytes=1 << 40,
+        cancelled=threading.Event(),
+    )
+    with pytest.raises(StopIteration) as ended:
+        next(moving)
+    assert ended.value.value.nbytes == sizes.sum()
+    assert [piece.nbytes.tolist() for piece in backend.taken] == [[100], [mib], [mib], [1, 200]]
+    whole = Blocks.concatenate(backend.taken)
+    assert whole.source.tolist() == [4096, 8192, 8192 + mib, 8192 + 2 * mib, 4096 + 4 * mib]
+    assert (whole.target - whole.source == 1 << 40).all()
+    assert (whole.source_region.tolist(), whole.target_region.tolist()) == ([0] * 5, [1] * 5)
 
 
 class Sudden(Transfer):

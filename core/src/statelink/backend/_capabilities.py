@@ -67,7 +67,7 @@ class Capabilities:
         fences: Per operation and side, who can stop it; every pair of an offered operation is stated.
         state_types: State types that it moves; `ANY`, or a set of names.
         max_blocks: Most blocks in one ``submit``; the core cuts larger batches.
-        max_bytes: Most bytes in one ``submit`` of several blocks; the core cuts larger batches.
+        max_bytes: Most bytes in one ``submit``; the core cuts larger batches, and larger blocks down to a MiB.
         max_transfers: Most transfers to one peer that are submitted and not finished.
         thread_safe: Whether calls may come from several threads at once. If not, the core serialises them all.
         single_process: Whether two links in one process can reach each other.

@@ -6,6 +6,8 @@ import time
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from statelink.backend import Backend, Batch, Blocks, Op, Outcome, RegionTable, Side, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Moving", "move", "reason_of"]
 
 FIRST_NAP, LONGEST_NAP = 20e-6, 1e-3
+LEAST = 1 << 20
+"""Bytes below which no block is cut, whatever the limits."""
 
 
 class Moving(NamedTuple):
@@ -61,6 +65,7 @@ def move(
         cancelled: Set by the control thread when the room failed: nothing more is started, nothing is waited for.
     """
     limits = backend.capabilities
+    most = min(limits.max_bytes, slice_bytes)
     running: list[Transfer] = []
     nbytes = blocks = 0
     reason: Reason | None = None
@@ -79,7 +84,7 @@ def move(
                 continue
             tables[0].check("here", part.source, part.nbytes, part.source_region)
             tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
-            for piece in part.slices(limits.max_blocks, min(limits.max_bytes, slice_bytes)):
+            for piece in _cut(part, max(most, LEAST)).slices(limits.max_blocks, most):
                 while len(running) >= limits.max_transfers:
                     running, failure = _wait(backend, running, cancelled, len(running) - limits.max_transfers + 1)
                     if failure is not None:
@@ -103,6 +108,26 @@ def move(
     except Exception as error:  # of ``poll``: the fate of what runs is unknown, and it is asked again later
         reason = reason or reason_of(error, backend=backend.name, peer=peer)
     return Moving(nbytes, blocks, reason, unsettled, tuple(running))
+
+
+def _cut(part: Blocks, most: int) -> Blocks:
+    """The same bytes in blocks of at most ``most``: pages that lie side by side make one block, however many they are.
+
+    A library may refuse a block that large, and who aborts a request would wait for all of it.
+    """
+    if int(part.nbytes.max(initial=0)) <= most:
+        return part
+    wide = np.uint64(most)
+    counts = (part.nbytes - np.uint64(1)) // wide + np.uint64(1)
+    which = np.repeat(np.arange(part.count), counts.astype(np.int64))
+    offsets = (np.arange(len(which), dtype=np.uint64) - (np.cumsum(counts) - counts)[which]) * wide
+    return Blocks(
+        part.source[which] + offsets,
+        part.target[which] + offsets,
+        np.minimum(part.nbytes[which] - offsets, wide),
+        part.source_region[which],
+        part.target_region[which],
+    )
 
 
 class _Failed(TransferError):

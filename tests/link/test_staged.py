@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -171,6 +172,34 @@ def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: 
     made.run()
 
 
+@TCP
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_who_waits_for_space_until_the_deadline_says_so(workshop: Workshop, first: str) -> None:
+    """Prefill's ring is quarantined whole, by a parcel that hangs: either side names the bytes that are missing."""
+    full = {**FORCED, "ring_bytes": 8192, "parcel_bytes": 8192}
+    made = workshop.pair(backend="faulty-tcp", staging=full)
+    made.run(16)
+    case, receiving, sending = hang(workshop, made, workshop.prefill)
+    sending.abort("as planned")
+    receiving.failed()
+    until = time.monotonic() + 10
+    while not (held := ring(made.prefill)["quarantined"]) and time.monotonic() < until:
+        time.sleep(0.01)
+    other = made.case(16)
+    rooms = [made.send(other, deadline=1.0 if first == "prefill" else 60.0)]
+    rooms.append(made.receive(other, deadline=1.0 if first == "decode" else 60.0))
+    made.push(rooms[0], other)
+    standing = rf"of this side's staging ring \({held} of its 8192 bytes are lent, {held} of those are quarantined\)"
+    wanted = {"prefill": standing, "decode": "that prefill has space for in this side's staging ring"}
+    for room in rooms:
+        assert re.search(rf"passed its deadline on {first} .* waits for .*\b\d+ bytes {wanted[first]}", room.failed())
+    workshop.prefill.run(FAULTY, "heal")
+    for room in (sending, receiving, *rooms):
+        assert room.wait(quiesced=True).quiesced
+    made.spoilt(case)
+    made.spoilt(other)
+
+
 def test_prefill_dies_in_the_middle(workshop: Workshop) -> None:
     """Its space in decode's ring is lent again when it is certain that it writes no more."""
     workshop.untidy = True
@@ -203,6 +232,7 @@ def test_what_can_never_fit_fails_that_room_alone(workshop: Workshop) -> None:
     for room in (receiving, sending):
         text = room.failed()
         assert "4096 bytes cannot be divided, and a parcel has 3000 at most" in text
+        assert "parcel_bytes and ring_bytes on prefill allow 3000, decode's ring 3000: make" in text
         assert room.wait(quiesced=True).quiesced
     made.spoilt(case)
     for link in (made.prefill, made.decode):
@@ -256,6 +286,14 @@ def test_bad_configuration() -> None:
     with pytest.raises(ConfigError, match="component 'kv' cannot be staged: this rank has aux") as error:
         statelink.open({**config, "staging": {"components": {"kv": "always"}}}, inventory)
     assert error.value.code == "config.staging"
+    with pytest.raises(ConfigError, match="did you mean 'aux'"):
+        statelink.open({**config, "staging": {"components": {"auxx": "always"}}}, inventory)
+    for huge in (1 << 50, 1 << 62, 1 << 70):  # of address space that no process has, or no index reaches
+        with pytest.raises(
+            ConfigError, match=f"a staging ring of {huge} bytes .*(.|\n)*make ring_bytes .* smaller"
+        ) as error:
+            statelink.open({**config, "staging": {"ring_bytes": huge}}, inventory)
+        assert error.value.code == "config.staging"
     with pytest.raises(ConfigError, match="ring_bytes of staging must be above zero"):
         statelink.open({**config, "staging": {"ring_bytes": 0}}, inventory)
     with pytest.raises(ConfigError, match="bad value in the configuration of a link"):

@@ -132,6 +132,25 @@ def test_what_both_say_when_all_is_well() -> None:
             assert not array[:, :, 1].any()
 
 
+def test_what_both_say_that_they_wait_for() -> None:
+    """Space that was asked for, on the side that is to lend it; then that it is used."""
+    here, there = Scene(ASKED), Scene(ASKED)
+    sender, receiver = here.sender(), there.receiver()
+    assert (sender.waits(), receiver.waits()) == ("", "")
+    steps = iter(sender.chunk(here.context, here.move))
+    assert next(steps) is None
+    assert sender.waits() == f"{4 * ASKED} bytes of decode's staging ring of 4096"
+    here.say(sender, Lent(0, 0), Lent(1, ASKED))
+    own = (
+        f"{ASKED} bytes of this side's staging ring ({ASKED} of its {ASKED} bytes are lent, 0 of those are quarantined)"
+    )
+    assert sender.waits() == f"{2 * ASKED} bytes of decode's staging ring of 4096 and {own}"
+    there.say(receiver, Ask(0, ASKED), Ask(1, ASKED))
+    assert receiver.waits() == f"{own} and {ASKED} bytes that prefill has space for in this side's staging ring"
+    here.end(sender)
+    there.end(receiver)
+
+
 FAR = (1 << 62) - 1
 LIES: list[tuple[list[Any], str]] = [
     ([b""], "cannot be read"),

@@ -111,3 +111,16 @@ def test_what_can_never_be_had_names_both_sizes() -> None:
     with pytest.raises(RoomError, match="it has 4097 bytes, and the ring 4096") as error:
         made(4096).ask("a", 4097, print, peer="a")
     assert error.value.code == "room.staging"
+
+
+def test_who_waits_says_for_what() -> None:
+    ring = made(4096)
+    for owner in ("dead", "next", "next", "last"):
+        ring.ask(owner, 2500, lambda at: None, peer=owner)
+    standing = "of this side's staging ring (2500 of its 4096 bytes are lent, {} of those are quarantined)"
+    assert ring.waits("dead") == ""
+    assert ring.waits("next") == f"5000 bytes {standing.format(0)}"
+    ring.drop("dead")
+    assert ring.waits("last") == f"2500 bytes {standing.format(2500)}"
+    ring.give(0)
+    assert ring.waits("next").startswith("2500 bytes ")

@@ -2,8 +2,8 @@
 
 A strategy decides *how* the planned bytes of one component travel; it never decides which bytes. The core calls its
 hooks on data threads, one call at a time for each hook that it made, except that a send hook's ``message`` may come at
-the same time as another of its calls, and that ``sender``, ``receiver`` and a send hook's ``open`` are called on the
-link's control thread, where nothing may block.
+the same time as another of its calls, and that ``sender``, ``receiver``, ``waits`` and a send hook's ``open`` are
+called on the link's control thread, where nothing may block.
 """
 
 from __future__ import annotations
@@ -118,6 +118,13 @@ class SendHook(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} expects no messages")
 
+    def waits(self) -> str:
+        """What it waits for, in words, for the error of a room that passes its deadline; empty for nothing.
+
+        Called on the control thread, beside any other of its calls: it must not block.
+        """
+        return ""
+
     def finish(self, context: SendContext) -> None:  # noqa: B027 - optional
         """Every chunk of the room was moved."""
 
@@ -155,6 +162,10 @@ class ReceiveHook(ABC):
             NotImplementedError: This hook expects none; fails the room.
         """
         raise NotImplementedError(f"{type(self).__name__} expects no messages")
+
+    def waits(self) -> str:
+        """See `SendHook.waits`."""
+        return ""
 
     def finish(self, context: ReceiveContext) -> Transfer | None:
         """Everything arrived; success waits for what is returned. ``None`` says that nothing remains."""

@@ -6,16 +6,21 @@ import heapq
 import itertools
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ._room import Room
 from ._status import ENDED
 
 if TYPE_CHECKING:
+    from statelink.backend import ReceiveHook, SendHook
+
     from ._node import Node
 
-__all__ = ["Deadlines"]
+__all__ = ["Deadlines", "waits_of"]
+
+MOST_NAMED = 4
+"""Hooks that an error names."""
 
 AnyRoom = TypeVar("AnyRoom", bound=Room)
 
@@ -62,6 +67,23 @@ class Deadlines(Generic[AnyRoom]):
             if room is not None:
                 self._expired(room)
         self._arm()
+
+
+def waits_of(hooks: Iterable[tuple[str, SendHook | ReceiveHook]]) -> str:
+    """What the hooks of a room wait for, as an addition to why it passed its deadline.
+
+    Args:
+        hooks: Under the names of their peer and component.
+    """
+    said = []
+    for name, hook in hooks:
+        try:
+            what = hook.waits()
+        except Exception as error:  # somebody else's strategy: the room fails for the reason that is there
+            what = f"what its hook cannot say: {type(error).__name__}: {error}"[:200]
+        if what:
+            said.append(f"; {name} waits for {what}")
+    return "".join(said[:MOST_NAMED]) + (f"; and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else "")
 
 
 def _open(room: AnyRoom | None) -> AnyRoom | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from statelink import wire
 from statelink.backend import UNKNOWN, Arrival, Moved
 
-from ._deadlines import Deadlines
+from ._deadlines import Deadlines, waits_of
 from ._departed import Departed
 from ._granting import Granting
 from ._incoming import Incoming
@@ -374,7 +374,8 @@ class DecodeRole:
         if not room._accepted:
             return "the engine never accepted it", "call accept() once memory is allocated"
         missing = [name for name, writer in room._writers.items() if writer.finished is None]
-        return f"not finished: {', '.join(missing) or 'hooks'}", ""
+        hooks = ((f"{key}: {name}", hook) for key, w in room._writers.items() for name, hook in w.hooks.items())
+        return f"not finished: {', '.join(missing) or 'hooks'}{waits_of(hooks)}", ""
 
     def _use(self, room: Receiving, writer: Writer) -> Use:
         return Use(sender=self._node.name, to=writer.source.name, room=room.room, generation=room.generation)

@@ -13,7 +13,7 @@ from statelink.backend import Moved, Side
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import Items, required, whole
 
-from ._deadlines import Deadlines
+from ._deadlines import Deadlines, waits_of
 from ._destinations import Destination, Destinations
 from ._early import Early
 from ._hook_room import SendRoom
@@ -363,6 +363,8 @@ class PrefillRole:
         }[room.status]
         if room._queue and room.status is not Status.BOOTSTRAPPING:  # every destination has asked
             cause = "the engine's ready event never came"
+        hooks = ((f"{key}: {name}", hook) for key, d in room._deliveries.items() for name, hook in d.hooks.items())
+        cause += waits_of(hooks)
         self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on prefill", cause))
 
     def busy(self) -> bool:

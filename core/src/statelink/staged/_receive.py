@@ -109,6 +109,13 @@ class StagedReceive(ReceiveHook):
             self._nbytes += nbytes
         ring.give(at)
 
+    def waits(self) -> str:
+        """Space for what prefill has asked for; or what it has space for, and has not written."""
+        with self._lock:
+            lent = sum(self._asked[number] for number in self._lent)
+        theirs = f"{lent} bytes that prefill has space for in this side's staging ring" if lent else ""
+        return " and ".join(filter(None, (self._ring.waits(self) if self._ring is not None else "", theirs)))
+
     def finish(self, context: ReceiveContext) -> None:
         """Everything has come.
 

@@ -94,6 +94,14 @@ class Ring:
                 self._quarantined.add(owner)
         self._serve()
 
+    def waits(self, owner: object) -> str:
+        """What an owner waits for, in words; empty if it waits for nothing."""
+        with self._lock:
+            wanted = sum(each.nbytes for each in self._waiting if each.owner is owner)
+            lent = sum(each.nbytes for each in self._lent.values())
+            standing = f"{lent} of its {self.memory.nbytes} bytes are lent, {self._kept()} of those are quarantined"
+        return f"{wanted} bytes of this side's staging ring ({standing})" if wanted else ""
+
     def snapshot(self) -> dict[str, int]:
         """Bytes there are, lent, and quarantined among those; and how many wait."""
         with self._lock:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from statelink.backend import Blocks, SendContext, SendHook
@@ -71,7 +72,7 @@ class StagedSend(SendHook):
         return self._parcels(context, move, self._there, self._ring)
 
     def _parcels(self, context: SendContext, move: Move, there: Place, ring: Ring) -> Iterator[Blocks | None]:
-        parcels = move.parcels(min(self._parcel_bytes, there.nbytes))
+        parcels = self._cut(move, there)
         asked: dict[int, _Parcel] = {}
         written: list[tuple[int, int, _Parcel]] = []
         more = True
@@ -96,6 +97,19 @@ class StagedSend(SendHook):
                     self._held.discard(here)
                 ring.give(here)
             written.clear()
+
+    def _cut(self, move: Move, there: Place) -> Iterator[tuple[Tile, ...]]:
+        """Parcels that fit into both rings.
+
+        Raises:
+            RoomError: A piece that cannot be divided is larger.
+        """
+        try:
+            yield from move.parcels(min(self._parcel_bytes, there.nbytes))
+        except RoomError as error:
+            ours = f"staging's parcel_bytes and ring_bytes on prefill allow {self._parcel_bytes}"
+            hint = f"{ours}, decode's ring {there.nbytes}: make what is too small larger, or leave the component out of staging on both sides"
+            raise RoomError.of(msgspec.structs.replace(error.reason, hint=hint)) from None
 
     def _ask(self, context: SendContext, move: Move, tiles: tuple[Tile, ...]) -> tuple[int, _Parcel]:
         places = [move.places(tile, "source") for tile in tiles]
@@ -136,6 +150,13 @@ class StagedSend(SendHook):
             self._ring.give(at)
         else:
             context.wake()
+
+    def waits(self) -> str:
+        """Space on decode, or then on this side."""
+        with self._lock:
+            wanted = sum(self._wanted.values())
+        theirs = f"{wanted} bytes of decode's staging ring of {self._there.nbytes}" if wanted and self._there else ""
+        return " and ".join(filter(None, (theirs, self._ring.waits(self) if self._ring is not None else "")))
 
     def abort(self, context: SendContext) -> None:
         """Give back what was not used yet; what was may still be read."""

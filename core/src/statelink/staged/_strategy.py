@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from statelink.backend import Capabilities, ReceiveHook, SendHook, Strategy
-from statelink.errors import UnsupportedError
+from statelink.errors import ConfigError, UnsupportedError
 from statelink.state import Region
 
-from ._memory import staging_memory
+from ._memory import StagingMemory, staging_memory
 from ._receive import StagedReceive
 from ._ring import Ring
 from ._send import StagedSend
@@ -65,6 +65,7 @@ class Staged(Strategy):
 
         Raises:
             UnsupportedError: A component that always is to be staged cannot be.
+            ConfigError: There is not so much memory.
         """
         for name in components:
             buffers = inventory.component(name).buffers
@@ -76,7 +77,7 @@ class Staged(Strategy):
                     )
                 for kind in kinds:
                     if kind not in self._rings:
-                        memory = staging_memory(kind, self._ring_bytes)
+                        memory = _allocated(kind, self._ring_bytes)
                         self._rings[kind] = Ring(memory, len(inventory.regions) + len(self._rings))
                     self._ring_of[name] = self._rings[kind]
             except UnsupportedError as error:
@@ -112,3 +113,15 @@ class Staged(Strategy):
             if ring.snapshot()["lent"]:
                 log.warning("%d bytes of a staging ring may still be touched: it is kept", ring.snapshot()["lent"])
                 _kept.append(ring)
+
+
+def _allocated(kind: str, nbytes: int) -> StagingMemory:
+    try:
+        return staging_memory(kind, nbytes)
+    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:  # what numpy and torch raise
+        raise ConfigError(
+            f"a staging ring of {nbytes} bytes of {kind!r} memory cannot be allocated",
+            cause=str(error),
+            hint="make ring_bytes of staging smaller: rings may be much smaller than a request",
+            code="config.staging",
+        ) from error

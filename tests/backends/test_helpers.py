@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from statelink.backend import Batch, Blocks, Ends, Op, Region, RegionTable
+from statelink.backend import Batch, Blocks, Ends, Op, Region, RegionTable, Verdict
 from statelink.backend.native import (
     Ledger,
     Located,
@@ -22,8 +22,13 @@ from statelink.backend.native import (
     environment,
     lacking,
     loads,
+    needs,
     rdma_devices,
     session,
+    settings,
+    torch_place,
+    unreachable,
+    unregistered,
 )
 from statelink.errors import TransferError
 
@@ -249,11 +254,13 @@ def test_a_descriptor_is_refused(raw: bytes, cause: str) -> None:
 def test_what_happens_elsewhere_ends_elsewhere(code: str, status: int, how: str) -> None:
     found = elsewhere(code, "yes")
     assert (found.status, found.how, found.output, found.errors.strip()) == (status, how, "yes\n", "no")
+    assert (found.last, found._replace(errors=" \n").last) == ("no", "yes")
 
 
 def test_what_hangs_elsewhere_is_ended() -> None:
     found = elsewhere("import time; time.sleep(100)", patience=0.3)
     assert found == (None, "it did not end within 0.3 s", "", "")
+    assert found.last == "it said nothing"
 
 
 def test_packages_are_found_elsewhere_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +277,37 @@ def test_libraries_are_really_looked_for() -> None:
 def test_what_a_version_lacks() -> None:
     library = SimpleNamespace(Engine=SimpleNamespace(start=1), Kind=SimpleNamespace(FAST=1))
     assert lacking(library, {"Engine": "start stop", "Kind": "FAST", "Gone": "all"}) == ["Engine.stop", "Gone.all"]
+
+
+def test_what_is_diagnosed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(check.verdict, check.found) for check in needs(["a card", "a driver"], "all of it")]
+    assert found == [(Verdict.PROBLEM, "a card"), (Verdict.PROBLEM, "a driver")]
+    assert [(check.verdict, check.found) for check in needs([], "all of it")] == [(Verdict.OK, "all of it")]
+    assert settings("NONE_OF_", "OURS_").found == "no NONE_OF_* or OURS_* is set"
+    monkeypatch.setenv("OURS_B", "2")
+    monkeypatch.setenv("OURS_A", "1")
+    assert settings("NONE_OF_", "OURS_").found == "OURS_A=1, OURS_B=2"
+
+
+def test_what_is_refused_alike() -> None:
+    region = Region(4096, 10, "cuda:3")
+    for what, said in ((2, "region 2"), ("all of it", "all of it")):
+        error = unregistered(what, region, OSError("no"), backend="any", library="any 1")
+        wanted = f"{said} could not be registered (backend any, library any 1): 10 bytes of cuda:3 at 0x1000: no"
+        assert str(error) == wanted
+    error = unreachable("Any", "them", "no answer", backend="any", hint="wait")
+    assert str(error) == "a peer cannot be connected over Any (backend any, peer them): no answer\nhint: wait"
+
+
+@pytest.mark.parametrize(("kind", "place"), [("dram", ("dram", 0)), ("cuda", ("cuda", 0)), ("cuda:12", ("cuda", 12))])
+def test_memory_as_torch_calls_it(kind: str, place: tuple[str, int]) -> None:
+    assert torch_place(Region(4096, 10, kind), "Any", backend="any") == place
+
+
+@pytest.mark.parametrize("kind", ["npu:0", "cuda:x", "hip:0"])
+def test_memory_that_torch_does_not_know(kind: str) -> None:
+    with pytest.raises(TransferError, match=rf"'{kind}' is unknown to Any .*the region at 0x1000"):
+        torch_place(Region(4096, 10, kind), "Any", backend="any")
 
 
 def test_rdma_devices_and_their_active_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

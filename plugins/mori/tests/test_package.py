@@ -29,8 +29,7 @@ from statelink.backend import (
 )
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_mori import MoriBackend, Options, _backend, _machine
-from statelink_mori._tables import covering, parts_of
-from statelink_mori._transport import told
+from statelink_mori._tables import Offer, covering, parts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,9 +189,9 @@ def test_the_transport_that_is_left(
     if auto is not None:
         monkeypatch.setenv("MORI_DISABLE_AUTO_XGMI", auto)
     options = of(backends={name: {} for name in backends})
-    offered: Any = SimpleNamespace(engine=SimpleNamespace(node_id="there" if apart else "here"))
+    offered = Offer(SimpleNamespace(node_id="there" if apart else "here"), [], "", frozenset())
     regions = [Region(8, 8, kind) for kind in kinds]
-    assert told(options, offered, SimpleNamespace(node_id="here"), regions) == word
+    assert offered.transport(options, SimpleNamespace(node_id="here"), regions) == word
     assert {word} - {UNKNOWN} <= MoriBackend.transports(options)
 
 
@@ -247,7 +246,10 @@ def test_library_that_aborts_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _machine.trial(Options()) == (False, "MoRI does not start here: Assertion failed (SIGABRT)")
     monkeypatch.setattr(_machine, "TRIAL", "import time; time.sleep(60)")
     monkeypatch.setattr(_machine, "PATIENCE", 0.1)
-    assert _machine.trial(Options()) == (False, "MoRI does not start here: no output (it did not end within 0.1 s)")
+    assert _machine.trial(Options()) == (
+        False,
+        "MoRI does not start here: it said nothing (it did not end within 0.1 s)",
+    )
 
 
 # Starting and registering

@@ -108,7 +108,8 @@ class StagedSend(SendHook):
             yield from move.parcels(min(self._parcel_bytes, there.nbytes))
         except RoomError as error:
             ours = f"staging's parcel_bytes and ring_bytes on prefill allow {self._parcel_bytes}"
-            hint = f"{ours}, decode's ring {there.nbytes}: make what is too small larger, or leave the component out of staging on both sides"
+            better = "make what is too small larger, or leave the component out of staging on both sides"
+            hint = f"{ours}, decode's ring {there.nbytes}: {better}"
             raise RoomError.of(msgspec.structs.replace(error.reason, hint=hint)) from None
 
     def _ask(self, context: SendContext, move: Move, tiles: tuple[Tile, ...]) -> tuple[int, _Parcel]:

@@ -29,7 +29,7 @@ from statelink.backend import (
     SubmitMode,
     Transfer,
 )
-from statelink.backend.native import session
+from statelink.backend.native import session, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._descriptor import Descriptor
@@ -181,7 +181,7 @@ class AscendBackend(Backend):
         for index, region in enumerate(regions):
             cause = self._foreign(region)
             if cause:
-                raise self._unregistered(f"region {index}", region, cause)
+                raise unregistered(index, region, cause, backend=self.name)
         self._table = RegionTable(regions, self.name)
         if not regions:
             return
@@ -191,8 +191,8 @@ class AscendBackend(Backend):
             for index, region in enumerate(regions):
                 alone = self._library.call(engine.batch_register_memory, [region.address], [region.nbytes])
                 if alone[0] != 0:
-                    raise self._unregistered(f"region {index}", region, alone[1])
-            raise self._unregistered(f"{len(regions)} regions at once", regions[0], reason)
+                    raise unregistered(index, region, alone[1], backend=self.name)
+            raise unregistered(f"{len(regions)} regions at once", regions[0], reason, backend=self.name)
 
     def descriptor(self) -> bytes:
         """Where the engine answers, and as what."""
@@ -299,7 +299,3 @@ class AscendBackend(Backend):
         if device not in ("", str(self._options.device_id)):
             return f"the engine runs on device_id {self._options.device_id}"
         return ""
-
-    def _unregistered(self, what: str, region: Region, cause: str) -> TransferError:
-        where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"
-        return TransferError(f"{what} could not be registered", cause=f"{where}: {cause}", backend=self.name)

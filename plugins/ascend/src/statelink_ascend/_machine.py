@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statelink.backend import Check, Verdict
-from statelink.backend.native import elsewhere, loads
+from statelink.backend.native import elsewhere, loads, needs, settings
 
 if TYPE_CHECKING:
+    from statelink.backend import Check
+
     from ._options import Options
 
 __all__ = ["devices", "diagnose", "driver", "library", "missing", "trial"]
@@ -61,22 +62,16 @@ def missing(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
 
 def diagnose() -> Iterator[Check]:
     """See `statelink.backend.Diagnosing`."""
-    lacks = list(missing())
-    yield from (Check(what="needs", verdict=Verdict.PROBLEM, found=each) for each in lacks)
-    if not lacks:
-        found = f"memfabric_hybrid {library()}, {', '.join(devices())}, driver {driver()[0]}"
-        yield Check(what="needs", verdict=Verdict.OK, found=found)
-    seen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("MF_", "ASCEND_"))]
-    yield Check(what="environment", verdict=Verdict.OK, found=", ".join(seen) or "no MF_* or ASCEND_* is set")
+    yield from needs(missing(), f"memfabric_hybrid {library()}, {', '.join(devices())}, driver {driver()[0]}")
+    yield settings("MF_", "ASCEND_")
 
 
 def trial(options: Options) -> tuple[str, str]:
     """Start an engine in another process: why it did not start, and the end of the library's log."""
     done = elsewhere(TRIAL, msgspec.json.encode(options).decode(), patience=120.0)
     log = " | ".join(done.output.splitlines()[-4:])
-    last = done.errors.strip().splitlines()[-1:] or ["it said nothing"]
     if done.status in (0, 1):
-        return last[0] if done.status else "", log
+        return done.last if done.status else "", log
     return f"its start ended the process: {done.how}", log
 
 

@@ -27,7 +27,7 @@ from statelink.backend import (
     SubmitMode,
     Transfer,
 )
-from statelink.backend.native import rdma_devices
+from statelink.backend.native import rdma_devices, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._descriptor import Descriptor
@@ -176,12 +176,8 @@ class MooncakeBackend(Backend):
         if status == 0:
             status = engine.batch_transfer_sync_write(address, [], [], [])
         if status != 0:
-            raise TransferError(
-                "a peer cannot be connected over Mooncake",
-                cause=f"its engine at {address} ({offered.library}) does not answer {self._library.version}: {status}",
-                backend=self.name,
-                peer=peer,
-            )
+            cause = f"its engine at {address} ({offered.library}) does not answer {self._library.version}: {status}"
+            raise Descriptor.refused(peer, cause)
         self._peers[peer] = _Peer(address, RegionTable(regions, self.name))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
@@ -222,6 +218,4 @@ class MooncakeBackend(Backend):
         return self._engine
 
     def _unregistered(self, index: int, region: Region, cause: str) -> TransferError:
-        where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"
-        what = f"region {index} could not be registered"
-        return TransferError(what, cause=f"{where}: {cause}", backend=self.name, library=self._library.version)
+        return unregistered(index, region, cause, backend=self.name, library=self._library.version)

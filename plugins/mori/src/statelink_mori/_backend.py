@@ -12,7 +12,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,8 +19,6 @@ import msgspec
 from statelink.backend import (
     ANY,
     DIRECT,
-    UNKNOWN,
-    Backend,
     BackendContext,
     Batch,
     Capabilities,
@@ -36,14 +33,13 @@ from statelink.backend import (
     SubmitMode,
     Transfer,
 )
-from statelink.backend.native import Ledger, Posted, Remote
+from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, unreachable
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import Engine, Library
 from ._machine import active_ports, diagnose, gpus, missing, trial
 from ._options import Options
 from ._tables import Offer, covering, parts_of
-from ._transport import possible, told
 
 __all__ = ["MoriBackend"]
 
@@ -59,17 +55,16 @@ _orphans: list[Any] = []
 class _Peer(Remote):
     """An engine elsewhere, and what is kept of it."""
 
-    __slots__ = ("engine", "offered", "sessions", "transport")
+    __slots__ = ("engine", "offered", "sessions")
 
     def __init__(self, name: str, table: RegionTable, engine: Engine, offered: Offer, transport: str) -> None:
-        super().__init__(name, table)
+        super().__init__(name, table, transport)
         self.engine = engine
         self.offered = offered
-        self.transport = transport
         self.sessions: dict[tuple[int, int], Any] = {}
 
 
-class MoriBackend(Backend):
+class MoriBackend(PostingBackend[_Peer]):
     """Moves bytes with MoRI."""
 
     api_version = 1
@@ -82,7 +77,7 @@ class MoriBackend(Backend):
         # A full send queue keeps the caller for up to five seconds.
         submit_mode=SubmitMode.BLOCKING,
         # There is no cancel: what is posted goes on until it ended, or the process that posted it did.
-        fences=MappingProxyType({(op, side): Fence.MOVER for op in Op for side in Side}),
+        fences={(op, side): Fence.MOVER for op in Op for side in Side},
         # As many requests as a send queue holds. Over TCP, a peer drops its connection at about 65,500 blocks.
         max_blocks=8192,
         max_bytes=64 << 20,
@@ -133,12 +128,7 @@ class MoriBackend(Backend):
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
         """``rdma``, ``xgmi`` and ``tcp``, as far as the options name them, or the environment adds XGMI."""
-        return possible(options)
-
-    def transport(self, peer: str) -> str:
-        """The one that there is to this peer; `UNKNOWN` where the library chooses, and does not say what."""
-        known = self._ledger.get(peer)
-        return known.transport if known is not None else UNKNOWN
+        return frozenset(options.transports)
 
     @classmethod
     def diagnose(cls, options: Any) -> list[Check]:
@@ -165,12 +155,12 @@ class MoriBackend(Backend):
         with self._lock:
             engine = self._open()
             if offered.engine.key == engine.desc.key:
-                raise self._unreachable(peer, "a link cannot connect to itself")
+                raise unreachable("MoRI", peer, "a link cannot connect to itself", backend=self.name)
             self._ledger.make_room(peer)
             if offered.engine.key in self._spent:  # connections are never repaired, but a new engine makes new ones
                 engine = self._start(port=0)
                 engine.register(self._regions)
-            word = told(self._options, offered, engine.desc, (*self._regions, *regions))
+            word = offered.transport(self._options, engine.desc, (*self._regions, *regions))
             known = _Peer(peer, RegionTable(regions, self.name), engine, offered, word)
             self._ledger.add(known)
             try:
@@ -186,52 +176,37 @@ class MoriBackend(Backend):
         with self._lock:
             self._open()
             known = self._ledger.usable(peer)
+            parts = parts_of(Ends.of(batch, self._table, known.table), self._table, known.table)
+            # All of them before the first is posted: where one cannot be, nothing is on the move.
+            sessions = [(self._session(known, near, far), blocks) for near, far, blocks in parts]
             work = Posted(known)
             self._ledger.posted.append(work)
             try:
-                for part in parts_of(Ends.of(batch, self._table, known.table), self._table, known.table):
-                    session = self._session(known, part.near, part.far)
+                for session, blocks in sessions:
                     post = session.batch_write if batch.op is Op.WRITE else session.batch_read
-                    work.handles.append(post(*part.blocks, session.allocate_transfer_uid()))
+                    work.handles.append(post(*blocks, session.allocate_transfer_uid()))
                     if work.handles[-1].Failed():
                         break
-            except (TransferError, RuntimeError, TypeError) as error:
-                if not work.handles:  # nothing was posted
-                    self._ledger.posted.remove(work)
-                    if isinstance(error, TransferError):
-                        raise
+            except (RuntimeError, TypeError) as error:
+                if not work.handles:
                     what = "MoRI refused a transfer before it started"
                     raise TransferError(what, cause=str(error), backend=self.name, peer=peer) from error
                 work.fail(str(error), settled=False)  # others of its parts may still move
             finally:
-                self._sweep()
+                self._sweep()  # which also forgets one of which nothing was posted
             return work
-
-    def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Look at all that is posted, unless another thread is in the library: it looks before it leaves."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._sweep()
-            finally:
-                self._lock.release()
-
-    def disconnect(self, peer: str) -> None:
-        """Forget a peer, once nothing is posted to it any more; until then, its memory is not known to be quiet."""
-        with self._lock:
-            self._ledger.leave(peer)
 
     def close(self) -> None:
         """Destroy the engine. Its destructor joins threads, during which no Python thread runs."""
         with self._lock:
             handles, peers = self._ledger.close()
             _orphans.extend(handles)
-            engine, self._engine = self._engine, None
             for known in peers:
                 known.sessions.clear()  # all of them, before the first engine goes
-            for known in peers:
-                self._forget(known)
-            if engine is not None:
-                engine.close()
+            for engine in (self._engine, *(known.engine for known in peers)):
+                if engine is not None:
+                    engine.close()
+            self._engine = None
             self._finished.clear()
 
     def _start(self, port: int) -> Engine:
@@ -259,13 +234,13 @@ class MoriBackend(Backend):
             except (RuntimeError, TypeError) as error:
                 cause = f"{pair}: {error}; it has {known.offered.library}, this is {self._library.version}"
             if session is None:
-                raise self._unreachable(known.name, cause)
+                raise unreachable("MoRI", known.name, cause, backend=self.name)
             known.sessions[near, far] = session
         return session
 
     def _sweep(self) -> None:
-        """See what ended. Called with the lock held."""
-        self._ledger.sweep()
+        """See what ended, and let go of what ended a while ago. Called with the lock held."""
+        super()._sweep()
         while self._finished and self._finished[0][0] < time.monotonic() - LINGER:
             self._finished.popleft()
 
@@ -287,8 +262,5 @@ class MoriBackend(Backend):
         known.sessions.clear()
         if known.engine is self._engine:
             known.engine.io.deregister_remote_engine(known.offered.engine)
-        else:  # it was made for this peer, or is about to be destroyed
+        else:  # it was made for this peer
             known.engine.close()
-
-    def _unreachable(self, peer: str, cause: str) -> TransferError:
-        return TransferError("a peer cannot be connected over MoRI", cause=cause, backend=self.name, peer=peer)

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend.native import lacking
-from statelink.errors import BackendUnavailableError, TransferError
+from statelink.backend.native import lacking, torch_place, unregistered
+from statelink.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from statelink.backend import Region
@@ -68,17 +68,9 @@ class Library:
         Raises:
             TransferError: The library has no such kind.
         """
-        kind, _, device = region.kind.partition(":")
-        if kind == "dram" and not device:
-            return self.io.MemoryLocationType.CPU, -1
-        if kind == "cuda" and (not device or device.isdecimal()):
-            return self.io.MemoryLocationType.GPU, int(device or 0)
-        raise TransferError(
-            f"memory of kind {region.kind!r} is unknown to MoRI",
-            cause=f"the region at {region.address:#x} has it",
-            hint="it moves 'dram' and 'cuda:<device>', which is also torch's name for AMD's GPUs",
-            backend="mori",
-        )
+        kind, device = torch_place(region, "MoRI", backend="mori")
+        location = self.io.MemoryLocationType
+        return (location.CPU, -1) if kind == "dram" else (location.GPU, device)
 
 
 class Engine:
@@ -124,21 +116,16 @@ class Engine:
         Raises:
             TransferError: One is refused; names it.
         """
-        places = [self._library.place(region) for region in regions]
-        while self.memories:  # of an attempt that failed
+        while self.memories:  # of an earlier time, which may have failed
             self.io.deregister_memory(self.memories.pop())
-        for index, (region, (location, device)) in enumerate(zip(regions, places, strict=True)):
+        for index, region in enumerate(regions):
+            location, device = self._library.place(region)
             try:
                 if device < 0 and not self._host_memory:
                     raise RuntimeError("XGMI moves memory of GPUs only")
                 self.memories.append(self.io.register_memory(region.address, region.nbytes, device, location))
             except (RuntimeError, TypeError) as error:
-                raise TransferError(
-                    f"region {index} could not be registered",
-                    cause=f"{region.nbytes} bytes of {region.kind} at {region.address:#x}: {error}",
-                    backend="mori",
-                    library=self._library.version,
-                ) from error
+                raise unregistered(index, region, error, backend="mori", library=self._library.version) from error
 
     def close(self) -> None:
         """Destroy it, which joins its threads. Its sessions are gone by then: they point into it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statelink.backend import Check, Verdict
-from statelink.backend.native import elsewhere, loads, rdma_devices
+from statelink.backend.native import elsewhere, loads, needs, rdma_devices, settings
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -60,18 +60,13 @@ def missing(options: Options) -> Iterator[str]:
 
 def diagnose(options: Options) -> Iterator[Check]:
     """See `statelink.backend.Diagnosing`. XGMI starts without a GPU, and then serves nothing: only this says so."""
-    lacks = list(missing(options))
-    yield from (Check(what="needs", verdict=Verdict.PROBLEM, found=each) for each in lacks)
-    if not lacks:
-        found = f"all that {' and '.join(options.backends)} needs; GPUs: {len(gpus())}"
-        yield Check(what="needs", verdict=Verdict.OK, found=found)
+    yield from needs(missing(options), f"all that {' and '.join(options.backends)} needs; GPUs: {len(gpus())}")
     name = "MORI_IO_ENABLE_NOTIFICATION"
-    if os.environ.get(name, "0").lower() not in ("0", "false", "off"):
+    if os.environ.get(name, "0").lower() in ("0", "false", "off"):
+        yield settings("MORI_")
+    else:
         found = f"{name} wins over this plugin: the library then keeps a note of every transfer for ever"
         yield Check(what="environment", verdict=Verdict.PROBLEM, found=found, hint=f"unset {name}")
-    else:
-        seen = ", ".join(f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("MORI_"))
-        yield Check(what="environment", verdict=Verdict.OK, found=seen or "no MORI_* is set")
 
 
 def trial(options: Options) -> tuple[bool, str]:
@@ -79,9 +74,8 @@ def trial(options: Options) -> tuple[bool, str]:
     if importlib.util.find_spec("mori") is None:
         return False, "MoRI is not installed"
     done = elsewhere(TRIAL, msgspec.json.encode(options).decode(), patience=PATIENCE)
-    lines = [line.strip() for line in (done.output + done.errors).splitlines() if line.strip()] or ["no output"]
     good = done.status == 0
-    return good, lines[-1] if good else f"MoRI does not start here: {lines[-1]} ({done.how})"
+    return good, done.last if good else f"MoRI does not start here: {done.last} ({done.how})"
 
 
 def gpus() -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 __all__ = ["Options"]
 
 TRANSPORTS = frozenset({"RDMA", "XGMI", "TCP"})
+AUTO_XGMI = "MORI_DISABLE_AUTO_XGMI"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,3 +36,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("`enable_notification` is always off: the library keeps every notification for ever")
         if not 0 <= self.port < 1 << 16 or self.port == 1:
             raise ValueError(f"`port` is 0 or 2 to 65535 (the library reserves 1), not {self.port}")
+
+    @property
+    def transports(self) -> frozenset[str]:
+        """What an engine may use. With 0 in the environment, the library adds XGMI to RDMA by itself."""
+        added = {"XGMI"} if "RDMA" in self.backends and os.environ.get(AUTO_XGMI, "").startswith("0") else set()
+        return frozenset(name.lower() for name in self.backends.keys() | added)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from statelink.backend import Ends, Region, RegionTable, pack_descriptors, unpack_descriptors
-from statelink.errors import TransferError, WireError
+from statelink.backend import UNKNOWN, Ends, Region, RegionTable, pack_descriptors, unpack_descriptors
+from statelink.backend.native import unreachable
+from statelink.errors import WireError
 
 if TYPE_CHECKING:
     from ._library import Engine, Library
     from ._options import Options
 
-__all__ = ["Offer", "Part", "covering", "parts_of"]
+__all__ = ["Offer", "covering", "parts_of"]
 
 FORMAT = b"statelink-mori/1"
 
@@ -66,29 +67,38 @@ class Offer(NamedTuple):
             if not theirs & options.backends.keys():  # over TCP, one would learn of it by a timeout
                 raise ValueError(f"it has {' and '.join(sorted(theirs))}, we have {' and '.join(options.backends)}")
         except (WireError, ValueError, TypeError, RuntimeError) as error:
-            cause = f"its descriptor is refused: {error}"
-            what = "a peer cannot be connected over MoRI"
-            raise TransferError(what, cause=cause, backend="mori", peer=peer) from error
+            raise unreachable("MoRI", peer, f"its descriptor is refused: {error}", backend="mori") from error
         return cls(engine, found, (version or b"").decode(errors="replace"), theirs)
 
+    def transport(self, options: Options, ours: Any, regions: Sequence[Region]) -> str:
+        """The one transport that is left to the peer, or `UNKNOWN`.
 
-class Part(NamedTuple):
-    """What one session moves: a pair of regions; and offsets here, offsets there, and lengths."""
+        XGMI serves a pair of memories if both are a GPU's, in one node, and the two can reach each other; the library
+        takes the network for all others, and nothing says which pairs it can serve.
 
-    near: int
-    far: int
-    blocks: tuple[list[int], list[int], list[int]]
+        Args:
+            options: Ours.
+            ours: The library's descriptor of our engine.
+            regions: All memory of both sides.
+        """
+        left = set(options.transports)
+        apart = ours.node_id != self.engine.node_id
+        if len(left) > 1 and (apart or all(each.kind == "dram" for each in regions)):
+            left.discard("xgmi")
+        return left.pop() if len(left) == 1 else UNKNOWN
 
 
-def parts_of(ends: Ends, local: RegionTable, remote: RegionTable) -> Iterator[Part]:
-    """One batch for each pair of regions, by offsets in them."""
+def parts_of(
+    ends: Ends, local: RegionTable, remote: RegionTable
+) -> Iterator[tuple[int, int, tuple[list[int], list[int], list[int]]]]:
+    """What one session each moves: a pair of regions; and offsets here, offsets there, and lengths."""
     here = ends.here - local.starts[ends.here_region]
     there = ends.there - remote.starts[ends.there_region]
     pair = ends.here_region.astype(np.uint64) << np.uint64(32) | ends.there_region
     order = np.argsort(pair, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1):
         near, far = int(ends.here_region[rows[0]]), int(ends.there_region[rows[0]])
-        yield Part(near, far, (here[rows].tolist(), there[rows].tolist(), ends.nbytes[rows].tolist()))
+        yield near, far, (here[rows].tolist(), there[rows].tolist(), ends.nbytes[rows].tolist())
 
 
 def covering(local: Sequence[Region], remote: Sequence[Region]) -> set[tuple[int, int]]:

@@ -22,7 +22,6 @@ from statelink.backend import (
     ANY,
     DIRECT,
     UNKNOWN,
-    Backend,
     BackendContext,
     Batch,
     Capabilities,
@@ -36,7 +35,7 @@ from statelink.backend import (
     SubmitMode,
     Transfer,
 )
-from statelink.backend.native import Ledger, Posted, Remote, rdma_devices
+from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, rdma_devices, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._diagnosis import diagnose
@@ -60,15 +59,11 @@ MAX_KEPT = 256
 class _Peer(Remote):
     """A remote agent that the library knows."""
 
-    __slots__ = ("transport",)
+    __slots__ = ()
     table: Table
 
-    def __init__(self, name: str, table: Table) -> None:
-        super().__init__(name, table)
-        self.transport = UNKNOWN
 
-
-class NixlBackend(Backend):
+class NixlBackend(PostingBackend[_Peer]):
     """Moves bytes with NIXL."""
 
     api_version = 1
@@ -156,12 +151,8 @@ class NixlBackend(Backend):
                 try:
                     agent.register_memory(row(region.address, region.nbytes, device), segment)
                 except self._library.errors as error:
-                    raise TransferError(
-                        f"region {index} could not be registered",
-                        cause=f"{region.nbytes} bytes of {region.kind} at {region.address:#x}: {error}",
-                        backend=self.name,
-                        library=self._library.version,
-                    ) from error
+                    version = self._library.version
+                    raise unregistered(index, region, error, backend=self.name, library=version) from error
             self._table = table
             self._regions = tuple(regions)
             self._reads_end = self._reads_end and all(region.kind == "dram" for region in regions)
@@ -203,11 +194,6 @@ class NixlBackend(Backend):
         """What UCX may use here: ``rdma``, ``tcp``, ``shm``, ``cuda_ipc``; empty with other backends of NIXL."""
         return possible(options)
 
-    def transport(self, peer: str) -> str:
-        """The one that UCX can use to this peer; if that is TCP or another, what carried a probe in ``connect``."""
-        known = self._ledger.get(peer)
-        return known.transport if known is not None else UNKNOWN
-
     @classmethod
     def diagnose(cls, options: Any) -> list[Check]:
         """The packages that make up NIXL, and what its UCX may use here."""
@@ -220,22 +206,6 @@ class NixlBackend(Backend):
             table = self._ledger.usable(peer).table
         ends = Ends.of(batch, self._table, table)
         return self._post(peer, batch.op, parts_of(ends, self._table, table))
-
-    def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Look at all that is posted, unless another thread is in the library: it looks before it leaves."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._sweep()
-            finally:
-                self._lock.release()
-
-    def disconnect(self, peer: str) -> None:
-        """Forget a peer, once nothing is posted to it any more.
-
-        Its transfers fail when the library ends them: then, and not before, their memory is known to be quiet.
-        """
-        with self._lock:
-            self._ledger.leave(peer)
 
     def close(self) -> None:
         """Destroy the agent: its threads, its connections and its registrations."""
@@ -258,12 +228,12 @@ class NixlBackend(Backend):
         except self._library.errors as error:
             agent.remove_remote_agent(peer)  # some of it may be loaded
             cause = f"{error} for metadata of {offered.library}; this is {self._library.version}"
-            raise self._unreachable(peer, cause) from error
+            raise Descriptor.refused(peer, cause) from error
         name = loaded.decode(errors="replace") if isinstance(loaded, bytes) else str(loaded)
         if name != peer:
             if self._ledger.get(name) is None:
                 agent.remove_remote_agent(name)
-            raise self._unreachable(peer, f"its metadata is that of an agent called {name!r}")
+            raise Descriptor.refused(peer, f"its metadata is that of an agent called {name!r}")
 
     def _post(self, peer: str, op: Op, parts: Sequence[Part]) -> Posted[_Peer]:
         """Start all parts of a transfer."""
@@ -324,7 +294,7 @@ class NixlBackend(Backend):
 
     def _sweep(self) -> None:
         """See what ended, and keep not too much of what never does. Called with the lock held."""
-        self._ledger.sweep()
+        super()._sweep()
         kept = [work for work in self._ledger.posted if work.outcome or work.peer.leaving]
         for work in kept[:-MAX_KEPT]:
             self._fail(work, "the peer was disconnected, and the transfer did not end")
@@ -369,7 +339,7 @@ class NixlBackend(Backend):
             work = self._post(peer, Op.WRITE, [Part(DRAM, near, DRAM, far)])
         except TransferError as error:
             self.disconnect(peer)
-            raise self._unreachable(peer, str(error.reason.cause)) from error
+            raise Descriptor.refused(peer, str(error.reason.cause)) from error
         while work.outcome is None and time.monotonic() < deadline:
             time.sleep(0.0005)
             self.poll([work])
@@ -377,10 +347,7 @@ class NixlBackend(Backend):
             silence = f"it did not take a first write within {self._timeout:g} s"
             cause = work.outcome.reason if work.outcome else silence
             self.disconnect(peer)
-            raise self._unreachable(peer, cause)
-
-    def _unreachable(self, peer: str, cause: str) -> TransferError:
-        return TransferError("a peer cannot be connected over NIXL", cause=cause, backend=self.name, peer=peer)
+            raise Descriptor.refused(peer, cause)
 
 
 def _absent(error: ImportError) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from statelink.backend import Check, Verdict
-from statelink.backend.native import rdma_devices
+from statelink.backend.native import rdma_devices, settings
 
 from ._transport import possible
 
@@ -67,12 +67,11 @@ def _cuda(installed: dict[str, str]) -> Iterator[Check]:
 
 
 def _environment() -> Check:
-    seen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("UCX_", "NIXL_"))]
     modules = os.environ.get("UCX_MODULES", "")
     if rdma_devices() and modules.startswith("^") and "ib" in modules:
         found = f"UCX_MODULES={modules} leaves RDMA out, and this host has {', '.join(rdma_devices())}"
         return Check(what="environment", verdict=Verdict.PROBLEM, found=found, hint="unset UCX_MODULES")
-    return Check(what="environment", verdict=Verdict.OK, found=", ".join(seen) or "no UCX_* or NIXL_* is set")
+    return settings("UCX_", "NIXL_")
 
 
 def _transports(options: Options) -> Check:

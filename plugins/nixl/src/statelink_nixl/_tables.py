@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink.backend import Ends, Region, RegionTable, native
-from statelink.errors import TransferError
 
 __all__ = ["DRAM", "Descriptor", "Part", "Table", "parts_of", "place", "row"]
 
@@ -92,15 +91,8 @@ def place(region: Region) -> tuple[str, int]:
     Raises:
         TransferError: NIXL has no such kind.
     """
-    kind, _, device = region.kind.partition(":")
-    if kind not in SEGMENTS or (device and not device.isdecimal()):
-        raise TransferError(
-            f"memory of kind {region.kind!r} is unknown to NIXL",
-            cause=f"the region at {region.address:#x} has it",
-            hint="it moves 'dram' and 'cuda:<device>'",
-            backend="nixl",
-        )
-    return SEGMENTS[kind], int(device or 0)
+    kind, device = native.torch_place(region, "NIXL", backend="nixl")
+    return SEGMENTS[kind], device
 
 
 def row(address: int, nbytes: int, device: int = 0) -> U64:

@@ -6,8 +6,10 @@ Use what fits; nothing else of Statelink needs it.
 from __future__ import annotations
 
 from ._descriptor import Descriptor, Located, session
+from ._errors import torch_place, unreachable, unregistered
 from ._ledger import Ledger, Posted, Remote
-from ._machine import Ended, elsewhere, environment, lacking, loads, rdma_devices
+from ._machine import Ended, elsewhere, environment, lacking, loads, needs, rdma_devices, settings
+from ._posting import PostingBackend
 
 __all__ = [
     "Descriptor",
@@ -15,11 +17,17 @@ __all__ = [
     "Ledger",
     "Located",
     "Posted",
+    "PostingBackend",
     "Remote",
     "elsewhere",
     "environment",
     "lacking",
     "loads",
+    "needs",
     "rdma_devices",
     "session",
+    "settings",
+    "torch_place",
+    "unreachable",
+    "unregistered",
 ]

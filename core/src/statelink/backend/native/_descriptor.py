@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
-from statelink.errors import TransferError
+from ._errors import unreachable
+
+if TYPE_CHECKING:
+    from statelink.errors import TransferError
 
 __all__ = ["Descriptor", "Located", "session"]
 
@@ -72,8 +75,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def refused(cls, peer: str, cause: str, hint: str = "") -> TransferError:
         """The error of a peer that cannot be connected."""
-        what = f"a peer cannot be connected over {cls.LIBRARY}"
-        return TransferError(what, cause=cause, hint=hint, backend=cls.BACKEND, peer=peer)
+        return unreachable(cls.LIBRARY, peer, cause, backend=cls.BACKEND, hint=hint)
 
 
 class Located(Descriptor, frozen=True, array_like=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from statelink.backend._interface import Transfer
+from statelink.backend._interface import UNKNOWN, Transfer
 from statelink.errors import TransferError
 
 if TYPE_CHECKING:
@@ -22,13 +22,15 @@ class Remote:
         table: Its region table.
         lost: Why its connection is dead, where the library repairs none; empty as long as it is not.
         leaving: Whether it was disconnected, and only waits for its last transfer.
+        transport: The word for what carries its bytes, as in `Transports`.
     """
 
-    __slots__ = ("leaving", "lost", "name", "table")
+    __slots__ = ("leaving", "lost", "name", "table", "transport")
 
-    def __init__(self, name: str, table: RegionTable) -> None:
+    def __init__(self, name: str, table: RegionTable, transport: str = UNKNOWN) -> None:
         self.name = name
         self.table = table
+        self.transport = transport
         self.lost = ""
         self.leaving = False
 

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Ended", "elsewhere", "environment", "lacking", "loads", "rdma_devices"]
+from statelink.backend._capabilities import Check, Verdict
+
+__all__ = ["Ended", "elsewhere", "environment", "lacking", "loads", "needs", "rdma_devices", "settings"]
 
 INFINIBAND = Path("/sys/class/infiniband")
 
@@ -30,6 +32,12 @@ class Ended(NamedTuple):
     how: str
     output: str = ""
     errors: str = ""
+
+    @property
+    def last(self) -> str:
+        """The last line that it wrote, to standard error if it wrote there."""
+        lines = [line.strip() for line in (self.output + "\n" + self.errors).splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
 
 
 def elsewhere(code: str, *arguments: str, patience: float = 60.0) -> Ended:
@@ -76,6 +84,22 @@ def lacking(library: object, needed: Mapping[str, str]) -> list[str]:
 def loads(library: str) -> bool:
     """Whether the loader loads a shared library, by name or path; a process of its own tries, and this one waits."""
     return elsewhere("import ctypes, sys; ctypes.CDLL(sys.argv[1])", library).status == 0
+
+
+def needs(lacks: Iterable[str], found: str) -> Iterator[Check]:
+    """What a machine lacks, one check each; if that is nothing, what was found."""
+    lack = None
+    for lack in lacks:
+        yield Check(what="needs", verdict=Verdict.PROBLEM, found=lack)
+    if lack is None:
+        yield Check(what="needs", verdict=Verdict.OK, found=found)
+
+
+def settings(*prefixes: str) -> Check:
+    """What the environment sets for a library, by how the names of its variables begin."""
+    seen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(prefixes)]
+    found = ", ".join(seen) or f"no {' or '.join(f'{each}*' for each in prefixes)} is set"
+    return Check(what="environment", verdict=Verdict.OK, found=found)
 
 
 def rdma_devices() -> dict[str, list[str]]:

@@ -1,0 +1,44 @@
+"""What plugins over native libraries refuse alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statelink.errors import TransferError
+
+if TYPE_CHECKING:
+    from statelink.state import Region
+
+__all__ = ["torch_place", "unreachable", "unregistered"]
+
+
+def unreachable(library: str, peer: str, cause: object, *, backend: str, hint: str = "") -> TransferError:
+    """The error of a peer that cannot be connected."""
+    what = f"a peer cannot be connected over {library}"
+    return TransferError(what, cause=str(cause), hint=hint, backend=backend, peer=peer)
+
+
+def unregistered(
+    what: str | int, region: Region, cause: object, *, backend: str, library: str | None = None
+) -> TransferError:
+    """The error of a region that cannot be registered: its number, or whatever else it is called."""
+    what = f"region {what}" if isinstance(what, int) else what
+    where = f"{region.nbytes} bytes of {region.kind} at {region.address:#x}"
+    return TransferError(f"{what} could not be registered", cause=f"{where}: {cause}", backend=backend, library=library)
+
+
+def torch_place(region: Region, library: str, *, backend: str) -> tuple[str, int]:
+    """``dram`` or ``cuda``, and the number of the device, for a library that knows these kinds of memory.
+
+    Raises:
+        TransferError: It is of another kind.
+    """
+    kind, _, device = region.kind.partition(":")
+    if kind not in ("dram", "cuda") or (device and not device.isdecimal()):
+        raise TransferError(
+            f"memory of kind {region.kind!r} is unknown to {library}",
+            cause=f"the region at {region.address:#x} has it",
+            hint="it moves 'dram' and 'cuda:<device>', which is also torch's name for AMD's GPUs",
+            backend=backend,
+        )
+    return kind, int(device or 0)

@@ -259,8 +259,8 @@ def test_what_happens_elsewhere_ends_elsewhere(code: str, status: int, how: str)
 
 def test_what_hangs_elsewhere_is_ended() -> None:
     found = elsewhere("import time; time.sleep(100)", patience=0.3)
-    assert found == (None, "it did not end within 0.3 s", "", "")
     assert found.last == "it said nothing"
+    assert found == (None, "it did not end within 0.3 s", "", "")
 
 
 def test_packages_are_found_elsewhere_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +297,9 @@ def test_what_is_refused_alike() -> None:
         assert str(error) == wanted
     error = unreachable("Any", "them", "no answer", backend="any", hint="wait")
     assert str(error) == "a peer cannot be connected over Any (backend any, peer them): no answer\nhint: wait"
+    assert error.reason.code == "backend.transfer"
+    for cause in ("register local failed, result: -1", "ibv_reg_mr of 4096 bytes failed"):
+        assert unreachable("Any", "them", cause, backend="any").reason.code == "backend.memory"
 
 
 @pytest.mark.parametrize(("kind", "place"), [("dram", ("dram", 0)), ("cuda", ("cuda", 0)), ("cuda:12", ("cuda", 12))])

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,7 @@ def _prepare(
         rejected=picked.rejected,
         memory=checked.summary(),
         closed=place.free,
+        explained=partial(explained, checked),
     )
     return found, node
 

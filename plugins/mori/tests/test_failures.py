@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pytest
 from plugins.mori.tests.peer import Memory, Peer, finish, make, move
 
+import statelink
+from statelink import state
 from statelink.backend import Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
 from statelink_mori import _backend
@@ -233,6 +235,24 @@ def test_memory_that_is_not_there(world: World) -> None:
     backend.close()
 
 
+def test_memory_of_an_allocator_that_cannot_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides hear which setting to change, though the library says nothing before a peer is connected."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    rows = [np.zeros((4, 64), np.uint8), state.Memory.pointer(1 << 46, (4, 64), "uint8", 1, kind="cuda:0")]
+    config = {"backend": "mori", "inspect": False}
+    inventories = [state.describe(name, [state.aux_rows({"row": each})]) for name, each in zip("dp", rows, strict=True)]
+    with (
+        statelink.open({"role": "prefill", **config}, inventories[1]) as prefill,
+        statelink.open({"role": "decode", **config}, inventories[0]) as decode,
+    ):
+        receiving = decode.receive(1, prefill.address, 1, {"aux": [0]}, deadline=30)
+        receiving.wait(40)
+        assert receiving.reason is not None
+        assert receiving.reason.code == "backend.memory"
+        assert "ibv_reg_mr of 256 bytes" in receiving.reason.cause
+        assert "set expandable_segments:False in PYTORCH_CUDA_ALLOC_CONF" in receiving.reason.hint
+
+
 def test_pairs_that_no_transport_serves(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"backends": {"XGMI": {}}}
     peer = Peer(tmp_path / "gpus", "gpus", LAYOUT, options, "cuda:0").ready()
@@ -322,6 +342,22 @@ def test_what_the_library_refuses_of_a_batch(world: World, tmp_path: Path, monke
     assert outcome == (False, "ERR_INVALID_ARGS: TCP: overlapping destination blocks", False)
     backend.close()
     peer.kill()
+
+
+def test_a_session_that_cannot_be_made_for_a_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then nothing of the batch is posted: what can be refused is, before anything moves."""
+    known: Any = world.backend._ledger.get("steady")  # type: ignore[attr-defined]
+    good = batch(world).blocks
+    region, shift = np.array([0, 0, 1, 1], np.uint32), np.array([0, 0, SIZE, SIZE], np.uint64)
+    mixed = Blocks(good.source + shift, good.target + shift, good.nbytes, region, region)
+    with monkeypatch.context() as patch:
+        patch.delitem(known.sessions, (1, 1))
+        patch.setattr(known.engine.io, "create_session", lambda near, far: None)
+        with pytest.raises(TransferError, match="region 1 here and region 1 there: none of"):
+            world.backend.submit("steady", Batch(Op.WRITE, mixed, 1, 1))
+    world.backend.poll([])
+    assert not world.peer.memory.arrays[0].any()
+    serves(world)
 
 
 def test_refusals_while_a_batch_is_posted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ class Destinations:
             try:
                 plan = self._compile(message, peer)
                 if not peer.connected:  # changed by these jobs alone, which follow one another
-                    node.backend.connect(peer.name, peer.card.descriptor, peer.card.inventory.regions)
+                    node.connect(peer.card)
                     peer.connected = True
                 check_transport(node.config.require, peer.carried(node), node.backend.name, peer.name)
             except Exception as error:

@@ -248,7 +248,7 @@ class Instances:
             try:
                 witness.append(Witness.of(card.process, source.endpoint.address))
                 if first:
-                    node.backend.connect(card.link, card.descriptor, card.inventory.regions)
+                    node.connect(card)
             except Exception as error:
                 reason = reason_of(error, backend=node.backend.name, peer=card.link)
                 node.post(lambda: self._refuse(instance, reason, tell=True))

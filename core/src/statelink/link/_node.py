@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink.backend import RegionTable
-from statelink.errors import PeerError, WireError
+from statelink.errors import PeerError, TransferError, WireError
 from statelink.wire import write_card
 
 from ._lanes import Lane
@@ -78,6 +78,7 @@ class Node:
         rejected: Backends that ``auto`` passed over, and why.
         memory: Memory kind to what is known of its regions.
         closed: Called once the backend has been closed.
+        explained: Adds to an error about memory that it leaves which setting of its allocator that may be due to.
         loop: The control thread's loop.
         make_lane: Makes a lane of a name and a width.
     """
@@ -95,6 +96,7 @@ class Node:
         rejected: Mapping[str, str] | None = None,
         memory: Mapping[str, Mapping[str, Any]] | None = None,
         closed: Callable[[], object] = lambda: None,
+        explained: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         loop: Loop | None = None,
         make_lane: Callable[[str, int], Lane] = Lane,
     ) -> None:
@@ -121,6 +123,7 @@ class Node:
         self.role: Role
         self._hooks = hooks
         self._closed = closed
+        self._explained = explained
         self._changes: deque[Room] = deque()
         self._most_changes = UNASKED_CHANGES
         self._changes_dropped = 0
@@ -149,6 +152,21 @@ class Node:
     def now(self) -> float:
         """Seconds on a clock that never goes back. Any thread."""
         return self._loop.now()
+
+    def connect(self, card: Card) -> None:
+        """Connect the backend to a peer. Blocks; for data threads.
+
+        Raises:
+            StatelinkError: What the backend says. Where its library registers memory only now, and refuses it, with
+                the setting that this may be due to.
+        """
+        try:
+            self.backend.connect(card.link, card.descriptor, card.inventory.regions)
+        except TransferError as error:
+            if error.reason.code != "backend.memory":
+                raise
+            with self._explained():
+                raise
 
     def post(self, job: Callable[[], None]) -> None:
         """Run ``job`` on the control thread, in order of posting. Callable from any thread; never blocks."""

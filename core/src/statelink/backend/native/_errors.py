@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from statelink.errors import TransferError
@@ -11,11 +12,18 @@ if TYPE_CHECKING:
 
 __all__ = ["torch_place", "unreachable", "unregistered"]
 
+REGISTERS = re.compile("register|registration|reg_mr", re.IGNORECASE)
+
 
 def unreachable(library: str, peer: str, cause: object, *, backend: str, hint: str = "") -> TransferError:
-    """The error of a peer that cannot be connected."""
+    """The error of a peer that cannot be connected.
+
+    Some libraries register memory no earlier than that: where ``cause`` speaks of it, the error is one of this side's
+    memory, and the core adds which setting of an allocator it may be due to.
+    """
     what = f"a peer cannot be connected over {library}"
-    return TransferError(what, cause=str(cause), hint=hint, backend=backend, peer=peer)
+    code = "backend.memory" if REGISTERS.search(str(cause)) else None
+    return TransferError(what, cause=str(cause), hint=hint, code=code, backend=backend, peer=peer)
 
 
 def unregistered(

@@ -71,6 +71,11 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(staging_memory("dram", 100), HostMemory)
     with pytest.raises(UnsupportedError, match="memory of kind 'npu:0' cannot be staged"):
         staging_memory("npu:0", 100)
+    made: list[Any] = []
+    monkeypatch.setattr("statelink.staged._memory.TorchMemory", lambda *told: made.append(told))
+    for kind in ("cuda", "cuda:1"):
+        staging_memory(kind, 100)
+    assert made == [(torch, "cuda", 100), (torch, "cuda:1", 100)]
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(UnsupportedError, match="has not imported torch"):
         staging_memory("cuda:0", 100)

@@ -41,7 +41,7 @@ def staging_memory(kind: str, nbytes: int) -> StagingMemory:
     if kind == "dram":
         return HostMemory(nbytes)
     torch = sys.modules.get("torch")
-    if torch is None or not kind.startswith("cuda:"):
+    if torch is None or kind.partition(":")[0] != "cuda":
         raise UnsupportedError(
             f"memory of kind {kind!r} cannot be staged",
             cause="the process has not imported torch" if torch is None else "only 'dram' and 'cuda' can",

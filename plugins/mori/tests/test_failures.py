@@ -346,17 +346,19 @@ def test_what_the_library_refuses_of_a_batch(world: World, tmp_path: Path, monke
 
 def test_a_session_that_cannot_be_made_for_a_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing of the batch is posted: what can be refused is, before anything moves."""
-    known: Any = world.backend._ledger.get("steady")  # type: ignore[attr-defined]
+    ledger: Any = world.backend._ledger  # type: ignore[attr-defined]
+    known = ledger.get("steady")
     good = batch(world).blocks
     region, shift = np.array([0, 0, 1, 1], np.uint32), np.array([0, 0, SIZE, SIZE], np.uint64)
     mixed = Blocks(good.source + shift, good.target + shift, good.nbytes, region, region)
     with monkeypatch.context() as patch:
+        world.hold.touch()  # what was posted would be in progress
         patch.delitem(known.sessions, (1, 1))
         patch.setattr(known.engine.io, "create_session", lambda near, far: None)
         with pytest.raises(TransferError, match="region 1 here and region 1 there: none of"):
             world.backend.submit("steady", Batch(Op.WRITE, mixed, 1, 1))
-    world.backend.poll([])
-    assert not world.peer.memory.arrays[0].any()
+    assert not ledger.posted
+    world.hold.unlink()
     serves(world)
 
 

@@ -254,9 +254,18 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         "bad value in the options of backend 'tcp': Expected `int`, got `str` - at `$.port`",
     ),
     (
+        {"role": "prefill", "backend": "tcp", "options": {"tcp": {"port": 70}}},
+        ConfigError,
+        "unknown key 'tcp' in the options of backend 'tcp': known keys: connect_timeout, drain_timeout, "
+        "handshake_timeout, host, max_pending, permit_ptrace, piece_bytes, port, receive_buffer, same_host_copy, "
+        "send_buffer, stall_timeout\n"
+        "hint: options in a table for each backend are for backend 'auto': write them into 'options' itself",
+    ),
+    (
         {"role": "both", "backend": "tcp"},
         ConfigError,
-        "bad value in the configuration of a link: Invalid enum value 'both' - at `$.role`",
+        "bad value in the configuration of a link: Invalid enum value 'both' - at `$.role`\n"
+        "hint: 'role' is one of 'prefill', 'decode'",
     ),
     (
         {"role": "prefill"},
@@ -316,6 +325,14 @@ def test_a_kind_of_memory_that_is_not_declared(backend: str) -> None:
 def test_nothing_to_move(backend: str) -> None:
     with pytest.raises(ConfigError, match="the inventory has no components"):
         statelink.open({"role": "decode", "backend": "tcp"}, state.describe("here", []))
+
+
+def test_components_that_were_not_described(backend: str) -> None:
+    components: Any = list(inventory().components)
+    with pytest.raises(
+        StateError, match=r"an inventory is expected: got list\nhint: statelink\.state\.describe makes one"
+    ):
+        statelink.open({"role": "decode", "backend": "tcp"}, components)
 
 
 def test_an_unknown_type_in_an_inventory(backend: str) -> None:

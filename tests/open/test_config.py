@@ -139,6 +139,9 @@ def test_an_unknown_key_of_a_file_is_named_with_the_file(toml: Path) -> None:
         ("liveness = 0.5", "config", "liveness must be at least twice the heartbeat"),
         ('keys = { secret = "short" }', "config.keys", "is not a CURVE key"),
         ('require = "unknown"', "config", "require names transports"),
+        ('direction = "pull"', "config.type", "hint: 'direction' is one of 'auto', 'push'"),
+        ("staging = { ring_byte = 3 }", "config.key", "hint: did you mean 'ring_bytes'?"),
+        ('keys = { secrt_file = "x" }', "config.key", "unknown key 'secrt_file' in the table 'keys'"),
     ],
 )
 def test_a_wrong_value_of_a_file_is_named_with_the_file(toml: Path, line: str, code: str, said: str) -> None:
@@ -154,6 +157,8 @@ def test_a_wrong_variable_is_named(toml: Path) -> None:
     assert (error.code, error.reason.who) == ("config.type", {"variable": "STATELINK_THREADS"})
     error = refusal(toml, {"STATELINK_THREADS": '"3"'})
     assert (error.code, error.reason.who) == ("config.type", {"variable": "STATELINK_THREADS"})
+    error = refusal(toml, {"STATELINK_INSECURE": "yes"})
+    assert (error.code, error.hint) == ("config.type", "write true or false")
     error = refusal(toml, {"STATELINK_PEER": "{}"})
     assert (error.code, error.hint) == ("config.key", "did you mean STATELINK_PEERS?")
 
@@ -169,6 +174,7 @@ def test_a_missing_key_and_no_configuration_at_all(toml: Path) -> None:
     assert error.reason.who == {"file": str(toml)}
     assert "`backend`" in str(error)
     assert refusal(None).code == "config.file"
+    assert refusal(None, {"STATELINK_BACKEND": "tcp"}).reason.who == {}
     assert refusal(5).code == "config.type"
 
 
@@ -180,6 +186,8 @@ def test_a_missing_key_and_no_configuration_at_all(toml: Path) -> None:
         ("link.json", "{", "Expecting property name"),
         ("link.json", "[1]", "it holds list"),
         ("absent.toml", None, "No such file"),
+        ("empty.toml", "", "it holds no key"),
+        ("link", "role = 1", "its name has no ending"),
         ("link.toml", b"\xff\xfe", "utf-8"),
     ],
 )

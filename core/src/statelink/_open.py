@@ -15,7 +15,7 @@ import msgspec
 from statelink._select import pick
 from statelink._stage import open_strategies, stage
 from statelink.backend import Backend, BackendContext, Probe, Strategy
-from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError
+from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
 from statelink.link import (
     Link,
     LinkConfig,
@@ -31,6 +31,7 @@ from statelink.link import (
 from statelink.pointers import Checked, Platform, check, device_settings, explained
 from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
+from statelink.state import Inventory
 from statelink.state._types import load_types_with
 from statelink.wire import PROTOCOL, Card, Channel, Keys, is_loopback
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     import pluggy
 
     from statelink._select import Picked
-    from statelink.state import Inventory, StateType
+    from statelink.state import StateType
 
 __all__ = ["__version__", "open", "probe"]
 
@@ -78,6 +79,10 @@ def open(
             needs, or has as many links in this process as it declares; with ``auto``, that is so of every one.
     """
     given = read_config(config)
+    described: object = inventory  # whoever runs no type checker passes what `describe` takes
+    if not isinstance(described, Inventory):
+        got = f"got {type(described).__name__}"
+        raise StateError("an inventory is expected", cause=got, hint="statelink.state.describe makes one")
     if not inventory.components:
         raise ConfigError("the inventory has no components", instance=inventory.instance, rank=inventory.rank)
     hooks = plugin_manager()

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from statelink.backend import Backend, Fence, Fencing, Op, Probe, Side, Strategy, Transports
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
 from statelink.link import read_options
@@ -53,6 +55,7 @@ def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Pic
     name, options = given.config.backend, given.config.options
     if name != AUTO:
         kind = load_backend(name)
+        _check_flat(kind, options, given)
         return _fit(kind, options, given, inventory, hooks)
     candidates, rejected = _candidates()
     _check_tables(options, candidates.keys() | rejected.keys(), given)
@@ -111,6 +114,19 @@ def _check_tables(options: Mapping[str, Any], installed: Collection[str], given:
                 code="config.key",
                 **given.place("options"),
             )
+
+
+def _check_flat(kind: type[Backend], options: Mapping[str, Any], given: Given) -> None:
+    """With a backend by name, ``options`` are its own: a table by that name is what ``auto`` takes."""
+    known = [field.encode_name for field in msgspec.structs.fields(kind.Options)]
+    if kind.name not in known and isinstance(options.get(kind.name), Mapping):
+        raise ConfigError(
+            f"unknown key {kind.name!r} in the options of backend {kind.name!r}",
+            cause=f"known keys: {', '.join(sorted(known)) or 'none'}",
+            hint="options in a table for each backend are for backend 'auto': write them into 'options' itself",
+            code="config.key",
+            **given.place("options"),
+        )
 
 
 def _options(kind: type[Backend], options: Any, given: Given) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -139,17 +139,7 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what} is not a mapping", cause=f"got {type(given).__name__}", code="config.type", **who)
-    known = [field.encode_name for field in msgspec.structs.fields(type_)]
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            raise ConfigError(
-                f"unknown key {key!r} in the {what}",
-                cause=f"known keys: {', '.join(sorted(known)) or 'none'}",
-                hint=f"did you mean {close[0]!r}?" if close else "",
-                code="config.key",
-                **who,
-            )
+    _check_known(type_, given, what, who)
     try:
         return msgspec.convert(dict(given), type_, strict=True)
     except msgspec.ValidationError as error:
@@ -157,4 +147,32 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
             reason = error.__cause__.reason
             named = {**reason.who, **{key: str(value) for key, value in who.items()}}
             raise ConfigError.of(msgspec.structs.replace(reason, who=named)) from None
-        raise ConfigError(f"bad value in the {what}", cause=str(error), code="config.type", **who) from error
+        hint = _instead(type_, given)
+        raise ConfigError(f"bad value in the {what}", cause=str(error), hint=hint, code="config.type", **who) from error
+
+
+def _check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[str, Any]) -> None:
+    """Refuse a key that the type does not have, and so in the tables inside."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(type_)}
+    for key, value in given.items():
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            raise ConfigError(
+                f"unknown key {key!r} in the {what}",
+                cause=f"known keys: {', '.join(sorted(fields)) or 'none'}",
+                hint=f"did you mean {close[0]!r}?" if close else "",
+                code="config.key",
+                **who,
+            )
+        for inner in (fields[key], *get_args(fields[key])):
+            if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+                _check_known(inner, value, f"table {key!r} of the {what}", who)
+
+
+def _instead(type_: Any, given: Mapping[str, Any]) -> str:
+    """A hint: what the first key may be that is none of the words that it can be."""
+    for field in msgspec.structs.fields(type_):
+        value, words = given.get(field.encode_name), get_args(field.type)
+        if get_origin(field.type) is Literal and isinstance(value, str) and value not in words:
+            return f"{field.encode_name!r} is one of {', '.join(map(repr, words))}"
+    return ""

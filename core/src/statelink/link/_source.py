@@ -31,6 +31,7 @@ OTHERS = frozenset({CONFIG_VARIABLE, *ENVIRONMENT, *(f"{PREFIX}{name}PLUGINS" fo
 """Variables that mean something else than a key of `LinkConfig`."""
 LISTS = frozenset({"siblings", "require"})
 TEXTS = frozenset({"role", "backend", "listen", "advertise", "rendezvous", "direction", "verify"})
+SWITCHES = frozenset({"insecure", "inspect"})
 ELSEWHERE = frozenset({"keys"})
 """Keys that have variables of their own, which read secrets as they should be read."""
 
@@ -84,6 +85,8 @@ def read_config(
     for key, (name, value) in _read_environment(variables).items():
         values[key] = value
         places[key] = {"variable": name}
+    if not values and path:
+        raise _unreadable(Path(path), "it holds no key", "a configuration has a 'role' and a 'backend' at least")
     if not values:
         raise ConfigError(
             "no configuration is given",
@@ -96,7 +99,8 @@ def read_config(
 
 def _read_file(path: Path) -> dict[str, Any]:
     if path.suffix not in (".toml", ".json"):
-        raise _unreadable(path, f"its name ends in {path.suffix or 'nothing'!r}", "name it *.toml or *.json")
+        ending = f"its name ends in {path.suffix!r}" if path.suffix else "its name has no ending"
+        raise _unreadable(path, ending, "name it *.toml or *.json")
     try:
         text = path.read_text(encoding="utf-8")
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
@@ -161,7 +165,11 @@ def _value(name: str, key: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f"{name} cannot be read", cause=f"{text!r:.80} is not JSON: {error}", code="config.type", variable=name
+            f"{name} cannot be read",
+            cause=f"{text!r:.80} is not JSON: {error}",
+            hint="write true or false" if key in SWITCHES else "",
+            code="config.type",
+            variable=name,
         ) from error
 
 
@@ -176,7 +184,8 @@ def _convert(values: Mapping[str, Any], places: Mapping[str, Mapping[str, str]])
                 read_options(LinkConfig, {**base, key: value}, "configuration of a link")
             except ConfigError as error:
                 raise _placed(error, places[key]) from whole
-        missing = next(iter(places.values()), {})
+        # What is missing is in no variable; in a file it could be.
+        missing = next((place for place in places.values() if "file" in place), {})
         raise _placed(whole, missing) from whole
     return config
 

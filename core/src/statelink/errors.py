@@ -92,7 +92,8 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.cause:
             text = f"{text}: {self.cause}"
         if self.standing:
-            text = f"{text}\nstood: {', '.join(f'{key} {value}' for key, value in self.standing.items())}"
+            named = {"peer's rank" if key == "rank" else key: value for key, value in self.standing.items()}
+            text = f"{text}\nstood: {', '.join(f'{key} {value}' for key, value in named.items())}"
         if self.hint:
             text = f"{text}\nhint: {self.hint}"
         return text

@@ -368,6 +368,8 @@ class DecodeRole:
             stage = instance.stage.value if instance else "unknown"
             silent = instance.silent() if instance else ""
             cause = f"prefill instance {instance.key if instance else ''} is still {stage}"
+            if instance is not None and instance.stage is Stage.RESOLVING:
+                return cause, "is every rank of prefill registered, under this name, with the same rendezvous server?"
             return (
                 f"{cause}; no answer from {silent}" if silent else cause
             ), "is prefill running, and the address right?"

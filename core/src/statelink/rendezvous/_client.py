@@ -153,7 +153,10 @@ class RendezvousClient:
         now = time.monotonic()
         if self._asked is not None and now - self._asked > SILENCE:
             if not self._silent:
-                log.warning("the rendezvous server at %s does not answer", self._server.address)
+                log.warning(
+                    "the rendezvous server at %s does not answer: does it run, and allow this link's key?",
+                    self._server.address,
+                )
             self._silent = True
             # What waits in the old connection is stale, and would arrive all at once.
             self._channel.hang_up(str(self._server))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from statelink.errors import StateError
 from statelink.state import (
     Coverage,
     Described,
@@ -40,9 +41,14 @@ def inventories(side: Side) -> list[Inventory]:
     """The inventory of every rank of ``side``, in order of rank. Nothing is allocated.
 
     Raises:
-        StateError: The model cannot be spread over this many ranks.
+        StateError: The model cannot be spread over this many ranks; names the side.
     """
-    return [_Rank(side, rank).inventory() for rank in range(side.layout.ranks)]
+    try:
+        return [_Rank(side, rank).inventory() for rank in range(side.layout.ranks)]
+    except StateError as error:
+        raise StateError.of(
+            msgspec.structs.replace(error.reason, who={**error.reason.who, "instance": side.instance})
+        ) from None
 
 
 class _Rank:

@@ -23,6 +23,7 @@ from statelink.plan import (
     pushed,
     required,
     route,
+    whole,
 )
 from statelink.state import Component, Coverage, IndexSpace, Inventory
 
@@ -125,9 +126,10 @@ def explain(prefill: Side, decode: Side, *, tokens: int, prefix: int = 0) -> Rep
     Raises:
         MismatchError: The sides cannot work together; it is the error that connecting would raise.
         StateError: A side's model cannot be spread over its ranks.
-        RoomError: The prefix ends inside a page.
+        RoomError: The prefix ends inside a page, or is longer than the request.
         ConfigError: The request does not fit into a side's pools.
     """
+    whole(prefix, "the prefix", 0, tokens, code="room.prefix")
     sources, targets = inventories(prefill), inventories(decode)
     match(sources, targets)
     theirs, ours = _Request(prefill, tokens, prefix, role=0), _Request(decode, tokens, prefix, role=1)

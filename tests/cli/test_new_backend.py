@@ -78,6 +78,7 @@ def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -
         ("tcp", "a backend named 'tcp' is installed already: statelink 0.1.0, statelink.tcp:TcpBackend"),
         ("good", "a backend named 'good' is installed already: statelink-good 0.1, statelink_good:Made"),
         ("nixl", "'nixl' is the name of the backend of statelink-nixl"),
+        ("statelink-mine", "hint: name the backend 'mine'; its package is 'statelink-mine' then"),
         ("typo", "the package 'statelink-typo' is installed already, and is no backend"),
     ],
 )

@@ -60,6 +60,7 @@ def test_a_new_key_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> 
     assert "allow_file" in printed
     assert secret not in printed
     assert run("show", made) == f"{public}\n"
+    assert "holds a public key" in run("show", f"{made}.pub", expect=1)
 
 
 @pytest.mark.parametrize("taken", ["link.key", "link.key.pub", "dangling"])

@@ -15,6 +15,9 @@ from statelink.link import ask, sockets
 
 __all__ = ["inspect"]
 
+REMEMBERED = frozenset({"ends", "seen"})
+"""Of the load: rooms of the past, which wait for nothing."""
+
 
 @click.command()
 @click.argument("which", metavar="[PID|PATH]", required=False)
@@ -27,7 +30,8 @@ def inspect(which: str | None, as_json: bool) -> None:
         try:
             snapshots.append((path, ask(path)))
         except (OSError, ValueError) as error:
-            click.echo(f"{path} does not answer: {error}", err=True)
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            click.echo(f"{path} does not answer: {why}", err=True)
     if as_json:
         click.echo(json.dumps([seen for _, seen in snapshots], indent=2))
     else:
@@ -59,7 +63,7 @@ def _show(console: Console, path: Path, seen: dict[str, Any]) -> None:
         f"rooms: {counts}",
         f"held: {_amounts(seen['held_bytes'])}",
         f"quarantined: {_amounts(seen['quarantined_bytes'])}",
-        "waiting: " + ", ".join(f"{name} {depth}" for name, depth in seen["load"].items()),
+        "waiting: " + ", ".join(f"{name} {depth}" for name, depth in seen["load"].items() if name not in REMEMBERED),
     )
     for line in lines:
         console.print(Text(line))

@@ -50,6 +50,8 @@ def new(file: Path) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def show(file: Path) -> None:
     """Print the public key that belongs to the secret key in FILE."""
+    if file.suffix == ".pub" and file.is_file():
+        raise click.ClickException(f"{file} holds a public key\nhint: FILE is that of the secret key")
     try:
         click.echo(Keys(secret=read_secret(file)).public)
     except StatelinkError as error:

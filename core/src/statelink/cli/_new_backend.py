@@ -78,6 +78,9 @@ def _problem(name: str) -> str:
             f"{name!r} is not a name for a backend\nhint: at most {MAX_NAME} characters: lower-case letters and "
             "digits, a letter first, words joined by '-'"
         )
+    if name.startswith("statelink-"):
+        short = name.removeprefix("statelink-")
+        return f"{name!r} is the name of a package\nhint: name the backend {short!r}; its package is {name!r} then"
     for listed in list_backends():
         if listed.name == name:
             return f"a backend named {name!r} is installed already: {listed}\nhint: choose another name"

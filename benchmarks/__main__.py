@@ -6,4 +6,8 @@ import runpy
 
 for name in ("plan", "tcp_backend", "handoff"):
     print(f"== {name}", flush=True)
-    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    try:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    except SystemExit as ended:  # --help of one of them is not the end of the others
+        if ended.code:
+            raise

@@ -227,7 +227,10 @@ def _kv_views(
     if order not in ("nhd", "hnd"):
         raise StateError(f"no page order {order!r}", hint="'nhd' ([token, head, dim]) or 'hnd' ([head, token, dim])")
     axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
-    for layer, pair in layers.items():
+    for layer, given in layers.items():
+        pair = tuple(given)
+        if len(pair) != 2:
+            raise StateError(f"layer {layer} has {len(pair)} arrays", cause="a pair is expected: keys and values")
         for number, (part, array) in enumerate(zip(("k", "v"), pair, strict=True)):
             label = f"layers.{layer}.{part}"
             memory = Memory.of(array)

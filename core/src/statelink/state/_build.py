@@ -158,6 +158,7 @@ def describe(
         StateError: The description contradicts itself.
     """
     described = list(components)
+    _check_described(described)
     merged = _merge(region for each in described for region in each.regions)
     starts = [(outer.kind, outer.address) for outer in merged]
     # Numbered in order of first use, not of address: the same description is the same in every process.
@@ -186,6 +187,17 @@ def describe(
         components=tuple(built),
         model=model,
     )
+
+
+def _check_described(given: Sequence[object]) -> None:
+    """One component alone is a tuple, too, and would be taken apart."""
+    for each in given:
+        if not isinstance(each, Described):
+            raise StateError(
+                "components are a list of what the constructors return",
+                cause=f"got {type(each).__name__} in it",
+                hint="one component alone is a list of one",
+            )
 
 
 def _merge(regions: Iterable[Region]) -> list[Region]:

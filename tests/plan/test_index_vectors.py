@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from statelink import plan, state
+from statelink.errors import RoomError
 from statelink.state import Component, Inventory, Memory, Partition
 
 STEP = 1 << 40
@@ -57,6 +59,26 @@ def test_windows(tokens: int, width: int, page: int, prefix: int, start: int, co
     assert tokens - start == covered
     table = np.arange(2000) + 64
     assert plan.indices_of(window(width, page), tokens, prefix, table=table).tolist() == (ids + 64 // page).tolist()
+
+
+def test_a_window_of_each_request() -> None:
+    """§2.2, the variant: page ``(slot * cap + t mod cap) div G``, one for one with decode's list; it wraps here."""
+    found = plan.indices_of(window(128, 64), 1000, slot=3, ring=320)
+    assert found.tolist() == [(3 * 320 + t % 320) // 64 for t in (832, 896, 960)] == [18, 19, 15]
+    assert plan.indices_of(window(128, 64), 1000, 960, slot=3, ring=320).tolist() == [15]
+    assert len(found) == len(plan.indices_of(window(128, 64), 1000, pages=np.arange(16)))
+    with pytest.raises(RoomError, match="a window of 200 positions is no multiple of pages of 64"):
+        plan.indices_of(window(128, 64), 1000, slot=3, ring=200)
+    with pytest.raises(RoomError, match="not from 192"):
+        plan.indices_of(window(128, 64), 1000, slot=3, ring=128)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "logical"), [(1151, [15, 16, 17]), (1152, [16, 17]), (1023, [13, 14, 15]), (1089, [15, 16, 17])]
+)
+def test_logical_pages_of_windows(tokens: int, logical: list[int]) -> None:
+    """§3: lists of one length that are not of the same pages, and the other way round."""
+    assert plan.indices_of(window(128, 64), tokens, pages=np.arange(20)).tolist() == logical
 
 
 def ring(number: int, slots: int, length: int, width: int, **fields: Any) -> state.Described:
@@ -242,6 +264,24 @@ def test_a_prefix_inside_a_page_of_prefill() -> None:
     ids = plan.indices_of(component, 20, 6, pages=[5, 6, 7])
     assert ids.tolist() == [5, 6, 7]
     assert plan.pushed(component, 20, 6, (0, 20), ids).first == 0
+
+
+def test_pages_that_begin_later_are_counted_from_where_they_begin() -> None:
+    component = latents(1, 4).component
+    assert plan.indices_of(component, 20, 12, pages=plan.Pages([7, 8, 9], 8)).tolist() == [8, 9]
+    assert plan.indices_of(component, 20, 12, pages=plan.Pages([5, 6, 7, 8, 9], 0)).tolist() == [8, 9]
+    with pytest.raises(RoomError, match="no item begins there"):
+        plan.indices_of(component, 20, 12, pages=plan.Pages([8, 9], 10))
+    with pytest.raises(RoomError, match="entries -1 to 0 are needed of a list of 1"):
+        plan.indices_of(component, 20, 12, pages=plan.Pages([9], 16))
+
+
+@pytest.mark.parametrize("given", [[[1, 2], [3]], [1.0, 2.0], [[1, 2]], object(), [1], torch.zeros(2, device="meta")])
+def test_what_is_no_list_of_pages_is_refused(given: Any) -> None:
+    for name in ("pages", "table"):
+        with pytest.raises(RoomError, match="cannot be computed") as caught:
+            plan.indices_of(latents(1, 4).component, 8, **{name: given})
+        assert caught.value.code == "room.indices"
 
 
 @pytest.mark.parametrize("page", [1, 4, 6])

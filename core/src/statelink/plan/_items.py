@@ -15,7 +15,7 @@ from ._positions import MAX_TOKENS, held_items, local, required_span
 if TYPE_CHECKING:
     from statelink.state import Component
 
-__all__ = ["Items", "Pages", "pushed", "required"]
+__all__ = ["Items", "Pages", "item_at", "pushed", "required"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -64,7 +64,7 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
     if isinstance(given, Items):
         given, start = given
     elif isinstance(given, Pages):
-        start = _start(component, given)
+        start = item_at(component, given.start)
         given = given.ids
     ids = _ids(component, given)
     if len(ids) != last - first or (start is not None and len(ids) and start != first):
@@ -94,7 +94,7 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
     a, b = span
     everything = held_items(component, tokens, span)
     if isinstance(given, Pages):
-        ids, first = _ids(component, given.ids), _start(component, given)
+        ids, first = _ids(component, given.ids), item_at(component, given.start)
         if first < everything[0] or first + len(ids) > everything[1]:
             raise RoomError(
                 f"items of component {component.name!r} leave the pushed span",
@@ -120,9 +120,13 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
     return Items(ids, allowed[len(ids)])
 
 
-def _start(component: Component, given: Pages) -> int:
-    """The rank's number of the item at which `Pages` starts."""
-    position = whole(given.start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
+def item_at(component: Component, start: Any) -> int:
+    """The rank's number of the item that begins at position ``start``, where `Pages` start.
+
+    Raises:
+        RoomError: No item begins there.
+    """
+    position = whole(start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
     number, rest = divmod(local(component.partition, position), component.page)
     if rest:
         raise RoomError(

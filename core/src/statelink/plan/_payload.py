@@ -10,7 +10,7 @@ import numpy.typing as npt
 from statelink.errors import RoomError
 from statelink.state import Component, Coverage, IndexSpace
 
-from ._items import Pages
+from ._items import Pages, item_at
 from ._numbers import whole
 from ._positions import MAX_TOKENS, held_items, required_span
 
@@ -38,6 +38,8 @@ def indices_of(
     pages                       ``table[t] // page`` for each page's first position t, or ``pages[n]``
                                 for each page number n of the rank
     pages, coverage ``tail``    ``slot * (ring // page) + (N - 1) mod ring // page`` where a group is open
+    pages, coverage ``window``  with ``slot`` and ``ring`` instead of a table, where each request has a window of
+                                its own: ``(slot * ring + t mod ring) // page`` for each page's first position t
     ring rows                   ``slot * ring + t mod ring`` for each position t
     slots, rows                 ``slot``
     ==========================  =========================================================================
@@ -49,8 +51,9 @@ def indices_of(
         table: Token slots of the request in this component's pool, by position; each page's positions are consecutive
             and begin on a page. Where positions are dealt out over ranks (``cyclic``), by this rank's own numbering.
         pages: Page ids of the request in this component's pool, by page; instead of ``table``, and numbered like it.
+            `Pages` may begin at a later position.
         slot: The request's slot, row or ring in this side's pool.
-        ring: Positions of one ring on this side.
+        ring: Positions of one ring, or of one request's window, on this side.
 
     Returns:
         int64, owned by the caller; empty where nothing must arrive.
@@ -76,11 +79,19 @@ def indices_of(
             raise _missing(component, f"a ring of {size} positions is no multiple of {component.page}")
         place = (tokens - 1) % size // component.page
         return np.array([_slot(component, slot) * (size // component.page) + place], np.int64)
+    numbers = np.arange(first, last, dtype=np.int64)
+    if isinstance(pages, Pages):
+        return _taken(component, pages.ids, numbers - item_at(component, pages.start))
     if pages is not None:
-        return _taken(component, pages, np.arange(first, last, dtype=np.int64))
+        return _taken(component, pages, numbers)
+    starts = numbers * component.page
+    if table is None and kind.coverage is Coverage.WINDOW and ring is not None:
+        size = _ring(component, ring, len(starts) * component.page)
+        if size % component.page:
+            raise _missing(component, f"a window of {size} positions is no multiple of pages of {component.page}")
+        return (_slot(component, slot) * size + starts % size) // component.page
     if table is None:
         raise _missing(component, "its pages come from 'table' (token slots) or 'pages' (page ids)")
-    starts = np.arange(first, last, dtype=np.int64) * component.page
     slots = _taken(component, table, starts)
     if (slots % component.page).any():
         bad = int(slots[slots % component.page != 0][0])
@@ -89,11 +100,14 @@ def indices_of(
 
 
 def _taken(component: Component, given: Any, places: I64) -> I64:
-    if isinstance(given, Pages):
-        given = given.ids
-    values = np.asarray(given)
-    if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) <= int(places[-1]):
-        raise _missing(component, f"entry {int(places[-1])} of a list of integers is needed, got shape {values.shape}")
+    try:
+        values = np.asarray(given)
+    except Exception as error:
+        raise _missing(component, f"a list of integers is needed: {error}") from error
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise _missing(component, f"a list of integers is needed, got shape {values.shape} of {values.dtype}")
+    if places[0] < 0 or len(values) <= places[-1]:
+        raise _missing(component, f"entries {places[0]} to {places[-1]} are needed of a list of {len(values)}")
     return values[places].astype(np.int64)
 
 

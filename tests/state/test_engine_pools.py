@@ -153,6 +153,28 @@ def test_block_scales_come_right_after_the_keys_and_pair_only_with_their_namesak
             plan.match(*pair)
 
 
+def test_states_of_unknown_dims_pair_only_with_their_namesakes_of_equal_width() -> None:
+    """Copying whole slots would be right between equal widths, and only there."""
+    sides: list[list[state.Inventory]] = []
+    for width in (1, 2):
+        ranks = []
+        for rank in range(width):
+            states = States([noise(2, 8 // width, 3), noise(2, 2 // width, 4, dtype="float32")], [], ids=[0, 0])
+            pool = HybridPool(LatentPool([noise(PAGES, TOKENS, 2)]), [1], states)
+            found = state.from_pools(pool, geometry=geometry(2, state_tp=(rank, width)))
+            own = states.tensors[0].reshape(2, 1, -1)
+            assert {where[1] for where in agrees(found[1], "layers.0.conv", np.repeat(own, width, axis=1))} == {rank}
+            ranks.append(state.describe("i", found, rank=rank, ranks=width))
+        plan.match(ranks, ranks)
+        parts = plan.route(ranks, ranks)
+        pairs = {(part.source, part.target) for part in parts for each in part.shares if each.component == "mamba"}
+        assert pairs == {(rank, rank) for rank in range(width)}
+        sides.append(ranks)
+    for pair in (sides, sides[::-1]):
+        with pytest.raises(MismatchError, match=r"mamba/layers\.0\.conv: extent of axis 'rank': \d on decode, \d on"):
+            plan.match(*pair)
+
+
 KEY, VALUE, KERNEL = 8, 16, 3
 
 

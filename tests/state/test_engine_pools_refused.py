@@ -134,7 +134,6 @@ def test_layer_ids_that_do_not_fit(ids: list[int], cause: str) -> None:
 @pytest.mark.parametrize(
     ("more", "given", "cause"),
     [
-        ({"dims": []}, {"state_tp": (0, 2)}, "get_state_dim_per_tensor: it has no values: a slot is one of 2 shares"),
         ({"dims": [8]}, {}, "get_state_dim_per_tensor: it has 1 values for the 2 buffers"),
         ({"outers": [1]}, {}, "get_state_slice_outer_counts: it has 1 values for the 2"),
         ({"groups": [None]}, {}, "get_state_conv_shard_groups: it has 1 values for the 2"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._engine_pools_lists import NGRAM, ROPE, Named, band, by_id, by_layer, refuse
-from ._engine_pools_views import State, state_view, whole_views
+from ._engine_pools_views import State, own_view, state_view, whole_views
 
 if TYPE_CHECKING:
     from ._build import View
@@ -39,12 +39,6 @@ def mamba(walk: Walk, pool: Any, *, ids: bool) -> None:
         walk.reader.values(pool, method, entries, LIST)
         for method in ("get_state_dim_per_tensor", "get_state_slice_outer_counts", "get_state_conv_shard_groups")
     )
-    if not dims and geometry.states[1] > 1:
-        raise refuse(
-            pool,
-            "get_state_dim_per_tensor",
-            f"it has no values: a slot is one of {geometry.states[1]} shares, and nobody can say which part it is",
-        )
     known = walk.reader.values(pool, "get_state_layer_ids", entries, LIST) if ids else []
     tensors = {each.name: each for each in geometry.state_tensors}
     views: list[View] = []
@@ -55,6 +49,10 @@ def mamba(walk: Walk, pool: Any, *, ids: bool) -> None:
             if dim:
                 raise refuse(pool, LIST, f"{each.part!r} belongs to no layer, and yet has dim {dim}")
             views += whole_views(source, each)
+            continue
+        if not dims:
+            # Nobody can say which part of the state a slot is, so that only the same part of equal width fits.
+            views.append(own_view(source, each, geometry.states, tensors[each.part].dtype))
             continue
         outer = operator.index(outers[number]) if outers else 1
         blocks = tuple(operator.index(width) for width in groups[number] or ()) if groups else ()

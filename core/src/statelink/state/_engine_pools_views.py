@@ -164,7 +164,7 @@ def whole_views(source: Source, named: Named, *, rows: int = 0, axis: str = "tok
         before += field.width
 
 
-def own_view(source: Source, named: Named, tp: tuple[int, int]) -> View:
+def own_view(source: Source, named: Named, tp: tuple[int, int], dtype: str = "uint8") -> View:
     """Items that hold this rank's share in a way that nobody else can read: only its namesake of equal width can.
 
     The rank is an axis of the item, so that another width is a mismatch of extents when two sides connect.
@@ -172,13 +172,13 @@ def own_view(source: Source, named: Named, tp: tuple[int, int]) -> View:
     if not named.entry.items:
         return empty_view(source, named)
     rank, width = tp
-    nbytes = named.entry.nbytes
+    size = source.split(named, itemsize_of(dtype), f"number of {dtype}")
     return View(
         named.label,
-        source.memory(named.entry, (1, nbytes), "uint8"),
-        (width, nbytes),
-        ("rank", "byte"),
-        [((rank, 0), (rank + 1, nbytes))],
+        source.memory(named.entry, (1, size), dtype),
+        (width, size),
+        ("rank", "byte" if dtype == "uint8" else "element"),
+        [((rank, 0), (rank + 1, size))],
         (0, 1),
         layer=named.layer,
         optional=source.optional,

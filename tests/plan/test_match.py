@@ -172,6 +172,25 @@ def test_what_is_optional_may_be_missing_on_the_other_side() -> None:
     assert {share.component for share in part.shares} == {"kv"}
 
 
+def test_optional_buffers_that_have_none_in_common_are_no_match() -> None:
+    """Draft layers that the two sides number in different ways: to skip them all would leave decode's draft as it is."""
+    layers = [keys(numbers, 4, 2, 4, 3, heads=4, name="draft", optional=True) for numbers in ([9], [8], [8, 9])]
+    nine, eight, both = (describe("x", each) for each in layers)
+    plan.match([nine], [both])
+    plan.match([both], [nine])
+    with pytest.raises(MismatchError) as caught:
+        plan.match([eight], [nine])
+    assert "draft/layers.8.k: absent on decode, present on prefill" in str(caught.value)
+    assert "draft/layers.9.v: present on decode, absent on prefill" in str(caught.value)
+    plan.match(
+        [eight],
+        [
+            describe("x", keys([0], 4, 2, 4, 3, heads=4, name="draft", optional=True), rank=0, ranks=2),
+            describe("x", layers[1], rank=1, ranks=2),
+        ],
+    )
+
+
 def _mandatory(component: Component) -> Component:
     """The same, but for its first buffer, which the other side must have."""
     first, *rest = component.buffers

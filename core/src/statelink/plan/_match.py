@@ -77,10 +77,13 @@ def _by_name(inventories: Sequence[Inventory]) -> dict[str, list[Component]]:
 def _buffers(name: str, ours: Sequence[Component], theirs: Sequence[Component]) -> list[Difference]:
     here = {buffer.name: buffer for component in ours for buffer in component.buffers}
     there = {buffer.name: buffer for component in theirs for buffer in component.buffers}
+    # What is optional may be missing, but not all of it: two descriptions of one draft that have no buffer in common
+    # would let decode go on without a byte of it.
+    apart = not here.keys() & there.keys()
     return [
         _presence(f"{name}/{label}", label in here)
         for label in sorted(here.keys() ^ there.keys())
-        if not (here.get(label) or there[label]).optional
+        if apart or not (here.get(label) or there[label]).optional
     ]
 
 

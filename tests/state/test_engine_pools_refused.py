@@ -310,6 +310,11 @@ def test_drafts() -> None:
     sliding = SlidingPool(keys(1), keys(1), 8)
     refused("a draft of kind 'swa' beside", keys(1), geometry(1, kv_heads=2), draft_geometry=given, draft_pool=sliding)
     refused("layer_num: the number of draft layers is not known", latents(1), given, draft_pool=SimpleNamespace())
+    # Under decode context parallelism a draft has every position (§4.7): its own geometry says so.
+    dealt = PoolGeometry(layers=1, dtype="bfloat16", partition=state.Partition("cyclic", 2, 1))
+    refused("nobody says whether the draft's are too", latents(1), dealt, draft_pool=latents(1))
+    both = state.from_pools(latents(1), geometry=dealt, draft_pool=latents(1), draft_geometry=geometry(1))
+    assert [each.component.partition.kind for each in both] == ["cyclic", "all"]
     scaled = keys(1)
     scaled.scales = [noise(3, 2), noise(3, 2)]
     refused("get_kv_scale_buf_infos: it lists buffers", keys(1), geometry(1, kv_heads=2), draft_pool=scaled)

@@ -44,7 +44,7 @@ def from_pools(
         request_pool: The pool of request slots; asked for recurrent state where ``kv_pool`` has none.
         draft_pool: The pool of a draft model or of next-token layers.
         draft_geometry: The draft's own numbers, its layers counted from 0; the model's, with the number of layers that
-            the draft's pool has, when not given.
+            the draft's pool has, when not given. Needed where positions are dealt out over ranks (``cyclic``).
         draft_optional: Whether the other side may do without the draft: true on decode; false on prefill makes a
             decode instance without one a mismatch.
         aux: Metadata rows by name, as for `aux_rows`; only on the last pipeline stage.
@@ -83,6 +83,14 @@ def _draft(target: Walk, pool: Any, given: PoolGeometry | None, reader: Reader, 
         layers = getattr(pool, "layer_num", None)
         if not layers:
             raise refuse(pool, "layer_num", "the number of draft layers is not known", "give draft_geometry")
+        dealt = target.geometry.partition
+        if dealt is not None and dealt.kind == "cyclic":
+            raise refuse(
+                pool,
+                "get_contiguous_buf_infos",
+                "the model's positions are dealt out over ranks, and nobody says whether the draft's are too",
+                "give draft_geometry: without a partition, and with its own page size, where each rank has all of them",
+            )
         given = msgspec.structs.replace(target.geometry, layers=layers, stage=None, kinds=())
     first, last = given.span
     shifted = msgspec.structs.replace(given, layers=total + given.layers, stage=(total + first, total + last), kinds=())

@@ -173,7 +173,7 @@ def test_what_is_optional_may_be_missing_on_the_other_side() -> None:
 
 
 def test_optional_buffers_that_have_none_in_common_are_no_match() -> None:
-    """Draft layers that the two sides number in different ways: to skip them all would leave decode's draft as it is."""
+    """Draft layers that the two sides number in different ways: to skip them all is no hand-over."""
     layers = [keys(numbers, 4, 2, 4, 3, heads=4, name="draft", optional=True) for numbers in ([9], [8], [8, 9])]
     nine, eight, both = (describe("x", each) for each in layers)
     plan.match([nine], [both])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from statelink import state
 from statelink.errors import StateError
@@ -70,6 +71,7 @@ def listing(ptrs: list[int], lens: list[int], items: list[int]) -> Any:
         (([16], [64], [128]), "in items of 128"),
         (([16], [-64], [16]), "entry 0 has -64 bytes"),
         (([16], [64], [18]), "no whole 4 rows of bfloat16"),
+        (([(1 << 64) + 16], [64], [16]), "entry 0 has 64 bytes at 0x10000000000000010"),
         (([16, 256], [64, 64], [16, 16]), "lists 2 buffers; latent of 1 layers would be 1"),
     ],
 )
@@ -84,6 +86,9 @@ def test_a_list_that_is_no_triple() -> None:
 
 
 def test_numbers_on_which_pool_and_geometry_differ() -> None:
+    for wrong in ("4", 4.0):
+        odd = SimpleNamespace(page_size=wrong, get_contiguous_buf_infos=lambda: ([16], [64], [16]))
+        refused(f"page_size is {wrong!r}: a whole number", odd, geometry(1))
     refused("KeysPool.head_num: it is 2; rank 0 of 2 holds 1 of the 2", keys(1), geometry(1, kv_heads=2, tp=(0, 2)))
     refused("KeysPool.page_size: it is 4; the geometry says 8", keys(1), geometry(1, kv_heads=2, page_size=8))
     refused("KeysPool.start_layer: it is 0; .* it is 1", keys(1), geometry(2, kv_heads=2, stage=(1, 2)))
@@ -337,6 +342,11 @@ def test_metadata_rows_belong_to_the_last_stage() -> None:
         {"window": -1},
         {"request_ratio": 0},
         {"envelope": {"kv": [(0, 1)]}},
+        {"envelope": {"kw": [(0, 1)]}, "unified": True},
+        {"groups": {"nsa": [("index_k", None)]}},
+        {"tp": 2},
+        {"stage": (0, 1, 2)},
+        {"state_tp": (0, 2.0)},
     ],
 )
 def test_geometry_that_contradicts_itself(wrong: Any) -> None:
@@ -345,7 +355,9 @@ def test_geometry_that_contradicts_itself(wrong: Any) -> None:
 
 
 def test_an_element_type_that_nobody_knows() -> None:
-    with pytest.raises(StateError, match="no element type 'int4'"):
-        state.from_pools(latents(1), geometry=PoolGeometry(layers=1, dtype="int4"))
+    for dtype in ("int4", "object", "U", torch.bfloat16):
+        given = PoolGeometry(layers=1, dtype=dtype)  # type: ignore[arg-type]
+        with pytest.raises(StateError, match=f"no element type {dtype!r}"):
+            state.from_pools(latents(1), geometry=given)
     (found,) = state.from_pools(latents(1), geometry=PoolGeometry(layers=1, dtype="float8_e4m3fn"))
     assert found.component.buffers[0].layout.itemsize == 1

@@ -112,6 +112,22 @@ def test_a_pointer_is_dense_and_its_own_region_unless_said_otherwise() -> None:
     assert inside.region.kind == "npu:0"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": (-2, 3)},
+        {"itemsize": 0},
+        {"strides": (3,)},
+        {"shape": (2.0, 3)},
+        {"address": 4096.0},
+        {"strides": (3, None)},
+    ],
+)
+def test_a_pointer_that_is_no_array_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(StateError, match=r"an array|an element"):
+        Memory.pointer(**{"address": 4096, "shape": (2, 3), "dtype": "uint8", "itemsize": 1, **wrong})
+
+
 def test_a_pointer_reads_what_is_there() -> None:
     array = whole()
     memory = Memory.pointer(array.ctypes.data, array.shape, "uint16", 2, region=Region(array.ctypes.data, array.nbytes))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from statelink import state
 from statelink.errors import StateError
-from statelink.state import Described, Slab
+from statelink.state import Described, Memory, Slab
 
 from .look import elements
 
@@ -230,7 +231,71 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: state.aux_rows({}), "component 'aux' needs buffers"),
     (lambda: state.aux_rows({"room": zeros(5)}), "array 'room' needs items first and at least one more axis"),
     (lambda: state.kv_pages({}, heads=2), "component 'kv' needs at least one array"),
+    (
+        lambda: state.kv_pages({7: (zeros(5, 4, 2, 6),)}, heads=2),  # type: ignore[dict-item]
+        "layer 7 needs one array of keys and one of values, and a scale of each if there are any: 1 arrays, 0 scales",
+    ),
+    (
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, scales={7: (1.0,)}),  # type: ignore[dict-item]
+        "layer 7 needs one array of keys and one of values, and a scale of each if there are any: 2 arrays, 1 scales",
+    ),
+    (
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2.0),  # type: ignore[arg-type]
+        "the number of heads of 'layers.7.k' is 2.0: a whole number is expected",
+    ),
+    (
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, tp=2),  # type: ignore[arg-type]
+        "the rank and width of 'layers.7.k' is 2: a pair of whole numbers is expected",
+    ),
+    (
+        lambda: state.kv_pages({"7": pair(5, 4, 2, 6)}, heads=2),  # type: ignore[dict-item]
+        "the layer of buffer 'layers.7.k' is '7': a whole number is expected",
+    ),
+    (
+        lambda: state.window_pages({7: pair(5, 4, 2, 6)}, heads=2, window=128.0),  # type: ignore[arg-type]
+        "the window of component 'swa' is 128.0: a whole number is expected",
+    ),
+    (
+        lambda: state.compressed_pages({7: {"kv": zeros(5, 4, 6)}}, page=8.0),  # type: ignore[arg-type]
+        "the page of component 'dsv4' is 8.0: a whole number is expected",
+    ),
+    (
+        lambda: state.Partition("cyclic", 2, "1"),  # type: ignore[arg-type]
+        "the index of a partition is '1': a whole number is expected",
+    ),
+    (
+        lambda: state.describe("rank", state.mla_pages({7: zeros(5, 4, 6)})),  # type: ignore[arg-type]
+        "an inventory is described by a list of what the constructors of statelink.state return",
+    ),
 ]
+
+
+def test_numbers_of_other_libraries_are_pythons_in_the_description() -> None:
+    """What engines take from configurations and tensors goes over the wire like any other number."""
+    made = []
+    for whole, real in ((int, float), (np.int64, np.float64), (torch.tensor, torch.tensor)):
+        convert: Any = whole
+        scales: Any = {7: (real(0.5), real(2.0))}
+        parts = [
+            state.kv_pages(
+                {7: (pointer(1, convert(5), 4, 2, 6), pointer(2, 5, 4, 2, 6))},
+                heads=convert(8),
+                tp=(convert(1), convert(4)),
+                scales=scales,
+                partition=state.Partition("cyclic", convert(2), convert(1), convert(4)),
+            ),
+            state.window_pages({1: (pointer(3, 5, 4, 2, 6), pointer(4, 5, 4, 2, 6))}, heads=2, window=convert(9)),
+            state.mamba_slots(conv={1: pointer(5, 3, 8, 2)}, ssm={}, conv_groups=[convert(4), convert(4)]),
+            state.ring_rows({1: {"a": pointer(6, 3, 8, 2)}}, type="dsa_tail", group=convert(4)),
+        ]
+        given: Any = {"rank": convert(1), "ranks": convert(2), "axes": {"tp": (convert(1), convert(2))}}
+        made.append(state.describe("rank", parts, **given))
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(made[-1]), type=state.Inventory) == made[0]
+    assert len({each.digest() for each in made}) == 1
+
+
+def pointer(number: int, *shape: int) -> Memory:
+    return Memory.pointer(number << 20, shape, "uint8", 1)
 
 
 @pytest.mark.parametrize(("make", "text"), REFUSED, ids=[text[:50] for _, text in REFUSED])

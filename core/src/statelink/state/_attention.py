@@ -229,8 +229,11 @@ def _kv_views(
     axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
     for layer, given in layers.items():
         pair = tuple(given)
-        if len(pair) != 2:
-            raise StateError(f"layer {layer} has {len(pair)} arrays", cause="a pair is expected: keys and values")
+        if len(pair) != 2 or len(scales.get(layer, pair)) != 2:
+            raise StateError(
+                f"layer {layer} needs one array of keys and one of values, and a scale of each if there are any",
+                cause=f"{len(pair)} arrays, {len(scales.get(layer, ()))} scales",
+            )
         for number, (part, array) in enumerate(zip(("k", "v"), pair, strict=True)):
             label = f"layers.{layer}.{part}"
             memory = Memory.of(array)

@@ -12,6 +12,7 @@ from statelink.errors import StateError
 
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
+from ._shares import pair, whole
 
 if TYPE_CHECKING:
     from ._memory import Memory
@@ -88,19 +89,19 @@ def component(
                 stride=memory.strides[0] if count > 1 else layout.nbytes,
                 count=count,
                 layout=layout,
-                layer=view.layer,
+                layer=None if view.layer is None else whole(view.layer, f"the layer of buffer {view.name!r}"),
                 optional=view.optional,
-                scale=view.scale,
+                scale=None if view.scale is None else float(view.scale),
             )
         )
     built = Component(
         name=name,
         type=type_,
         buffers=tuple(buffers),
-        page=page,
-        window=window,
-        group=group,
-        keep=keep,
+        page=whole(page, f"the page of component {name!r}"),
+        window=None if window is None else whole(window, f"the window of component {name!r}"),
+        group=whole(group, f"the group of component {name!r}"),
+        keep=whole(keep, f"what component {name!r} keeps"),
         partition=partition or Partition(),
         format=format,
     )
@@ -116,9 +117,13 @@ def _layout(component: str, view: View) -> Layout:
         )
     counts = tuple(memory.shape[1 + axis] for axis in view.order)
     strides = tuple(memory.strides[1 + axis] for axis in view.order)
+    shape, *edges = (
+        tuple(whole(n, f"an extent of buffer {view.name!r}") for n in numbers)
+        for numbers in (view.shape, *(edge for box in view.boxes for edge in box))
+    )
     slabs = []
     filled = 0
-    for start, stop in view.boxes:
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
         slabs.append(Slab(start, stop, filled * strides[view.stacked], strides))
         filled += stop[view.stacked] - start[view.stacked]
     expected = list(slabs[0].counts)
@@ -130,7 +135,7 @@ def _layout(component: str, view: View) -> Layout:
             f"buffer {view.name!r} of component {component!r} does not hold the share it should",
             cause=f"an item of the array is {said}; this rank's share is {wanted}",
         )
-    return Layout(memory.dtype, memory.itemsize, view.shape, view.axes, tuple(slabs), view.position)
+    return Layout(memory.dtype, memory.itemsize, shape, view.axes, tuple(slabs), view.position)
 
 
 def describe(
@@ -180,9 +185,12 @@ def describe(
         built.append(msgspec.structs.replace(each.component, buffers=tuple(buffers)))
     return Inventory(
         instance=instance,
-        rank=rank,
-        ranks=ranks,
-        axes={name: Axis(*coordinate) for name, coordinate in (axes or {}).items()},
+        rank=whole(rank, "the rank"),
+        ranks=whole(ranks, "the number of ranks"),
+        axes={
+            name: Axis(*pair(coordinate, f"the coordinate on axis {name!r}"))
+            for name, coordinate in (axes or {}).items()
+        },
         regions=tuple(numbers),
         components=tuple(built),
         model=model,

@@ -10,7 +10,7 @@ from ._engine_pools_compressed import compressed
 from ._engine_pools_lists import Named, band, by_id, by_layer, has, refuse
 from ._engine_pools_states import mamba, qsa
 from ._engine_pools_views import Source, head_views, own_view, row_view, whole_views
-from ._shares import share
+from ._shares import share, whole
 
 if TYPE_CHECKING:
     from ._build import View
@@ -128,7 +128,7 @@ class Walk:
             raise refuse(pool, name, f"it is {own}; the geometry says {given} {what}")
         if not own and not given:
             raise refuse(pool, name, f"nobody says how many {what} there are", "give it with the geometry")
-        return int(own or given)
+        return whole(own or given, f"{type(pool).__name__}.{name}")
 
     def page(self, pool: Any) -> int:
         """Tokens of a page of the full pool."""
@@ -137,7 +137,7 @@ class Walk:
     def sliding_page(self) -> int:
         """Tokens of a page of the sliding pool."""
         inner = getattr(self.pool, "swa_kv_pool", None)
-        return int(getattr(inner, "page_size", None) or self.page(self.pool))
+        return whole(getattr(inner, "page_size", None) or self.page(self.pool), "the page size of the sliding pool")
 
     def window(self) -> int:
         """Tokens that sliding layers look back."""

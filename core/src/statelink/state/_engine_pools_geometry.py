@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -10,6 +11,8 @@ import numpy as np
 from statelink.errors import StateError
 
 from ._inventory import Partition
+from ._shares import pair
+from ._types import state_type
 
 __all__ = ["PageField", "PoolGeometry", "StateTensor", "itemsize_of"]
 
@@ -111,7 +114,7 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
     format: str = ""
 
     def __post_init__(self) -> None:
-        first, last = self.span
+        first, last = pair(self.span, "the geometry's stage")
         if self.layers < 1 or not 0 <= first < last <= self.layers:
             raise StateError("a pipeline stage is a range of the model's layers", cause=f"{self.span} of {self.layers}")
         if self.kinds and (len(self.kinds) != self.layers or not set(self.kinds) <= set(KINDS)):
@@ -120,7 +123,8 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
                 cause=f"{len(self.kinds)} kinds for {self.layers} layers: {', '.join(sorted(set(self.kinds)))}",
                 hint=f"known kinds: {', '.join(KINDS)}",
             )
-        for what, (rank, width) in (("tp", self.tp), ("state_tp", self.states)):
+        for what, place in (("tp", self.tp), ("state_tp", self.states)):
+            rank, width = pair(place, f"the geometry's {what}")
             if not 0 <= rank < width:
                 raise StateError(f"the geometry's {what} is a rank and a width", cause=f"rank {rank} of {width}")
         if self.order not in ("nhd", "hnd"):
@@ -129,6 +133,11 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
             raise StateError("the geometry has a negative size")
         if self.request_ratio < 1:
             raise StateError("a compressor's group has at least one position", cause=f"ratio {self.request_ratio}")
+        for name in (*self.groups, *self.envelope):
+            if state_type(name).name != name:
+                raise StateError(
+                    f"the geometry describes lists of {name!r}", hint=f"the type's name is {state_type(name).name!r}"
+                )
         if self.envelope and not self.unified:
             raise StateError("the geometry describes envelopes, but says that nothing is unified")
 
@@ -156,11 +165,15 @@ def itemsize_of(dtype: str) -> int:
     """
     if dtype == "bfloat16":
         return 2
-    if dtype.startswith("float8"):
+    if isinstance(dtype, str) and dtype.startswith("float8"):
         return 1
-    try:
-        return int(np.dtype(dtype).itemsize)
-    except TypeError:
+    known = None
+    if isinstance(dtype, str):
+        with contextlib.suppress(TypeError):
+            known = np.dtype(dtype)
+    if known is None or known.kind not in "biufc":
         raise StateError(
-            f"no element type {dtype!r} is known", hint="packed types are described as 'uint8', with a format tag"
-        ) from None
+            f"no element type {dtype!r} is known",
+            hint="give its name, such as 'bfloat16'; packed types are described as 'uint8', with a format tag",
+        )
+    return known.itemsize

@@ -153,7 +153,7 @@ class Reader:
             raise refuse(pool, method, f"entry {number} has {nbytes} bytes in items of {item}")
         if not nbytes:
             return Entry(number, 1, item, item, 0, None)
-        if not ptr or not 0 < item <= nbytes:
+        if not ptr or not -(1 << 63) <= ptr <= UINT64 or not 0 < item <= nbytes:
             raise refuse(pool, method, f"entry {number} has {nbytes} bytes at {ptr:#x} in items of {item}")
         # Some accelerators set bit 63, and some tensors hold addresses as signed numbers.
         ptr &= UINT64

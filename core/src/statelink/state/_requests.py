@@ -15,7 +15,7 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import expect_axes, share
+from ._shares import expect_axes, pair, share
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -190,7 +190,8 @@ def _conv_view(
     local, kernel = memory.shape[1 + order[0]], memory.shape[1 + order[1]]
     boxes, before = [], 0
     for group in groups or [local * tp[1]]:
-        width, units = group if isinstance(group, tuple) else (group, group)
+        given = group if isinstance(group, (tuple, list)) else (group, group)
+        width, units = pair(given, f"the width and heads of a block of {label!r}")
         if units < 1 or width % units:
             raise StateError(f"{width} channels of {label!r} are no whole number of {units} heads")
         first, last = share(label, "head" if units != width else "channel", units, tp, replicate=units != width)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from statelink.errors import StateError
 
@@ -11,7 +12,30 @@ if TYPE_CHECKING:
     from ._build import View
     from ._memory import Memory
 
-__all__ = ["expect_axes", "page_of", "share"]
+__all__ = ["expect_axes", "page_of", "pair", "share", "whole"]
+
+
+def whole(value: Any, what: str) -> int:
+    """``value`` as a Python integer, which it may be numpy's or torch's of.
+
+    Raises:
+        StateError: It is no integer; says ``what`` it was meant to be.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise StateError(f"{what} is {value!r:.80}", cause="a whole number is expected") from None
+
+
+def pair(given: Any, what: str) -> tuple[int, int]:
+    """Two whole numbers, such as a rank and the width that it is one of.
+
+    Raises:
+        StateError: It is something else; says ``what`` it was meant to be.
+    """
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise StateError(f"{what} is {given!r:.80}", cause="a pair of whole numbers is expected")
+    return whole(given[0], what), whole(given[1], what)
 
 
 def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: bool = True) -> tuple[int, int]:
@@ -23,7 +47,8 @@ def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: 
     Raises:
         StateError: Neither divides the other, or ``replicate`` is off and the ranks do not divide the total.
     """
-    rank, width = tp
+    rank, width = pair(tp, f"the rank and width of {label!r}")
+    total = whole(total, f"the number of {what}s of {label!r}")
     if total < 1 or width < 1 or not 0 <= rank < width:
         raise StateError(f"rank {rank} of {width} cannot hold a share of {total} {what}s of {label!r}")
     if total % width == 0:

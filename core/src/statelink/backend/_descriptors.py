@@ -23,12 +23,16 @@ def pack_descriptors(nested: Sequence[Sequence[bytes | None]] | Sequence[bytes])
     Raises:
         WireError: An entry is something else.
     """
+    deep = any(isinstance(each, (list, tuple)) for each in nested)
     for number, each in enumerate(nested):
-        inner = each if isinstance(each, (list, tuple)) else [each]
-        if not all(isinstance(item, bytes) or (item is None and inner is each) for item in inner):
+        if isinstance(each, (list, tuple)):
+            good = all(item is None or isinstance(item, bytes) for item in each)
+        else:
+            good = not deep and isinstance(each, bytes)
+        if not good:
             raise WireError(
                 f"entry {number} is no descriptor",
-                cause=f"{each!r:.80}: bytes, or a list of bytes or None",
+                cause=f"{each!r:.80}: bytes, or a list of bytes or None where all entries are lists",
                 code="wire.list",
             )
     return msgspec.msgpack.encode(nested) if len(nested) else b""

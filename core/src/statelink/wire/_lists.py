@@ -79,10 +79,10 @@ def unpack_list_of_buffers(data: bytes | bytearray | memoryview) -> list[memoryv
 
 
 def pack_int_lists(lists: Sequence[Any], code: ElementCode) -> bytes:
-    """Join lists of integers (Python's, or one-dimensional integer arrays).
+    """Join lists of integers (Python's, or one-dimensional integer arrays); ``None`` is an empty list.
 
     Raises:
-        WireError: A list is missing, not one-dimensional, not integral, or holds a value that the element cannot.
+        WireError: A list is not one-dimensional, not integral, or holds a value that the element cannot.
     """
     return pack_list_of_buffers([_array(each, number, code).tobytes() for number, each in enumerate(lists)])
 
@@ -107,7 +107,8 @@ def unpack_int_lists(data: bytes | bytearray | memoryview, code: ElementCode) ->
 def _array(values: Any, number: int, code: ElementCode) -> npt.NDArray[np.integer[Any]]:
     kind = np.dtype(_element(code))
     if values is None:
-        raise WireError(f"list {number} is missing", cause="None; an empty list is []", code="wire.list")
+        # A component without indices: the layout has no other way to say it, and it keeps its place.
+        return np.empty(0, kind)
     if isinstance(values, range):
         values = np.arange(values.start, values.stop, values.step)
     try:

@@ -156,6 +156,36 @@ def test_widths_that_do_not_divide_each_other_meet_in_pieces() -> None:
     assert set(found) == {(0, 0), (0, 1), (1, 1), (1, 2)}
 
 
+@pytest.mark.parametrize(("widths", "wrong"), [((1, 2), [24, 16]), ((2, 1), [40])])
+def test_how_much_one_slice_across_groups_gets_wrong(widths: tuple[int, int], wrong: list[int]) -> None:
+    """§5.2: groups of 16, 16 and 32 channels, of one byte each. Where one slice is wrong, the plan is right."""
+    groups, edges = (16, 16, 32), (0, 16, 32)
+
+    def held(rank: int, width: int) -> list[int]:
+        parts = zip(groups, edges, strict=True)
+        return [channel for g, a in parts for channel in range(a + g // width * rank, a + g // width * (rank + 1))]
+
+    def make(name: str, width: int) -> list[Inventory]:
+        def one(rank: int) -> state.Described:
+            array = Memory.pointer(STEP, (2, 64 // width, 1), "uint8", 1)
+            return state.mamba_slots(conv={0: array}, ssm={}, conv_groups=groups, tp=(rank, width))
+
+        return ranks(name, width, one)
+
+    sources, targets = make("p", widths[0]), make("d", widths[1])
+    planned = [[-1] * (64 // widths[1]) for _ in targets]
+    for part in plan.route(sources, targets):
+        mine = held(part.source, widths[0])
+        found = moves(sources[part.source], targets[part.target], part, "mamba", ([0], [0]))
+        for s, t, n in runs(found, 1):
+            planned[part.target][t : t + n] = mine[s : s + n]
+    assert planned == [held(rank, widths[1]) for rank in range(widths[1])]
+    # One slice: all that the sources hold, one after the other, cut into as many parts as there are destinations.
+    flat = [channel for rank in range(widths[0]) for channel in held(rank, widths[0])]
+    cut = [flat[rank * len(row) : (rank + 1) * len(row)] for rank, row in enumerate(planned)]
+    assert [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(cut, planned, strict=True)] == wrong
+
+
 def test_arrays_of_a_slot_keep_apart() -> None:
     sources, targets = qwen("p", 1), qwen("d", 1)
     (part,) = plan.route(sources, targets)

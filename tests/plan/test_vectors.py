@@ -220,3 +220,37 @@ def test_prefix_and_chunks_name_the_same_pages() -> None:
         (13, 41, 2),
         (15, 43, 2),
     ]
+
+
+def test_chunks_of_a_prompt_that_decode_has_the_beginning_of() -> None:
+    """§7.6: chunks that end at 512, 700 and 1000 of a prompt, each rounded down to a page; decode holds 256."""
+    component = describe("p", state.mla_pages({0: pointer(1, 99, 64, 1)})).components[0]
+    assert len(plan.required(component, 1000, 256, range(12)).ids) == 12
+    slices = []
+    for a, b in ((256, 512), (512, 700 // 64 * 64), (700 // 64 * 64, 1000)):
+        pages = plan.indices_of(component, 1000, 256, pages=range(16))
+        first = plan.pushed(component, 1000, 256, (a, b), pages[(a - 256) // 64 : -(-(b - 256) // 64)])
+        slices.append((first.first - 4, first.first - 4 + len(first.ids)))
+    assert slices == [(0, 4), (4, 6), (6, 12)]
+
+
+@pytest.mark.parametrize("source", [1, 2, 4, 8])
+@pytest.mark.parametrize("target", [1, 2, 4, 8])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_who_talks_to_whom(source: int, target: int, stages: int) -> None:
+    """§4.4: whom each decode rank contacts, and from how many it waits for an end."""
+    layers = [range(2 * stage, 2 * stage + 2) for stage in range(stages)]
+    p = [
+        describe("p", keys(layers[n // source], 4, 2, 8 // source, 3, heads=8, tp=(n % source, source)), rank=n,
+                 ranks=source * stages)
+        for n in range(source * stages)
+    ]  # fmt: skip
+    depth = range(2 * stages)
+    d = ranks("d", target, lambda rank: keys(depth, 4, 2, 8 // target, 3, heads=8, tp=(rank, target)))
+    real = {(part.source, part.target) for part in plan.route(p, d) if part.shares}
+    group = max(source // target, 1)
+    for rank in range(target):
+        first = rank * group if source > target else rank // (target // source)
+        contacted = {stage * source + first + n for stage in range(stages) for n in range(group)}
+        assert {s for s, t in real if t == rank} == contacted
+    assert all(sum(s == n for s, _ in real) == max(target // source, 1) for n in range(source * stages))

@@ -531,6 +531,34 @@ def test_a_draft_of_other_heads_and_with_ids_of_its_own() -> None:
     assert names(found[2]) == ["layers.36.index_k", "rope_positions"]
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (
+            [7, 11, 7, 11, 36, 36],
+            [3, 7, 11, 3, 7, 11, 36, 36],
+            [(0, 1), (1, 2), (2, 4), (3, 5), (4, 6), (5, 7)],
+        ),
+        (
+            [4, 5, 6, 4, 5, 6],
+            [0, 1, 2, 4, 5, 6] * 2,
+            [(0, 3), (1, 4), (2, 5), (3, 9), (4, 10), (5, 11)],
+        ),
+    ],
+)
+def test_published_layer_ids_pair_entries(
+    source: list[int], target: list[int], expected: list[tuple[int, int]]
+) -> None:
+    """semantics.md 1.3: each source entry's place in the other list, keys and values apart."""
+    listed = []
+    for ids in (source, target):
+        half = len(ids) // 2
+        pool = HybridPool(KeysPool(keys(half), keys(half)), ids, States([], []))
+        (found,) = state.from_pools(pool, geometry=geometry(37, kv_heads=HEADS))
+        listed.append(names(found))
+    assert [(number, listed[1].index(name)) for number, name in enumerate(listed[0])] == expected
+
+
 @pytest.mark.parametrize("unified", [False, True])
 def test_a_draft_beside_compressed_attention_has_windows_only(unified: bool) -> None:
     target, draft = v4(0, 9, unified=unified), CompressedPool([0], 0, 1, 256, 128)

@@ -85,6 +85,31 @@ def test_a_list_that_is_no_triple() -> None:
         refused("addresses, lengths and item sizes are expected", pool, geometry(1))
 
 
+def test_a_pool_without_pages() -> None:
+    """The allocator, say, where the pool was meant: described as nothing, it would move nothing without a word."""
+    refused(
+        "cannot describe SimpleNamespace.get_contiguous_buf_infos: it does not have it", SimpleNamespace(), geometry(1)
+    )
+    refused("layer_num", latents(1), geometry(1), draft_pool=SimpleNamespace())
+    refused("no pool of pages", latents(1), geometry(1), draft_pool=SimpleNamespace(layer_num=1))
+
+
+def test_a_list_that_cannot_be_had() -> None:
+    def broken() -> Any:
+        raise RuntimeError("freed")
+
+    def abstract() -> Any:
+        raise NotImplementedError
+
+    pool = listing([16], [64], [16])
+    pool.get_state_buf_infos = pool.get_kv_scale_buf_infos = abstract
+    assert [each.component.name for each in state.from_pools(pool, geometry=geometry(1))] == ["kv"]
+    pool.get_state_buf_infos = broken
+    refused("SimpleNamespace.get_state_buf_infos: it raised RuntimeError: freed", pool, geometry(1))
+    pool.get_contiguous_buf_infos = abstract
+    refused("SimpleNamespace.get_contiguous_buf_infos: it raised NotImplementedError", pool, geometry(1))
+
+
 def test_numbers_on_which_pool_and_geometry_differ() -> None:
     for wrong in ("4", 4.0):
         odd = SimpleNamespace(page_size=wrong, get_contiguous_buf_infos=lambda: ([16], [64], [16]))
@@ -92,7 +117,8 @@ def test_numbers_on_which_pool_and_geometry_differ() -> None:
     refused("KeysPool.head_num: it is 2; rank 0 of 2 holds 1 of the 2", keys(1), geometry(1, kv_heads=2, tp=(0, 2)))
     refused("KeysPool.page_size: it is 4; the geometry says 8", keys(1), geometry(1, kv_heads=2, page_size=8))
     refused("KeysPool.start_layer: it is 0; .* it is 1", keys(1), geometry(2, kv_heads=2, stage=(1, 2)))
-    refused("nobody says how many tokens a page", SimpleNamespace(), geometry(1))
+    unknown = SimpleNamespace(get_contiguous_buf_infos=lambda: ([16], [64], [16]))
+    refused("nobody says how many tokens a page", unknown, geometry(1))
     refused("lists 2 buffers; latent of 1 layers would be 1", keys(1), geometry(1))
     refused("lists 4 buffers; k of 3 layers, then v of 3 layers would be 6", keys(2), geometry(3, kv_heads=2))
 

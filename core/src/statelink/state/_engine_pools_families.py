@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._build import Described, component
 from ._engine_pools_compressed import compressed
-from ._engine_pools_lists import Named, band, by_id, by_layer, has, refuse
+from ._engine_pools_lists import PAGES, Named, band, by_id, by_layer, has, refuse
 from ._engine_pools_states import mamba, qsa
 from ._engine_pools_views import Source, head_views, own_view, row_view, whole_views
 from ._shares import share, whole
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Walk", "family"]
 
-CONTIGUOUS, STATE, SCALES = "get_contiguous_buf_infos", "get_state_buf_infos", "get_kv_scale_buf_infos"
+STATE, SCALES = "get_state_buf_infos", "get_kv_scale_buf_infos"
+CONTIGUOUS, SPARSE = PAGES
 
 
 def family(pool: Any) -> str:
     """What kind of pool it is: the first test that fits, since later ones fit earlier kinds too."""
-    if any(has(pool, name) for name in ("index_kv_pool", "index_k_pool", "get_sparse_kv_buf_infos")):
+    if any(has(pool, name) for name in ("index_kv_pool", "index_k_pool", SPARSE)):
         return "minimax"
     if has(pool, "compression_ratios") or (has(pool, "swa_kv_pool") and has(pool, "translate_loc_from_full_to_swa")):
         return "swa"
@@ -63,6 +64,8 @@ class Walk:
 
     def walk(self) -> None:
         """Describe everything that the pool has."""
+        if not any(has(self.pool, name) for name in PAGES):
+            raise refuse(self.pool, CONTIGUOUS, "it does not have it: this is no pool of pages")
         {
             "minimax": self._minimax,
             "swa": self._sliding,
@@ -251,7 +254,7 @@ class Walk:
             raise refuse(pool, "index_kv_pool", "an index with values beside its keys is not known")
         self._starts_at(self.geometry.span[0])
         heads = self.geometry.kv_heads
-        self.attention("kv", "get_sparse_kv_buf_infos", "sparse", pool, heads=heads, page=page, ids=True)
+        self.attention("kv", SPARSE, "sparse", pool, heads=heads, page=page, ids=True)
         if has(pool, "index_k_pool"):
             method = "get_index_k_state_buf_infos"
             holder = pool if has(pool, method) else pool.index_k_pool

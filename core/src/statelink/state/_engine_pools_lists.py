@@ -12,11 +12,13 @@ from statelink.errors import StateError
 
 from ._inventory import Region
 
-__all__ = ["NGRAM", "ROPE", "Entry", "Named", "Reader", "band", "by_id", "by_layer", "has", "refuse"]
+__all__ = ["NGRAM", "PAGES", "ROPE", "Entry", "Named", "Reader", "band", "by_id", "by_layer", "has", "refuse"]
 
 NGRAM, ROPE = (1 << 32) - 1, (1 << 32) - 2
 """Ids of state lists that stand for no layer: the n-gram history, and the ring of rotary positions."""
 UINT64 = (1 << 64) - 1
+PAGES = ("get_contiguous_buf_infos", "get_sparse_kv_buf_infos")
+"""Lists of pages: every pool has one of them."""
 
 
 class Entry(NamedTuple):
@@ -98,8 +100,8 @@ class Reader:
 
     def values(self, pool: object, method: str, entries: Sequence[Entry], infos: str) -> list[Any]:
         """A list that runs parallel to one of buffers; empty where the pool does not have the method."""
-        found = getattr(pool, method, None)
-        values = list(found() or ()) if found is not None else []
+        given = _called(pool, method, ())
+        values = list(given) if given is not None else []
         if values and len(values) != len(entries):
             raise refuse(pool, method, f"it has {len(values)} values for the {len(entries)} buffers of {infos}")
         return values
@@ -130,10 +132,7 @@ class Reader:
                     )
 
     def _entries(self, pool: object, method: str) -> list[Entry]:
-        found = getattr(pool, method, None)
-        if found is None:
-            return []
-        given = found()
+        given = _called(pool, method, ((), (), ()))
         try:
             ptrs, lens, items = ([operator.index(value) for value in values] for values in given)
         except (TypeError, ValueError):
@@ -158,6 +157,19 @@ class Reader:
         # Some accelerators set bit 63, and some tensors hold addresses as signed numbers.
         ptr &= UINT64
         return Entry(number, ptr, item, item, nbytes // item, Region(ptr, nbytes, self._kind))
+
+
+def _called(pool: object, method: str, default: Any) -> Any:
+    """What ``pool.method()`` returns; ``default`` where the pool does not have it, or has it of a base class only."""
+    found = getattr(pool, method, None)
+    if found is None:
+        return default
+    try:
+        return found()
+    except Exception as error:
+        if isinstance(error, NotImplementedError) and method not in PAGES:
+            return default
+        raise refuse(pool, method, f"it raised {type(error).__name__}: {error}") from error
 
 
 def by_layer(

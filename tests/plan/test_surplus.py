@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelink import plan, state
-from statelink.errors import MismatchError
+from statelink.errors import MismatchError, StateError
 from statelink.state import Buffer, Component, Inventory, Layout, Partition, Slab
 
 from .carry import check_parts, compile_both, copy
@@ -164,6 +164,32 @@ def test_the_offsets_of_a_half_size_item() -> None:
     ]
     assert [int(batch.source[0]) - starts[0], int(batch.target[0]) - starts[1]] == [40 * 2, 80 * 2]
     assert batch.nbytes.tolist() == [16]
+
+
+@pytest.mark.parametrize("kind", [{"type": "qsa_pending"}, {"type": "swa", "page": 4, "window": 4}])
+def test_spare_rows_are_said_with_the_constructor(kind: dict[str, Any]) -> None:
+    """Rings of 8 rows, and of 16 where decode speculates: each at its own stride, and the second half untouched."""
+    arrays = np.arange(4 * 8 * 3, dtype=np.uint16).reshape(4, 8, 3), np.zeros((4, 16, 3), np.uint16)
+
+    def described(number: int, spare: Any) -> Inventory:
+        return state.describe("x", [state.whole_items({"ring": arrays[number]}, spare=spare, **kind)])
+
+    source, target = described(0, 0), described(1, 8)
+    with pytest.raises(MismatchError, match="extent of axis 'axis0': 16 on decode, 8 on prefill"):
+        plan.match([source], [described(1, 0)])
+    plan.match([source], [target])
+    [part] = plan.route([source], [target])
+    [component] = plan.compile_pair(source, target, part).components.values()
+    items = plan.pushed(component.source, 4, 0, (0, 4), [3])
+    wanted = plan.required(component.target, 4, 0, [2])
+    move = plan.plan_move(component, items, wanted, plan.due(component.source, component.target, 4, 0))
+    [batch] = move.blocks()
+    assert batch.nbytes.tolist() == [8 * 3 * 2]
+    assert int(batch.source[0]) - arrays[0].ctypes.data == 3 * 8 * 3 * 2
+    assert int(batch.target[0]) - arrays[1].ctypes.data == 2 * 16 * 3 * 2
+    for wrong in (-1, 16, 1.0):
+        with pytest.raises(StateError, match="spare"):
+            described(1, wrong)
 
 
 def pages(page: int = 4, heads: int = 2, **fields: Any) -> Inventory:

@@ -43,6 +43,7 @@ class View(NamedTuple):
         layer: Global model layer.
         optional: Whether the other side may lack it.
         scale: Static quantisation scale.
+        spare: Whether the other side may lack what the last box holds.
     """
 
     name: str
@@ -56,6 +57,7 @@ class View(NamedTuple):
     layer: int | None = None
     optional: bool = False
     scale: float | None = None
+    spare: bool = False
 
 
 def component(
@@ -123,8 +125,9 @@ def _layout(component: str, view: View) -> Layout:
     )
     slabs = []
     filled = 0
-    for start, stop in zip(edges[::2], edges[1::2], strict=True):
-        slabs.append(Slab(start, stop, filled * strides[view.stacked], strides))
+    for number, (start, stop) in enumerate(zip(edges[::2], edges[1::2], strict=True), 1):
+        spare = view.spare and number == len(view.boxes)
+        slabs.append(Slab(start, stop, filled * strides[view.stacked], strides, optional=spare))
         filled += stop[view.stacked] - start[view.stacked]
     expected = list(slabs[0].counts)
     expected[view.stacked] = filled

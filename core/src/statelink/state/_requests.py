@@ -6,6 +6,7 @@ copied; the arrays must outlive every link that was opened with the description.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import expect_axes, pair, share
+from ._shares import expect_axes, pair, share, whole
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -121,6 +122,7 @@ def whole_items(
     group: int = 1,
     partition: Partition | None = None,
     optional: bool = False,
+    spare: int = 0,
     format: str = "",
 ) -> Described:
     """Items that move whole, and are the same on every rank that lists them: rows, pending groups, scales.
@@ -136,10 +138,13 @@ def whole_items(
         group: Positions of one group, for types that count groups.
         partition: Which positions this rank holds.
         optional: Whether the other side may lack these buffers.
+        spare: How many rows at the end of each item, on its first axis, the other side may lack: they stay as they are
+            (the half of a ring that only speculation uses). Where they are not spare, another number of rows is a
+            mismatch.
         format: Opaque tag for what strides cannot say.
     """
     known = layers or {}
-    views = [whole_view(label, Memory.of(array), known.get(label), optional) for label, array in arrays.items()]
+    views = [whole_view(label, Memory.of(array), known.get(label), optional, spare) for label, array in arrays.items()]
     return component(
         name or type, type, views, page=page, window=window, group=group, partition=partition, format=format
     )
@@ -154,16 +159,22 @@ def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", format: str = "") 
     return component(name, "aux", views, format=format)
 
 
-def whole_view(label: str, memory: Memory, layer: int | None, optional: bool) -> View:
-    """A view whose items are held wholly, and have no axis of positions."""
+def whole_view(label: str, memory: Memory, layer: int | None, optional: bool, spare: int = 0) -> View:
+    """A view whose items are held wholly, and have no axis of positions; ``spare`` rows may be missing elsewhere."""
     if len(memory.shape) < 2:
         raise StateError(
             f"array {label!r} needs items first and at least one more axis", cause=f"its shape is {memory.shape}"
         )
     inner = memory.shape[1:]
     axes = tuple(f"axis{axis}" for axis in range(len(inner)))
-    box = ((0,) * len(inner), inner)
-    return View(label, memory, inner, axes, [box], tuple(range(len(inner))), layer=layer, optional=optional)
+    rows, rest = inner[0], inner[1:]
+    if whole(spare, f"the number of spare rows of {label!r}") and not 0 < spare < rows:
+        raise StateError(f"{spare} rows of {label!r} cannot be spare", cause=f"an item has {rows}")
+    edges = [0, rows - spare, rows] if spare else [0, rows]
+    zeros = (0,) * len(rest)
+    boxes = [((first, *zeros), (last, *rest)) for first, last in itertools.pairwise(edges)]
+    order = tuple(range(len(inner)))
+    return View(label, memory, inner, axes, boxes, order, layer=layer, optional=optional, spare=bool(spare))
 
 
 def _rows(label: str, memory: Memory) -> Memory:

@@ -127,12 +127,6 @@ def test_what_is_no_list_of_components_is_refused() -> None:
             state.describe("here", wrong)
 
 
-def test_keys_and_values_are_a_pair() -> None:
-    array: Any = np.zeros((4, 4, 2, 3), np.uint8)
-    with pytest.raises(StateError, match="layer 3 has 3 arrays: a pair is expected"):
-        state.kv_pages({3: (array, array, array)}, heads=2)  # type: ignore[dict-item]
-
-
 def test_a_pointer_outside_its_region_is_refused_by_name() -> None:
     region = Region(4096, 100)
     with pytest.raises(StateError, match="buffer 'a' of component 'aux' leaves its region: it ends at byte 104 of 100"):

@@ -263,10 +263,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: state.Partition("cyclic", 2, "1"),  # type: ignore[arg-type]
         "the index of a partition is '1': a whole number is expected",
     ),
-    (
-        lambda: state.describe("rank", state.mla_pages({7: zeros(5, 4, 6)})),  # type: ignore[arg-type]
-        "an inventory is described by a list of what the constructors of statelink.state return",
-    ),
 ]
 
 

@@ -229,6 +229,16 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: state.mamba_slots(conv={}, ssm={}), "component 'mamba' needs buffers"),
     (lambda: state.aux_rows({}), "component 'aux' needs buffers"),
+    (lambda: state.aux_rows(zeros(5, 4)), "rows by name are given as ndarray: a dict is expected"),  # type: ignore[arg-type]
+    (lambda: state.kv_pages([], heads=2), "arrays by layer are given as list: a dict is expected"),  # type: ignore[arg-type]
+    (
+        lambda: state.compressed_pages({7: zeros(5, 4, 6)}, page=8),  # type: ignore[dict-item]
+        "the arrays of layer 7 by name are given as ndarray: a dict is expected",
+    ),
+    (
+        lambda: state.mamba_slots(conv=zeros(3, 8, 2), ssm={}),  # type: ignore[arg-type]
+        "convolution states by layer are given as ndarray: a dict is expected",
+    ),
     (lambda: state.aux_rows({"room": zeros(5)}), "array 'room' needs items first and at least one more axis"),
     (lambda: state.kv_pages({}, heads=2), "component 'kv' needs at least one array"),
     (

@@ -112,6 +112,7 @@ class Receiving(Room):
                 prefix = whole(prefix, "the prefix of a room", 0, self._tokens, code="room.prefix")
             except RoomError as error:
                 raise self._error(error.reason.what, error.reason.cause, code=error.code) from None
+            self._check_given(items, ready, "room.items")
             checked = self._check(items, prefix)
             self._items, self._prefix, self._ready, self._accepted = checked, prefix, ready, True
             self._quiesced = False  # from here on the memory is named; worked out anew on the control thread

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink.backend import Moved, RoomReport
 from statelink.errors import Reason, RoomError
@@ -219,6 +219,15 @@ class Room:
         named = {"room": str(self._room), "backend": self._node.backend.name}
         named.update({key: str(value) for key, value in who.items() if value is not None})
         return Reason(code, what, named, cause, hint)
+
+    def _check_given(self, items: Any, ready: Any, code: str) -> None:
+        """That an engine's items and event are such."""
+        if not isinstance(items, Mapping):
+            what = f"items are given as {type(items).__name__}"
+            raise RoomError.of(self._reason_for(code, what, "a dict of indices by component is expected"))
+        if ready is not None and not callable(getattr(ready, "query", None)):
+            what = f"the ready event is {ready!r:.80}"
+            raise RoomError.of(self._reason_for(code, what, "something with a method query() is expected"))
 
     def _is_ready(self, ready: Ready | None, again: Callable[[], None]) -> bool:
         """Whether the engine's event lets memory be touched; if not, ``again`` is called a little later.

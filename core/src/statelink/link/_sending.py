@@ -190,6 +190,7 @@ class Sending(Room):
                 raise ClosedError(
                     "a room takes no more pushes", cause="its last push was made", room=self._room, code="room.closed"
                 )
+            self._check_given(items, ready, "room.push")
             checked = self._check(items, (a, b), final)
             if layers is not None:
                 self._check_layered(checked, final)

@@ -21,6 +21,14 @@ class Status(enum.IntEnum):
     SUCCEEDED = 4
     """Ended: every promised byte is visible at the destination."""
 
+    def __str__(self) -> str:
+        """The word that snapshots and reasons use, on every version of Python."""
+        return self.name.lower()
+
+    def __format__(self, spec: str) -> str:
+        """As `str` does."""
+        return format(str(self), spec)
+
 
 ENDED = frozenset({Status.FAILED, Status.SUCCEEDED})
 

@@ -13,7 +13,7 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import expect_axes, page_of, share
+from ._shares import entries, expect_axes, page_of, share
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -155,8 +155,8 @@ def compressed_pages(
         format: Opaque tag for what strides cannot say.
     """
     views = []
-    for layer, arrays in layers.items():
-        for part, array in arrays.items():
+    for layer, arrays in entries(layers, "arrays by layer"):
+        for part, array in entries(arrays, f"the arrays of layer {layer} by name"):
             label = f"layers.{layer}.{part}"
             memory = Memory.of(array)
             expect_axes(label, memory, "pages, rows, width")
@@ -190,7 +190,7 @@ def planar_pages(
     """
     row = sum(width for _, width in fields)
     views = []
-    for layer, array in layers.items():
+    for layer, array in entries(layers, "arrays by layer"):
         label = f"layers.{layer}"
         memory = Memory.of(array)
         expect_axes(label, memory, "pages, bytes")
@@ -227,7 +227,7 @@ def _kv_views(
     if order not in ("nhd", "hnd"):
         raise StateError(f"no page order {order!r}", hint="'nhd' ([token, head, dim]) or 'hnd' ([head, token, dim])")
     axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
-    for layer, given in layers.items():
+    for layer, given in entries(layers, "arrays by layer"):
         pair = tuple(given)
         if len(pair) != 2 or len(scales.get(layer, pair)) != 2:
             raise StateError(
@@ -255,7 +255,7 @@ def _kv_views(
 
 
 def _row_views(layers: Mapping[int, Array], part: str, optional: bool) -> Iterator[View]:
-    for layer, array in layers.items():
+    for layer, array in entries(layers, "arrays by layer"):
         label = f"layers.{layer}.{part}"
         memory = Memory.of(array)
         expect_axes(label, memory, "pages, tokens, width")

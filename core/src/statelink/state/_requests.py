@@ -16,7 +16,7 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import expect_axes, pair, share, whole
+from ._shares import entries, expect_axes, pair, share, whole
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -57,12 +57,12 @@ def mamba_slots(
         StateError: A width is not divisible by the number of ranks, or an array does not hold this rank's share.
     """
     views: list[View] = []
-    for layer, given in conv.items():
+    for layer, given in entries(conv, "convolution states by layer"):
         arrays = list(given) if isinstance(given, (list, tuple)) else [given]
         for number, array in enumerate(arrays):
             suffix = f".{number}" if len(arrays) > 1 else ""
             views.append(_conv_view(f"layers.{layer}.conv{suffix}", layer, array, conv_groups, tp, transposed))
-    for layer, array in ssm.items():
+    for layer, array in entries(ssm, "recurrent states by layer"):
         memory = Memory.of(array)
         label = f"layers.{layer}.ssm"
         if len(memory.shape) < 2 or heads < 1:
@@ -104,8 +104,8 @@ def ring_rows(
         StateError: A slot does not follow its predecessor's last row in memory.
     """
     views = []
-    for layer, arrays in layers.items():
-        for part, array in arrays.items():
+    for layer, arrays in entries(layers, "arrays by layer"):
+        for part, array in entries(arrays, f"the arrays of layer {layer} by name"):
             label = f"layers.{layer}.{part}"
             views.append(whole_view(label, _rows(label, Memory.of(array)), layer, optional))
     return component(name or type, type, views, page=1, window=window, group=group, keep=keep, format=format)
@@ -144,7 +144,8 @@ def whole_items(
         format: Opaque tag for what strides cannot say.
     """
     known = layers or {}
-    views = [whole_view(label, Memory.of(array), known.get(label), optional, spare) for label, array in arrays.items()]
+    named = entries(arrays, "arrays by name")
+    views = [whole_view(label, Memory.of(array), known.get(label), optional, spare) for label, array in named]
     return component(
         name or type, type, views, page=page, window=window, group=group, partition=partition, format=format
     )
@@ -155,7 +156,7 @@ def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", format: str = "") 
 
     Under pipeline parallelism only the last stage's rows are authoritative: the other stages leave them out.
     """
-    views = [whole_view(label, Memory.of(array), None, False) for label, array in rows.items()]
+    views = [whole_view(label, Memory.of(array), None, False) for label, array in entries(rows, "rows by name")]
     return component(name, "aux", views, format=format)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import ItemsView, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from statelink.errors import StateError
 
@@ -12,7 +12,21 @@ if TYPE_CHECKING:
     from ._build import View
     from ._memory import Memory
 
-__all__ = ["expect_axes", "page_of", "pair", "share", "whole"]
+__all__ = ["entries", "expect_axes", "page_of", "pair", "share", "whole"]
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def entries(given: Mapping[Key, Value], what: str) -> ItemsView[Key, Value]:
+    """The entries of a dict that an engine passes.
+
+    Raises:
+        StateError: It is something else; says ``what`` it was meant to have.
+    """
+    if not isinstance(given, Mapping):
+        raise StateError(f"{what} are given as {type(given).__name__}", cause="a dict is expected")
+    return given.items()
 
 
 def whole(value: Any, what: str) -> int:

@@ -1,0 +1,47 @@
+"""What an engine passes to a room is looked at before anything is changed; and what a status is as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import statelink
+from statelink import Status, state
+from statelink.errors import RoomError
+
+WRONG: list[tuple[Any, Any, str]] = [
+    ([1, 2], None, r"items are given as list .*a dict of indices by component is expected"),
+    (None, None, r"items are given as NoneType .*a dict of indices by component is expected"),
+    ({"kv": [0]}, 3, r"the ready event is 3 .*something with a method query\(\) is expected"),
+    ({"kv": [0]}, object, r"the ready event is <class 'object'> .*something with a method query\(\)"),
+]
+
+
+def link(role: str) -> statelink.Link:
+    pages = np.zeros((2, 4, 1, 8), np.uint8)
+    inventory = state.describe(role, [state.kv_pages({0: (pages, pages.copy())}, heads=1)])
+    return statelink.open({"role": role, "backend": "tcp"}, inventory)
+
+
+@pytest.mark.parametrize(("items", "ready", "said"), WRONG)
+def test_what_is_no_item_and_no_event(items: Any, ready: Any, said: str) -> None:
+    with link("prefill") as prefill, link("decode") as decode:
+        receiving, sending = decode.receive(7, prefill.address, 4), prefill.send(7, 4)
+        with pytest.raises(RoomError, match=said) as caught:
+            sending.push(items, ready=ready)
+        assert caught.value.code == "room.push"
+        with pytest.raises(RoomError, match=said) as caught:
+            receiving.accept(items, ready=ready)
+        assert caught.value.code == "room.items"
+        receiving.accept({"kv": [1]})
+        sending.push({"kv": [0]})
+        assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
+
+
+def test_a_status_is_a_word() -> None:
+    assert [str(each) for each in Status] == ["failed", "bootstrapping", "waiting", "transferring", "succeeded"]
+    assert f"{Status.FAILED}, {Status.SUCCEEDED:>10}" == "failed,  succeeded"
+    assert min(Status.SUCCEEDED, Status.WAITING) is Status.WAITING
+    assert int(Status.SUCCEEDED) == 4

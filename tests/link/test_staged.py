@@ -296,5 +296,5 @@ def test_bad_configuration() -> None:
         assert error.value.code == "config.staging"
     with pytest.raises(ConfigError, match="ring_bytes of staging must be above zero"):
         statelink.open({**config, "staging": {"ring_bytes": 0}}, inventory)
-    with pytest.raises(ConfigError, match="bad value in the configuration of a link"):
+    with pytest.raises(ConfigError, match="unknown key 'rings' in the table 'staging'"):
         statelink.open({**config, "staging": {"rings": 4}}, inventory)

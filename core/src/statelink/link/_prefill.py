@@ -87,8 +87,15 @@ class PrefillRole:
     def open(self, room: Sending) -> None:
         """The engine opened a room."""
         self._deadlines.add(room)
-        end = self._past.end_of(room.room)
         early = self._early.take(room.room)
+        if room.status in ENDED and room.reason is not None:  # decode gave it up since the engine made it
+            for name, request in early.items():
+                peer = self._destinations.get(name)
+                if peer is not None:
+                    self._past_of(room.room, peer)  # it knows
+                    self._answer(peer, request, room.reason)
+            return
+        end = self._past.end_of(room.room)
         if end is not None and end.remote and not early:
             self.fail(room, end.reason, told=end.told, ranks=end.ranks)
             return

@@ -125,6 +125,28 @@ def test_rooms_that_share_a_ring_of_one_parcel_all_go_through(seed: int) -> None
             assert len(request.sides) == 4
 
 
+@pytest.mark.parametrize("shape", [Shape(1, 2, True), Shape(2, 2, True), Shape(2, 1, False)])
+def test_one_that_leaves_keeps_nobody_waiting(shape: Shape) -> None:
+    """In whatever order all ranks of both sides take a request up: nobody runs into its deadline."""
+    with running():
+        for seed in range(60):
+            world = calm(shape, seed)
+            rng = random.Random(seed)
+            request = opened(world, 1, 6)
+            leaver = rng.choice(world.places)
+            while not over(request, world):
+                process = rng.choice(world.places)
+                if rng.random() < 0.3:
+                    (world.join if process is leaver else world.advance)(request, process)
+                held = request.sides.get(leaver.address)
+                if held is not None and rng.random() < 0.1:
+                    held.handle.abort()
+                world.step()
+            said = [held.handle.reason for held in request.sides.values()]
+            assert {each and each.code for each in said} == {"room.aborted"}, f"seed {seed}: {said}"
+            world.settle()
+
+
 @pytest.mark.parametrize("ring", RINGS[:2])
 def test_a_large_room_does_not_starve_small_ones(ring: int) -> None:
     """Whoever asks later is served before the large one has had all of its turns."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from statelink._nearest import did_you_mean
 from statelink.backend import Backend, Fence, Fencing, Op, Probe, Side, Strategy, Transports
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
 from statelink.link import read_options
@@ -106,11 +106,10 @@ def _check_tables(options: Mapping[str, Any], installed: Collection[str], given:
     """With ``auto``, every key of ``options`` is a backend; one that is only known may be installed elsewhere."""
     for key in options:
         if key not in installed and key not in known_packages():
-            close = difflib.get_close_matches(str(key), installed, n=1)
             raise ConfigError(
                 f"unknown key {key!r} in the options",
                 cause=f"with backend 'auto' each key names a backend; installed: {', '.join(sorted(installed))}",
-                hint=f"did you mean {close[0]!r}?" if close else "",
+                hint=did_you_mean(key, installed),
                 code="config.key",
                 **given.place("options"),
             )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from statelink._nearest import did_you_mean
 from statelink.backend import DIRECT
 from statelink.errors import ConfigError
 from statelink.staged import Staged
@@ -40,13 +40,12 @@ def stage(
     for name, mode in settings.components.items():
         if mode != "never" and name not in modes:
             known = strategies.get(name)
-            close = difflib.get_close_matches(name, strategies, n=1)
             raise ConfigError(
                 f"component {name!r} cannot be staged",
                 cause=f"it moves by strategy {known.name!r}"
                 if known is not None
                 else f"this rank has {', '.join(strategies)}",
-                hint=f"did you mean {close[0]!r}?" if known is None and close else "correct `components` of staging",
+                hint=did_you_mean(name, () if known is not None else strategies, "correct `components` of staging"),
                 code="config.staging",
             )
     staged = Staged(

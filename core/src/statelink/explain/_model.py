@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.resources
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from statelink._nearest import did_you_mean
 from statelink.errors import ConfigError
 from statelink.link import read_options
 
@@ -201,11 +201,10 @@ def preset(name: str) -> Model:
     """
     known = presets()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"no preset named {name!r}",
             cause=f"known presets: {', '.join(known)}",
-            hint=f"did you mean {close[0]!r}?" if close else "give the model's geometry in a section 'model'",
+            hint=did_you_mean(name, known, "give the model's geometry in a section 'model'"),
         )
     text = _FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Model.read(parse_toml(text), f"preset {name!r}")

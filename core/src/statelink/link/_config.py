@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from statelink._nearest import did_you_mean
 from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError
 from statelink.wire import Keys
 
-__all__ = ["LinkConfig", "Staging", "read_options"]
+__all__ = ["LinkConfig", "Staging", "check_known", "read_options"]
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,7 +139,7 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what} is not a mapping", cause=f"got {type(given).__name__}", code="config.type", **who)
-    _check_known(type_, given, what, who)
+    check_known(type_, given, what, who)
     try:
         return msgspec.convert(dict(given), type_, strict=True)
     except msgspec.ValidationError as error:
@@ -151,22 +151,21 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
         raise ConfigError(f"bad value in the {what}", cause=str(error), hint=hint, code="config.type", **who) from error
 
 
-def _check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[str, Any]) -> None:
+def check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[str, Any]) -> None:
     """Refuse a key that the type does not have, and so in the tables inside."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(type_)}
     for key, value in given.items():
         if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1)
             raise ConfigError(
                 f"unknown key {key!r} in the {what}",
                 cause=f"known keys: {', '.join(sorted(fields)) or 'none'}",
-                hint=f"did you mean {close[0]!r}?" if close else "",
+                hint=did_you_mean(key, fields),
                 code="config.key",
                 **who,
             )
         for inner in (fields[key], *get_args(fields[key])):
             if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-                _check_known(inner, value, f"table {key!r} of the {what}", who)
+                check_known(inner, value, f"table {key!r} of the {what}", who)
 
 
 def _instead(type_: Any, given: Mapping[str, Any]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from statelink._nearest import did_you_mean
 from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Items, PairPlan, due, required, whole
 
@@ -123,11 +123,10 @@ class Receiving(Room):
         known = {component.name: component for component in self._node.inventory.components}
         for name in items:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
                 raise self._error(
                     f"accept names component {name!r}",
                     cause=f"this rank has {', '.join(known) or 'none'}",
-                    hint=f"did you mean {close[0]!r}?" if close else "",
+                    hint=did_you_mean(name, known),
                 )
         checked: dict[str, Items] = {}
         for name, component in known.items():

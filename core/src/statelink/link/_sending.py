@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from statelink._nearest import did_you_mean
 from statelink.backend import Side
 from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Due, Items, PairPlan, due, item_positions, pushed, whole
@@ -236,7 +237,9 @@ class Sending(Room):
             component = known.get(name)
             if component is None:
                 raise self._error(
-                    f"a push names component {name!r}", cause=f"this rank has {', '.join(known) or 'none'}"
+                    f"a push names component {name!r}",
+                    cause=f"this rank has {', '.join(known) or 'none'}",
+                    hint=did_you_mean(name, known),
                 )
             kind = component.kind
             if kind.positional:

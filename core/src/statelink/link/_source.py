@@ -15,7 +15,7 @@ import msgspec
 from statelink.errors import ConfigError
 from statelink.wire import ENVIRONMENT, check_private
 
-from ._config import LinkConfig, read_options
+from ._config import LinkConfig, check_known, read_options
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,7 +80,7 @@ def read_config(
     if path:
         where = {"file": os.fspath(path)}
         values = _read_file(Path(path))
-        _check_keys(values, where)
+        check_known(LinkConfig, values, "configuration of a link", where)  # before those of the environment cover them
         places = dict.fromkeys(values, where)
     for key, (name, value) in _read_environment(variables).items():
         values[key] = value
@@ -113,21 +113,6 @@ def _read_file(path: Path) -> dict[str, Any]:
     if isinstance(found.get("keys"), Mapping) and found["keys"].get("secret"):
         check_private(path)
     return found
-
-
-def _check_keys(values: Mapping[str, Any], where: Mapping[str, str]) -> None:
-    """Unknown keys of a file, before those of the environment are put over them."""
-    known = LinkConfig.__struct_fields__
-    for key in values:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            raise ConfigError(
-                f"unknown key {key!r} in the configuration of a link",
-                cause=f"known keys: {', '.join(sorted(known))}",
-                hint=f"did you mean {close[0]!r}?" if close else "",
-                code="config.key",
-                **where,
-            )
 
 
 def _read_environment(variables: Mapping[str, str]) -> dict[str, tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 import importlib.resources
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from statelink._nearest import did_you_mean
 from statelink.backend import API_VERSION, Backend
 from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
 
@@ -156,8 +156,7 @@ def _unknown(name: str) -> UnknownBackendError:
         if os.environ.get("STATELINK_PLUGINS") is not None and _is_installed(distribution):
             hint = f"add {distribution} to the environment variable STATELINK_PLUGINS"
     else:
-        close = difflib.get_close_matches(name, {*installed, *known_packages()}, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "see 'statelink backends'"
+        hint = did_you_mean(name, {*installed, *known_packages()}, "see 'statelink backends'")
     return UnknownBackendError(
         f"no backend named {name!r} in group {GROUP!r} (installed: {', '.join(installed) or 'none'})",
         hint=hint,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import threading
 from collections.abc import Callable
 
 import msgspec
 
+from statelink._nearest import did_you_mean
 from statelink.errors import StateError
 
 __all__ = ["Coverage", "IndexSpace", "StateType", "register_state_type", "state_type", "state_types"]
@@ -265,14 +265,15 @@ def state_type(name: str) -> StateType:
     try:
         return _by_name[name]
     except KeyError:
-        close = difflib.get_close_matches(name, _by_name, n=1)
         raise StateError(
             f"no state type named {name!r}",
             cause=f"known types: {', '.join(sorted(_by_name))}",
-            hint=f"did you mean {close[0]!r}?"
-            if close
-            else "a plugin registers its types with the hook "
-            "statelink_state_types, or call statelink.state.register_state_type",
+            hint=did_you_mean(
+                name,
+                _by_name,
+                "a plugin registers its types with the hook statelink_state_types, "
+                "or call statelink.state.register_state_type",
+            ),
             code="state.unknown_type",
         ) from None
 

@@ -132,8 +132,9 @@ class Pair:
 
     def verify(self) -> None:
         """Every byte of both sides is what it should be."""
-        assert self.decode.memory.differences(self.expected) == []
-        assert self.prefill.memory.differences(self.untouched) == []
+        for memory, expected in ((self.decode.memory, self.expected), (self.prefill.memory, self.untouched)):
+            found = memory.differences(expected)
+            assert found == [], found
 
     def idle(self, timeout: float = 10.0) -> None:
         """Nothing is left of any room, on either side."""

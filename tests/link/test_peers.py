@@ -352,9 +352,7 @@ def test_a_side_is_stopped(workshop: Workshop, case: tuple[str, float]) -> None:
         for room in (receiving, sending):  # also who slept hears of it, and need not wait for its deadline
             assert room.failed(SOON)
         made.pardon(request)
-        meet_again(made)  # the next request brings them together, and what was said in between is said again
-        for room in (receiving, sending):
-            assert room.wait(SOON, quiesced=True).quiesced
+        meet_again(made, request, receiving, sending)
         made.spoilt(request)
     else:
         made.ended(request, receiving, sending)
@@ -363,19 +361,28 @@ def test_a_side_is_stopped(workshop: Workshop, case: tuple[str, float]) -> None:
     made.idle()
 
 
-def meet_again(made: Pair) -> None:
-    """A request that goes well; the one before it may still hear that who slept has given the other up."""
+def meet_again(made: Pair, before: Case, *rooms: RoomHandle) -> None:
+    """A request that goes well; the one before it may still hear that who slept has given the other up.
+
+    It brings both sides together, and what was said in between is said again: then nothing lands any more for the rooms
+    of the one ``before``, whose items may hold anything.
+    """
     case = made.case()
     receiving, sending = made.begin(case)
     made.push(sending, case)
-    if receiving.wait(SOON, quiesced=True).status is Status.SUCCEEDED:
+    seen = receiving.wait(SOON, quiesced=True)
+    if seen.status is not Status.SUCCEEDED:
+        assert "was lost" in receiving.failed(SOON)
+        sending.abort("decode has lost it")
+        assert sending.wait(SOON, quiesced=True).quiesced
+    for room in rooms:
+        assert room.wait(SOON, quiesced=True).quiesced
+    made.pardon(before)
+    if seen.status is Status.SUCCEEDED:
         made.ended(case, receiving, sending)
-        return
-    assert "was lost" in receiving.failed(SOON)
-    sending.abort("decode has lost it")
-    assert sending.wait(SOON, quiesced=True).quiesced
-    made.spoilt(case)
-    made.run()
+    else:
+        made.spoilt(case)
+        made.run()
 
 
 @TCP

@@ -15,6 +15,15 @@ from statelink.state import Region
 from statelink.tcp import TcpBackend
 
 
+def side_by_side(count: int) -> tuple[Blocks, RegionTable]:
+    """So many blocks of 64 bytes, and the one region that they fill."""
+    places = np.arange(count, dtype=np.uint64) * np.uint64(64) + np.uint64(4096)
+    zero = np.zeros(count, np.uint32)
+    blocks = Blocks(places, places, np.full(count, 64, np.uint64), zero, zero)
+    table = RegionTable([Region(4096, 64 * count)], "lazy")
+    return blocks, table
+
+
 class Lazy:
     """A library that works only while it is polled, and ends one transfer each time."""
 
@@ -32,10 +41,7 @@ class Lazy:
 def test_polls_until_the_last_transfer_has_ended() -> None:
     """Several are under way at once, and the first to end says nothing of the others."""
     count = 2 * Lazy.capabilities.max_transfers
-    places = np.arange(count, dtype=np.uint64) * np.uint64(64) + np.uint64(4096)
-    zero = np.zeros(count, np.uint32)
-    blocks = Blocks(places, places, np.full(count, 64, np.uint64), zero, zero)
-    table = RegionTable([Region(4096, 64 * count)], "lazy")
+    blocks, table = side_by_side(count)
     given_up = threading.Event()
     timer = threading.Timer(10.0, given_up.set)
     timer.start()
@@ -109,7 +115,7 @@ class Sudden(Transfer):
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome, as of now."""
+        """The outcome at this look."""
         self._looks -= 1
         return Outcome(False, "the link went down", settled=False) if self._looks < 0 else None
 
@@ -138,10 +144,7 @@ class Breaking(Lazy):
 def test_sees_a_failure_whenever_it_comes(looks: int) -> None:
     """The outcome may be set between any two looks at it, and is never lost."""
     count = 2 * Lazy.capabilities.max_transfers
-    places = np.arange(count, dtype=np.uint64) * np.uint64(64) + np.uint64(4096)
-    zero = np.zeros(count, np.uint32)
-    blocks = Blocks(places, places, np.full(count, 64, np.uint64), zero, zero)
-    table = RegionTable([Region(4096, 64 * count)], "lazy")
+    blocks, table = side_by_side(count)
     moving = move(
         cast("Backend", Breaking(looks)),
         "peer",

@@ -157,7 +157,7 @@ class Node:
         """Connect the backend to a peer. Blocks; for data threads.
 
         Raises:
-            StatelinkError: What the backend says. Where its library registers memory only now, and refuses it, with
+            StatelinkError: What the backend says. Where its library registers memory no earlier, and refuses it, with
                 the setting that this may be due to.
         """
         try:

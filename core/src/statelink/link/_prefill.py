@@ -334,7 +334,7 @@ class PrefillRole:
             self._outgoing.abort(room, delivery)
             self._send(wire.Failed(**self._use(delivery), reason=reason))
         told = told | room._deliveries.keys()
-        if not told or len(told) < max(ranks, *(each.destination.expected for each in room._deliveries.values()), 0):
+        if not told or len(told) < max([ranks, *(each.destination.expected for each in room._deliveries.values())]):
             self._past.ended(room.room, reason, remote=False, told=told)  # the others have yet to ask
         self._drain(room)
 

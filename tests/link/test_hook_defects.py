@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import statelink
 from statelink import Status, state
-from statelink.backend import DIRECT, ReceiveHook, SendHook, Strategy
+from statelink.backend import DIRECT, Blocks, ReceiveHook, SendHook, Strategy
 from statelink.registry import load_backend
 
 
@@ -68,7 +69,7 @@ class Defective(Strategy):
 
 
 def opened(role: str, **config: Any) -> statelink.Link:
-    pages, rows = np.zeros((2, 4, 1, 8), np.uint8), np.zeros((4, 64), np.uint8)
+    pages, rows = np.zeros((3, 4, 1, 8), np.uint8), np.zeros((4, 64), np.uint8)
     held = [state.kv_pages({0: (pages, pages.copy())}, heads=1), state.aux_rows({"rows": rows})]
     return statelink.open({"role": role, "backend": "tcp", "inspect": False, **config}, state.describe(role[0], held))
 
@@ -150,3 +151,51 @@ def test_release_comes_after_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
         assert receiving.wait(15) is Status.FAILED
         assert released.wait(15)
     assert not any(early)
+
+
+class Miscounting(Strategy):
+    """The direct strategy, with other blocks than those of the move."""
+
+    name = "miscounting"
+
+    def __init__(self, change: Callable[[list[Blocks | None]], list[Blocks | None]]) -> None:
+        self.change = change
+
+    def sender(self) -> SendHook:
+        change = self.change
+
+        class Send(SendHook):
+            def chunk(self, context: Any, move: Any) -> Any:
+                return iter(change(list(move.blocks(1))))
+
+        return Send()
+
+    def receiver(self) -> ReceiveHook:
+        return DIRECT.receiver()
+
+
+@pytest.mark.parametrize(
+    ("change", "handed"),
+    [
+        (lambda blocks: blocks[::2], "64 were"),
+        (lambda blocks: blocks[:1], "32 were"),
+        (lambda blocks: [], "0 were"),
+        (lambda blocks: [each for block in blocks for each in (block, None, block)], "more than 128 were"),
+        (lambda blocks: [*blocks, blocks[0]], "more than 128 were"),
+    ],
+    ids=["half", "some", "nothing", "twice", "more"],
+)
+def test_a_strategy_moves_what_the_plan_says(change: Any, handed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither side succeeds, and the report counts what the backend was given."""
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"kv": Miscounting(change), "*": DIRECT})
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [2, 0], "aux": [0]}, deadline=60)
+        sending = prefill.send(7, 8, deadline=60)
+        sending.push({"kv": [0, 2], "aux": [1]})
+        assert (receiving.wait(15, quiesced=True), sending.wait(15, quiesced=True)) == (Status.FAILED, Status.FAILED)
+        for room in (receiving, sending):
+            assert room.reason is not None
+            assert room.reason.code == "room.bytes"
+            assert room.reason.cause == f"128 bytes of component 'kv' are planned for a push, {handed} handed over"
+            assert room.reason.who["strategy"] == "miscounting"
+        assert sum(moved.nbytes for moved in sending.report.moved.values()) <= 128 + 64

@@ -77,6 +77,7 @@ def messages() -> dict[str, wire.Message]:
             prefix=64,
             items={"kv": wire.ItemList(4, b"\x01\x00\x00\x00\x00\x00\x00\x00" * 3)},
             prepared={"kv": b"ring"},
+            elsewhere=["kv"],
         ),
         wire.Chunk(**USE, number=3, grains={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),
         wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4),

@@ -103,6 +103,9 @@ class SendHook(ABC):
     def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
         """The blocks that carry ``move``, in batches of bounded size. The core submits them.
 
+        Where the receive hook is ``in_place``, they have the bytes of ``move``, each once. A strategy that hands over
+        more bytes or fewer fails the room (``room.bytes``).
+
         The counterpart's ``arrived`` is called after all of them are visible at the destination.
 
         ``None`` says that there is nothing to submit for now. The core asks for the next batch once everything that it
@@ -142,7 +145,11 @@ class ReceiveHook(ABC):
     """The decode side of one component, for one room and one writer."""
 
     in_place: bool = True
-    """Whether the writer writes to the items of the request. Read after ``prepare``; if not, it is not allowed to."""
+    """Whether the writer writes to the items of the request. Read after ``prepare``; if not, it is not allowed to.
+
+    If it does, the core counts the bytes that the send hook hands over against the plan. If it does not, this hook checks
+    that everything has come, and says in ``finish`` if something has not.
+    """
 
     @abstractmethod
     def prepare(self, context: ReceiveContext) -> bytes:

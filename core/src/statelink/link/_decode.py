@@ -224,6 +224,7 @@ class DecodeRole:
                 prefix=room.prefix or 0,
                 items=items,
                 prepared=writer.prepared,
+                elsewhere=writer.elsewhere,
             )
             if not self._node.send(request, writer.source.address):
                 self.fail(

@@ -28,7 +28,7 @@ class Delivered(NamedTuple):
     Attributes:
         moving: Bytes, blocks, failure.
         grains: Per component, the granules that moved.
-        moved: Per component, what was moved.
+        moved: Per component, what the backend was given.
     """
 
     moving: Moving
@@ -41,7 +41,7 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[None, None,
 
     Gives the thread back, by a ``yield``, where a strategy has to wait. Never raises: what goes wrong is in the result.
     """
-    counted = _Counted()
+    counted = _Counted(node, delivery)
     grains: dict[str, tuple[int, int]] = {}
     destination = delivery.destination
     try:
@@ -63,7 +63,7 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[None, None,
     moving = yield from move(
         node.backend,
         destination.name,
-        counted.all(node, delivery, [piece for _, piece in moves]),
+        counted.all([piece for _, piece in moves]),
         room=delivery.request.room,
         generation=delivery.request.generation,
         tables=(node.regions, destination.regions),
@@ -72,8 +72,7 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[None, None,
     )
     if moving.reason is None and push.last and not moving.pending:
         moving = moving._replace(reason=_finish(node, delivery))
-    moved = {piece.component: Moved(piece.nbytes, counted.blocks.get(piece.component, 0)) for _, piece in moves}
-    return Delivered(moving, grains, moved)
+    return Delivered(moving, grains, counted.moved)
 
 
 def _moves(delivery: Delivery, push: Push) -> Iterator[tuple[ComponentPlan, Move]]:
@@ -148,29 +147,71 @@ def _finish(node: Node, delivery: Delivery) -> Reason | None:
 
 
 class _Counted:
-    """The blocks of all components of a push as one stream, counted per component."""
+    """The blocks of all components of a push as one stream, compared with the plan, and counted per component.
 
-    def __init__(self) -> None:
-        self.blocks: dict[str, int] = {}
+    A batch counts once the backend has all of it.
 
-    def all(self, node: Node, delivery: Delivery, moves: list[Move]) -> Iterator[Blocks | None]:
-        """Join small batches of neighbouring components, since one submission costs more than one block."""
-        limit = node.backend.capabilities.max_blocks
-        waiting: list[Blocks] = []
-        count = 0
+    Attributes:
+        moved: Per component, what counts so far.
+    """
+
+    def __init__(self, node: Node, delivery: Delivery) -> None:
+        self.moved: dict[str, Moved] = {}
+        self._node = node
+        self._delivery = delivery
+        self._waiting: list[Blocks] = []
+        self._tally: list[tuple[str, int, int]] = []
+
+    def all(self, moves: list[Move]) -> Iterator[Blocks | None]:
+        """Join small batches of neighbouring components, since one submission costs more than one block.
+
+        Raises:
+            RoomError: A strategy that writes in place hands over other bytes than the plan has (``room.bytes``).
+        """
+        limit = self._node.backend.capabilities.max_blocks
+        delivery, count = self._delivery, 0
         for piece in moves:
-            for blocks in delivery.hooks[piece.component].chunk(delivery.contexts[piece.component], piece):
+            name, nbytes = piece.component, 0
+            in_place = name not in delivery.request.elsewhere
+            for blocks in delivery.hooks[name].chunk(delivery.contexts[name], piece):
                 if blocks is None:
-                    if waiting:
-                        yield Blocks.concatenate(waiting)
-                        waiting, count = [], 0
+                    yield from self._flushed()
                     yield None
+                    count = 0
                     continue
-                self.blocks[piece.component] = self.blocks.get(piece.component, 0) + blocks.count
-                if count + blocks.count > limit and waiting:
-                    yield Blocks.concatenate(waiting)
-                    waiting, count = [], 0
-                waiting.append(blocks)
+                total = blocks.total
+                nbytes += total
+                if in_place and nbytes > piece.nbytes:
+                    raise self._unlike(piece, f"more than {piece.nbytes}")
+                if count + blocks.count > limit:
+                    yield from self._flushed()
+                    count = 0
+                self._waiting.append(blocks)
+                self._tally.append((name, total if in_place else 0, blocks.count))
                 count += blocks.count
+            if in_place and nbytes != piece.nbytes:
+                raise self._unlike(piece, str(nbytes))
+            if not in_place:  # its receive hook vouches for the payload
+                self._tally.append((name, piece.nbytes, 0))
+        yield from self._flushed()
+
+    def _flushed(self) -> Iterator[Blocks]:
+        waiting, self._waiting = self._waiting, []
+        tally, self._tally = self._tally, []
         if waiting:
             yield Blocks.concatenate(waiting)
+        for name, nbytes, blocks in tally:
+            before = self.moved.get(name, Moved(0, 0))
+            self.moved[name] = Moved(before.nbytes + nbytes, before.blocks + blocks)
+
+    def _unlike(self, piece: Move, handed: str) -> RoomError:
+        name = piece.component
+        return RoomError(
+            "a strategy does not move what the plan says",
+            cause=f"{piece.nbytes} bytes of component {name!r} are planned for a push, {handed} were handed over",
+            hint="chunk() of its send hook yields every block of the move once, and no other",
+            component=name,
+            peer=self._delivery.destination.name,
+            strategy=self._node.strategies[name].name,
+            code="room.bytes",
+        )

@@ -60,4 +60,4 @@ class Early:
 
 def _size(request: Request) -> int:
     listed = sum(len(each.ids) for each in request.items.values())
-    return listed + sum(map(len, request.prepared.values())) + 256
+    return listed + sum(map(len, request.prepared.values())) + sum(map(len, request.elsewhere)) + 256

@@ -74,6 +74,7 @@ class Incoming:
                 )
             if prepared:
                 writer.prepared[name] = prepared
+        writer.elsewhere = [name for name, hook in writer.hooks.items() if not hook.in_place]
 
     def message(self, room: Receiving, writer: Writer, component: str, payload: bytes) -> None:
         """A counterpart sent something."""

@@ -41,6 +41,7 @@ class Writer:
         asked: Whether it was, or may have been, asked.
         came: Components of which something has come.
         prepared: What this side's hooks prepared for it.
+        elsewhere: Components that it does not write to in place.
         digests: What it said of what it moved, where both sides verify.
         verified: Whether that was compared with what arrived, or is being.
         contexts: What each hook sees.
@@ -56,6 +57,7 @@ class Writer:
     closed: bool = False
     asked: bool = False
     prepared: dict[str, bytes] = field(default_factory=dict)
+    elsewhere: list[str] = field(default_factory=list)
     digests: Mapping[str, bytes] = field(default_factory=dict)
     verified: bool = False
     came: set[str] = field(default_factory=set)

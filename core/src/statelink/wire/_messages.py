@@ -180,6 +180,7 @@ class Request(Message, frozen=True, kw_only=True):
         prefix: P, the positions that decode already holds.
         items: Where each component belongs in decode's memory.
         prepared: What each receive hook prepared for this writer.
+        elsewhere: Components whose receive hook wants the bytes somewhere else than in decode's items.
     """
 
     room: Room
@@ -188,6 +189,7 @@ class Request(Message, frozen=True, kw_only=True):
     prefix: Tokens
     items: dict[Name, ItemList] = {}
     prepared: dict[Name, bytes] = {}
+    elsewhere: list[Name] = []
 
 
 class Chunk(Message, frozen=True, kw_only=True):

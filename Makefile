@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if 
 EXTRA_mooncake := [non-cuda]
 EXTRA_ascend := [npu]
 PLUGINS := nixl mooncake mori ascend
-TOOLS := codespell greenlet import-linter mypy pytest-timeout ruff
+TOOLS := codespell greenlet import-linter mypy pytest-timeout pytest-xdist ruff
 
 PROJECTS := core/pyproject.toml examples/demo/pyproject.toml
 PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
@@ -56,7 +56,7 @@ $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test matrix stranger soak fix clean distclean libraries
+.PHONY: help setup demo check test again matrix stranger soak fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
@@ -80,9 +80,17 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, spell
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 
-# All of them in processes side by side, since they wait more than they compute; a choice in one.
+# Every test runs in one of three processes, since tests wait more than they compute; a file's tests stay in one process.
+# The long files come first in `testpaths`, so that no process ends with one of them. A choice of tests runs in one process.
+WHOLE := --numprocesses=3 --dist=loadfile --no-loadscope-reorder --statelink-report=$(FOUND)/report.json
+
 test: setup ## Run every test but the long ones: make test ARGS="-k routing"
-	$(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tools.side_by_side $(FOUND))
+	$(if $(ARGS),,rm -rf $(FOUND))
+	$(BIN)/python -m pytest $(or $(ARGS),$(WHOLE))
+
+# For CI alone: a test that passes here has failed beside the others, and waits for time instead of for what it means.
+again: $(DEV)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none --statelink-report=$(FOUND)/again.json
 
 matrix: $(DEV) ## Write the README's table of what moves over what from the last whole `make test`
 	$(BIN)/python -m tools.matrix $(FOUND)/*.json $(if $(CI),,--write)

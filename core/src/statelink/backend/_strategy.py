@@ -147,8 +147,8 @@ class ReceiveHook(ABC):
     in_place: bool = True
     """Whether the writer writes to the items of the request. Read after ``prepare``; if not, it is not allowed to.
 
-    If it does, the core counts the bytes that the send hook hands over against the plan. If it does not, this hook checks
-    that everything has come, and says in ``finish`` if something has not.
+    If it does, the core counts the bytes that the send hook hands over against the plan. If it does not, this hook
+    checks that everything has come, and says in ``finish`` if something has not.
     """
 
     @abstractmethod

@@ -10,13 +10,12 @@ from __future__ import annotations
 from ._attention import compressed_pages, index_pages, kv_pages, mla_pages, planar_pages, window_pages
 from ._build import Described, describe
 from ._diff import Difference
-from ._engine_pools import from_pools
-from ._engine_pools_geometry import PageField, PoolGeometry, StateTensor
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
 from ._memory import Memory
 from ._requests import aux_rows, mamba_slots, ring_rows, whole_items
 from ._types import Coverage, IndexSpace, StateType, register_state_type, state_type, state_types
+from .pools import PageField, PoolGeometry, StateTensor, from_pools
 
 __all__ = [
     "Axis",

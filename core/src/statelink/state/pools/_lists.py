@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from statelink.errors import StateError
-
-from ._inventory import Region
+from statelink.state._inventory import Region
 
 __all__ = ["NGRAM", "PAGES", "ROPE", "Entry", "Named", "Reader", "band", "by_id", "by_layer", "has", "refuse"]
 

@@ -1,42 +1,25 @@
-"""The kinds of pools that engines have: how each is recognised, and what its lists are."""
+"""What the kinds of pools have in common: how their lists become components."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._build import Described, component
-from ._engine_pools_compressed import compressed
-from ._engine_pools_lists import PAGES, Named, band, by_id, by_layer, has, refuse
-from ._engine_pools_states import mamba, qsa
-from ._engine_pools_views import Source, head_views, own_view, row_view, whole_views
-from ._shares import share, whole
+from statelink.state._build import Described, component
+from statelink.state._shares import share, whole
+
+from ._lists import Named, band, by_id, by_layer, has, refuse
+from ._views import Source, head_views, own_view, row_view, whole_views
 
 if TYPE_CHECKING:
-    from ._build import View
-    from ._engine_pools_geometry import PoolGeometry
-    from ._engine_pools_lists import Entry, Reader
+    from statelink.state._build import View
 
-__all__ = ["Walk", "family"]
+    from ._geometry import PoolGeometry
+    from ._lists import Entry, Reader
+
+__all__ = ["STATE", "Walk"]
 
 STATE, SCALES = "get_state_buf_infos", "get_kv_scale_buf_infos"
-CONTIGUOUS, SPARSE = PAGES
-
-
-def family(pool: Any) -> str:
-    """What kind of pool it is: the first test that fits, since later ones fit earlier kinds too."""
-    if any(has(pool, name) for name in ("index_kv_pool", "index_k_pool", SPARSE)):
-        return "minimax"
-    if has(pool, "compression_ratios") or (has(pool, "swa_kv_pool") and has(pool, "translate_loc_from_full_to_swa")):
-        return "swa"
-    if has(pool, "full_kv_pool") and has(pool, "mamba_pool"):
-        return "hybrid"
-    if has(pool, STATE) and any(
-        has(pool, name) for name in ("kpool_use_compress", "index_kpool", "get_compress_tail_buf_infos")
-    ):
-        return "dsa"
-    # A pool that lists state without being of a known kind is refused in the end: nobody reads that list.
-    return "plain"
 
 
 class Walk:
@@ -48,6 +31,11 @@ class Walk:
         reader: Reads its lists.
         draft: Number of the draft's first layer, for a draft.
         optional: Whether the other side may lack everything here.
+
+    Attributes:
+        found: The components, in order.
+        types: Names of the state types that were looked for.
+        full_layers: Global layers of the component ``kv``, once it is described.
     """
 
     def __init__(
@@ -60,19 +48,7 @@ class Walk:
         self.optional = optional and draft is not None
         self.found: list[Described] = []
         self.types: set[str] = set()
-        self._full: list[int] | None = None
-
-    def walk(self) -> None:
-        """Describe everything that the pool has."""
-        if not any(has(self.pool, name) for name in PAGES):
-            raise refuse(self.pool, CONTIGUOUS, "it does not have it: this is no pool of pages")
-        {
-            "minimax": self._minimax,
-            "swa": self._sliding,
-            "hybrid": self._hybrid,
-            "dsa": self._dsa,
-            "plain": self._plain,
-        }[family(self.pool)]()
+        self.full_layers: list[int] | None = None
 
     def pools(self) -> list[Any]:
         """The pool and the pools inside it."""
@@ -190,7 +166,7 @@ class Walk:
             hint = "for an envelope of all layers, set PoolGeometry.unified" if len(entries) == 1 else ""
             named = by_layer(pool, method, entries, [(part, layers) for part in parts], hint)
         if type_ == "kv":
-            self._full = list(dict.fromkeys(each.layer for each in named if each.layer is not None))
+            self.full_layers = list(dict.fromkeys(each.layer for each in named if each.layer is not None))
         views = list(self._pages(source, named, page, heads if parts == default else 0, holder))
         self.add(type_, views, page=page, window=window, partition=window is None)
 
@@ -222,111 +198,21 @@ class Walk:
         entries = self.infos(holder, SCALES, type_)
         if not entries:
             return
-        layers = self._full if self._full and kind == "full" else self.layers(holder, SCALES, kind, every=every)
+        layers = (
+            self.full_layers if self.full_layers and kind == "full" else self.layers(holder, SCALES, kind, every=every)
+        )
         named = by_layer(holder, SCALES, entries, [("k_scale", layers), ("v_scale", layers)])
         source = self.source(holder, SCALES)
         self.add(type_, [own_view(source, each, self.geometry.tp) for each in named], page=page, window=window)
 
-    def _starts_at(self, *layers: int) -> None:
+    def starts_at(self, *layers: int) -> None:
         """Check the pool's own idea of where its stage begins."""
         start = getattr(self.pool, "start_layer", None)
         if self.draft is None and start is not None and start not in layers:
             said = " or ".join(str(layer) for layer in dict.fromkeys(layers))
             raise refuse(self.pool, "start_layer", f"it is {start}; by the geometry's stage it is {said}")
 
-    def _full_before(self) -> int:
+    def full_before(self) -> int:
         """Full-attention layers before this stage: what some pools count their start in."""
         geometry = self.geometry
         return sum(kind == "full" for kind in geometry.kinds[: geometry.span[0]])
-
-    def _plain(self) -> None:
-        pool, page = self.pool, self.page(self.pool)
-        self._starts_at(self.geometry.span[0])
-        self.attention("kv", CONTIGUOUS, "full", pool, heads=self.geometry.kv_heads, page=page, every=True)
-        if self.draft is not None:
-            qsa(self, page)
-        elif self.geometry.kv_heads:
-            self.scales("block_scale", pool, "full", page, None, every=True)
-
-    def _minimax(self) -> None:
-        pool, page = self.pool, self.page(self.pool)
-        if has(pool, "index_kv_pool"):
-            raise refuse(pool, "index_kv_pool", "an index with values beside its keys is not known")
-        self._starts_at(self.geometry.span[0])
-        heads = self.geometry.kv_heads
-        self.attention("kv", SPARSE, "sparse", pool, heads=heads, page=page, ids=True)
-        if has(pool, "index_k_pool"):
-            method = "get_index_k_state_buf_infos"
-            holder = pool if has(pool, method) else pool.index_k_pool
-            if not has(holder, method):
-                raise refuse(holder, method, "it has no list of index keys, though the pool around it has them")
-            self._index("minimax_index_k", holder, method, self._full, page, page)
-        self.attention("minimax_dense_kv", "get_dense_kv_state_buf_infos", "dense", pool, heads=heads, page=page)
-
-    def _sliding(self) -> None:
-        pool, geometry = self.pool, self.geometry
-        if has(pool, "compression_ratios"):
-            compressed(self)
-            return
-        self._starts_at(geometry.span[0], self._full_before())
-        page, window, inner = self.page(pool), self.window(), self.sliding_page()
-        full = getattr(pool, "full_kv_pool", None)
-        self.attention("kv", CONTIGUOUS, "full", full, heads=geometry.kv_heads, page=page, ids=True)
-        heads = geometry.window_heads
-        self.attention("swa", STATE, "window", pool.swa_kv_pool, heads=heads, page=inner, window=window)
-        if full is not None:
-            self.scales("block_scale", full, "full", page, None, every=False)
-        self.scales("block_scale_swa", pool.swa_kv_pool, "window", inner, window, every=False)
-
-    def _hybrid(self) -> None:
-        pool, geometry = self.pool, self.geometry
-        page, full = self.page(pool), pool.full_kv_pool
-        if geometry.kinds:
-            self._starts_at(self._full_before())
-        self.attention("kv", CONTIGUOUS, "full", full, heads=geometry.kv_heads, page=page, ids=True)
-        if self.draft is None:
-            mamba(self, pool, ids=True)
-        if getattr(pool, "use_dsa", False) or family(full) == "dsa":
-            if not has(full, STATE):
-                raise refuse(full, STATE, "it has no list of index keys, though the pool around it uses them")
-            self._index_and_tail(full, page)
-        qsa(self, page)
-
-    def _dsa(self) -> None:
-        self._plain()
-        self._index_and_tail(self.pool, self.page(self.pool))
-
-    def _index_and_tail(self, pool: Any, page: int) -> None:
-        group = int(getattr(pool, "index_kpool", 0) or 1)
-        pooled = bool(getattr(pool, "kpool_use_compress", False))
-        if any(name == "index_k" for name, _ in self.geometry.groups.get("kv", ())):
-            # The list of pages has the index keys already; they may be listed here once more.
-            if not self.reader.holds(self.reader.infos(pool, STATE, keep=False)):
-                raise refuse(pool, STATE, "it lists index keys that the list of pages does not have")
-        else:
-            self._index("dsa", pool, STATE, self._full, page, page // group if pooled else page)
-        tail = "get_compress_tail_buf_infos"
-        if not pooled:
-            return
-        entries = self.infos(pool, tail, "dsa_tail")
-        ring = group + int(getattr(pool, "tail_extra_slots", 0) or 0)
-        for number, entry in enumerate(entries):
-            if entry.nbytes % ring:
-                raise refuse(pool, tail, f"item of entry {number}: {entry.nbytes} bytes are no {ring} slots of a ring")
-        # An item is a request's ring; the plan addresses its slots.
-        rows = [
-            each._replace(stride=each.stride // ring, nbytes=each.nbytes // ring, items=each.items * ring)
-            for each in entries
-        ]
-        layers = self._full or []
-        named = by_layer(pool, tail, rows, [("key", layers), ("score", layers)]) if rows else []
-        views = [view for each in named for view in whole_views(self.source(pool, tail), each)]
-        self.add("dsa_tail", views, page=1, group=group)
-
-    def _index(self, type_: str, pool: Any, method: str, layers: list[int] | None, page: int, rows: int) -> None:
-        """Index keys: one buffer a layer, without items where a layer shares another's."""
-        entries = self.infos(pool, method, type_)
-        named = by_layer(pool, method, entries, [("index_k", layers or [])]) if entries else []
-        source, axis = self.source(pool, method), "token" if rows == page else "row"
-        views = [view for each in named for view in whole_views(source, each, rows=rows, axis=axis)]
-        self.add(type_, views, page=page, partition=True)

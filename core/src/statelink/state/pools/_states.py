@@ -6,13 +6,14 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._engine_pools_lists import NGRAM, ROPE, Named, band, by_id, by_layer, refuse
-from ._engine_pools_views import State, own_view, state_view, whole_views
+from ._lists import NGRAM, ROPE, Named, band, by_id, by_layer, refuse
+from ._views import State, own_view, state_view, whole_views
 
 if TYPE_CHECKING:
-    from ._build import View
-    from ._engine_pools_families import Walk
-    from ._engine_pools_lists import Entry
+    from statelink.state._build import View
+
+    from ._lists import Entry
+    from ._walk import Walk
 
 __all__ = ["mamba", "qsa"]
 

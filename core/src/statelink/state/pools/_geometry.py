@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 
 from statelink.errors import StateError
-
-from ._inventory import Partition
-from ._shares import pair
-from ._types import state_type
+from statelink.state._inventory import Partition
+from statelink.state._shares import pair
+from statelink.state._types import state_type
 
 __all__ = ["PageField", "PoolGeometry", "StateTensor", "itemsize_of"]
 

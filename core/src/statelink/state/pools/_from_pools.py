@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statelink.errors import StateError
+from statelink.state._requests import aux_rows
 
-from ._engine_pools_families import Walk, family
-from ._engine_pools_lists import Reader, has, refuse
-from ._engine_pools_states import mamba
-from ._requests import aux_rows
+from ._families import describe_pool, family
+from ._lists import Reader, has, refuse
+from ._states import mamba
+from ._walk import Walk
 
 if TYPE_CHECKING:
-    from ._build import Described
-    from ._engine_pools_geometry import PoolGeometry
+    from statelink.state._build import Described
+
+    from ._geometry import PoolGeometry
 
 __all__ = ["from_pools"]
 
@@ -54,7 +56,7 @@ def from_pools(
     """
     reader = Reader(geometry.kind)
     target = Walk(kv_pool, geometry, reader)
-    target.walk()
+    describe_pool(target)
     found = list(target.found)
     walks = [target]
     if draft_pool is not None:
@@ -111,7 +113,7 @@ def _draft(target: Walk, pool: Any, given: PoolGeometry | None, reader: Reader, 
             "get_state_buf_infos",
             "the draft has recurrent state of its own: a second 'mamba' of one request has no slot",
         )
-    draft.walk()
+    describe_pool(draft)
     return draft
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ._engine_pools_lists import Named, by_layer, has, refuse
-from ._engine_pools_views import whole_views
+from ._lists import Named, by_layer, has, refuse
+from ._views import whole_views
 
 if TYPE_CHECKING:
-    from ._engine_pools_families import Walk
+    from ._walk import Walk
 
 __all__ = ["compressed"]
 

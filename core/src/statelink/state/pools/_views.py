@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from statelink.errors import StateError
+from statelink.state._build import View
+from statelink.state._memory import Memory
+from statelink.state._shares import share
 
-from ._build import View
-from ._engine_pools_geometry import itemsize_of
-from ._engine_pools_lists import refuse
-from ._memory import Memory
-from ._shares import share
+from ._geometry import itemsize_of
+from ._lists import refuse
 
 if TYPE_CHECKING:
-    from ._engine_pools_geometry import PoolGeometry, StateTensor
-    from ._engine_pools_lists import Entry, Named
+    from ._geometry import PoolGeometry, StateTensor
+    from ._lists import Entry, Named
 
 __all__ = ["Source", "State", "empty_view", "head_views", "own_view", "row_view", "state_view", "whole_views"]
 

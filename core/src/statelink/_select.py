@@ -10,6 +10,7 @@ import msgspec
 
 from statelink._nearest import did_you_mean
 from statelink.backend import Backend, Fence, Fencing, Op, Probe, Side, Strategy, Transports
+from statelink.backend._interface import cannot_register
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
 from statelink.link import read_options
 from statelink.registry import known_packages, list_backends, load_backend
@@ -136,7 +137,7 @@ def _fit(kind: type[Backend], raw: Any, given: Given, inventory: Inventory, hook
     """One backend, if it can."""
     options = _options(kind, raw, given)
     strategies = _strategies(kind, inventory, hooks)
-    _check_declared(kind, given.config.direction, inventory)
+    _check_declared(kind, options, given.config.direction, inventory)
     probe: Probe = kind.probe(options)
     if not probe.ok:
         raise BackendUnavailableError(f"backend {kind.name!r} cannot run here", cause=probe.reason, hint=probe.hint)
@@ -211,15 +212,15 @@ def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy
     return chosen
 
 
-def _check_declared(backend_type: type[Backend], direction: str, inventory: Inventory) -> None:
-    """Refuse what the backend does not declare, before it is even constructed."""
+def _check_declared(backend_type: type[Backend], options: Any, direction: str, inventory: Inventory) -> None:
+    """Refuse what the backend does not declare, or not with these options, before it is even constructed."""
     declared = backend_type.capabilities
-    for region in inventory.regions:
-        kind = region.kind.partition(":")[0]
-        if kind not in declared.memory_kinds:
+    for kind in dict.fromkeys(region.kind for region in inventory.regions):
+        cause = cannot_register(backend_type, options, kind)
+        if cause:
             raise UnsupportedError(
-                f"backend {backend_type.name!r} cannot register memory of kind {region.kind!r}",
-                cause=f"it declares {', '.join(sorted(declared.memory_kinds))}",
+                f"backend {backend_type.name!r} cannot register memory of kind {kind!r}",
+                cause=cause,
                 instance=inventory.instance,
                 rank=inventory.rank,
             )

@@ -278,3 +278,27 @@ class Diagnosing(Protocol):
     @classmethod
     def diagnose(cls, options: Any) -> Sequence[Check]:
         """Look at packages, libraries and devices, one line each. Called before ``probe``; may block; never raises."""
+
+
+@runtime_checkable
+class MemoryKinds(Protocol):
+    """What a backend has whose options decide which of the declared kinds of memory it can register."""
+
+    @classmethod
+    def memory_kinds(cls, options: Any) -> frozenset[str]:
+        """Those of ``capabilities.memory_kinds`` that it registers with these options.
+
+        An engine that holds another kind is refused when it opens, and ``auto`` then takes another backend. Called
+        before ``probe``. Opens nothing, and never raises.
+        """
+
+
+def cannot_register(backend: type[Backend], options: Any, kind: str) -> str:
+    """Why a backend cannot register memory of a kind with certain options, as a clause; empty where it can."""
+    name = kind.partition(":")[0]
+    declared = backend.capabilities.memory_kinds
+    if name not in declared:
+        return f"it declares {', '.join(sorted(declared))}"
+    if not issubclass(backend, MemoryKinds) or name in (taken := backend.memory_kinds(options)):
+        return ""
+    return f"with these options it registers {', '.join(sorted(taken)) or 'none'}"

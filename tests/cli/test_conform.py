@@ -45,6 +45,7 @@ def test_a_backend_that_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
         (("tcp", "-o", "drain_timout=2"), "did you mean 'drain_timeout'?"),
         (("tcp", "-o", "drain_timeout"), "is not KEY=VALUE"),
         (("tcp", "-k", "no_such_clause"), "no clause was run"),
+        (("tcp", "--memory", "cuda:0"), "cannot register memory of kind 'cuda:0': it declares dram"),
     ],
 )
 def test_what_cannot_be_run(arguments: tuple[str, ...], said: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.helpers.availability import OPTIONS, environment_of
+from tests.helpers.availability import environment_of
 
 from statelink.testing import BackendTests
 
 
 class TestAscend(BackendTests):
     backend = "ascend"
-    options = OPTIONS["ascend"]
+    memory = "npu:0"
     environment = environment_of("ascend")
     simulator = bool(environment)
+    allocator = "npu_memory:Memory" if simulator else ""

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from statelink.backend._interface import cannot_register
 from statelink.errors import StatelinkError
 from statelink.link import read_options
 from statelink.registry import load_backend
@@ -34,6 +35,7 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
 @click.option(
     "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the backend; JSON values."
 )
+@click.option("--memory", default="dram", show_default=True, help="Kind of memory to move, such as cuda:0 or npu:0.")
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found as JSON.")
 @click.option(
     "-k", "expression", default="", metavar="EXPR", help="Run only clauses whose names match, as pytest does."
@@ -41,20 +43,24 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
 @click.option("--require", is_flag=True, help="Fail, rather than skip, where the backend cannot run on this machine.")
 @click.option("--verbose", "-v", is_flag=True, help="Show pytest's own output, with the tracebacks of what failed.")
 def conform(
-    name: str, pairs: tuple[str, ...], path: Path | None, expression: str, require: bool, verbose: bool
+    name: str, pairs: tuple[str, ...], memory: str, path: Path | None, expression: str, require: bool, verbose: bool
 ) -> None:
     """Run every clause of the backend contract against backend NAME.
 
-    Needs the extra `statelink[testing]`. Exits with 0 if every clause that could be run was kept, with 1 if one was
-    broken, and with 2 if none could be run.
+    Needs the extra `statelink[testing]`, and for memory of a device torch, which allocates it. Exits with 0 if every
+    clause that could be run was kept, with 1 if one was broken, and with 2 if none could be run.
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("the conformance kit needs pytest\nhint: pip install 'statelink[testing]'")
     options = dict(pair(each) for each in pairs)
     try:
-        read_options(load_backend(name).Options, options, f"options of backend {name!r}")
+        kind = load_backend(name)
+        cause = cannot_register(kind, read_options(kind.Options, options, f"options of backend {name!r}"), memory)
     except StatelinkError as error:
         raise click.ClickException(str(error)) from error
+    if cause:
+        hint = "--memory says what to move; see `statelink backends`"
+        raise click.ClickException(f"backend {name!r} cannot register memory of kind {memory!r}: {cause}\nhint: {hint}")
     with tempfile.TemporaryDirectory(prefix="statelink-conform-") as folder:
         report = Path(folder) / "report.json"
         command = [
@@ -69,7 +75,13 @@ def conform(
             "no:cacheprovider",
         ]
         command += ["-c", os.devnull, "--rootdir", folder, "--import-mode", "importlib", "-m", "not soak"]
-        command += ["--statelink-report", str(report), *(["--statelink-require"] if require else [])]
+        command += [
+            "--statelink-memory",
+            memory,
+            "--statelink-report",
+            str(report),
+            *(["--statelink-require"] if require else []),
+        ]
         command += ["-k", expression] if expression else []
         environment = {
             **os.environ,

@@ -44,12 +44,14 @@ class Subject(NamedTuple):
         kind: Its class.
         options: Its options.
         patience: Seconds within which anything has to happen that is not instant.
+        memory: Kind of the memory that is moved.
     """
 
     name: str
     kind: type[Backend]
     options: Mapping[str, Any]
     patience: float
+    memory: str = "dram"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -99,7 +101,8 @@ class End:
             at += 4096 - at % 4096
         self.span = (base, at)
         self.regions = tuple(
-            Region(worker.address + start, len(array)) for start, array in zip(self.starts, self.arrays, strict=True)
+            Region(worker.address + start, len(array), worker.memory)
+            for start, array in zip(self.starts, self.arrays, strict=True)
         )
         self.descriptor = b""
 
@@ -215,7 +218,7 @@ class Pair:
 
     def expected(self, blocks: Blocks, onto: Array | None = None) -> Array:
         """The target's memory after a move, from what it holds now or should hold before."""
-        wanted, source = self.target.memory.copy() if onto is None else onto, self.source.memory
+        wanted, source = self.target.memory.copy() if onto is None else onto, np.asarray(self.source.memory)
         zero = np.uint64(self.source.worker.address + self.source.span[0])
         origin = np.uint64(self.target.worker.address + self.target.span[0])
         starts, ends = (blocks.source - zero).tolist(), (blocks.target - origin).tolist()

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 
+from statelink.backend._interface import cannot_register
 from statelink.errors import BackendError
 from statelink.link import read_options
 
 from . import _inside
 from ._bench import Subject
 from ._lab import Lab
-from ._process import Pool
+from ._process import Pool, Worker
 
-__all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
+__all__ = ["memory_of", "statelink_lab", "statelink_pool", "statelink_pools", "subject"]
+
+CHOOSE = "say what memory to move: `memory` in the test class, --statelink-memory for pytest, --memory for conform"
+
+
+def memory_of(config: pytest.Config, suite: Any) -> str:
+    """Kind of the memory that a test class moves: what the command line says, or else the class."""
+    return str(config.getoption("statelink_memory") or suite.memory)
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +43,10 @@ def statelink_pool(request: pytest.FixtureRequest, statelink_pools: dict[Any, Po
         home = _inside.kind_of(suite.backend).__module__.partition(".")[0]
     except BackendError:
         home = suite.backend
-    key = (home, *sorted(suite.environment.items()))
+    memory = memory_of(request.config, suite), suite.allocator
+    key = (home, *memory, *sorted(suite.environment.items()))
     if key not in statelink_pools:
-        statelink_pools[key] = Pool(suite.environment, 2 * suite.patience + 30)
+        statelink_pools[key] = Pool(suite.environment, 2 * suite.patience + 30, memory)
     return statelink_pools[key]
 
 
@@ -47,21 +56,27 @@ def subject(request: pytest.FixtureRequest, statelink_pool: Pool) -> Subject:
     suite = request.cls
     listed = {each.strip() for each in os.environ.get("STATELINK_TEST_REQUIRE", "").split(",")}
     required = request.config.getoption("statelink_require") or suite.backend in listed
-    worker = statelink_pool.take()
+    memory = memory_of(request.config, suite)
+    taken: list[Worker] = []
     try:
         kind = _inside.kind_of(suite.backend)
-        read_options(kind.Options, suite.options, f"options of backend {suite.backend!r}")
-        ok, reason, hint = worker(_inside.probe, suite.backend, dict(suite.options))
+        options = read_options(kind.Options, suite.options, f"options of backend {suite.backend!r}")
+        cause = cannot_register(kind, options, memory)
+        if cause:
+            what = f"backend {suite.backend!r} cannot register memory of kind {memory!r}: {cause}"
+            pytest.fail(f"{what}\nhint: {CHOOSE}", pytrace=False)
+        taken.append(statelink_pool.take())
+        ok, reason, hint = taken[0](_inside.probe, suite.backend, dict(suite.options))
         problem = "" if ok else f"{reason}; {hint}".rstrip("; ")
     except BackendError as error:
         problem = str(error)
     finally:
-        statelink_pool.give_back([worker])
+        statelink_pool.give_back(taken)
     if problem and required:
         pytest.fail(f"backend {suite.backend} is required, and cannot run here: {problem}", pytrace=False)
     if problem:
         pytest.skip(f"backend {suite.backend} cannot run here: {problem}")
-    return Subject(suite.backend, kind, dict(suite.options), suite.patience)
+    return Subject(suite.backend, kind, dict(suite.options), suite.patience, memory)
 
 
 @pytest.fixture(scope="class")

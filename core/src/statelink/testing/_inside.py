@@ -58,7 +58,7 @@ def kind_of(name: str) -> type[Backend]:
 
 def address(host: Host) -> int:
     """Where the worker sees its own memory."""
-    return int(host.memory.ctypes.data)
+    return host.address
 
 
 def probe(host: Host, name: str, options: Mapping[str, Any]) -> tuple[bool, str, str]:

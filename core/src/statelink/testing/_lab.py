@@ -168,6 +168,12 @@ class Suite:
     """In how many processes two ends live: 1 for a backend that reaches no other process."""
     patience: ClassVar[float] = 30.0
     """Seconds within which a failure has to show, such as the death of a peer."""
+    memory: ClassVar[str] = "dram"
+    """Kind of the memory that is moved: the host's, or that of a device such as ``cuda:0``. The option
+    ``--statelink-memory`` goes before it."""
+    allocator: ClassVar[str] = ""
+    """What allocates memory of a device, as ``module:name``; torch if empty. It is called with the kind and a number of
+    bytes, and what it returns has an ``address``, ``write(at, data)`` and ``read(at, data)`` for arrays of bytes."""
     simulator: ClassVar[bool] = False
     """Whether what moves the bytes is a stand-in for the real library."""
     deviations: ClassVar[Mapping[str, str]] = {}

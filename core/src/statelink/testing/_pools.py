@@ -7,7 +7,7 @@ prefix; its bytes are cut out of the whole model's item, so ranks of unequal wid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,12 @@ from statelink import state
 
 from ._memory import POISON, Array
 
-__all__ = ["LABELS", "PREFIX", "TOKENS", "Held", "fill", "judge", "make"]
+if TYPE_CHECKING:
+    from statelink._devices import DeviceMemory
+
+    from ._worker import Host
+
+__all__ = ["LABELS", "PREFIX", "TOKENS", "Held", "Stock", "fill", "judge", "make"]
 
 TOKENS, PREFIX, PAGE = 75, 16, 8
 POOL, SLOTS, LAYERS = 24, 5, (0, 3)
@@ -59,6 +64,45 @@ class Held(NamedTuple):
     ids: npt.NDArray[np.int64]
 
 
+class Stock:
+    """Where the pools of a rank lie: on the host as numpy arrays, or on a device, each beside its array.
+
+    Args:
+        host: The process that holds them.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._kind = host.kind
+        self._allocate = host.allocate
+        self._placed: list[tuple[Array, DeviceMemory]] = []
+
+    def place(self, arrays: Any) -> Any:
+        """What Statelink is told of arrays, in the dicts and tuples in which they are given."""
+        if self._allocate is None:
+            return arrays
+        if isinstance(arrays, dict):
+            return {key: self.place(each) for key, each in arrays.items()}
+        if isinstance(arrays, tuple):
+            return tuple(map(self.place, arrays))
+        memory = self._allocate(max(arrays.size, 1))
+        if arrays.size:
+            memory.write(0, arrays)
+        self._placed.append((arrays, memory))
+        return state.Memory.pointer(memory.address, arrays.shape, "uint8", 1, kind=self._kind)
+
+    def upload(self) -> None:
+        """Copy every array to its device."""
+        for array, memory in self._placed:
+            if array.size:
+                memory.write(0, array)
+
+    def download(self) -> None:
+        """Copy what is on the device to every array."""
+        for array, memory in self._placed:
+            if array.size:
+                memory.read(0, array)
+
+
 class Maker:
     """Makes a rank's components.
 
@@ -66,11 +110,13 @@ class Maker:
         rank: Which of the ranks.
         width: How many there are.
         ring: Rows of a ring.
+        stock: Where they lie.
     """
 
-    def __init__(self, rank: int, width: int, ring: int) -> None:
+    def __init__(self, rank: int, width: int, ring: int, stock: Stock) -> None:
         self.tp = (rank, width)
         self.ring = ring
+        self.place = stock.place
 
     def heads(self, axis: int, whole: tuple[int, ...]) -> tuple[tuple[int, ...], Cut]:
         """A part of an axis that is dealt out evenly."""
@@ -82,7 +128,7 @@ class Maker:
         whole, axis = ((PAGE, HEADS, 6), 1) if order == "nhd" else ((HEADS, PAGE, 6), 0)
         local = tuple(size // (self.tp[1] if at == axis else 1) for at, size in enumerate(whole))
         arrays = {layer: (_pool(POOL, *local), _pool(POOL, *local)) for layer in LAYERS}
-        described = make(arrays, heads=HEADS, tp=self.tp, order=order, name=name, **options)
+        described = make(self.place(arrays), heads=HEADS, tp=self.tp, order=order, name=name, **options)
         pools = _flat(arrays)
         return Built(described, pools, [self.heads(axis, whole) for _ in pools], {"pages": True})
 
@@ -91,7 +137,9 @@ class Maker:
         rank, width = self.tp
         conv = {n: _pool(SLOTS, sum(GROUPS) // width, 3) for n in LAYERS}
         ssm = {n: _pool(SLOTS, HEADS // width, 6, 5) for n in LAYERS}
-        described = state.mamba_slots(conv=conv, ssm=ssm, conv_groups=GROUPS, heads=HEADS, tp=self.tp)
+        described = state.mamba_slots(
+            conv=self.place(conv), ssm=self.place(ssm), conv_groups=GROUPS, heads=HEADS, tp=self.tp
+        )
 
         def grouped(item: Array) -> Array:
             parts = np.split(item, np.cumsum(GROUPS)[:-1])
@@ -109,48 +157,52 @@ class Maker:
         """Rings of rows."""
         arrays = {layer: {"a": _pool(SLOTS, self.ring, 12), "b": _pool(SLOTS, self.ring, 12)} for layer in LAYERS}
         pools = [array.reshape(-1, array.shape[-1]) for array in _flat(arrays)]
-        return self.same(state.ring_rows(arrays, type=type, **options), pools, ring=self.ring)
+        return self.same(state.ring_rows(self.place(arrays), type=type, **options), pools, ring=self.ring)
 
     def items(self, type: str, count: int = SLOTS, **options: Any) -> Built:
         """Items that move whole."""
         arrays = {"a": _pool(count, 40), "b": _pool(count, 3, 5)}
         needs = {"pages": True} if "page" in options else {}
-        return self.same(state.whole_items(arrays, type=type, **options), list(arrays.values()), **needs)
+        return self.same(state.whole_items(self.place(arrays), type=type, **options), list(arrays.values()), **needs)
 
     def latent(self) -> Built:
         """Pages of latents."""
         arrays = {n: _pool(POOL, PAGE, 20) for n in LAYERS}
-        return self.same(state.mla_pages(arrays, name="mla"), _flat(arrays), pages=True)
+        return self.same(state.mla_pages(self.place(arrays), name="mla"), _flat(arrays), pages=True)
 
     def index(self, type: str) -> Built:
         """Index keys; of ``dsa``, one layer shares another's and has none of its own."""
         arrays = {0: _pool(POOL, PAGE, 9), 1: np.empty((0, PAGE, 9), np.uint8), 3: _pool(POOL, PAGE, 9)}
         kept = {n: array for n, array in arrays.items() if len(array) or type == "dsa"}
         return self.same(
-            state.index_pages(kept, name=type, type=type), [a for a in arrays.values() if len(a)], pages=True
+            state.index_pages(self.place(kept), name=type, type=type),
+            [a for a in arrays.values() if len(a)],
+            pages=True,
         )
 
     def compressed(self, type: str) -> Built:
         """Pages of compressed rows."""
         arrays = {n: {"c4": _pool(POOL, PAGE // 4, 10), "c8": _pool(POOL, 1, 7)} for n in LAYERS}
-        return self.same(state.compressed_pages(arrays, page=PAGE, name=type, type=type), _flat(arrays), pages=True)
+        return self.same(
+            state.compressed_pages(self.place(arrays), page=PAGE, name=type, type=type), _flat(arrays), pages=True
+        )
 
     def own_pages(self) -> Built:
         """Compressed rows in pages of their own."""
         arrays = {n: {"c16": _pool(POOL, 2, 10)} for n in LAYERS}
-        described = state.compressed_pages(arrays, page=32, name="dsv4_c128", type="dsv4_c128", group=16)
+        described = state.compressed_pages(self.place(arrays), page=32, name="dsv4_c128", type="dsv4_c128", group=16)
         return self.same(described, _flat(arrays), pages=True)
 
     def pending(self) -> Built:
         """Groups that are not full yet."""
         arrays = {"a": _pool(2 * SLOTS, 40)}
-        described = state.whole_items(arrays, type="c128_state", page=16, group=16)
+        described = state.whole_items(self.place(arrays), type="c128_state", page=16, group=16)
         return self.same(described, list(arrays.values()), ring=16 * (self.ring // 16))
 
     def aux(self) -> Built:
         """Metadata rows."""
         rows = {"ids": _pool(SLOTS, 64), "room": _pool(SLOTS, 64)}
-        return self.same(state.aux_rows(rows), list(rows.values()))
+        return self.same(state.aux_rows(self.place(rows)), list(rows.values()))
 
 
 COMPONENTS: Mapping[str, tuple[str, Callable[[Maker], Built]]] = {
@@ -186,11 +238,11 @@ LABELS: Mapping[str, str] = {label: type for label, (type, _) in COMPONENTS.item
 """Name of a component in the documentation, to its state type."""
 
 
-def make(role: str, rank: int, width: int, labels: list[str]) -> dict[str, Held]:
+def make(role: str, rank: int, width: int, labels: list[str], stock: Stock) -> dict[str, Held]:
     """Components of one rank, with a place for one request in each."""
     prefill = role == "prefill"
     rng = np.random.default_rng([len(role), rank])
-    maker = Maker(rank, width, ring=16 if prefill else 32)
+    maker = Maker(rank, width, 16 if prefill else 32, stock)
     made = {}
     for label in labels:
         built = COMPONENTS[label][1](maker)

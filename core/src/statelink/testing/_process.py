@@ -14,7 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ._device import hold
 from ._memory import MIB, Arena
+from ._window import DeviceArena
 from ._worker import ENDED, Host, Unexpected
 
 __all__ = ["ARENA", "Died", "Pool", "Worker"]
@@ -33,11 +35,16 @@ class Worker:
     Args:
         environment: Changes to this process's environment.
         patience: Seconds after which a call counts as stuck.
+        memory: What kind of memory it has, and what allocates that, as for `statelink._devices.allocate`.
+
+    Raises:
+        BackendUnavailableError: There is no such memory here.
     """
 
-    def __init__(self, environment: Mapping[str, str], patience: float) -> None:
+    def __init__(self, environment: Mapping[str, str], patience: float, memory: tuple[str, str] = ("dram", "")) -> None:
         self.patience = patience
-        self.arena = Arena(ARENA)
+        self.memory = memory[0]
+        self.arena: Arena | DeviceArena = Arena(ARENA)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in end()
         self._pending = False
         self.address = 0
@@ -52,6 +59,13 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
             )
             self._pipe = Connection(ours.detach())
+        if self.memory != "dram":
+            try:
+                self.address, path = self(hold, *memory, self.arena.path)
+                self.arena = DeviceArena(path, self.arena)
+            except BaseException:
+                self.end()
+                raise
 
     @property
     def alive(self) -> bool:
@@ -134,18 +148,24 @@ class Pool:
     Args:
         environment: Changes to their environment.
         patience: Seconds after which a call counts as stuck.
+        memory: What kind of memory they have, and what allocates that.
     """
 
-    def __init__(self, environment: Mapping[str, str], patience: float) -> None:
+    def __init__(self, environment: Mapping[str, str], patience: float, memory: tuple[str, str] = ("dram", "")) -> None:
         self._environment = environment
         self._patience = patience
+        self._memory = memory
         self._free: list[Worker] = []
         self._taken: list[Worker] = []
 
     def take(self) -> Worker:
-        """A worker with nothing open in it."""
+        """A worker with nothing open in it.
+
+        Raises:
+            BackendUnavailableError: There is no such memory here.
+        """
         self._free = [worker for worker in self._free if worker.alive]
-        worker = self._free.pop() if self._free else Worker(self._environment, self._patience)
+        worker = self._free.pop() if self._free else Worker(self._environment, self._patience, self._memory)
         worker.patience = self._patience
         self._taken.append(worker)
         return worker

@@ -50,7 +50,8 @@ def open_ranks(
     """
     width, opened = len(listen), host.kept.setdefault(role, [])
     for rank in ranks:
-        held = _pools.make(role, rank, width, labels)
+        stock = _pools.Stock(host)
+        held = _pools.make(role, rank, width, labels, stock)
         inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
         config = {
             "role": role,
@@ -63,14 +64,15 @@ def open_ranks(
         host.links[f"{role}-{rank}"] = link
         if role == "prefill":
             _pools.fill(held)
-        opened.append((link, held))
-    return [link.address for link, _ in opened]
+            stock.upload()
+        opened.append((link, held, stock))
+    return [link.address for link, _, _ in opened]
 
 
 def send(host: Host, patience: float) -> None:
     """Push the request from every rank, and wait for the end."""
     rooms = []
-    for link, held in host.kept["prefill"]:
+    for link, held, _ in host.kept["prefill"]:
         sending = link.send(ROOM, _pools.TOKENS)
         sending.push({each.described.component.name: each.ids for each in held.values()})
         rooms.append(sending)
@@ -82,13 +84,15 @@ def send(host: Host, patience: float) -> None:
 def receive(host: Host, peers: list[str], patience: float) -> list[dict[str, str]]:
     """Receive it on every rank; what is wrong with each component, rank by rank."""
     rooms = []
-    for link, held in host.kept["decode"]:
+    for link, held, _ in host.kept["decode"]:
         items = {each.described.component.name: each.ids for each in held.values()}
         rooms.append(link.receive(ROOM, peers, _pools.TOKENS, items, prefix=_pools.PREFIX))
     for room in rooms:
         room.wait(patience)
         room.check()
-    return [_pools.judge(held) for _, held in host.kept["decode"]]
+    for _, _, stock in host.kept["decode"]:
+        stock.download()
+    return [_pools.judge(held) for _, held, _ in host.kept["decode"]]
 
 
 def close(host: Host, patience: float) -> bool:
@@ -102,13 +106,13 @@ def close(host: Host, patience: float) -> bool:
 
 def both(host: Host, peers: list[str], patience: float) -> list[dict[str, str]]:
     """Both sides in one process."""
-    for link, held in host.kept["prefill"]:
+    for link, held, _ in host.kept["prefill"]:
         link.send(ROOM, _pools.TOKENS).push({each.described.component.name: each.ids for each in held.values()})
     return receive(host, peers, patience)
 
 
 def open_strange(host: Host, backend: str, options: Mapping[str, Any]) -> None:
     """Open a link over memory of a kind that no backend has."""
-    memory = state.Memory.pointer(int(host.memory.ctypes.data), (4, 64), "uint8", 1, kind="granite:0")
+    memory = state.Memory.pointer(host.address, (4, 64), "uint8", 1, kind="granite:0")
     inventory = state.describe("strange", [state.aux_rows({"rows": memory})])
     host.links["strange"] = statelink.open({"role": "decode", "backend": backend, "options": dict(options)}, inventory)

@@ -62,6 +62,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         suite: The test class.
         backend: Name of the backend.
         options: Its options.
+        memory: Kind of the memory that was moved.
         clauses: Every clause that was run.
         states: State types that were moved through real links.
     """
@@ -69,6 +70,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     suite: str
     backend: str
     options: Mapping[str, Any]
+    memory: str = "dram"
     clauses: list[Clause]
     states: list[Cell]
 

@@ -86,9 +86,10 @@ class LinkEnd:
 
 def open_link(host: Host, key: str, role: str, backend: str, options: Mapping[str, Any], base: int) -> str:
     """Open a link over pages at an offset in this worker's memory: its address."""
-    shape = (PAGES, PAGE, 2, ROW // 2)
-    keys = host.memory[base : base + EDGE].reshape(shape)
-    values = host.memory[base + EDGE : base + 2 * EDGE].reshape(shape)
+    keys, values = (
+        state.Memory.pointer(host.address + start, (PAGES, PAGE, 2, ROW // 2), "uint8", 1, kind=host.kind)
+        for start in (base, base + EDGE)
+    )
     inventory = state.describe(key, [state.kv_pages({0: (keys, values)}, heads=2)])
     config = {"role": role, "backend": backend, "options": dict(options), "heartbeat": 0.3, "liveness": 3.0}
     host.links[key] = statelink.open(config, inventory)

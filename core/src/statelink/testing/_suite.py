@@ -28,6 +28,8 @@ class BackendTests(Rooms, StateTypes, Leaking, Dying, Fencing, Refusing, Moving,
         environment: Environment variables of the processes that it runs in.
         processes: In how many processes the two ends live: 1 for a backend that reaches no other process.
         patience: Seconds within which a failure has to show, such as the death of a peer.
+        memory: Kind of the memory that is moved: ``dram``, or that of a device such as ``cuda:0``.
+        allocator: What allocates memory of a device, as ``module:name``; torch if empty.
         simulator: Whether what moves the bytes is a stand-in for the real library.
         deviations: Clauses that the backend is known to break, by the name of the test, each with the reason. They are
             strict expected failures: one that it does not break any more fails.

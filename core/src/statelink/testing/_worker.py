@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from statelink.errors import StatelinkError
 
-from ._memory import Array, view
+from ._window import view
 
 if TYPE_CHECKING:
     import statelink
+    from statelink._devices import DeviceMemory
     from statelink.backend import Backend, Outcome, Transfer
+
+    from ._memory import Array
 
 __all__ = ["ENDED", "Host", "Opened", "Unexpected"]
 
@@ -63,15 +66,27 @@ class Host:
 
     Args:
         path: The worker's memory.
+
+    Attributes:
+        kind: What kind of memory the worker's is.
+        address: Its first byte.
+        allocate: Allocates more of it; ``None`` for host memory.
     """
 
     def __init__(self, path: str) -> None:
-        self.memory: Array = view(path)
+        self.kind = "dram"
+        self._memory = view(path)
+        self.address = int(self._memory.ctypes.data)
+        self.allocate: Callable[[int], DeviceMemory] | None = None
         self.backends: dict[str, Opened] = {}
         self.links: dict[str, statelink.Link] = {}
         self.rooms: dict[tuple[str, int], statelink.Room] = {}
         self.kept: dict[str, Any] = {}
         self._views: dict[str, Array] = {}
+
+    def on(self, kind: str, address: int, allocate: Callable[[int], DeviceMemory]) -> None:
+        """Have the worker's memory on a device instead."""
+        self.kind, self.address, self.allocate = kind, address, allocate
 
     def view(self, path: str) -> Array:
         """The memory of another worker, as this process sees it."""

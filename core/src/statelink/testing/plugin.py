@@ -11,7 +11,7 @@ import pytest
 
 from statelink import __version__
 
-from ._fixtures import statelink_lab, statelink_pool, statelink_pools, subject
+from ._fixtures import memory_of, statelink_lab, statelink_pool, statelink_pools, subject
 from ._report import FAILED, NOT_APPLICABLE, Cell, Clause, Report, Run, Verdict
 
 __all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--statelink-require",
         action="store_true",
         help="fail, rather than skip, where a backend cannot run on this machine",
+    )
+    group.addoption(
+        "--statelink-memory",
+        metavar="KIND",
+        default="",
+        help="move memory of this kind, such as cuda:0, instead of what the test class says; torch allocates it",
     )
     group.addoption("--statelink-report", metavar="FILE", type=Path, help="write what was found as JSON")
 
@@ -67,7 +73,14 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport) -> None:
     function: Any = getattr(item, "function")  # noqa: B009 - items in general have none
     run = item.config.stash[_RUNS].setdefault(
         item.nodeid.rpartition("::")[0],
-        Run(suite=suite.__name__, backend=suite.backend, options=dict(suite.options), clauses=[], states=[]),
+        Run(
+            suite=suite.__name__,
+            backend=suite.backend,
+            options=dict(suite.options),
+            memory=memory_of(item.config, suite),
+            clauses=[],
+            states=[],
+        ),
     )
     says = " ".join(
         (function.__doc__ or function.__name__.removeprefix("test_").replace("_", " ")).split("\n\n")[0].split()

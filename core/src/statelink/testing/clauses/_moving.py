@@ -45,8 +45,7 @@ class Moving(Suite):
         """One block of 256 MiB arrives."""
         size = 256 * MIB
         pair = lab.pair(((size,),))
-        words = pair.source.arrays[0].view(np.uint64)
-        words[:] = np.arange(len(words), dtype=np.uint64)
+        pair.source.arrays[0][:] = np.arange(size // 8, dtype=np.uint64).view(np.uint8)
         blocks = pair.blocks([(0, 0, 0, 0, size)])
         pair.grant(main_op, blocks)
         (outcome,) = pair.move(main_op, blocks)

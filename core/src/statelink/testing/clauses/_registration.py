@@ -52,7 +52,7 @@ class Registration(Suite):
         pair = Pair(lab.end(0), lab.end(1).open())
         whole = pair.source.regions[0]
         shift = 100 if case == "overlapping" else 0
-        table = (whole, Region(whole.address + shift, whole.nbytes))
+        table = (whole, Region(whole.address + shift, whole.nbytes, whole.kind))
         pair.source.construct()
         try:
             pair.source.call(_inside.register, table)

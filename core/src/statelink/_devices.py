@@ -1,0 +1,100 @@
+"""Memory of a device, allocated, filled and read without a backend: for the conformance kit and ``statelink doctor``.
+
+torch is imported when somebody asks for such memory. Nothing that a link runs imports this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink.errors import BackendUnavailableError
+
+__all__ = ["DeviceMemory", "TorchMemory", "allocate", "family"]
+
+Array = npt.NDArray[np.uint8]
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device; it is freed when nobody refers to it any more.
+
+    Attributes:
+        address: Its first byte, as libraries know it.
+    """
+
+    address: int
+
+    def write(self, at: int, data: Array) -> None:
+        """Copy host bytes (uint8, contiguous, writable) to offset ``at``. They are there when this returns."""
+
+    def read(self, at: int, data: Array) -> None:
+        """Copy bytes from offset ``at`` on into ``data`` (uint8, contiguous). They are there when this returns."""
+
+
+def allocate(kind: str, nbytes: int, by: str = "") -> DeviceMemory:
+    """Allocate memory of a device; its bytes are zero. Blocks for as long as the device needs to start.
+
+    Args:
+        kind: The device, as in ``cuda:0`` or ``npu:0``.
+        nbytes: Size.
+        by: A function ``module:name`` that is called with these two, and returns `DeviceMemory`; torch if not given.
+
+    Raises:
+        BackendUnavailableError: There is no such device, or nothing here can reach it.
+    """
+    who = f"{by or 'torch'} cannot allocate memory of kind {kind!r}"
+    try:
+        made: DeviceMemory = pkgutil.resolve_name(by)(kind, nbytes) if by else TorchMemory(kind, nbytes)
+    except ImportError as error:
+        hint = "" if by else "install torch with support for this device; torch_npu brings that for 'npu'"
+        raise BackendUnavailableError(who, cause=f"{type(error).__name__}: {error}", hint=hint) from error
+    except Exception as error:  # whatever the device's driver makes of it
+        hint = "a kind of memory names a device that is here, as in 'cuda:0'"
+        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise BackendUnavailableError(who, cause=cause, hint=hint) from error
+    return made
+
+
+def family(kind: str) -> str:
+    """A memory kind without the number of its device."""
+    return kind.partition(":")[0]
+
+
+class TorchMemory:
+    """Memory of a device that torch reaches.
+
+    Args:
+        kind: The device, as torch names it.
+        nbytes: Size.
+    """
+
+    def __init__(self, kind: str, nbytes: int) -> None:
+        # By name, since the core depends on no tensor library.
+        torch: Any = importlib.import_module("torch")
+        with contextlib.suppress(ImportError):  # torch_npu and its like make torch know their device
+            importlib.import_module(f"torch_{family(kind)}")
+        self._torch = torch
+        self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=kind)
+        self._wait()
+        self.address = int(self._bytes.data_ptr())
+
+    def write(self, at: int, data: Array) -> None:
+        """See `DeviceMemory.write`."""
+        self._bytes[at : at + data.size].copy_(self._torch.from_numpy(data.reshape(-1)))
+        self._wait()
+
+    def read(self, at: int, data: Array) -> None:
+        """See `DeviceMemory.read`."""
+        self._torch.from_numpy(data.reshape(-1)).copy_(self._bytes[at : at + data.size])
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until these copies are over: one from pageable memory may return before. Other streams are not waited for."""
+        device = self._bytes.device
+        if device.type != "cpu":
+            getattr(self._torch, device.type).current_stream(device).synchronize()

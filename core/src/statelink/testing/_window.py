@@ -1,0 +1,175 @@
+"""Memory that another process holds on a device, as an array that a clause can look at and write to."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from . import _memory
+
+if TYPE_CHECKING:
+    from ._memory import Arena, Array
+
+__all__ = ["DONE", "ORDER", "READ", "WRITE", "DeviceArena", "Store", "Window", "view"]
+
+ORDER = struct.Struct("<cQQ")
+"""What is asked of a worker: to read or write, from where on, and how many bytes."""
+READ, WRITE, DONE = b"r", b"w", b"d"
+PATIENCE = 60.0
+"""Seconds for one copy."""
+
+
+def view(path: str) -> Array:
+    """All memory of a worker, in the calling process; shared with everyone who has it."""
+    return cast("Array", Window(Store(path))) if path.startswith("@") else _memory.view(path)
+
+
+class Store:
+    """Memory that a worker holds on a device, seen from another thread or process.
+
+    Args:
+        path: Where it is served.
+    """
+
+    def __init__(self, path: str) -> None:
+        name, slash, rest = path[1:].partition("/")
+        self._mirror = _memory.view(slash + rest)
+        self.nbytes = len(self._mirror)
+        self._turn = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(PATIENCE)
+        self._socket.connect(f"\0{name}")
+
+    def read(self, at: int, nbytes: int) -> Array:
+        """A copy of what is there."""
+        with self._turn:
+            self._ask(READ, at, nbytes)
+            found: Array = self._mirror[at : at + nbytes].copy()
+            return found
+
+    def write(self, at: int, data: Array) -> None:
+        """Put bytes there."""
+        with self._turn:
+            self._mirror[at : at + data.size] = data.reshape(-1)
+            self._ask(WRITE, at, data.size)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._socket.close()
+
+    def __del__(self) -> None:
+        self._socket.close()  # views end like this
+
+    def _ask(self, what: bytes, at: int, nbytes: int) -> None:
+        try:
+            self._socket.sendall(ORDER.pack(what, at, nbytes))
+            done = self._socket.recv(1)
+        except OSError as error:
+            raise ConnectionError(f"the process that holds this memory does not answer: {error}") from error
+        if done != DONE:
+            raise ConnectionError("the process that holds this memory has ended")
+
+
+class Window(NDArrayOperatorsMixin):
+    """Bytes of a device. To a clause, they are an array whose items are bytes or rows of bytes.
+
+    It compares and converts as numpy's arrays do. A slice is a window again, and what is picked otherwise is a copy.
+
+    Args:
+        store: Where they are.
+        start: The first one.
+        shape: Items, and bytes of each where there is more than one; all that is there if not given.
+    """
+
+    def __init__(self, store: Store, start: int = 0, shape: tuple[int, ...] = ()) -> None:
+        self._store = store
+        self._start = start
+        self.shape = shape or (store.nbytes,)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        found = self._store.read(self._start, self.size).reshape(self.shape)
+        return found if dtype is None else found.astype(dtype)
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
+        given = [np.asarray(each) if isinstance(each, Window) else each for each in inputs]
+        return getattr(function, method)(*given, **named)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return self._part(key)
+        rows = np.asarray(key)
+        picked = [np.asarray(self._part(slice(row, row + 1)))[0] for row in rows.ravel().tolist()]
+        return np.array(picked, np.uint8).reshape(rows.shape + self.shape[1:])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, slice):
+            part = self._part(key)
+            data = np.empty(part.shape, np.uint8)
+            data[...] = value
+            self._store.write(part._start, data)
+            return
+        rows = np.asarray(key)
+        values = np.broadcast_to(np.asarray(value, np.uint8), rows.shape + self.shape[1:])
+        for row, each in zip(rows.ravel().tolist(), values.reshape(-1, *self.shape[1:]), strict=True):
+            self[row : row + 1] = each
+
+    def copy(self) -> np.ndarray[Any, Any]:
+        """What they are at this moment."""
+        return np.asarray(self)
+
+    def any(self) -> bool:
+        """Whether one of them is not zero."""
+        return bool(np.asarray(self).any())
+
+    def reshape(self, *shape: int) -> Window:
+        """The same bytes in other rows; one extent may be -1."""
+        known = int(np.prod([each for each in shape if each >= 0]))
+        return Window(self._store, self._start, tuple(each if each >= 0 else self.size // known for each in shape))
+
+    def _part(self, key: slice) -> Window:
+        first, last, step = key.indices(len(self))
+        if step != 1:
+            raise IndexError("a window has every item between two")
+        width = int(np.prod(self.shape[1:]))
+        return Window(self._store, self._start + first * width, (max(last - first, 0), *self.shape[1:]))
+
+
+class DeviceArena:
+    """A worker's memory on a device, as `Arena` is for host memory; it goes with the worker.
+
+    Args:
+        path: Where the worker serves it.
+        arena: The host memory through which that hands bytes over.
+
+    Attributes:
+        path: Where another process finds it.
+        bytes: All of it.
+    """
+
+    def __init__(self, path: str, arena: Arena) -> None:
+        self.path = path
+        self._arena = arena
+        self._store = Store(path)
+        self.bytes: Array = cast("Array", Window(self._store))
+
+    def discard(self, nbytes: int) -> None:
+        """Give host memory back that was used on the way."""
+        self._arena.discard(nbytes)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._store.close()
+        self._arena.close()

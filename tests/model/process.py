@@ -14,8 +14,9 @@ from statelink import state
 from statelink._open import _card
 from statelink._stage import open_strategies, stage
 from statelink.backend import BackendContext, Strategy
+from statelink.config import LinkConfig
 from statelink.errors import PeerError
-from statelink.link import Link, LinkConfig, Node, Receiving, Sending, StaticRendezvous, Status
+from statelink.link import Link, Node, Receiving, Sending, StaticRendezvous, Status
 from statelink.registry import plugin_manager
 
 from .library import MoverBackend, OwnerBackend, SimBackend

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from statelink.link import Staging
+from statelink.config import Staging
 from statelink.staged import Staged
 from statelink.staged._receive import StagedReceive
 from statelink.staged._ring import Ring

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import zmq
 
+from statelink.config import LinkConfig, Staging, read_config
 from statelink.errors import ConfigError
-from statelink.link import LinkConfig, Staging, read_config
 
 if TYPE_CHECKING:
     from pathlib import Path

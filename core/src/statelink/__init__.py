@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from ._open import __version__, open, probe
 from .backend import hookimpl
+from .config import LinkConfig
 from .errors import StatelinkError
-from .link import Link, LinkConfig, Receiving, Rendezvous, Room, Sending, Status
+from .link import Link, Receiving, Rendezvous, Room, Sending, Status
 from .plan import Pages, indices_of
 from .registry import Listed, list_backends
 from .wire import Keys

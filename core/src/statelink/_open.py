@@ -15,19 +15,9 @@ import msgspec
 from statelink._select import pick
 from statelink._stage import open_strategies, stage
 from statelink.backend import Backend, BackendContext, Probe, Strategy
+from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
-from statelink.link import (
-    Link,
-    LinkConfig,
-    Node,
-    Place,
-    Rendezvous,
-    StaticRendezvous,
-    check_verify,
-    read_config,
-    read_options,
-    this_process,
-)
+from statelink.link import Link, Node, Place, Rendezvous, StaticRendezvous, check_verify, this_process
 from statelink.pointers import Checked, Platform, check, device_settings, explained
 from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient

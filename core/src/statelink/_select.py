@@ -11,14 +11,14 @@ import msgspec
 from statelink._nearest import did_you_mean
 from statelink.backend import Backend, Fence, Fencing, Op, Probe, Side, Strategy, Transports
 from statelink.backend._interface import cannot_register
+from statelink.config import read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
-from statelink.link import read_options
 from statelink.registry import known_packages, list_backends, load_backend
 
 if TYPE_CHECKING:
     import pluggy
 
-    from statelink.link import Given
+    from statelink.config import Given
     from statelink.state import Inventory
 
 __all__ = ["AUTO", "Picked", "pick"]

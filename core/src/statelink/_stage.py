@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from statelink.backend import Backend, Strategy
-    from statelink.link import Staging
+    from statelink.config import Staging
     from statelink.state import Inventory
 
 __all__ = ["open_strategies", "stage"]

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.backend import ANY, Backend
+from statelink.config import read_options
 from statelink.errors import StatelinkError
-from statelink.link import read_options
 from statelink.registry import Listed, list_backends, load_backend
 
 __all__ = ["backends"]

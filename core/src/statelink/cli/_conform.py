@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.backend._interface import cannot_register
+from statelink.config import read_options
 from statelink.errors import StatelinkError
-from statelink.link import read_options
 from statelink.registry import load_backend
 
 from ._pairs import pair

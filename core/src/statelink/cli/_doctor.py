@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.backend import Backend, Check, Diagnosing, Verdict
+from statelink.config import read_config, read_options
 from statelink.errors import StatelinkError
-from statelink.link import read_config, read_options
 from statelink.registry import list_backends, load_backend
 
 from ._loopback import loopback

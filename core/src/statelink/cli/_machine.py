@@ -11,8 +11,8 @@ from pathlib import Path
 
 from statelink import __version__
 from statelink.backend import Check, Verdict
+from statelink.config import read_config
 from statelink.errors import StatelinkError
-from statelink.link import read_config
 from statelink.pointers import LOCKED, segments
 from statelink.registry import plugin_failures, plugin_manager
 

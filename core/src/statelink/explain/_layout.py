@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from statelink.config import read_options
 from statelink.errors import ConfigError
-from statelink.link import read_options
 
 from ._model import Count, Dtype, Model, parse_toml, preset
 

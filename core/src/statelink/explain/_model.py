@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from statelink._nearest import did_you_mean
+from statelink.config import read_options
 from statelink.errors import ConfigError
-from statelink.link import read_options
 
 if sys.version_info >= (3, 11):
     import tomllib

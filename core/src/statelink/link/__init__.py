@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ._config import LinkConfig, Staging, read_options
 from ._inspect import ask, sockets
 from ._link import Link
 from ._node import Node
@@ -12,14 +11,11 @@ from ._receiving import Receiving
 from ._rendezvous import Peer, Rendezvous, StaticRendezvous
 from ._room import Ready, Room
 from ._sending import Sending
-from ._source import Given, read_config
 from ._status import Status
 from ._verify import check_verify
 
 __all__ = [
-    "Given",
     "Link",
-    "LinkConfig",
     "Node",
     "Peer",
     "Place",
@@ -28,13 +24,10 @@ __all__ = [
     "Rendezvous",
     "Room",
     "Sending",
-    "Staging",
     "StaticRendezvous",
     "Status",
     "ask",
     "check_verify",
-    "read_config",
-    "read_options",
     "sockets",
     "this_process",
 ]

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import pluggy
 
     from statelink.backend import Backend, Strategy
+    from statelink.config import LinkConfig
     from statelink.state import Inventory
     from statelink.wire import Card, Channel, Message
 
-    from ._config import LinkConfig
     from ._rendezvous import Rendezvous
     from ._room import Room
 

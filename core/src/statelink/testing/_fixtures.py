@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from statelink.backend._interface import cannot_register
+from statelink.config import read_options
 from statelink.errors import BackendError
-from statelink.link import read_options
 
 from . import _inside
 from ._bench import Subject

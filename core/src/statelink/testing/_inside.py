@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Fencing, Op, Outcome, Region, Transfer
-from statelink.link import read_options
+from statelink.config import read_options
 from statelink.registry import load_backend
 
 from ._worker import Host, Opened, Unexpected

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from statelink.backend import ANY, Fence, Fencing, Op, Side, Strategy
+from statelink.config import read_options
 from statelink.errors import BackendUnavailableError, ConfigError
-from statelink.link import read_options
 
 from .. import _inside
 from .._lab import FOR_LINKS, Lab, Suite, needs

@@ -15,7 +15,7 @@ import msgspec
 from statelink.errors import ConfigError
 from statelink.wire import ENVIRONMENT, check_private
 
-from ._config import LinkConfig, check_known, read_options
+from ._options import LinkConfig, check_known, read_options
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -72,12 +72,13 @@ demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tc
 	$(if $(filter mooncake,$(BACKEND)),@tools/mooncake-libraries.sh $(BIN)/python)
 	@$(BIN)/statelink demo --backend $(BACKEND) $(ARGS)
 
-check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, spelling
+check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reaches into other objects, spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests examples/demo/src \
 	  examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 5.5
 	$(BIN)/codespell
 
 # Every test runs in one of three processes, since tests wait more than they compute; a file's tests stay in one process.

@@ -1,11 +1,11 @@
-"""What tests share: the backends to run on, and a look at the threads that a test leaves behind."""
+"""What tests share: the backends to run on, the counts of long runs, and a look at the threads left behind."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -25,6 +25,23 @@ def backend(request: pytest.FixtureRequest) -> str:
             pytest.fail(f"backend {name} is required and cannot run here: {problem}", pytrace=False)
         pytest.skip(problem)
     return name
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Prints what a run counted, in one line.
+
+    A test marked `soak` prints it at once, also where pytest captures output: ``make soak | grep ^soak:`` finds it.
+    """
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or request.node.get_closest_marker("soak") is None:
+        return lambda line: print(f"soak: {line}")
+
+    def say(line: str) -> None:
+        reporter.ensure_newline()
+        reporter.write_line(f"soak: {line}")
+
+    return say
 
 
 @pytest.fixture(autouse=True)

@@ -40,17 +40,20 @@ class Book:
     seed: int
     checked: int = 0
     foreign: int = 0
+    wrong: set[int] = field(default_factory=set)
     found: list[str] = field(default_factory=list)
     keys: dict[Share, int] = field(default_factory=dict)
     free: dict[str, deque[Share]] = field(default_factory=lambda: {"kv": deque(), "aux": deque()})
     uses: int = 0
 
-    def look(self, share: Share, what: str, *keys: int) -> None:
+    def look(self, share: Share, what: str, *keys: int) -> int:
+        """Count the bytes of an item that are none of these keys'."""
         wrong = self.memory.foreign(share, *keys)
         self.checked += self.memory.nbytes(share)
         self.foreign += wrong
         if wrong and len(self.found) < 20:
             self.found.append(f"{wrong} bytes of {share.component} {share.item}: {what}")
+        return wrong
 
     def give(self, share: Share) -> None:
         """A new owner writes to it at once."""
@@ -201,6 +204,7 @@ class Side:
         return {
             "checked": self.book.checked,
             "foreign": self.book.foreign,
+            "wrong": len(self.book.wrong),
             "found": self.book.found,
             "stuck": [each.plan.room for each in self.stuck],
             "stuck_bytes": sum(self.memory.nbytes(share) for each in self.stuck for share in each.shares),
@@ -317,7 +321,8 @@ class Decode(Side):
         if room.room.status is Status.SUCCEEDED:
             self.usual = 0.95 * self.usual + 0.05 * (now - room.started)
             for share, key in zip(room.shares, keys, strict=True):
-                self.book.look(share, f"wrong in room {room.plan.number}, which succeeded", key)
+                if self.book.look(share, f"wrong in room {room.plan.number}, which succeeded", key):
+                    self.book.wrong.add(room.plan.number)
             self.resting.append((now + REST, room))
             return
         for share, key in zip(room.shares, keys, strict=True):

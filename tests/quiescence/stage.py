@@ -36,6 +36,7 @@ class Outcome:
         reasons: Per side, failed rooms by code.
         checked: Bytes looked at.
         foreign: Bytes among them that were somebody else's.
+        wrong: Rooms that succeeded on decode without all of their bytes.
         found: Some of them, in words.
         stuck: Per side, rooms that stay in quarantine.
         held: Per side, their bytes.
@@ -50,6 +51,7 @@ class Outcome:
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)
     checked: int = 0
     foreign: int = 0
+    wrong: int = 0
     found: list[str] = field(default_factory=list)
     stuck: dict[str, list[int]] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
@@ -189,6 +191,7 @@ class Stage:
             outcome.reasons[engine.role] = run["reasons"]
             outcome.checked += seen["checked"]
             outcome.foreign += seen["foreign"]
+            outcome.wrong += seen["wrong"]
             outcome.found += [f"{engine.role}: {each}" for each in seen["found"]]
             outcome.stuck[engine.role] = seen["stuck"]
             outcome.held[engine.role] = seen["stuck_bytes"]

@@ -1,0 +1,220 @@
+"""One side dies or stops, many times in a row, while the other goes on: each time it recovers, and nothing adds up.
+
+The side that goes on has one link throughout. Each time, the other side comes back at its address and serves a room
+whose every byte is compared; the survivor's memory has been given back by then.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.helpers.pair import Pair
+from tests.helpers.peers import until
+from tests.helpers.pools import Aux, Kv
+from tests.helpers.processes import free_addresses
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle, RoomHandle
+    from tests.helpers.expect import Case
+    from tests.link.conftest import Workshop
+
+LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 60.0, "slice_bytes": 256 << 10}
+SOON = 30.0
+"""Seconds within which something has to happen, on a machine that has other things to do."""
+POOLS = (Kv(layers=tuple(range(8)), pages=64, heads=8, dim=64), Aux())
+LARGE = 40 * 16
+"""Tokens of a request whose copy takes some milliseconds: ten megabytes."""
+SMALL = 4 * 16
+STOP = 3.0
+"""Seconds for which a side is stopped: longer than liveness."""
+WARM = 3
+"""Deaths before what the survivor holds is counted for the first time."""
+SIDES = ("prefill", "decode")
+WAYS: dict[str, dict[str, Any]] = {
+    "tcp": {},
+    "tcp through sockets": {"same_host_copy": False, "send_buffer": 64 << 10, "receive_buffer": 64 << 10},
+    "nixl": {},
+    "nixl over TCP": {"ucx": {"TLS": "tcp"}},
+    "mooncake": {},
+}
+"""Backends with their options. Through sockets, a peer that is stopped blocks the thread that writes to it."""
+
+
+@dataclass
+class Tally:
+    """What a run came to.
+
+    Attributes:
+        deaths: How often the other side died, or stopped and went on.
+        rooms: Rooms of the survivor that were under way then, by how they ended.
+        recovered: How often a room over the same peer worked afterwards.
+        longest: Most seconds from a death to memory given back, and to the room that worked.
+        held: What the survivor's process holds after each recovery.
+    """
+
+    deaths: int = 0
+    rooms: Counter[str] = field(default_factory=Counter)
+    recovered: int = 0
+    longest: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    held: list[dict[str, int]] = field(default_factory=list)
+
+    def growth(self, what: str) -> int:
+        """What the survivor's process has gained since it was warm."""
+        if not self.held:
+            return 0
+        return self.held[-1][what] - self.held[min(WARM, len(self.held)) - 1][what]
+
+    def __str__(self) -> str:
+        quiet, served = self.longest
+        grown = ", ".join(f"{what} {self.growth(what):+}" for what in ("fds", "threads"))
+        return (
+            f"{self.deaths} times, {self.recovered} recovered, {self.rooms['failed']} rooms failed and "
+            f"{self.rooms['succeeded']} succeeded meanwhile, memory given back after {quiet:.1f} s and served after "
+            f"{served:.1f} s at most, survivor {grown}, rss {self.growth('rss') / (1 << 20):+.1f} MiB"
+        )
+
+
+class Repeated:
+    """A survivor, and a side that dies and comes back.
+
+    Args:
+        workshop: Where processes come from.
+        way: How bytes move.
+        side: Which side dies.
+        seed: Of the moments.
+    """
+
+    def __init__(self, workshop: Workshop, way: str, side: str, seed: int) -> None:
+        self._workshop = workshop
+        self._config = {**LIVE, "options": WAYS[way]}
+        self._order = random.Random(seed)
+        self._role = side
+        self._survivor_role = SIDES[1 - SIDES.index(side)]
+        self._address = free_addresses(1)[0]
+        self._survivor = workshop.open(self._survivor_role, POOLS, **self._config)
+        self._pair = self._together(self._open())
+        self.tally = Tally()
+
+    def _open(self) -> LinkHandle:
+        """The side that dies, in a new process at its address."""
+        engine = self._workshop.engine()
+        return self._workshop.open(self._role, POOLS, engine=engine, listen=self._address, **self._config)
+
+    def _together(self, other: LinkHandle) -> Pair:
+        sides = {self._survivor_role: self._survivor, self._role: other}
+        return Pair(sides["prefill"], sides["decode"])
+
+    @property
+    def _other(self) -> LinkHandle:
+        return self._pair.prefill if self._role == "prefill" else self._pair.decode
+
+    def die(self, *, stop: bool = False) -> None:
+        """One death, and the recovery from it. With ``stop``, the side is stopped for a while instead, and goes on."""
+        pair, doomed = self._pair, self._other.engine
+        pair.run(SMALL)
+        cases, receiving, sending = self._begin()
+        rooms = receiving if self._role == "prefill" else sending
+        time.sleep(self._order.choice((0.0, 0.002, 0.01)))
+        began = time.monotonic()
+        if stop:
+            doomed.signal(signal.SIGSTOP)
+            time.sleep(STOP)
+            doomed.signal(signal.SIGCONT)
+            receiving[0].abort()  # where it is decode that goes on, it may still wait for prefill's engine
+            rooms = [*receiving, *sending]
+        else:
+            doomed.kill()
+        self._ended(rooms)
+        # The bytes of a room that failed may be anything; also on the side that wrote, nothing else has changed.
+        for case in cases:
+            pair.pardon(case)
+            pair.done(case)
+        until(lambda: self._at_rest(self._survivor), SOON)
+        self.tally.longest[0] = max(self.tally.longest[0], time.monotonic() - began)
+        if stop:
+            until(lambda: self._at_rest(self._other), SOON)
+        else:
+            self._other.memory.path.unlink()
+            self._pair = self._together(self._open())
+        self._pair.verify()
+        self._pair.run(SMALL)
+        self.tally.longest[1] = max(self.tally.longest[1], time.monotonic() - began)
+        self.tally.deaths += 1
+        self.tally.recovered += 1
+        self.tally.held.append(self._survivor.engine.run("tests.load.rank", "usage"))
+
+    def _begin(self) -> tuple[list[Case], list[RoomHandle], list[RoomHandle]]:
+        """Rooms in several phases: asked for alone, waiting for the rest, and in the middle of a copy."""
+        pair = self._pair
+        asked, waiting, moving = pair.case(SMALL), pair.case(SMALL), pair.case(LARGE)
+        receiving = [pair.receive(case) for case in (asked, waiting, moving)]
+        sending = [pair.send(case) for case in (waiting, moving)]
+        sending[0].push(waiting.span(0, 16, pair.prefill.memory.pools), span=(0, 16))
+        receiving[1].reach(Status.TRANSFERRING)
+        sending[1].reach(Status.WAITING)
+        pair.push(sending[1], moving)
+        return [asked, waiting, moving], receiving, sending
+
+    def _ended(self, rooms: Sequence[RoomHandle]) -> None:
+        for room in rooms:
+            seen = room.wait(SOON, quiesced=True)
+            assert seen.quiesced, seen
+            assert seen.reason is None or seen.reason.code in ("peer.lost", "room.aborted", "backend.transfer"), seen
+            self.tally.rooms[seen.status.name.lower()] += 1
+
+    def _at_rest(self, link: LinkHandle) -> bool:
+        seen = link.snapshot()
+        return (
+            not seen["quarantined"] and not any(seen["quarantined_bytes"].values()) and not any(seen["rooms"].values())
+        )
+
+
+def on(now: Sequence[tuple[str, int]], later: Sequence[tuple[str, int]]) -> pytest.MarkDecorator:
+    """Ways and how many times: those for every run, and those for `make soak`."""
+    cases = []
+    for way, times in (*now, *later):
+        marks = [pytest.mark.soak] if (way, times) in later else []
+        cases.append(pytest.param(way.split()[0], way, times, id=f"{way} {times}".replace(" ", "-"), marks=marks))
+    return pytest.mark.parametrize(("backend", "way", "times"), cases, indirect=["backend"], scope="session")
+
+
+def run(workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str], None], *, stop: bool) -> None:
+    seed = int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
+    repeated = Repeated(workshop, way, side, seed)
+    try:
+        for _ in range(times):
+            repeated.die(stop=stop)
+    finally:
+        tally = repeated.tally
+        tell(f"{side} {'stopped' if stop else 'killed'} over {way}: {tally}, seed {seed}")
+    # One connection more or less may be in the making; what is kept for each death would be many.
+    assert tally.growth("fds") < 4 + times // 4, tally.held
+    assert tally.growth("threads") < 4 + times // 4, tally.held
+
+
+@pytest.mark.parametrize("side", SIDES)
+@on([("tcp", 2)], [("tcp", 100), ("tcp through sockets", 30), ("nixl", 30), ("nixl over TCP", 30), ("mooncake", 30)])
+def test_a_side_is_killed_again_and_again(
+    workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str], None]
+) -> None:
+    run(workshop, way, side, times, tell, stop=False)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@on([], [("tcp", 20), ("tcp through sockets", 20), ("nixl over TCP", 10), ("mooncake", 10)])
+def test_a_side_is_stopped_again_and_again(
+    workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str], None]
+) -> None:
+    """For longer than the other side waits for it; then it goes on."""
+    run(workshop, way, side, times, tell, stop=True)

@@ -19,6 +19,7 @@ from statelink.registry import load_backend
 from statelink.staged._memory import HostMemory
 from statelink.state import Region
 from statelink.wire._channel import MARK
+from statelink.wire._parts import cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +119,8 @@ class FakeDecode(Fake):
         self._socket.connect(address)
 
     def say(self, message: wire.Message) -> None:
-        self._socket.send_multipart(wire.encode(message))
+        for frames in cut(wire.encode(message)):
+            self._socket.send_multipart(frames)
 
     def _listen(self, timeout: float) -> None:
         while self._socket.poll(int(timeout * 1000)):

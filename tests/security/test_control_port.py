@@ -18,6 +18,7 @@ from statelink import wire
 from statelink.errors import Reason
 from statelink.wire import _channel
 from statelink.wire._channel import MARK
+from statelink.wire._parts import cut
 
 from .links import DECODE, PREFILL, STRANGE, Recorder, connect, keys, link_of, state_of
 from .noise import resident
@@ -229,7 +230,8 @@ def test_inventories_that_promise_too_much(field: str, value: Any) -> None:
         assert field in tree["inventory"]
         tree["inventory"][field] = value
         memory = resident()
-        vast.send_multipart([b"hello", msgspec.msgpack.encode({"sender": "vast", "card": tree})])
+        for frames in cut([b"hello", msgspec.msgpack.encode({"sender": "vast", "card": tree})]):
+            vast.send_multipart(frames)
         assert vast.poll(20_000)
         assert vast.recv_multipart()[0] == b"refuse"
         assert resident() - memory < 32 * MEGABYTE

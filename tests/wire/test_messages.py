@@ -133,7 +133,7 @@ def test_what_is_just_inside_the_bounds_is_taken(kind: str, fields: dict[str, An
     assert type(got) is type(SAMPLES[kind])
 
 
-def test_a_frame_has_a_largest_size() -> None:
+def test_a_message_has_a_largest_size() -> None:
     big = wire.Request(
         **USE,
         tokens=1,
@@ -144,7 +144,7 @@ def test_a_frame_has_a_largest_size() -> None:
         wire.encode(big)
     assert caught.value.code == "wire.size"
     assert str(caught.value).startswith("a request message of 6")
-    assert str(caught.value).endswith(f": a frame has at most {wire.MAX_FRAME}")
+    assert str(caught.value).endswith(f": it may have at most {wire.limit_of(wire.Request)}")
 
 
 def test_a_value_that_no_frame_can_hold_is_one_error() -> None:

@@ -152,6 +152,10 @@ class DecodeRole:
         """See `Role.busy`."""
         return bool(self._quarantined())
 
+    def knows(self, name: str) -> bool:
+        """See `Role.knows`: decode dials those whom it works with, and its siblings only ask who it is."""
+        return False
+
     def _quarantined(self) -> list[Receiving]:
         """Rooms that ended and whose memory is not quiet."""
         with self._node.lock:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
 from statelink.backend import UNKNOWN, RegionTable
-from statelink.errors import MismatchError, Reason, StatelinkError
+from statelink.errors import MismatchError, Reason
 from statelink.plan import PairPlan, compile_pair
 
+from ._cards import Cards
 from ._handshake import check_card
 from ._mover import reason_of
 from ._stages import CONTACT, Contact, ContactEvent
@@ -99,6 +100,7 @@ class Destinations:
         self._node = node
         self._watcher = watcher
         self._destinations: dict[str, Destination] = {}
+        self._cards = Cards(node)
 
     def get(self, name: str) -> Destination | None:
         """The destination with this link name, if it is known."""
@@ -131,23 +133,35 @@ class Destinations:
         else:
             self._watcher.from_destination(message, peer)
 
+    def knows(self, name: str) -> bool:
+        """See `Role.knows`."""
+        return name in self._destinations
+
     def _hello(self, message: wire.Hello) -> None:
-        try:
-            card = wire.read_card(message.card)
-            check_card(self._node.card, card)
-        except StatelinkError as error:
-            log.warning("refused a peer: %s", error)
-            self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason))
-            return
-        if card.role == "decode" and card.link not in self._destinations and card.link == message.sender:
-            if len(self._destinations) >= MAX_PEERS:
-                reason = Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._node.name})
+        ours, backend = self._node.card, self._node.backend.name
+
+        def check(card: wire.Card) -> tuple[wire.Card, RegionTable]:
+            check_card(ours, card)
+            return card, RegionTable(card.inventory.regions, backend)
+
+        def then(made: tuple[wire.Card, RegionTable] | None, reason: Reason | None) -> None:
+            if made is not None:
+                reason = self._greet(message.sender, *made)
+            if reason is not None:
+                log.warning("refused a peer: %s", reason)
                 self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=reason))
-                return
-            regions = RegionTable(card.inventory.regions, self._node.backend.name)
+
+        self._cards.read(message.sender, message.card, check, then)
+
+    def _greet(self, sender: str, card: wire.Card, regions: RegionTable) -> Reason | None:
+        """Welcome a peer whose card goes with ours; why not, if there are too many."""
+        if card.role == "decode" and card.link not in self._destinations and card.link == sender:
+            if len(self._destinations) >= MAX_PEERS:
+                return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._node.name})
             now = self._node.now()
             self._destinations[card.link] = Destination(card.link, card, regions, now, since=now)
-        self._node.send(wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction))
+        self._node.send(wire.Welcome(sender=self._node.name, to=sender, card=self._node.introduction))
+        return None
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:
         if peer.stage is Contact.ATTACHED and peer.plan is not None and peer.plan.digest == message.digest:

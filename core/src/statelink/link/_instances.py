@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
 from statelink.backend import UNKNOWN
-from statelink.errors import ConfigError, PeerError, Reason, StatelinkError
+from statelink.errors import ConfigError, PeerError, Reason
 
+from ._cards import Cards
 from ._handshake import check_card
 from ._instance import Instance, Route, Source, plan_instance
 from ._mover import reason_of
@@ -68,6 +69,7 @@ class Instances:
         self._watcher = watcher
         self._instances: dict[str, Instance] = {}
         self._connected: Counter[str] = Counter()
+        self._cards = Cards(node)
         self._siblings = [str(wire.parse_endpoint(address)) for address in node.config.siblings]
 
     def get(self, peer: Peer) -> Instance:
@@ -153,30 +155,35 @@ class Instances:
             self._node.channel.dial(wire.parse_endpoint(address))
 
     def _welcome(self, message: wire.Welcome, address: str) -> None:
+        if not any(each.stage is Stage.GREETING for each in self._of_address(address)):
+            return
+        ours = self._node.card
+
+        def check(card: wire.Card) -> wire.Card:
+            if card.link != message.sender:
+                raise PeerError("a peer describes itself as another", cause=f"{card.link!r:.80}", code="peer.name")
+            check_card(ours, card)
+            return card
+
+        self._cards.read(address, message.card, check, lambda card, reason: self._met(address, card, reason))
+
+    def _met(self, address: str, card: wire.Card | None, reason: Reason | None) -> None:
+        """Who listens at an address has said who it is."""
         for instance in self._of_address(address):
             if instance.stage is not Stage.GREETING:
                 continue
-            try:
-                card = wire.read_card(message.card)
-                if card.link != message.sender:
-                    raise PeerError("a peer describes itself as another", cause=f"{card.link!r:.80}", code="peer.name")
-                check_card(self._node.card, card)
-                source = instance.sources.get(address)
-                if source is not None:
-                    if card.role != "prefill":
-                        raise PeerError(
-                            "a peer is not a prefill rank",
-                            cause=f"its role is {card.role!r}",
-                            code="peer.role",
-                            peer=card.link,
-                        )
-                    source.card = card
-                    source.heard = self._node.now()
-                else:
-                    instance.siblings[address] = card
-            except StatelinkError as error:
-                self._refuse(instance, error.reason)
+            source = instance.sources.get(address)
+            if card is not None and source is not None and card.role != "prefill":
+                what, cause = "a peer is not a prefill rank", f"its role is {card.role!r}"
+                reason = Reason("peer.role", what, {"peer": card.link}, cause)
+            if card is None or reason is not None:
+                assert reason is not None
+                self._refuse(instance, reason)
                 continue
+            if source is not None:
+                source.card, source.heard = card, self._node.now()
+            else:
+                instance.siblings[address] = card
             if instance.greeted:
                 self._plan(instance)
 
@@ -356,13 +363,17 @@ class Instances:
                 self._from_source(message, instance, source)
 
     def _answer_sibling(self, message: wire.Message) -> None:
-        if isinstance(message, wire.Hello):
+        if not isinstance(message, wire.Hello):
+            return
+        ours = self._node.card
+
+        def then(_: None, reason: Reason | None) -> None:
             answer: wire.Message = wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction)
-            try:
-                check_card(self._node.card, wire.read_card(message.card))
-            except StatelinkError as error:
-                answer = wire.Refuse(sender=self._node.name, to=message.sender, reason=error.reason)
+            if reason is not None:
+                answer = wire.Refuse(sender=self._node.name, to=message.sender, reason=reason)
             self._node.send(answer)
+
+        self._cards.read(message.sender, message.card, lambda card: check_card(ours, card), then)
 
     def _from_source(self, message: wire.Message, instance: Instance, source: Source) -> None:
         if isinstance(message, wire.Attached):

@@ -60,6 +60,9 @@ class Role(Protocol):
     def busy(self) -> bool:
         """Whether transfers or drains are under way."""
 
+    def knows(self, name: str) -> bool:
+        """Whether a peer that dialled this link, by its link name, has introduced itself."""
+
 
 class Node:
     """One link's parts: the control thread's loop, the sockets, the backend and the lanes.
@@ -120,6 +123,7 @@ class Node:
         self.setup = self.movers if serial else make_lane("statelink-setup", 2)
         self.fences = self.movers if serial else make_lane("statelink-fence", 1)
         self.verifiers = make_lane("statelink-verify", config.threads)
+        self.cards = make_lane("statelink-cards", 1)
         self.role: Role
         self._hooks = hooks
         self._closed = closed
@@ -145,6 +149,7 @@ class Node:
     def start(self) -> None:
         """Start the control thread."""
         self.channel.watch(self._loop.fileno())
+        self.channel.knows = self.role.knows
         self._due_beat = self.now() + self.config.heartbeat
         self.after(self.config.heartbeat, self._beat)
         self._loop.start(self._receive, self.channel.close)
@@ -221,7 +226,13 @@ class Node:
 
     def load(self) -> dict[str, int]:
         """What waits in this link, by kind. Any thread."""
-        lanes = {"moves": self.movers, "setups": self.setup, "fences": self.fences, "checks": self.verifiers}
+        lanes = {
+            "moves": self.movers,
+            "setups": self.setup,
+            "fences": self.fences,
+            "checks": self.verifiers,
+            "cards": self.cards,
+        }
         return {
             "pushes": self._pushes,
             **{name: lane.waiting for name, lane in lanes.items()},
@@ -276,7 +287,7 @@ class Node:
         done.wait(timeout + 5)
         self.movers.submit(("close",), self._close_backend)
         ended = self.movers.close(timeout)
-        for lane in (self.setup, self.fences, self.verifiers):
+        for lane in (self.setup, self.fences, self.verifiers, self.cards):
             ended = (lane is self.movers or lane.close(timeout)) and ended
         self.rendezvous.close()
         for strategy in {id(each): each for each in self.strategies.values()}.values():

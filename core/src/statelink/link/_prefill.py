@@ -399,6 +399,10 @@ class PrefillRole:
             **self._past.load(),
         }
 
+    def knows(self, name: str) -> bool:
+        """See `Role.knows`."""
+        return self._destinations.knows(name)
+
     # Small helpers.
 
     def _send(self, message: wire.Message) -> None:

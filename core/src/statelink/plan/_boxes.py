@@ -28,6 +28,8 @@ MAX_CELLS = 1 << 12
 """Bound on the pieces that the sources' edges cut a destination's slab into."""
 MAX_RUNS = 1 << 20
 """Bound on the runs of one pair of items: what a peer describes must not make us allocate without limit."""
+MAX_COMPARED = 1 << 17
+"""Bound on the boxes and slabs of one pair of items that are compared with each other."""
 
 
 class Box(msgspec.Struct, frozen=True, order=True):
@@ -155,7 +157,14 @@ def runs_of(source: Layout, target: Layout, boxes: Sequence[Box], granule: int) 
         boxes: Disjoint boxes that this source writes.
         granule: Rows of the position axis that move together; not used where there is none.
     """
+    if len(boxes) * len(source.slabs) * len(target.slabs) > MAX_COMPARED:
+        raise MismatchError(
+            "the slabs of the two sides cut each other into too many pieces",
+            cause=f"{len(boxes)} boxes of {len(source.slabs)} and {len(target.slabs)} slabs",
+            hint="describe what a rank holds in fewer slabs",
+        )
     parts: list[Runs] = []
+    count = 0
     for box in boxes:
         moved = 0
         for theirs, ours in itertools.product(source.slabs, target.slabs):
@@ -163,14 +172,15 @@ def runs_of(source: Layout, target: Layout, boxes: Sequence[Box], granule: int) 
             shared = shared and intersect(shared, slab_box(target, ours))
             if shared is not None:
                 moved += shared.volume
-                parts.append(_strided(source, theirs, target, ours, shared, granule))
+                parts.append(_strided(source, theirs, target, ours, shared, granule, MAX_RUNS - count))
+                count += len(parts[-1].nbytes)
         if moved != box.volume:
             return None
     return Runs.union(parts) if parts else None
 
 
-def _strided(source: Layout, theirs: Slab, target: Layout, ours: Slab, box: Box, granule: int) -> Runs:
-    """The runs of one box between two slabs."""
+def _strided(source: Layout, theirs: Slab, target: Layout, ours: Slab, box: Box, granule: int, most: int) -> Runs:
+    """The runs of one box between two slabs; refuses more than ``most``."""
     position = target.position
     counts = list(map(int.__sub__, box.stop, box.start))
     skip_s = [a - b for a, b in zip(box.start, _drop(theirs.start, source.position), strict=True)]
@@ -189,7 +199,7 @@ def _strided(source: Layout, theirs: Slab, target: Layout, ours: Slab, box: Box,
     unit = target.itemsize
     while axes and axes[0][1] == axes[0][2] == unit:
         unit *= axes.pop(0)[0]
-    if math.prod(axis[0] for axis in axes) > MAX_RUNS:
+    if math.prod(axis[0] for axis in axes) > most:
         raise MismatchError(
             "a pair of items falls apart into too many runs",
             cause=f"more than {MAX_RUNS} contiguous pieces of {unit} bytes",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from statelink.errors import MismatchError, StateError
 
-from ._boxes import Box, Runs, intersect, runs_of
+from ._boxes import Box, Runs, runs_of
 from ._pairing import granule_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ I64 = npt.NDArray[np.int64]
 NO_LAYER = -1
 MAX_BOXES = 1024
 """Bound on the boxes of one share."""
+MAX_PLAN_RUNS = 1 << 21
+"""Bound on the runs of all distinct pairs of items of a plan together, which take 40 bytes each."""
+MAX_PLAN_COMPARED = 1 << 18
+"""Bound on the boxes and slabs of a plan that are compared with each other."""
+OF_A_BOX = 16
+"""What it costs to compare a box with all others of its share, in the same measure."""
 
 
 class Group(NamedTuple):
@@ -122,11 +128,17 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
     plans: dict[str, list[_Pair]] = {}
     tables: dict[tuple[int, int, tuple[Box, ...]], Runs] = {}
     named: set[tuple[str, str]] = set()
+    held: dict[str, tuple[Component, Component, dict[str, Buffer], dict[str, Buffer]]] = {}
+    effort = _Effort(source, target)
     for share in assignment.shares:
-        ours, theirs = _component(target, share), _component(source, share)
+        if share.component not in held:
+            ours, theirs = _component(target, share), _component(source, share)
+            here = {buffer.name: buffer for buffer in ours.buffers}
+            there = {buffer.name: buffer for buffer in theirs.buffers}
+            held[share.component] = ours, theirs, here, there
+        ours, theirs, here, there = held[share.component]
         granule = granule_of(theirs, ours)
-        here = {buffer.name: buffer for buffer in ours.buffers}
-        there = {buffer.name: buffer for buffer in theirs.buffers}
+        checked: set[int] = set()
         for name in share.buffers:
             if (share.component, name) in named:
                 raise _refused(assignment, share, name, "it is named twice")
@@ -134,19 +146,54 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
             a, b = there.get(name), here.get(name)
             if a is None or b is None or not a.count or not b.count:
                 raise _refused(assignment, share, name, "one side does not hold this buffer")
-            _check_boxes(assignment, share, b)
+            if id(b.layout) not in checked:
+                checked.add(id(b.layout))
+                _check_boxes(assignment, share, b)
+                effort.compare(OF_A_BOX * len(share.boxes))
             key = (id(a.layout), id(b.layout), share.boxes)
             runs = tables.get(key)
             if runs is None:
                 fits = a.layout.axes == b.layout.axes and a.layout.itemsize == b.layout.itemsize
                 rows = _rows(assignment, share, theirs, a, granule)
+                effort.compare(len(share.boxes) * len(a.layout.slabs) * len(b.layout.slabs))
                 made = runs_of(a.layout, b.layout, share.boxes, rows) if fits else None
                 if made is None:
                     raise _refused(assignment, share, name, "a box of it is not held by both sides")
+                effort.keep(len(made.nbytes))
                 runs = tables[key] = made
             plans.setdefault(share.component, []).append(_Pair(a, b, runs))
     components = {name: _component_plan(source, target, name, pairs) for name, pairs in plans.items()}
     return PairPlan(assignment, components, _digest(source, target, assignment))
+
+
+class _Effort:
+    """What compiling an assignment costs. A peer chose the assignment, and one of the two inventories.
+
+    Each method raises `MismatchError` as soon as it costs more than it may.
+    """
+
+    def __init__(self, source: Inventory, target: Inventory) -> None:
+        self._who = {"prefill": source.instance, "decode": target.instance}
+        self._compared = self._runs = 0
+
+    def compare(self, count: int) -> None:
+        """Boxes are about to be compared with each other, or with the slabs of both sides."""
+        self._compared += count
+        self._check("boxes and slabs are compared", self._compared, MAX_PLAN_COMPARED)
+
+    def keep(self, runs: int) -> None:
+        """A table of runs was made."""
+        self._runs += runs
+        self._check("contiguous pieces are what one item of each buffer consists of", self._runs, MAX_PLAN_RUNS)
+
+    def _check(self, what: str, count: int, most: int) -> None:
+        if count > most:
+            raise MismatchError(
+                "the two sides cut each other into too many pieces",
+                cause=f"{count} {what}, and at most {most} may be",
+                hint="describe what a rank holds in fewer slabs, and pages in the same axis order on both sides",
+                **self._who,
+            )
 
 
 def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list[_Pair]) -> ComponentPlan:
@@ -212,7 +259,7 @@ def _fuse(pairs: list[_Pair]) -> list[_Pair]:
             and pair.target.offset - low_t + pair.target.layout.nbytes <= pair.target.stride
             for pair in members
         )
-        if not one_item:
+        if not one_item or sum(len(pair.runs.nbytes) for pair in members) > MAX_PLAN_RUNS:
             fused.extend(members)
             continue
         shifted = [pair.runs.shifted(pair.source.offset - low_s, pair.target.offset - low_t) for pair in members]
@@ -267,14 +314,22 @@ def _refused(assignment: Assignment, share: Share, buffer: str, cause: str) -> M
 def _check_boxes(assignment: Assignment, share: Share, buffer: Buffer) -> None:
     """Boxes that a peer sent: of the right number of axes, not empty, and disjoint."""
     layout = buffer.layout
-    axes = len(layout.shape) - (layout.position is not None)
+    extents = [n for axis, n in enumerate(layout.shape) if axis != layout.position]
     if not 1 <= len(share.boxes) <= MAX_BOXES:
         raise _refused(assignment, share, buffer.name, f"{len(share.boxes)} boxes; 1 to {MAX_BOXES} are expected")
-    for number, box in enumerate(share.boxes):
-        if not len(box.start) == len(box.stop) == axes or not all(map(int.__lt__, box.start, box.stop)):
-            raise _refused(assignment, share, buffer.name, f"{box} is not a box of {axes} axes")
-        if any(intersect(box, other) for other in share.boxes[:number]):
-            raise _refused(assignment, share, buffer.name, f"{box} overlaps another box")
+    for box in share.boxes:
+        if not len(box.start) == len(box.stop) == len(extents) or not all(map(int.__lt__, box.start, box.stop)):
+            raise _refused(assignment, share, buffer.name, f"{str(box)[:300]} is not a box of {len(extents)} axes")
+        if not all(a >= 0 and b <= n for a, b, n in zip(box.start, box.stop, extents, strict=True)):
+            raise _refused(assignment, share, buffer.name, "a box of it is not held by both sides")
+    start = np.array([box.start for box in share.boxes], np.int64).T
+    stop = np.array([box.stop for box in share.boxes], np.int64).T
+    meet = np.triu(np.ones((len(share.boxes), len(share.boxes)), np.bool_), 1)
+    for low, high in zip(start, stop, strict=True):  # an axis at a time: all of them at once take much memory
+        meet &= np.maximum(low[:, None], low) < np.minimum(high[:, None], high)
+    if meet.any():
+        which = int(np.flatnonzero(meet.any(axis=0))[0])
+        raise _refused(assignment, share, buffer.name, f"{share.boxes[which]} overlaps another box")
 
 
 def _digest(source: Inventory, target: Inventory, assignment: Assignment) -> bytes:

@@ -21,8 +21,6 @@ __all__ = ["RendezvousClient"]
 
 log = logging.getLogger("statelink.rendezvous")
 
-MAX_ANSWER = 4 << 20
-"""Most bytes of an answer: the longest addresses of the largest instance."""
 RETRY = 1.0
 """Seconds between questions that have not been answered, and between registrations that have not."""
 PATIENCE = 0.25
@@ -71,7 +69,6 @@ class RendezvousClient:
             advertise="",
             keys=keys,
             insecure=False,
-            max_frame=MAX_ANSWER,
             kinds=wire.RENDEZVOUS_KINDS,
         )
         try:

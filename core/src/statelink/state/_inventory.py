@@ -23,6 +23,8 @@ MAX_NAME = 255
 MAX_REGIONS = 1 << 16
 MAX_BUFFERS = 1 << 16
 MAX_COMPONENTS = 1024
+MAX_EFFORT = 1 << 18
+"""Bound on what it costs to check the different layouts of one inventory: 4096 of one slab, for example."""
 MAX_RANKS = 1 << 16
 UINT64 = 1 << 64
 
@@ -173,9 +175,9 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
         names = [buffer.name for buffer in self.buffers]
         if not names or len(names) > MAX_BUFFERS or len(set(names)) != len(names):
             raise StateError(f"component {self.name!r} needs buffers, each with a name of its own")
-        shared: dict[Layout, Layout] = {}
+        shared: dict[bytes, Layout] = {}
         for buffer in self.buffers:
-            first = shared.setdefault(buffer.layout, buffer.layout)
+            first = shared.setdefault(buffer.layout.geometry(), buffer.layout)
             if first is buffer.layout:
                 self._check_positions(buffer)
             else:
@@ -255,6 +257,14 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
             raise StateError(f"an inventory has at most {MAX_COMPONENTS} components", cause=f"{len(names)} given")
         if len(set(names)) != len(names):
             raise StateError("every component has a name of its own", cause=f"names are {', '.join(names)}")
+        layouts = {id(buffer.layout): buffer.layout for each in self.components for buffer in each.buffers}
+        effort = sum({layout.geometry(): layout.effort for layout in layouts.values()}.values())
+        if effort > MAX_EFFORT:
+            raise StateError(
+                "an inventory has too many different layouts, slabs or pieces of items",
+                cause=f"to check it costs {effort} units, and at most {MAX_EFFORT} are spent",
+                hint="describe what a rank holds in fewer slabs, and buffers that are alike by equal layouts",
+            )
         for component in self.components:
             for buffer in component.buffers:
                 self._check(component, buffer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import msgspec
@@ -11,13 +10,19 @@ import numpy.typing as npt
 
 from statelink.errors import StateError
 
-__all__ = ["Layout", "Slab"]
+from ._effort import known, spend
+
+__all__ = ["MAX_BYTES", "Layout", "Slab"]
 
 MAX_AXES = 8
 MAX_SLABS = 64
 MAX_STRETCHES = 1 << 16
-"""Bound on the contiguous stretches of one item that are compared for overlap."""
+"""Bound on the contiguous stretches of one item, of all of its slabs together, that are compared for overlap."""
 MAX_BYTES = 1 << 62
+OF_A_SLAB = 64
+"""What it costs to check a slab alone, where to compare a stretch costs 1."""
+
+I64 = npt.NDArray[np.int64]
 
 
 class Slab(msgspec.Struct, frozen=True):
@@ -75,6 +80,8 @@ class Layout(msgspec.Struct, frozen=True):
     position: int | None = None
 
     def __post_init__(self) -> None:
+        if known(self.geometry):
+            return
         rank = len(self.shape)
         if not 1 <= rank <= MAX_AXES or len(self.axes) != rank:
             raise StateError(f"a layout has 1 to {MAX_AXES} named axes", cause=f"shape {self.shape}, axes {self.axes}")
@@ -86,14 +93,11 @@ class Layout(msgspec.Struct, frozen=True):
             raise StateError("the position axis is not an axis of the item", cause=f"{self.position} of {rank}")
         if not 1 <= len(self.slabs) <= MAX_SLABS:
             raise StateError(f"a layout has 1 to {MAX_SLABS} slabs", cause=f"{len(self.slabs)} given")
+        spend(OF_A_SLAB * len(self.slabs))
         for slab in self.slabs:
             self._check(slab, rank)
-        for a, b in itertools.combinations(self.slabs, 2):
-            if not (a.stepped or b.stepped) and all(
-                max(p, q) < min(r, s) for p, q, r, s in zip(a.start, b.start, a.stop, b.stop, strict=True)
-            ):
-                raise StateError("two slabs of a layout hold the same coordinates", cause=f"{a} and {b}")
         if len(self.slabs) > 1:
+            self._check_coordinates()
             self._check_apart()
 
     def _check(self, slab: Slab, rank: int) -> None:
@@ -120,26 +124,68 @@ class Layout(msgspec.Struct, frozen=True):
                     raise StateError("the elements of a slab overlap in memory", cause=f"strides {slab.strides}")
                 extent = stride * (count - 1) + extent
 
+    def _check_coordinates(self) -> None:
+        """Check that no two slabs hold the same coordinates. Slabs with gaps are not compared."""
+        plain = [slab for slab in self.slabs if not slab.stepped]
+        if len(plain) < 2:
+            return
+        start = np.array([slab.start for slab in plain], np.int64)
+        stop = np.array([slab.stop for slab in plain], np.int64)
+        meet = np.logical_and.reduce(np.maximum(start[:, None], start) < np.minimum(stop[:, None], stop), axis=-1)
+        np.fill_diagonal(meet, False)
+        if meet.any():
+            first, second = (plain[number] for number in np.argwhere(meet)[0])
+            raise StateError("two slabs of a layout hold the same coordinates", cause=f"{first} and {second}")
+
     def _check_apart(self) -> None:
         """Check that no two slabs stand on the same local bytes."""
+        pieces = self.pieces
+        if pieces > MAX_STRETCHES:
+            raise StateError(
+                "the slabs of a layout fall apart into too many pieces",
+                cause=f"{pieces} contiguous pieces, and at most {MAX_STRETCHES} can be compared",
+            )
+        spend(pieces)
         low, high = zip(*(self._stretches(slab) for slab in self.slabs), strict=True)
-        starts, ends = np.concatenate(low), np.concatenate(high)
-        order = np.argsort(starts)
-        if (starts[order][1:] < ends[order][:-1]).any():
+        # Ranges are disjoint if and only if the next one begins, in order, no earlier than the one before it ends.
+        starts, ends = np.sort(np.concatenate(low)), np.sort(np.concatenate(high))
+        if (starts[1:] < ends[:-1]).any():
             raise StateError("two slabs of a layout stand on the same bytes", cause=f"{self.slabs}"[:300])
 
-    def _stretches(self, slab: Slab) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where each contiguous stretch of a slab begins and ends, in bytes of the local item."""
+    def _axes(self, slab: Slab) -> tuple[int, list[tuple[int, int]]]:
+        """Bytes of each contiguous stretch of a slab, and stride and count of the axes along which they repeat."""
         axes = sorted((s, n) for s, n in zip(slab.strides, slab.counts, strict=True) if n > 1)
         unit = self.itemsize
         while axes and axes[0][0] == unit:
             unit *= axes.pop(0)[1]
-        if math.prod(n for _, n in axes) > MAX_STRETCHES:
-            raise StateError("a slab falls apart into too many pieces", cause=f"more than {MAX_STRETCHES}")
+        return unit, axes
+
+    def _stretches(self, slab: Slab) -> tuple[I64, I64]:
+        """Where each contiguous stretch of a slab begins and ends, in bytes of the local item."""
+        unit, axes = self._axes(slab)
         starts = np.array([slab.offset], np.int64)
         for stride, count in axes:
             starts = (starts[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
         return starts, starts + unit
+
+    @property
+    def effort(self) -> int:
+        """What it costs to check this layout, in the measure of `spend`."""
+        return OF_A_SLAB * len(self.slabs) + self.pieces
+
+    @property
+    def pieces(self) -> int:
+        """Contiguous stretches of one item that are compared with each other; 0 where there is one slab."""
+        if len(self.slabs) < 2:
+            return 0
+        return sum(math.prod(count for _, count in self._axes(slab)[1]) for slab in self.slabs)
+
+    def geometry(self) -> bytes:
+        """The same bytes for equal layouts, and different ones for others.
+
+        Tables of layouts use it as their key: a peer can choose many layouts of one hash, but not many such bytes.
+        """
+        return msgspec.msgpack.encode(self)
 
     @property
     def nbytes(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import heapq
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from statelink.errors import StateError
 
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from ._inventory import Buffer, Component
 
 __all__ = ["check_apart"]
-
-MAX_TANGLED = 4096
-"""Bound on buffers of one region that are compared pair by pair."""
 
 
 def check_apart(component: Component) -> None:
@@ -47,26 +44,29 @@ def _nested(buffers: list[Buffer]) -> bool:
 
 
 def _compare(component: Component, buffers: list[Buffer]) -> None:
-    """Pair by pair: buffers whose extents meet need one stride and different phases."""
-    if len(buffers) > MAX_TANGLED:
-        raise StateError(
-            f"buffers of component {component.name!r} lie in one region in no order that can be checked",
-            cause=f"{len(buffers)} buffers, at most {MAX_TANGLED} are compared pair by pair",
-        )
-    low = np.array([buffer.offset for buffer in buffers], np.int64)
-    high = np.array([buffer.end for buffer in buffers], np.int64)
-    stride = np.array([buffer.stride for buffer in buffers], np.int64)
-    size = np.array([buffer.layout.nbytes for buffer in buffers], np.int64)
-    for i in range(len(buffers) - 1):
-        rest = slice(i + 1, None)
-        meets = low[rest] < high[i]
-        # Distance from this buffer's items to the other's, around the stride that they share.
-        phase = (low[rest] - low[i]) % max(int(stride[i]), 1)
-        apart = (stride[rest] == stride[i]) & (phase >= size[i]) & (phase + size[rest] <= stride[i])
-        clash = np.flatnonzero(meets & ~apart)
-        if len(clash):
-            other = buffers[i + 1 + int(clash[0])]
-            raise StateError(
-                f"buffers {buffers[i].name!r} and {other.name!r} of component {component.name!r} overlap in memory",
-                cause="a byte that belongs to both would be written twice",
-            )
+    """Buffers whose extents meet need one stride and different phases. In order of offset; in time that is near linear.
+
+    Those that the next buffer meets are kept in order of phase: only its two neighbours there can stand in its way.
+    """
+    ends: list[tuple[int, int, int]] = []  # end, phase and number of each buffer that may still be met
+    phases: list[tuple[int, int]] = []  # phase and number of the same, in order of phase
+    stride = 0
+    for number, buffer in enumerate(buffers):
+        while ends and ends[0][0] <= buffer.offset:
+            _, phase, gone = heapq.heappop(ends)
+            del phases[bisect.bisect_left(phases, (phase, gone))]
+        if not ends:
+            stride = max(buffer.stride, 1)
+        phase, size = buffer.offset % stride, buffer.layout.nbytes
+        place = bisect.bisect_left(phases, (phase, number))
+        for other_phase, other in (phases[place - 1], phases[place % len(phases)]) if phases else ():
+            before = (phase - other_phase) % stride  # how far this one's items begin behind the other's
+            one_stride = max(buffer.stride, 1) == stride and buffers[other].stride == buffer.stride
+            if not one_stride or before < buffers[other].layout.nbytes or before + size > stride:
+                raise StateError(
+                    f"buffers {buffers[other].name!r} and {buffer.name!r} of component {component.name!r} "
+                    "overlap in memory",
+                    cause="a byte that belongs to both would be written twice",
+                )
+        phases.insert(place, (phase, number))
+        heapq.heappush(ends, (buffer.end, phase, number))

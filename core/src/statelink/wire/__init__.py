@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ._channel import Channel
-from ._codec import MAX_FRAME, decode, encode, pack_items, read_card, unpack_items, write_card
+from ._codec import decode, encode, pack_items, read_card, unpack_items, write_card
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
+from ._limits import MAX_CARD, MAX_FRAME, MAX_INVENTORY, limit_of
 from ._lists import (
     pack_int_lists,
     pack_list_of_buffers,
@@ -13,6 +14,7 @@ from ._lists import (
 )
 from ._messages import (
     KINDS,
+    MAX_INDICES,
     PROTOCOL,
     Accepted,
     Attach,
@@ -41,7 +43,10 @@ from ._security import Endpoint, host_of, is_loopback, parse_endpoint
 __all__ = [
     "ENVIRONMENT",
     "KINDS",
+    "MAX_CARD",
     "MAX_FRAME",
+    "MAX_INDICES",
+    "MAX_INVENTORY",
     "MAX_RANKS",
     "PROTOCOL",
     "RENDEZVOUS_KINDS",
@@ -77,6 +82,7 @@ __all__ = [
     "encode",
     "host_of",
     "is_loopback",
+    "limit_of",
     "pack_int_lists",
     "pack_items",
     "pack_list_of_buffers",

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from statelink.errors import ConfigError, PeerError, WireError
 
-from ._codec import MAX_FRAME, decode, encode
-from ._messages import KINDS
+from ._codec import decode, encode
+from ._limits import MAX_FRAME, SMALL, limit_of
+from ._messages import KINDS, Hello
+from ._parts import Parts, cut
 from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
 
 if TYPE_CHECKING:
@@ -27,6 +30,12 @@ log = logging.getLogger("statelink.wire")
 
 QUEUE = 100_000
 """Messages that may wait for one peer before it counts as not taking any."""
+UNREAD = 128
+"""Messages of one connection that ZeroMQ holds before it stops to read from it: together at most 32 MiB."""
+UNFINISHED = 128 << 20
+"""Most bytes of messages in parts of which parts are missing, of all peers that introduced themselves."""
+UNFINISHED_OF_STRANGERS = 32 << 20
+"""The same of all others: at least two introductions."""
 MAX_ROUTES = 65536
 """Most peers whose connections are remembered for answers, and most whose keys are."""
 HANDSHAKE = 5000
@@ -34,7 +43,11 @@ HANDSHAKE = 5000
 MARK = "#"
 """Between a link's name and the number of its connection, in a routing id."""
 BURST = 256
-"""Messages taken from one socket before the others get their turn."""
+"""Messages taken from one socket before the others, timers and jobs get their turn."""
+TURN_BYTES = 4 << 20
+"""Bytes taken from one socket before the others get their turn."""
+TURN_SECONDS = 0.01
+"""Seconds for which messages of one socket are taken and handled before the others get their turn."""
 
 
 class Channel:
@@ -51,6 +64,10 @@ class Channel:
         insecure: Whether to listen beyond loopback without keys.
         max_frame: Most bytes of a frame that comes in; the sender of a larger one is cut off.
         kinds: The messages that may come.
+
+    Attributes:
+        knows: Whether a peer that dialled this link, by its name, has introduced itself. Anybody else may send a
+            `Hello`, and otherwise what is small.
 
     Raises:
         ConfigError: It would listen beyond loopback without keys, or the address cannot be bound.
@@ -82,11 +99,13 @@ class Channel:
                 code="config.advertise",
             )
         self.name = name
+        self.knows: Callable[[str], bool] = lambda name: True
         self.dropped: Counter[str] = Counter()
         self._keys = keys
         self._max_frame = max_frame
         self._kinds = kinds
         self._owners: OrderedDict[str, str] = OrderedDict()
+        self._parts, self._strangers = Parts(UNFINISHED), Parts(UNFINISHED_OF_STRANGERS)
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context, keys.allow) if keys else None
         self._router = self._socket(zmq.ROUTER)
@@ -122,7 +141,7 @@ class Channel:
         socket.linger = 200
         socket.maxmsgsize = self._max_frame
         socket.handshake_ivl = HANDSHAKE
-        socket.sndhwm = socket.rcvhwm = QUEUE
+        socket.sndhwm, socket.rcvhwm = QUEUE, UNREAD
         socket.ipv6 = True
         return socket
 
@@ -193,6 +212,7 @@ class Channel:
         """Close a dialled connection; what waits in it is lost."""
         socket = self._dialled.pop(address, None)
         if socket is not None:
+            self._parts.forget(address)
             self._poller.unregister(socket)
             socket.close(linger=0)
 
@@ -205,10 +225,11 @@ class Channel:
         """
         frames = encode(message)
         try:
-            if address is None:
-                self._router.send_multipart([self._routes[message.to], *frames], zmq.NOBLOCK)
-            else:
-                self._dialled[address].send_multipart(frames, zmq.NOBLOCK)
+            for each in cut(frames):
+                if address is None:
+                    self._router.send_multipart([self._routes[message.to], *each], zmq.NOBLOCK)
+                else:
+                    self._dialled[address].send_multipart(each, zmq.NOBLOCK)
         except (zmq.ZMQError, KeyError) as error:
             raise PeerError(
                 "a message could not be sent", cause=str(error), peer=message.to, code="peer.send"
@@ -232,16 +253,23 @@ class Channel:
                 yield from self._drain(socket, address)
 
     def _drain(self, socket: zmq.Socket[Any], address: str | None) -> Iterator[tuple[Message, str | None]]:
-        for _ in range(BURST):
-            if socket.closed:
+        """What one socket has, up to a turn's messages, bytes and time. Handling a message counts as time, too."""
+        until = time.monotonic() + TURN_SECONDS
+        nbytes = 0
+        for number in range(BURST):
+            if socket.closed or (number and (nbytes > TURN_BYTES or time.monotonic() > until)):
                 return
             try:
                 frames, key = self._take(socket, address)
             except zmq.Again:
                 return
+            nbytes += sum(map(len, frames))
             routing = frames.pop(0) if address is None and frames else None
             try:
-                message = decode(frames, self._kinds)
+                whole = self._whole(frames, routing, address)
+                if whole is None:
+                    continue
+                message = decode(whole, self._kinds)
                 if routing is not None:
                     self._note_route(routing, message, key)
                 elif key:
@@ -250,6 +278,21 @@ class Channel:
                 self.count(error)
                 continue
             yield message, address
+
+    def _whole(self, frames: list[bytes], routing: bytes | None, address: str | None) -> list[bytes] | None:
+        """Frames that are ready to be decoded; ``None`` where parts are missing."""
+        kind = self._kinds.get(frames[0]) if frames else None
+        if kind is None:
+            return frames  # for the decoder to refuse
+        parts = self._parts
+        if routing is not None and not self.knows(routing.rpartition(MARK.encode())[0].decode(errors="replace")):
+            parts = self._strangers
+            if kind is not Hello and (len(frames) > 2 or sum(map(len, frames)) > SMALL):
+                what = "a peer that has not introduced itself sent a large message"
+                raise WireError(what, cause=f"of kind {frames[0].decode()}", code="wire.stranger")
+        if len(frames) != 3:
+            return frames
+        return parts.add(routing if address is None else address, frames, limit_of(kind))
 
     def _take(self, socket: zmq.Socket[Any], address: str | None) -> tuple[list[bytes], str]:
         """The next frames, and the key that whoever sent them holds; empty without security."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -10,16 +11,14 @@ import numpy.typing as npt
 
 from statelink.errors import PeerError, WireError
 from statelink.state import StateType, state_types
+from statelink.state._effort import bounded
+from statelink.state._inventory import MAX_EFFORT
 
-from ._messages import KINDS, Card, Failed, ItemList, Message, Refuse
+from ._limits import MAX_CARD, MAX_INVENTORY, limit_of
+from ._messages import KINDS, MAX_DESCRIPTOR, Card, Failed, Few, ItemList, Message, Name, Refuse
 from ._rendezvous import RENDEZVOUS_KINDS
 
-__all__ = ["MAX_FRAME", "decode", "encode", "pack_items", "read_card", "unpack_items", "write_card"]
-
-MAX_FRAME = 64 << 20
-"""Most bytes of one frame; the sockets enforce it too."""
-MAX_INVENTORY = 4 << 20
-"""Most bytes of an encoded inventory: a bound on what a peer can make us check."""
+__all__ = ["decode", "encode", "pack_items", "read_card", "unpack_items", "write_card"]
 
 _encoder = msgspec.msgpack.Encoder()
 _kind_of = {type_: kind for kind, type_ in {**KINDS, **RENDEZVOUS_KINDS}.items()}
@@ -27,10 +26,10 @@ _decoders = {type_: msgspec.msgpack.Decoder(type_) for type_ in _kind_of}
 
 
 def encode(message: Message) -> list[bytes]:
-    """The frames of a message.
+    """The kind and the body of a message.
 
     Raises:
-        WireError: It is larger than a frame may be.
+        WireError: It is larger than a message of its kind may be.
     """
     if isinstance(message, (Refuse, Failed)):
         message = msgspec.structs.replace(message, reason=message.reason.clipped())
@@ -41,13 +40,16 @@ def encode(message: Message) -> list[bytes]:
         raise WireError(
             f"a {kind.decode()} message cannot be encoded", cause=_first_line(error), code="wire.encode"
         ) from error
-    if len(body) > MAX_FRAME:
-        raise WireError(
-            f"a {kind.decode()} message of {len(body)} bytes",
-            cause=f"a frame has at most {MAX_FRAME}",
-            code="wire.size",
-        )
+    _check_size(kind, type(message), body)
     return [kind, body]
+
+
+def _check_size(kind: bytes, type_: type[Message], body: bytes) -> None:
+    limit = limit_of(type_)
+    if len(body) > limit:
+        raise WireError(
+            f"a {kind.decode()} message of {len(body)} bytes", cause=f"it may have at most {limit}", code="wire.size"
+        )
 
 
 def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS) -> Message:
@@ -58,7 +60,8 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
         kinds: What may come; nothing else is decoded.
 
     Raises:
-        WireError: They are not a message; its code tells an unknown kind (``wire.kind``) from a malformed body.
+        WireError: They are not a message; its code tells an unknown kind (``wire.kind``) from a body that is too large
+            (``wire.size``) or malformed (``wire.body``).
     """
     if len(frames) != 2:
         raise WireError("a message has two frames", cause=f"got {len(frames)}", code="wire.frames")
@@ -66,6 +69,7 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
     type_ = kinds.get(kind)
     if type_ is None:
         raise WireError("unknown kind of message", cause=repr(kind[:32]), code="wire.kind")
+    _check_size(kind, type_, body)
     try:
         message: Message = _decoders[type_].decode(body)
     except Exception as error:
@@ -81,9 +85,9 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
 class _Introduction(msgspec.Struct):
     """What of a card can be read without knowing any state type."""
 
-    link: str
-    version: str
-    kinds: tuple[StateType, ...]
+    link: Name
+    version: Name
+    kinds: Annotated[tuple[StateType, ...], Few]
     inventory: msgspec.Raw
 
 
@@ -95,37 +99,44 @@ def write_card(card: Card) -> msgspec.Raw:
     """A card in the form that `Hello` and `Welcome` carry.
 
     Raises:
-        WireError: It is larger than a frame may be.
+        WireError: It is larger than peers take.
     """
-    size = len(_encoder.encode(card.inventory))
-    if size > MAX_INVENTORY:
-        raise WireError(f"this rank's inventory is {size} bytes long", cause=f"at most {MAX_INVENTORY} are sent")
+    for what, nbytes, most in (
+        ("this rank's inventory", len(_encoder.encode(card.inventory)), MAX_INVENTORY),
+        (f"what backend {card.backend!r} says of how it is reached", len(card.descriptor), MAX_DESCRIPTOR),
+    ):
+        if nbytes > most:
+            raise WireError(f"{what} is {nbytes} bytes long", cause=f"at most {most} are sent", code="wire.size")
     return msgspec.Raw(_encoder.encode(card))
 
 
 def read_card(raw: msgspec.Raw) -> Card:
-    """A card that a peer sent.
+    """A card that a peer sent. Takes time that grows with its length; a large one takes too long for a control thread.
 
     Raises:
         PeerError: It holds a state type that is not known here.
-        WireError: It is malformed.
+        WireError: It is malformed, too large, or would take too long to check.
     """
+    if len(memoryview(raw)) > MAX_CARD:
+        cause = f"it is {len(memoryview(raw))} bytes long; at most {MAX_CARD} are read"
+        raise WireError("a peer's description is malformed", cause=cause, code="wire.card")
     try:
         introduction = _introductions.decode(raw)
-        size = len(introduction.inventory)
+        size = len(memoryview(introduction.inventory))
         if size > MAX_INVENTORY:
             raise ValueError(f"its inventory is {size} bytes long; at most {MAX_INVENTORY} are read")
         known = {kind.name for kind in state_types()}
         for kind in introduction.kinds:
             if kind.name not in known:
                 raise PeerError(
-                    f"a peer holds state of type {kind.name!r}, which is not known here",
+                    f"a peer holds state of type {kind.name!r:.80}, which is not known here",
                     cause=f"known types: {', '.join(sorted(known))}",
                     hint="install the package that brings the type on this side too",
                     code="peer.state_type",
                     peer=introduction.link,
                 )
-        card = _cards.decode(raw)
+        with bounded(MAX_EFFORT):
+            card = _cards.decode(raw)
     except PeerError:
         raise
     except Exception as error:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from statelink.backend import Moved
+from statelink.backend import MAX_PREPARED, Moved
 from statelink.errors import Reason
 from statelink.plan import Assignment
 from statelink.state import Inventory, StateType
@@ -42,12 +42,19 @@ __all__ = [
 
 PROTOCOL = (1, 1)
 """Lowest and highest protocol version that this core speaks."""
+MAX_DESCRIPTOR = 8 << 20
+"""Most bytes of what a backend says of how it is reached."""
+MAX_INDICES = 1 << 22
+"""Most indices of one request, of all of its components together."""
+MAX_KINDS = 1024
+"""Most state types, operations and components that a message names."""
 
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Room = Annotated[int, msgspec.Meta(ge=1)]  # the encoding itself has no integer above 2^64 - 1
 Generation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Few = msgspec.Meta(max_length=MAX_KINDS)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,10 +108,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     version: Name
     role: Name
     backend: Name
-    ops: tuple[Name, ...]
-    kinds: tuple[StateType, ...]
-    strategies: dict[Name, Name]
-    descriptor: Annotated[bytes, msgspec.Meta(max_length=16 << 20)]
+    ops: Annotated[tuple[Name, ...], Few]
+    kinds: Annotated[tuple[StateType, ...], Few]
+    strategies: Annotated[dict[Name, Name], Few]
+    descriptor: Annotated[bytes, msgspec.Meta(max_length=MAX_DESCRIPTOR)]
     inventory: Inventory
     process: ProcessId | None = None
     verify: Name = "off"
@@ -119,7 +126,7 @@ class ItemList(msgspec.Struct, frozen=True):
     """
 
     first: Tokens
-    ids: Annotated[bytes, msgspec.Meta(max_length=8 << 22)]
+    ids: Annotated[bytes, msgspec.Meta(max_length=8 * MAX_INDICES)]
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -187,9 +194,9 @@ class Request(Message, frozen=True, kw_only=True):
     generation: Generation
     tokens: Tokens
     prefix: Tokens
-    items: dict[Name, ItemList] = {}
-    prepared: dict[Name, bytes] = {}
-    elsewhere: list[Name] = []
+    items: Annotated[dict[Name, ItemList], Few] = {}
+    prepared: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=MAX_PREPARED)]], Few] = {}
+    elsewhere: Annotated[list[Name], Few] = []
 
 
 class Chunk(Message, frozen=True, kw_only=True):
@@ -207,7 +214,7 @@ class Chunk(Message, frozen=True, kw_only=True):
     room: Room
     generation: Generation
     number: Count
-    grains: dict[Name, tuple[Count, Count]]
+    grains: Annotated[dict[Name, tuple[Count, Count]], Few]
     layers: tuple[int, int] | None = None
     nbytes: Count = 0
 
@@ -228,9 +235,9 @@ class Finished(Message, frozen=True, kw_only=True):
     room: Room
     generation: Generation
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
-    moved: dict[Name, Moved]
+    moved: Annotated[dict[Name, Moved], Few]
     chunks: Count
-    digests: dict[Name, Annotated[bytes, msgspec.Meta(max_length=64)]] = {}
+    digests: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=64)]], Few] = {}
     transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 

@@ -1,0 +1,55 @@
+"""How much work it may cost to check what a peer sent: what costs more than its size suggests has a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from statelink.errors import StateError
+
+__all__ = ["bounded", "known", "spend"]
+
+
+class _Budget(threading.local):
+    left: int | None = None
+    known: set[bytes]
+
+
+_budget = _Budget()
+
+
+@contextlib.contextmanager
+def bounded(units: int) -> Iterator[None]:
+    """Let checks on this thread spend at most so many units; see `spend`. Not nested."""
+    _budget.left, _budget.known = units, set()
+    try:
+        yield
+    finally:
+        _budget.left, _budget.known = None, set()
+
+
+def known(key: Callable[[], bytes]) -> bool:
+    """Whether what has this key was checked already, since `bounded` began; from here on it counts as such."""
+    if _budget.left is None:
+        return False
+    made = key()
+    if made in _budget.known:
+        return True
+    _budget.known.add(made)
+    return False
+
+
+def spend(units: int) -> None:
+    """Pay for a check that is about to be made. Outside `bounded`, every check is free.
+
+    Raises:
+        StateError: The budget is spent.
+    """
+    if _budget.left is None:
+        return
+    _budget.left -= units
+    if _budget.left < 0:
+        raise StateError(
+            "a description takes too long to check", cause="it has too many different layouts, slabs or pieces of items"
+        )

@@ -1,0 +1,49 @@
+"""How large each kind of message may be: what decodes takes time and memory that its sender chooses."""
+
+from __future__ import annotations
+
+from ._messages import (
+    MAX_DESCRIPTOR,
+    MAX_INDICES,
+    Attach,
+    Chunk,
+    Failed,
+    Finished,
+    Hello,
+    Message,
+    Note,
+    Refuse,
+    Request,
+    Welcome,
+)
+from ._rendezvous import Resolved
+
+__all__ = ["MAX_CARD", "MAX_FRAME", "MAX_INVENTORY", "SMALL", "limit_of"]
+
+MAX_FRAME = 256 << 10
+"""Most bytes of one frame. ZeroMQ cuts off who sends a larger one; a larger message travels in several frames."""
+SMALL = 16 << 10
+"""Most bytes of a message without a list, and of anything but `Hello` that a peer says before it introduced itself."""
+MAX_INVENTORY = 4 << 20
+"""Most bytes of an encoded inventory."""
+MAX_CARD = MAX_INVENTORY + MAX_DESCRIPTOR + (1 << 20)
+"""Most bytes of an encoded card."""
+
+_LIMITS: dict[type[Message], int] = {
+    Hello: MAX_CARD + SMALL,
+    Welcome: MAX_CARD + SMALL,
+    Attach: 2 * MAX_INVENTORY,  # it names no more buffers than an inventory has
+    Request: 8 * MAX_INDICES + (4 << 20),
+    # A line for each component, or a reason at its longest.
+    Chunk: 2 << 20,
+    Finished: 2 << 20,
+    Failed: 2 << 20,
+    Refuse: 2 << 20,
+    Note: 128 << 10,
+    Resolved: 8 << 20,
+}
+
+
+def limit_of(kind: type[Message]) -> int:
+    """Most bytes of the body of a message of a kind."""
+    return _LIMITS.get(kind, SMALL)

@@ -1,0 +1,94 @@
+"""Large messages in several frames: ZeroMQ then holds little of a peer that is not read, and nobody waits for long.
+
+A message whose body fits into a frame is two frames, its kind and its body. A larger one is several messages of three
+frames: its kind, a part of the body, and where the part begins with the length of the whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from statelink.errors import WireError
+
+from ._limits import MAX_FRAME
+
+__all__ = ["Parts", "cut"]
+
+PART = MAX_FRAME - (1 << 10)
+"""Most bytes of a part: encryption adds some to a frame."""
+_PLACE = struct.Struct("<QQ")
+
+
+def cut(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """The messages in which a kind and a body travel."""
+    kind, body = frames
+    if len(body) <= PART:
+        yield [kind, body]
+        return
+    view = memoryview(body)
+    for first in range(0, len(body), PART):
+        yield [kind, bytes(view[first : first + PART]), _PLACE.pack(first, len(body))]
+
+
+class _Partial(NamedTuple):
+    kind: bytes
+    total: int
+    body: bytearray
+
+
+class Parts:
+    """Puts together what several connections send in parts. Belongs to one thread.
+
+    Args:
+        most: Most bytes of unfinished messages, of all connections together. Whoever has sent nothing for longest gives
+            way, and has to say it again.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._partial: OrderedDict[Hashable, _Partial] = OrderedDict()
+        self.nbytes = 0
+
+    def add(self, connection: Hashable, frames: Sequence[bytes], limit: int) -> list[bytes] | None:
+        """Take a part; the whole message once it is there.
+
+        Args:
+            connection: Who sent it.
+            frames: Its three frames.
+            limit: Most bytes of a message of its kind.
+
+        Raises:
+            WireError: It does not go on where the last part ended, or the whole is too large. What came before it is
+                forgotten.
+        """
+        kind, part, place = frames
+        first, total = _PLACE.unpack(place) if len(place) == _PLACE.size else (1, 0)
+        known = self._partial.pop(connection, None)
+        if known is not None:
+            self.nbytes -= len(known.body)
+        if total > limit:
+            raise WireError(f"a message of {total} bytes", cause=f"at most {limit} are taken", code="wire.size")
+        if not first:
+            known = _Partial(kind, total, bytearray())
+        if known is None or (known.kind, known.total, len(known.body)) != (kind, total, first):
+            raise WireError("a part of a message is out of its place", code="wire.frames")
+        if not part or first + len(part) > total:
+            raise WireError("a part of a message is out of its place", code="wire.frames")
+        known.body.extend(part)
+        if len(known.body) == total:
+            return [kind, known.body]  # type: ignore[list-item]  # decoders take any buffer
+        self._partial[connection] = known
+        self.nbytes += len(known.body)
+        while self.nbytes > self._most:
+            _, oldest = self._partial.popitem(last=False)
+            self.nbytes -= len(oldest.body)
+        return None
+
+    def forget(self, connection: Hashable) -> None:
+        """Drop what a connection has begun."""
+        known = self._partial.pop(connection, None)
+        if known is not None:
+            self.nbytes -= len(known.body)

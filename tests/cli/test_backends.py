@@ -108,6 +108,7 @@ def test_json_has_every_backend_with_its_state_and_reason(full: Site) -> None:
             "submit_mode": "blocking",
             "fences": {"write source": "mover", "write target": "none"},
             "thread_safe": False,
+            "stalled_peers": 0,
             "max_blocks": 16384,
             "max_bytes": 64 << 20,
             "links_per_process": None,

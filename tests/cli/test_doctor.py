@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
-from statelink.backend import Check, Verdict
+from statelink.backend import Check, SubmitMode, Verdict
 from statelink.cli import _loopback, _machine, main
 from statelink.tcp import TcpBackend
 
@@ -51,7 +52,7 @@ def lines(*arguments: str, expect: int) -> dict[str, dict[str, Any]]:
 def test_everything_is_looked_at_down_to_bytes_that_really_moved(site: Site) -> None:
     made(site)
     found = lines("good", "-o", "same_host_copy=false", expect=0)
-    assert list(found) == ["backend", "device [0]", "probe", "loopback transfer"]
+    assert list(found) == ["backend", "device [0]", "probe", "stopped peers", "loopback transfer"]
     assert {each["verdict"] for each in found.values()} == {"ok"}
     assert found["backend"]["found"].startswith("statelink-good 0.1, statelink_good:Made")
     assert "6144 KiB" in found["loopback transfer"]["found"]
@@ -111,6 +112,22 @@ def test_bytes_that_a_backend_does_not_move_are_not_asked_of_it() -> None:
         capabilities = dataclasses.replace(TcpBackend.capabilities, memory_kinds=frozenset({"npu"}))
 
     assert _loopback.loopback(Npu, {}).verdict is Verdict.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({}, "any number of them delays nobody else"),
+        ({"submit_mode": SubmitMode.BLOCKING}, "one may delay all others until the library gives it up"),
+        ({"submit_mode": SubmitMode.BLOCKING, "stalled_peers": 5}, "up to 5 at once delay nobody else"),
+        ({"submit_mode": SubmitMode.BLOCKING, "stalled_peers": None}, "any number of them delays nobody else"),
+        ({"thread_safe": False}, "one may delay all others until the library gives it up"),
+    ],
+)
+def test_what_stopped_peers_cost_is_said(monkeypatch: pytest.MonkeyPatch, declared: dict[str, Any], said: str) -> None:
+    monkeypatch.setattr(TcpBackend, "capabilities", replace(TcpBackend.capabilities, **declared))
+    found = lines("tcp", "--no-loopback", expect=0)["stopped peers"]["found"]
+    assert found.startswith(said)
 
 
 def test_what_cannot_run_is_not_tried(site: Site) -> None:

@@ -7,7 +7,8 @@ and a killed process's bytes may land for a moment. With an owner's fence, the r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
     from .process import Process
     from .world import World
 
-__all__ = ["AFTERLIFE", "Flight", "MoverBackend", "OwnerBackend"]
+__all__ = ["AFTERLIFE", "STUCK", "Flight", "MoverBackend", "OwnerBackend"]
 
 AFTERLIFE = 0.005
 """Seconds for which a killed process's bytes may still land."""
+STUCK = 6.0
+"""Seconds for which a submission may be stuck in the library: longer than it takes to give a silent peer up."""
 
 
 class Flight(Transfer):
@@ -89,6 +92,7 @@ class SimBackend(Backend):
         self.world: World = context.options[0]
         self.process: Process = context.options[1]
         self.peers: dict[str, Process] = {}
+        self.calls: dict[str, str] = {}
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
@@ -100,10 +104,21 @@ class SimBackend(Backend):
     def descriptor(self) -> bytes:
         return self.process.name.encode()
 
+    @contextmanager
+    def _alone(self, peer: str, what: str) -> Iterator[None]:
+        """A call about a peer, beside which there must be no other."""
+        other = self.calls.get(peer)
+        if other is not None:  # not raised here, where the core would take it for a failure of this library
+            self.world.defects.append(f"{self.process.name}: {what} of {peer} while {other} of it is under way")
+        self.calls[peer] = what
+        yield
+        self.calls.pop(peer, None)
+
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        for _ in range(self.world.rng.randrange(3)):
-            give_way()
-        found = self.world.everybody.get(descriptor.decode())
+        with self._alone(peer, "connect"):
+            for _ in range(self.world.rng.randrange(3)):
+                give_way()
+            found = self.world.everybody.get(descriptor.decode())
         if found is None or self.world.rng.random() < self.world.faults.connect:
             raise TransferError("cannot be reached", cause="the library says so", peer=peer)
         self.peers[peer] = found
@@ -111,8 +126,17 @@ class SimBackend(Backend):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         if peer not in self.peers:
             raise TransferError("unknown peer", peer=peer)
-        if self.world.rng.random() < self.world.faults.submit:
+        faults = self.world.faults
+        with self._alone(peer, "submit"):
+            if self.world.rng.random() < faults.stuck:
+                self.world.counts["stuck"] += 1
+                if self.world.rng.random() < 0.5:  # that is what a library waits for
+                    self.peers[peer].paused = self.peers[peer].alive
+                give_way(self.world.time + STUCK * self.world.rng.random())
+        if self.world.rng.random() < faults.submit:
             raise TransferError("the queue is full", peer=peer)
+        if peer not in self.peers:
+            self.world.defects.append(f"{self.process.name}: {peer} was disconnected during a submit")
         flight = Flight(self.process, self.peers[peer], batch)
         self.world.flights.append(flight)
         return flight
@@ -121,7 +145,9 @@ class SimBackend(Backend):
         pass
 
     def disconnect(self, peer: str) -> None:
-        self.peers.pop(peer, None)
+        with self._alone(peer, "disconnect"):
+            give_way()
+            self.peers.pop(peer, None)
 
     def close(self) -> None:
         pass
@@ -158,7 +184,8 @@ def _capabilities(fence: Fence) -> Capabilities:
         memory_kinds=frozenset({"dram"}),
         state_types=ANY,
         ops=frozenset({Op.WRITE}),
-        submit_mode=SubmitMode.ASYNC,
+        submit_mode=SubmitMode.BLOCKING,
+        stalled_peers=2,
         fences={(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): fence},
         thread_safe=True,
         max_blocks=3,

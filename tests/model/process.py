@@ -27,6 +27,7 @@ from .witness import witnessed
 
 if TYPE_CHECKING:
     from statelink.link import Peer
+    from statelink.link._order import Order
     from statelink.wire import Endpoint
 
     from .world import Request, World
@@ -147,8 +148,8 @@ class Process:
             card = msgspec.structs.replace(card, process=witnessed(self))
         self.loop = SimLoop(self)
 
-        def lane(name: str, width: int) -> SimLane:
-            return SimLane(self, name, width)
+        def lane(name: str, width: int, spare: int, order: Order) -> SimLane:
+            return SimLane(self, name, width, spare, order)
 
         self.node = Node(
             settings,

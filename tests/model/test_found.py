@@ -13,6 +13,7 @@ from statelink.link import Status
 from statelink.link._stages import Contact, Stage
 
 from .explore import CALM
+from .threads import SimLane
 from .world import Request, Shape, World, running
 
 if TYPE_CHECKING:
@@ -164,3 +165,29 @@ def test_every_rank_of_decode_is_told_what_prefill_gave_up(asked: bool) -> None:
             world.advance(again, process)  # type: ignore[arg-type]
     until(world, lambda: ended(again, prefill, first, second))
     assert status(again, prefill) is Status.SUCCEEDED
+
+
+def test_a_decode_that_comes_back_is_served_although_a_call_about_it_was_stuck() -> None:
+    """It was given up while a submission to it was stuck in the library, and greeted again before that was over."""
+    world, prefill, decode = world_of(Shape(1, 1, owner_fence=True))
+    world.faults = CALM._replace(stuck=1.0)
+    first = world.open(1, 12)
+    serve(world, first)
+    until(world, lambda: bool(prefill.backend.calls))
+    world.faults = CALM
+    lane = prefill.node.movers
+    assert isinstance(lane, SimLane)
+    ((key, _),) = lane._stuck.items()
+    lane._stuck[key] = world.time + 6.0
+    decode.paused = True
+    contacts = prefill.link._prefill._destinations._destinations  # type: ignore[union-attr]
+    until(world, lambda: not contacts)
+    decode.paused = False
+    until(world, lambda: ended(first, prefill, decode))
+    until(world, lambda: decode.name in contacts)
+    assert lane._stuck, "it is over already"
+    second = world.open(2, 2)
+    serve(world, second)
+    until(world, lambda: ended(second, prefill, decode))
+    assert status(second, decode) is Status.SUCCEEDED
+    world.settle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
@@ -13,22 +13,25 @@ from statelink.link._lanes import Lane
 from statelink.link._loop import Loop
 
 if TYPE_CHECKING:
+    from statelink.link._order import Job, Order
+
     from .process import Process
 
 __all__ = ["Defect", "SimLane", "SimLoop", "give_way"]
 
-Job = Callable[[], None]
+PARKED = object()
+"""What a job says that gives its thread back while it waits."""
 
 
 class Defect(AssertionError):
     """Something that must never happen has happened."""
 
 
-def give_way(seconds: float = 0.0) -> None:
-    """Let others run: what a sleep is to a data thread."""
+def give_way(says: object = None) -> None:
+    """Let others run: what a sleep is to a data thread; ``says`` may be until when it is stuck, in world time."""
     parent = getcurrent().parent
     if parent is not None:
-        parent.switch()
+        parent.switch(says)
 
 
 class SimLoop(Loop):
@@ -36,8 +39,8 @@ class SimLoop(Loop):
 
     def __init__(self, process: Process) -> None:
         # Without the sockets and the thread of a real one.
-        self._posted: deque[Job] = deque()
-        self._timers: list[tuple[float, int, Job]] = []
+        self._posted: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._process = process
         self._count = 0
         self.receive: Callable[[float | None], None] = lambda timeout: None
@@ -55,10 +58,10 @@ class SimLoop(Loop):
     def alive(self) -> bool:
         return True
 
-    def post(self, job: Job) -> None:
+    def post(self, job: Callable[[], None]) -> None:
         self._posted.append(job)
 
-    def after(self, seconds: float, job: Job) -> None:
+    def after(self, seconds: float, job: Callable[[], None]) -> None:
         self._count += 1
         heapq.heappush(self._timers, (self.now() + seconds, self._count, job))
 
@@ -88,51 +91,79 @@ class SimLoop(Loop):
 
 
 class SimLane(Lane):
-    """A lane whose jobs are greenlets: each runs until it sleeps, and goes on when the world lets it."""
+    """A lane whose jobs are greenlets: each runs until it sleeps or yields, and goes on when the world lets it.
 
-    def __init__(self, process: Process, name: str, width: int) -> None:
+    The order of the jobs of a key is that of the real lanes.
+    """
+
+    def __init__(self, process: Process, name: str, width: int, spare: int, order: Order) -> None:
         self._process = process
         self._name = name
-        self._width = width
-        self._queues: dict[Hashable, deque[Job]] = {}
+        self._width = width + spare
+        self._order = order
+        self._due: dict[Hashable, Job] = {}
         self._running: dict[Hashable, greenlet] = {}
+        self._waits: set[Hashable] = set()
+        """Keys whose jobs have given their threads back for a while."""
+        self._stuck: dict[Hashable, float] = {}
+        """Keys whose jobs are stuck in the library, and until when."""
         process.lanes.append(self)
 
     def submit(self, key: Hashable, job: Job) -> None:
-        self._queues.setdefault(key, deque()).append(job)
+        if self._order.enter(self, key, job) is None:
+            self._start(key, job)
+
+    def _start(self, key: Hashable, job: Any) -> None:
+        self._due[key] = job
 
     def close(self, timeout: float) -> bool:
         return True
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return len(self._due) + self._order.waiting(self)
 
     # What the world asks.
 
     def choices(self) -> list[Hashable]:
         """Keys of which a job may start or go on."""
-        found = list(self._running)
-        if len(self._running) < self._width:
-            found += [key for key in self._queues if key not in self._running]
-        return found
+        now = self._process.world.time
+        held = [key for key in self._running if key not in self._waits]
+        free = [
+            key for key in (held if len(held) >= self._width else self._running) if self._stuck.get(key, now) <= now
+        ]
+        return free if len(held) >= self._width else [*free, *self._due]
+
+    def next_free(self) -> float | None:
+        """World time at which the next job that is stuck goes on."""
+        return min(self._stuck.values(), default=None)
 
     def step(self, key: Hashable) -> None:
         """Start or go on with the job of a key."""
         job = self._running.get(key)
         if job is None:
-            waiting = self._queues[key]
-            job = self._running[key] = greenlet(self._guarded(waiting.popleft()))
-            if not waiting:
-                del self._queues[key]
-        job.switch()
+            job = self._running[key] = greenlet(self._guarded(self._due.pop(key)))
+        self._waits.discard(key)
+        self._stuck.pop(key, None)
+        said = job.switch()
+        if said is PARKED:
+            self._waits.add(key)
+        elif isinstance(said, float):
+            self._stuck[key] = said
         if job.dead:
             del self._running[key]
+            following = self._order.leave(key)
+            if following is not None:
+                lane, next_job = following
+                lane._start(key, next_job)
 
-    def _guarded(self, job: Job) -> Job:
+    def _guarded(self, job: Job) -> Callable[[], None]:
         def run() -> None:
             try:
-                job()
+                steps = job()
+                for pause in steps if isinstance(steps, Generator) else ():
+                    assert pause >= 0
+                    give_way(PARKED)
             except Exception as error:
                 raise Defect(f"lane {self._name} of {self._process.name} would have logged: {error!r}") from error
 
@@ -143,4 +174,5 @@ class SimLane(Lane):
         for job in self._running.values():
             job.throw()
         self._running.clear()
-        self._queues.clear()
+        self._stuck.clear()
+        self._due.clear()

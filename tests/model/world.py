@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from statelink.link import Receiving, Sending, Status, _instances, _mover
+from statelink.link import Receiving, Sending, Status, _instances
 from statelink.link._destinations import Destination
 from statelink.link._instance import Instance
 from statelink.link._room import Room
@@ -25,7 +25,7 @@ from .library import AFTERLIFE, Flight
 from .network import Connection, Frames, Network
 from .process import PAGE, WIDTH, Held, Process
 from .rings import Lease, lease_at, owner_of, watch, whole
-from .threads import Defect, give_way
+from .threads import Defect
 from .witness import SimWitness
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Faults(NamedTuple):
     submit: float = 0.0
     connect: float = 0.0
     slow: float = 0.0
+    stuck: float = 0.0
 
 
 class Request:
@@ -105,6 +106,8 @@ class World:
         self._late: list[tuple[float, list[Frames], Frames]] = []
         self._uses = 0
         self.users: dict[int, Held] = {}
+        self.defects: list[str] = []
+        """What libraries saw that must not happen."""
         self.places: list[Process] = []
         for role, width in (("prefill", shape.prefill), ("decode", shape.decode)):
             for rank in range(width):
@@ -315,12 +318,16 @@ class World:
         for process in self.places:
             if process.alive and not process.paused:
                 process.look()
+        if self.defects:
+            raise Defect(self.defects[0])
 
     def _pass_time(self, *, busy: bool) -> None:
         if busy:
             self.time += self.rng.random() * 0.02
             return
-        timers = [due for each in self.living() if not each.paused and (due := each.loop.next_timer()) is not None]
+        awake = [each for each in self.living() if not each.paused]
+        timers = [due for each in awake if (due := each.loop.next_timer()) is not None]
+        timers += [free for each in awake for lane in each.lanes if (free := lane.next_free()) is not None]
         self.time = max(self.time, min(timers, default=self.time)) + 0.001
 
     def settle(self) -> None:
@@ -400,15 +407,12 @@ class World:
 
 @contextmanager
 def running(steps: Counter[tuple[object, object]] | None = None, ends: Counter[str] | None = None) -> Iterator[None]:
-    """Sleeping data threads let the world go on.
+    """Processes see the world's witnesses, and what happens is counted.
 
     Args:
         steps: Counts the steps that were taken in the tables: (where from, event or status).
         ends: Counts how far staging was when a room failed.
     """
-
-    class _Time:
-        sleep = staticmethod(give_way)
 
     def counted(kind: Any, method: str, of: Callable[[Any], object]) -> Any:
         original = getattr(kind, method)
@@ -423,7 +427,6 @@ def running(steps: Counter[tuple[object, object]] | None = None, ends: Counter[s
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_mover, "time", _Time)
         patch.setattr(_instances, "Witness", SimWitness)
         watch(patch, Counter() if ends is None else ends)
         patch.setattr(Instance, "step", counted(Instance, "step", lambda each: each.stage))

@@ -13,6 +13,8 @@ __all__ = ["ANY", "Capabilities", "Check", "Fence", "Op", "Probe", "Side", "Subm
 ANY: Final = frozenset({"*"})
 """As ``Capabilities.state_types``: every registered state type."""
 
+MAX_STALLED: Final = 64
+
 
 class Op(enum.Enum):
     """A one-sided operation."""
@@ -70,6 +72,9 @@ class Capabilities:
         max_bytes: Most bytes in one ``submit``; the core cuts larger batches, and larger blocks down to a MiB.
         max_transfers: Most transfers to one peer that are submitted and not finished.
         thread_safe: Whether calls may come from several threads at once. If not, the core serialises them all.
+        stalled_peers: For a ``submit`` that can block: how many peers may each keep one waiting while those to others
+            go on. The core has a thread for each of them. 0, where one such call keeps all others, or nobody knows;
+            ``None``, where no call waits for a peer, as if ``submit`` were asynchronous.
         single_process: Whether two links in one process can reach each other.
         priority: Which of several backends that can run here ``auto`` takes: the highest, and of equals the first by
             name. 0 is a last resort, 100 what needs hardware that nobody has by accident.
@@ -88,6 +93,7 @@ class Capabilities:
     max_bytes: int = 64 << 20
     max_transfers: int = 1
     thread_safe: bool = False
+    stalled_peers: int | None = 0
     single_process: bool = True
     priority: int = 10
     links_per_process: int | None = None
@@ -100,8 +106,19 @@ class Capabilities:
         links = 1 if self.links_per_process is None else self.links_per_process
         if min(self.max_blocks, self.max_bytes, self.max_transfers, links) < 1:
             raise ValueError("limits of a backend are at least 1")
+        if self.stalled_peers is not None and not 0 <= self.stalled_peers <= MAX_STALLED:
+            raise ValueError(f"between 0 and {MAX_STALLED} peers can be stalled, each with a thread of its own")
+        if self.stalled_peers != 0 and not self.thread_safe:
+            raise ValueError("where calls are serialised, a call that waits for one peer keeps all others")
         if not 0 <= self.block_seconds < 1:
             raise ValueError("a block costs between 0 and 1 seconds")
+
+    @property
+    def most_stalled(self) -> int | None:
+        """Peers that may be stopped at once without delaying what goes to others; ``None`` for any number."""
+        if not self.thread_safe:
+            return 0
+        return None if self.submit_mode is SubmitMode.ASYNC else self.stalled_peers
 
     def moves(self, state_type: str) -> bool:
         """Whether it declares this state type."""

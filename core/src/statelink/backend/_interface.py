@@ -85,7 +85,7 @@ class Transfer:
     """One submitted batch. A backend may subclass it to keep its handles.
 
     The backend that made it sets ``outcome`` once, from whatever thread; the core reads it. A backend keeps whatever
-    the library needs (handles, arrays) alive until then.
+    the library needs (handles, arrays) alive until then. A failure that was not settled may be so later: see `settle`.
     """
 
     __slots__ = ("outcome",)
@@ -104,6 +104,14 @@ class Transfer:
         lands. Each side's memory is given back on its own word, so claim what is certain, and nothing else.
         """
         self.outcome = Outcome(False, reason, settled)
+
+    def settle(self) -> None:
+        """It failed without being settled, and by now it is known that its bytes have stopped on both sides.
+
+        The core passes such transfers to ``poll`` for as long as they keep memory in quarantine.
+        """
+        if self.outcome is not None and not self.outcome.ok:
+            self.outcome = self.outcome._replace(settled=True)
 
 
 class Batch(NamedTuple):
@@ -212,7 +220,11 @@ class Backend(ABC):
 
     @abstractmethod
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Progress the library and set the outcome of those ``transfers`` that ended. Never blocks."""
+        """Progress the library and set the outcome of those ``transfers`` that ended. Never blocks.
+
+        Among them may be some that failed without being settled: `Transfer.settle` those that are by now, if there is a
+        way to know.
+        """
 
     @abstractmethod
     def disconnect(self, peer: str) -> None:

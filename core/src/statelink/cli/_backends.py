@@ -101,6 +101,7 @@ def _probed(backend: type[Backend]) -> dict[str, Any]:
             "submit_mode": declared.submit_mode.value,
             "fences": {f"{op.value} {side.value}": fence.value for (op, side), fence in declared.fences.items()},
             "thread_safe": declared.thread_safe,
+            "stalled_peers": declared.most_stalled,
             "max_blocks": declared.max_blocks,
             "max_bytes": declared.max_bytes,
             "links_per_process": declared.links_per_process,

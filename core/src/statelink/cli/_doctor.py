@@ -101,6 +101,7 @@ def _backend(name: str, options: dict[str, Any], transfer: bool, meant: bool) ->
         yield Check(what="loopback transfer", verdict=Verdict.NOT_APPLICABLE, found=found)
         return
     yield Check(what="probe", verdict=Verdict.OK, found=probe.reason)
+    yield Check(what="stopped peers", verdict=Verdict.OK, found=_stalled(kind))
     if transfer:
         yield loopback(kind, options)
 
@@ -113,6 +114,16 @@ def _diagnosed(kind: type[Backend], options: Any) -> tuple[list[Check], list[Che
         return list(kind.diagnose(options)), []
     except (Exception, SystemExit) as error:  # it must not raise either
         return [], [_failed("diagnosis", f"it raised {type(error).__name__}: {error}", "ask the author of the package")]
+
+
+def _stalled(kind: type[Backend]) -> str:
+    """What peers that stand still cost the others."""
+    most = kind.capabilities.most_stalled
+    if most is None:
+        return "any number of them delays nobody else"
+    if most:
+        return f"up to {most} at once delay nobody else; beyond that, others wait until the library gives one up"
+    return "one may delay all others until the library gives it up"
 
 
 def _failed(what: str, found: str, hint: str) -> Check:

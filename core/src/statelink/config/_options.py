@@ -68,7 +68,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         staging: Stage components whose plans fall into small blocks; ``None``, the default, moves everything directly.
             The same components on both sides; sizes may differ.
         inspect: Tell ``statelink inspect`` of the same user what the link does, on a Unix socket.
-        threads: Most threads that move data.
+        threads: Most moves that run at once. One that waits for a peer which stands still does not count.
         slice_bytes: Most bytes that a blocking backend is given at once.
         max_rooms: Most rooms that may be open, or hold memory, at once; ``send`` and ``receive`` refuse more.
         max_pushes: Most pushes that may wait or be under way at once, counted once for each destination that is known

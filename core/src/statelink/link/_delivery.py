@@ -36,10 +36,10 @@ class Delivered(NamedTuple):
     moved: dict[str, Moved]
 
 
-def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[None, None, Delivered]:
+def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[float | None, None, Delivered]:
     """Plan, hand to the strategies, submit, and wait until everything is visible at the destination.
 
-    Gives the thread back, by a ``yield``, where a strategy has to wait. Never raises: what goes wrong is in the result.
+    Yields as `move` does. Never raises: what goes wrong is in the result.
     """
     counted = _Counted(node, delivery)
     grains: dict[str, tuple[int, int]] = {}

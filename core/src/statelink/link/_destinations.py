@@ -12,6 +12,7 @@ from statelink.errors import MismatchError, Reason
 from statelink.plan import PairPlan, compile_pair
 
 from ._cards import Cards
+from ._connections import Connection, Connections
 from ._handshake import check_card
 from ._mover import reason_of
 from ._stages import CONTACT, Contact, ContactEvent
@@ -39,7 +40,7 @@ class Destination:
         regions: Its region table, for checks.
         stage: How far it is.
         plan: What this rank writes for it; set once it is attached and reachable.
-        connected: Whether this side's backend reaches it.
+        connection: This side's backend's to it, once it named this rank's part.
         expected: Decode ranks that ask this rank for each room.
         told: Whether it was told since the last beat that this side lives.
         heard: When it was last heard.
@@ -52,7 +53,7 @@ class Destination:
     heard: float
     stage: Contact = Contact.GREETED
     plan: PairPlan | None = None
-    connected: bool = False
+    connection: Connection | None = None
     expected: int = 1
     told: bool = True
     since: float = 0.0
@@ -67,7 +68,8 @@ class Destination:
 
     def carried(self, node: Node) -> str:
         """What carries this side's bytes to it, as far as the backend can tell by now. Any thread."""
-        return transport_of(node.backend, self.name) if self.connected else UNKNOWN
+        connection = self.connection
+        return transport_of(node.backend, self.name) if connection is not None and connection.made else UNKNOWN
 
     @property
     def party(self) -> Party:
@@ -101,6 +103,7 @@ class Destinations:
         self._watcher = watcher
         self._destinations: dict[str, Destination] = {}
         self._cards = Cards(node)
+        self._connections = Connections(node)
 
     def get(self, name: str) -> Destination | None:
         """The destination with this link name, if it is known."""
@@ -169,21 +172,33 @@ class Destinations:
             return
         peer.step(ContactEvent.ASSIGNED)
         node = self._node
+        connection = peer.connection
+        if connection is None:
+            connection = peer.connection = self._connections.join(peer.card)
 
-        def job() -> None:
+        def compile_part() -> None:
             try:
                 plan = self._compile(message, peer)
-                if not peer.connected:  # changed by these jobs alone, which follow one another
-                    node.connect(peer.card)
-                    peer.connected = True
+            except Exception as error:
+                failed(error)
+            else:
+                # In line with what is asked of the backend of this peer; compiling need not wait for that.
+                node.setup.submit(("peer", peer.name), lambda: connect(plan))
+
+        def connect(plan: PairPlan) -> None:
+            try:
+                self._connections.make(connection)
                 check_transport(node.config.require, peer.carried(node), node.backend.name, peer.name)
             except Exception as error:
-                reason = reason_of(error, backend=node.backend.name, peer=peer.name)
-                node.post(lambda: self._attached(peer, message, None, reason))
+                failed(error)
             else:
                 node.post(lambda: self._attached(peer, message, plan, None))
 
-        node.setup.submit(("peer", peer.name), job)
+        def failed(error: Exception) -> None:
+            reason = reason_of(error, backend=node.backend.name, peer=peer.name)
+            node.post(lambda: self._attached(peer, message, None, reason))
+
+        node.setup.submit(("plan", peer.name), compile_part)
 
     def _compile(self, message: wire.Attach, peer: Destination) -> PairPlan:
         ours = self._node.inventory
@@ -244,8 +259,8 @@ class Destinations:
         peer.step(ContactEvent.LOST)
         del self._destinations[peer.name]
         self._watcher.lost(peer, why)
-        node = self._node
-        node.movers.submit(("peer", peer.name), lambda: node.backend.disconnect(peer.name))
+        if peer.connection is not None:
+            self._connections.leave(peer.connection)
 
     def close(self, loud: set[str]) -> None:
         """Say goodbye; ``loud`` are destinations to which a write may still be in flight."""

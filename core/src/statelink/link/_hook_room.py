@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from statelink.plan import Move
 
     from ._node import Node
+    from ._order import Job
     from ._receiving import Receiving, Writer
 
 __all__ = ["HookRoom", "ReceiveRoom", "SendRoom"]
@@ -71,7 +72,7 @@ class SendRoom(HookRoom):
 
     __slots__ = ("_resume",)
 
-    def __init__(self, node: Node, use: _Use, peer: str, component: str, resume: Callable[[], None]) -> None:
+    def __init__(self, node: Node, use: _Use, peer: str, component: str, resume: Job) -> None:
         super().__init__(node, use, peer, component)
         self._resume = resume
 

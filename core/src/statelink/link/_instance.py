@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from statelink.state import Inventory
     from statelink.wire import Card, Endpoint
 
+    from ._connections import Connection
     from ._process import Witness
     from ._receiving import Receiving
     from ._rendezvous import Peer
@@ -36,7 +37,7 @@ class Source:
         readers: Decode ranks that it serves for each room.
         attached: Whether it confirmed its part.
         connected: Whether this side's backend can be reached by it.
-        attempt: Counts the connections that were asked for.
+        connection: This side's backend's to it, while it has a part.
         witness: Who can say that its process has ended, if anybody here can.
         transport: What its backend says carries its bytes.
     """
@@ -49,7 +50,7 @@ class Source:
     readers: int = 1
     attached: bool = False
     connected: bool = False
-    attempt: int = 0
+    connection: Connection | None = None
     witness: Witness | None = None
     transport: str = UNKNOWN
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink import wire
@@ -11,6 +10,7 @@ from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError, PeerError, Reason
 
 from ._cards import Cards
+from ._connections import Connections
 from ._handshake import check_card
 from ._instance import Instance, Route, Source, plan_instance
 from ._mover import reason_of
@@ -68,8 +68,8 @@ class Instances:
         self._node = node
         self._watcher = watcher
         self._instances: dict[str, Instance] = {}
-        self._connected: Counter[str] = Counter()
         self._cards = Cards(node)
+        self._connections = Connections(node)
         self._siblings = [str(wire.parse_endpoint(address)) for address in node.config.siblings]
 
     def get(self, peer: Peer) -> Instance:
@@ -243,19 +243,13 @@ class Instances:
         node = self._node
         card = source.card
         assert card is not None
-        # One rank may be known under several names or addresses; the backend sees it once.
-        self._connected[card.link] += 1
-        source.attempt += 1
-        attempt = source.attempt
-        first = self._connected[card.link] == 1
-
+        connection = source.connection = self._connections.join(card)
         witness: list[Witness | None] = []
 
         def job() -> None:
             try:
                 witness.append(Witness.of(card.process, source.endpoint.address))
-                if first:
-                    node.connect(card)
+                self._connections.make(connection)
             except Exception as error:
                 reason = reason_of(error, backend=node.backend.name, peer=card.link)
                 node.post(lambda: self._refuse(instance, reason, tell=True))
@@ -263,7 +257,7 @@ class Instances:
                 node.post(done)
 
         def done() -> None:
-            if source.attempt == attempt and source.assignment is not None:
+            if source.connection is connection:
                 source.connected = True
                 source.witness = witness[0]
                 self._tell_part(source)
@@ -319,15 +313,9 @@ class Instances:
         """Give up a rank's part, and its connection with it."""
         if source.assignment is not None:
             source.assignment, source.plan, source.attached, source.connected = None, None, False, False
-            self._disconnect(source.name)
-
-    def _disconnect(self, name: str) -> None:
-        """Let the backend forget a rank, once nobody here counts on it."""
-        self._connected[name] -= 1
-        if self._connected[name] <= 0:
-            del self._connected[name]
-            node = self._node
-            node.setup.submit(("peer", name), lambda: node.backend.disconnect(name))
+        if source.connection is not None:
+            self._connections.leave(source.connection)
+            source.connection = None
 
     def _hang_up(self, instance: Instance) -> None:
         """Close the connections that no other instance uses."""

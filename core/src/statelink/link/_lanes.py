@@ -1,92 +1,220 @@
-"""The threads that may block: bounded, and in order per key."""
+"""The threads that may block: bounded, in order per key, and more of them while some are held."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Generator, Hashable
+from typing import NamedTuple
 
-__all__ = ["Lane"]
+from ._order import Job, Order
+
+__all__ = ["HELD_AFTER", "Lane"]
 
 log = logging.getLogger("statelink.link")
 
-Job = Callable[[], None]
+HELD_AFTER = 0.1
+"""Seconds without a sign of life after which a job counts as held: it waits inside a library, for a peer as a rule."""
+BRIEF = 1e-3
+"""Seconds that a job may wait on its thread while nobody else needs one."""
+
+Steps = Generator[float, None, object]
+
+
+class _Parked(NamedTuple):
+    """A job that waits without a thread."""
+
+    number: int
+    steps: Steps
 
 
 class Lane:
-    """A pool of at most ``width`` threads that runs jobs in order per key, and one key at a time.
+    """A pool of threads that runs jobs in order per key, and one key at a time.
+
+    At most ``width`` jobs run at once. One that is held, for `HELD_AFTER` seconds inside one call, does not count, so
+    that it delays the others no longer than that; there are at most ``spare`` such, beyond which the others wait. A job
+    that returns a generator gives its thread back at each ``yield``, if others need it, and keeps its place in the line
+    of its key.
 
     Threads start when they are needed. A job that raises is a defect; it is logged, and ends no thread.
 
     Args:
         name: For thread names.
-        width: Most threads.
+        width: Most jobs that run at once and are not held.
+        spare: Most jobs that may be held beside them.
+        order: The order of the jobs of each key, shared with other lanes; the lane's own if not given.
     """
 
-    def __init__(self, name: str, width: int) -> None:
+    def __init__(self, name: str, width: int, spare: int = 0, order: Order | None = None) -> None:
         self._name = name
         self._width = width
-        self._lock = threading.Condition()
-        self._queues: dict[Hashable, deque[Job]] = {}
-        self._ready: deque[Hashable] = deque()
+        self._most = width + spare
+        self._order = order or Order()
+        # Everything below is guarded by the lock of the order.
+        self._changed = threading.Condition(self._order.lock)
+        self._ready: deque[tuple[Hashable, Job | Steps]] = deque()
+        self._parked: dict[Hashable, _Parked] = {}
+        self._times: list[tuple[float, int, Hashable]] = []
+        self._numbers = itertools.count()
+        self._lively: dict[int, float] = {}
+        """Threads that run a job, and when it last gave a sign of life. A thread notes its own without the lock."""
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
 
     def submit(self, key: Hashable, job: Job) -> None:
-        """Run ``job`` after every earlier job of the same key. After `close`, jobs are dropped."""
-        with self._lock:
+        """Run ``job`` after every earlier job of the same key. After `close`, jobs are dropped. Any thread."""
+        with self._order.lock:
             if self._closed:
                 return
-            queue = self._queues.get(key)
-            if queue is not None:
-                queue.append(job)  # the key is in line or running; its jobs follow one another
-                return
-            self._queues[key] = deque([job])
-            self._ready.append(key)
-            if self._idle < len(self._ready) and len(self._threads) < self._width:
-                thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            lane = self._order.enter(self, key, job)
+            if lane is None:
+                self._start(key, job)
             else:
-                self._lock.notify()
+                lane._hurry(key)
 
     @property
     def waiting(self) -> int:
         """Jobs that have not started. Any thread."""
-        with self._lock:
-            return sum(map(len, self._queues.values()))
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
-                while not self._ready and not self._closed:
-                    self._lock.wait()
-                self._idle -= 1
-                if not self._ready:
-                    return
-                key = self._ready.popleft()
-                job = self._queues[key].popleft()
-            try:
-                job()
-            except Exception:
-                log.exception("a job on lane %s failed", self._name)
-            with self._lock:
-                if self._queues[key]:
-                    self._ready.append(key)
-                    self._lock.notify()
-                else:
-                    del self._queues[key]
+        with self._order.lock:
+            return len(self._ready) + self._order.waiting(self)
 
     def close(self, timeout: float) -> bool:
         """Run what is queued, then end the threads; whether all ended within ``timeout`` seconds."""
-        with self._lock:
+        with self._order.lock:
             self._closed = True
-            self._lock.notify_all()
+            for key in self._parked:
+                self._hurry(key)
+            self._changed.notify_all()
         deadline = time.monotonic() + timeout
-        for thread in self._threads:
+        for thread in self._threads:  # from now on none is removed, and those that are added are joined, too
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    # With the lock held.
+
+    def _start(self, key: Hashable, job: Job | Steps) -> None:
+        """It is the turn of a job."""
+        self._ready.append((key, job))
+        self._call()
+
+    def _hurry(self, key: Hashable) -> None:
+        """Somebody waits behind a job; if it is parked, it looks at once whether it can go on."""
+        parked = self._parked.get(key)
+        if parked is not None:
+            heapq.heappush(self._times, (0.0, parked.number, key))
+            self._call()
+
+    def _call(self) -> None:
+        """See to it that a thread looks at what is ready, or watches until something is."""
+        if self._idle:
+            self._changed.notify()
+        elif len(self._threads) < self._most:
+            taken = {thread.name for thread in self._threads}
+            name = next(name for number in itertools.count() if (name := f"{self._name}-{number}") not in taken)
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread left: those that there are do what they can
+                if not self._threads:
+                    raise
+            else:
+                self._threads.append(thread)
+
+    def _take(self) -> tuple[Hashable, Job | Steps] | None:
+        """Wait for a job that may run; ``None`` once there will be none, or there are threads enough."""
+        if self._idle > self._width:
+            return None  # it stood in for one that was held
+        self._idle += 1
+        try:
+            while True:
+                now = time.monotonic()
+                self._unpark(now)
+                wait = self._times[0][0] - now if self._times else None
+                if self._ready:
+                    free = self._free_in(now)
+                    if free <= 0:
+                        break
+                    wait = free if wait is None else min(wait, free)
+                elif self._closed and not self._parked:
+                    return None
+                self._changed.wait(wait)
+        finally:
+            self._idle -= 1
+        taken = self._ready.popleft()
+        if self._ready or self._parked:
+            self._call()
+        return taken
+
+    def _free_in(self, now: float) -> float:
+        """Seconds until one more job may run, as things stand; 0 if it may now."""
+        lively = sorted(seen for seen in self._lively.values() if seen > now - HELD_AFTER)
+        if len(lively) < self._width:
+            return 0.0
+        return lively[len(lively) - self._width] + HELD_AFTER - now
+
+    def _unpark(self, now: float) -> None:
+        while self._times and self._times[0][0] <= now:
+            _, number, key = heapq.heappop(self._times)
+            parked = self._parked.get(key)
+            if parked is not None and parked.number == number:  # else it was hurried, and has gone on since
+                del self._parked[key]
+                self._ready.append((key, parked.steps))
+
+    def _park(self, key: Hashable, steps: Steps, pause: float) -> None:
+        number = next(self._numbers)
+        self._parked[key] = _Parked(number, steps)
+        due = 0.0 if self._closed else time.monotonic() + pause
+        heapq.heappush(self._times, (due, number, key))
+
+    def _end(self, key: Hashable) -> None:
+        """A job has ended: the next of its key is somebody's turn."""
+        following = self._order.leave(key)
+        if following is not None:
+            lane, job = following
+            lane._start(key, job)
+
+    # The threads.
+
+    def _work(self) -> None:
+        me = threading.get_ident()
+        while True:
+            with self._order.lock:
+                taken = self._take()
+                if taken is None:
+                    if not self._closed:
+                        self._threads.remove(threading.current_thread())
+                        self._changed.notify()  # of what is ready, if anything is
+                    return
+                self._lively[me] = time.monotonic()
+            key, job = taken
+            paused = self._run(me, job)
+            with self._order.lock:
+                del self._lively[me]
+                if paused is None:
+                    self._end(key)
+                else:
+                    self._park(key, *paused)
+
+    def _run(self, me: int, job: Job | Steps) -> tuple[Steps, float] | None:
+        """Run a job until it ends, or has to wait for longer than this thread has time."""
+        try:
+            steps = job if isinstance(job, Generator) else job()
+            if not isinstance(steps, Generator):
+                return None
+            while True:
+                pause = next(steps)
+                if pause > BRIEF or (pause and self._ready):
+                    return steps, pause
+                if pause:
+                    time.sleep(pause)
+                self._lively[me] = time.monotonic()
+        except StopIteration:
+            pass
+        except Exception:
+            log.exception("a job on lane %s failed", self._name)
+        return None

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Moving", "move", "reason_of"]
 
-FIRST_NAP, LONGEST_NAP = 20e-6, 1e-3
+FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
+"""Seconds between two looks at what runs: they double up to the second, and then follow the time that went by, up to
+the third, so that many peers that stand still cost little."""
+PATIENCE = 1 / 64
+"""Which part of the time that a transfer took so far one nap may last."""
 LEAST = 1 << 20
 """Bytes below which no block is cut, whatever the limits."""
 
@@ -30,6 +34,7 @@ class Moving(NamedTuple):
         reason: Why it failed, or ``None``.
         unsettled: The sides on which bytes of failed transfers may still be on the move.
         pending: Transfers that had not ended when the move was given up.
+        strays: Transfers that failed and were not settled; their backend may learn later that they are.
     """
 
     nbytes: int
@@ -37,6 +42,7 @@ class Moving(NamedTuple):
     reason: Reason | None
     unsettled: frozenset[Side] = frozenset()
     pending: tuple[Transfer, ...] = ()
+    strays: tuple[Transfer, ...] = ()
 
 
 def move(
@@ -49,10 +55,11 @@ def move(
     tables: tuple[RegionTable, RegionTable],
     slice_bytes: int,
     cancelled: threading.Event,
-) -> Generator[None, None, Moving]:
+) -> Generator[float | None, None, Moving]:
     """Write batches to a peer and wait until they are visible there. Runs on a data thread.
 
-    Gives the thread back, by a ``yield``, where nothing is under way and there is nothing to submit yet.
+    Yields seconds after which it goes on, where it waits for what is under way, and 0 after each slice, as a sign of
+    life. Yields ``None`` where nothing is under way and there is nothing to submit yet.
 
     Args:
         backend: The backend.
@@ -70,15 +77,16 @@ def move(
     nbytes = blocks = 0
     reason: Reason | None = None
     unsettled: frozenset[Side] = frozenset()
+    strays: list[Transfer] = []
     try:
         for part in parts:
             if part is None:
                 if running:
-                    running, failure = _wait(backend, running, cancelled, len(running))
+                    running, failure = yield from _wait(backend, running, cancelled, len(running))
                     if failure is not None:
                         raise failure
                 elif not cancelled.is_set():  # else nobody would come back to it
-                    yield
+                    yield None
                 if cancelled.is_set():
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
                 continue
@@ -86,7 +94,9 @@ def move(
             tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
             for piece in _cut(part, max(most, LEAST)).slices(limits.max_blocks, most):
                 while len(running) >= limits.max_transfers:
-                    running, failure = _wait(backend, running, cancelled, len(running) - limits.max_transfers + 1)
+                    running, failure = yield from _wait(
+                        backend, running, cancelled, len(running) - limits.max_transfers + 1
+                    )
                     if failure is not None:
                         raise failure
                     if cancelled.is_set():
@@ -96,18 +106,22 @@ def move(
                 running.append(_submit(backend, peer, Batch(Op.WRITE, piece, room, generation)))
                 nbytes += piece.total
                 blocks += piece.count
+                yield 0.0
     except Exception as error:
         reason = reason_of(error, backend=backend.name, peer=peer)
-        unsettled = getattr(error, "unsettled", unsettled)
+        if isinstance(error, _Defect):
+            unsettled = frozenset(Side)
+        elif isinstance(error, _Failed):
+            strays += error.strays
     try:
         while running and not cancelled.is_set():
-            running, failure = _wait(backend, running, cancelled, len(running))
+            running, failure = yield from _wait(backend, running, cancelled, len(running))
             if failure is not None:
                 reason = reason or reason_of(failure, backend=backend.name, peer=peer)
-                unsettled |= failure.unsettled
+                strays += failure.strays
     except Exception as error:  # of ``poll``: the fate of what runs is unknown, and it is asked again later
         reason = reason or reason_of(error, backend=backend.name, peer=peer)
-    return Moving(nbytes, blocks, reason, unsettled, tuple(running))
+    return Moving(nbytes, blocks, reason, unsettled, tuple(running), tuple(strays))
 
 
 def _cut(part: Blocks, most: int) -> Blocks:
@@ -131,13 +145,13 @@ def _cut(part: Blocks, most: int) -> Blocks:
 
 
 class _Failed(TransferError):
-    unsettled: frozenset[Side] = frozenset()
+    """Transfers failed; ``strays`` are those that are not settled."""
+
+    strays: tuple[Transfer, ...] = ()
 
 
 class _Defect(Exception):
     """A backend raised what it must not raise: nothing is known of the batch."""
-
-    unsettled = frozenset(Side)
 
 
 def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
@@ -151,29 +165,30 @@ def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
 
 def _wait(
     backend: Backend, running: list[Transfer], cancelled: threading.Event, ends: int
-) -> tuple[list[Transfer], _Failed | None]:
+) -> Generator[float, None, tuple[list[Transfer], _Failed | None]]:
     """Poll until ``ends`` transfers ended, one failed, or the room was cancelled; what still runs, and the failure."""
-    nap = FIRST_NAP
+    began, nap = time.monotonic(), FIRST_NAP
     while True:
         ended, left = _sorted(running)
         if len(ended) < ends:  # also when some have ended: a library may move the others only while it is polled
             backend.poll(left)
             ended, left = _sorted(running)
-        failed = [outcome for outcome in ended if not outcome.ok]
+        failed = [(transfer, outcome) for transfer, outcome in ended if not outcome.ok]
         if failed:
-            error = _Failed(f"backend {backend.name!r} could not move a batch", cause=failed[0].reason)
-            error.unsettled = frozenset().union(*(outcome.unsettled for outcome in failed))
+            error = _Failed(f"backend {backend.name!r} could not move a batch", cause=failed[0][1].reason)
+            error.strays = tuple(transfer for transfer, outcome in failed if outcome.unsettled)
             return left, error
         if len(ended) >= ends or cancelled.is_set():
             return left, None
-        time.sleep(nap)
-        nap = min(2 * nap, LONGEST_NAP)
+        yield nap
+        nap = min(2 * nap, max(NAP, PATIENCE * (time.monotonic() - began)), LONGEST_NAP)
 
 
-def _sorted(running: list[Transfer]) -> tuple[list[Outcome], list[Transfer]]:
-    """Outcomes of what has ended, and what has not; what a backend's thread ends meanwhile is in one of the two."""
+def _sorted(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
+    """What has ended, with its outcome, and what has not; what a backend's thread ends meanwhile is in one of them."""
     seen = [(transfer, transfer.outcome) for transfer in running]
-    return [end for _, end in seen if end is not None], [transfer for transfer, end in seen if end is None]
+    ended = [(transfer, end) for transfer, end in seen if end is not None]
+    return ended, [transfer for transfer, end in seen if end is None]
 
 
 def reason_of(error: BaseException, **who: object) -> Reason:

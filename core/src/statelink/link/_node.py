@@ -15,6 +15,7 @@ from statelink.wire import write_card
 
 from ._lanes import Lane
 from ._loop import Loop
+from ._order import Order
 from ._status import ENDED
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ __all__ = ["Node", "Role"]
 
 log = logging.getLogger("statelink.link")
 
+SPARE_SETUPS = 32
+"""Most peers that may keep a call waiting that connects to them, before others have to wait for their connections."""
 UNASKED_CHANGES = 4096
 """Rooms that are kept for `Node.take_changes` while nobody has called it yet: an engine may look at its rooms alone."""
 
@@ -83,7 +86,7 @@ class Node:
         closed: Called once the backend has been closed.
         explained: Adds to an error about memory that it leaves which setting of its allocator that may be due to.
         loop: The control thread's loop.
-        make_lane: Makes a lane of a name and a width.
+        make_lane: Makes a lane; see `Lane` for what it is given.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class Node:
         closed: Callable[[], object] = lambda: None,
         explained: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         loop: Loop | None = None,
-        make_lane: Callable[[str, int], Lane] = Lane,
+        make_lane: Callable[[str, int, int, Order], Lane] = Lane,
     ) -> None:
         self.config = config
         self.channel = channel
@@ -116,14 +119,16 @@ class Node:
         self.rooms: dict[int, Room] = {}
         self.lock = threading.Lock()
         """Guards ``rooms``, the one thing that callers' threads write."""
-        serial = not backend.capabilities.thread_safe
-        self.movers = make_lane("statelink-move", 1 if serial else config.threads)
+        order = Order()
+        limits = backend.capabilities
+        serial = not limits.thread_safe
+        self.movers = make_lane("statelink-move", 1 if serial else config.threads, limits.most_stalled or 0, order)
         # Connecting may take seconds, and fencing must not wait for it or for a copy: each has threads of its own,
         # unless the backend wants one call at a time.
-        self.setup = self.movers if serial else make_lane("statelink-setup", 2)
-        self.fences = self.movers if serial else make_lane("statelink-fence", 1)
-        self.verifiers = make_lane("statelink-verify", config.threads)
-        self.cards = make_lane("statelink-cards", 1)
+        self.setup = self.movers if serial else make_lane("statelink-setup", 2, SPARE_SETUPS, order)
+        self.fences = self.movers if serial else make_lane("statelink-fence", 1, 0, order)
+        self.verifiers = make_lane("statelink-verify", config.threads, 0, order)
+        self.cards = make_lane("statelink-cards", 1, 0, order)
         self.role: Role
         self._hooks = hooks
         self._closed = closed

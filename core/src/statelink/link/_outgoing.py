@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,20 @@ from ._mover import reason_of
 if TYPE_CHECKING:
     import weakref
 
-    from statelink.backend import Side
+    from statelink.backend import Transfer
     from statelink.errors import Reason
 
     from ._node import Node
+    from ._order import Job
     from ._sending import Delivery, Push, Sending
 
 __all__ = ["Outgoing"]
 
 log = logging.getLogger("statelink.link")
 
-POLL_PENDING, POLL_BROKEN = 0.01, 1.0
-"""Seconds between looks at transfers that a failed room left behind; the latter after ``poll`` raised."""
+POLL_PENDING, POLL_STRAYS, POLL_BROKEN = 0.01, 0.25, 1.0
+"""Seconds between looks at transfers that a failed room left behind: that run, that failed without being settled, and
+after ``poll`` raised."""
 
 
 class Outgoing:
@@ -38,39 +40,41 @@ class Outgoing:
         node: The link's control thread.
         delivered: Told, on the control thread, what became of each push.
         unsettled: Told, likewise, of transfers that were left running and of which it is not known that they stopped.
+        settled: Told, likewise, that all of a delivery's that were not settled are so by now.
     """
 
     def __init__(
         self,
         node: Node,
         delivered: Callable[[Sending, Delivery, Push, Delivered], None],
-        unsettled: Callable[[Delivery, frozenset[Side], str], None],
+        unsettled: Callable[[Delivery, Transfer], None],
+        settled: Callable[[Sending, Delivery], None],
     ) -> None:
         self._node = node
         self._delivered = delivered
         self._unsettled = unsettled
+        self._settled = settled
 
     def start(self, room: Sending, delivery: Delivery, push: Push) -> None:
         """Send a push to one destination, after those before it."""
         delivery.jobs += 1
         self._node.hold_pushes(1, admitted=True)
 
-        def job() -> None:
+        def job() -> Generator[float, None, None] | None:
             delivery.line.append(push)
-            if len(delivery.line) == 1:  # else it follows when those before it have gone out
-                self._carry(room, delivery)
+            # Else it follows when those before it have gone out.
+            return self._carry(room, delivery) if len(delivery.line) == 1 else None
 
         self._submit(delivery, job)
 
-    def wake(self, room: weakref.ref[Sending], peer: str) -> None:
-        """A strategy need not wait any more; called in the lane of the destination.
+    def wake(self, room: weakref.ref[Sending], peer: str) -> Generator[float, None, None] | None:
+        """A strategy need not wait any more: what its room goes on with, in the lane of the destination.
 
         What a strategy holds does not keep the room: that would be a cycle.
         """
         living = room()
         delivery = living._deliveries.get(peer) if living is not None else None
-        if living is not None and delivery is not None:
-            self._carry(living, delivery)
+        return self._carry(living, delivery) if living is not None and delivery is not None else None
 
     def abort(self, room: Sending, delivery: Delivery) -> None:
         """Let what waits come to its end, since the room was cancelled, and tell the hooks."""
@@ -121,11 +125,9 @@ class Outgoing:
 
         def done(failed: bool) -> None:
             delivery.jobs -= 1
-            seen = [(each, each.outcome) for each in transfers]  # once: a backend's thread may end one meanwhile
-            delivery.pending = [each for each, outcome in seen if outcome is None]
-            for _, outcome in seen:
-                if outcome is not None:
-                    self._unsettled(delivery, outcome.unsettled, outcome.reason)
+            delivery.pending = [each for each in transfers if each.outcome is None]
+            for each in set(transfers).difference(delivery.pending):
+                self._unsettled(delivery, each)
             if delivery.pending:
                 node.after(POLL_BROKEN if failed else POLL_PENDING, then)
             else:
@@ -133,20 +135,43 @@ class Outgoing:
 
         node.fences.submit(("pending", delivery.destination.name), job)
 
-    def _carry(self, room: Sending, delivery: Delivery) -> None:
+    def watch(self, room: Sending, delivery: Delivery) -> None:
+        """Poll a delivery's strays until its backend has settled all of them, if it ever does."""
+        node = self._node
+        transfers = list(delivery.strays)
+
+        def job() -> None:
+            try:
+                node.backend.poll(transfers)
+            except Exception:
+                log.exception("backend %s failed to poll", node.backend.name)
+            node.post(done)
+
+        def done() -> None:
+            delivery.strays = [each for each in delivery.strays if each.outcome is not None and each.outcome.unsettled]
+            if delivery.strays:
+                node.after(POLL_STRAYS, lambda: self.watch(room, delivery))
+            else:
+                self._settled(room, delivery)
+
+        node.fences.submit(("strays", delivery.destination.name), job)
+
+    def _carry(self, room: Sending, delivery: Delivery) -> Generator[float, None, None]:
         """Let the pushes of a delivery go out, up to where a strategy waits. Runs in the lane of the destination."""
         while delivery.line:
             push = delivery.line[0]
             if delivery.under_way is None:
                 delivery.under_way = deliver(self._node, delivery, push)
             try:
-                next(delivery.under_way)
+                pause = next(delivery.under_way)
             except StopIteration as ended:
                 delivery.under_way = None
                 delivery.line.popleft()
                 self._node.post(partial(self._delivered, room, delivery, push, ended.value))
             else:
-                return  # its strategy wakes it, or the end of the room does
+                if pause is None:
+                    return  # its strategy wakes it, or the end of the room does
+                yield pause
 
-    def _submit(self, delivery: Delivery, job: Callable[[], None]) -> None:
+    def _submit(self, delivery: Delivery, job: Job) -> None:
         self._node.movers.submit(("peer", delivery.destination.name), job)

@@ -26,6 +26,8 @@ from ._use import Use
 from ._verify import packed
 
 if TYPE_CHECKING:
+    from statelink.backend import Transfer
+
     from ._delivery import Delivered
     from ._node import Node
     from ._past import End
@@ -47,7 +49,7 @@ class PrefillRole:
         self._destinations = Destinations(node, self)
         self._early = Early(REMEMBERED, node.config.max_early_bytes)
         self._past = Past(node.now, node.config.deadline)
-        self._outgoing = Outgoing(node, self._delivered, self._unsettled)
+        self._outgoing = Outgoing(node, self._delivered, self._stray, self._settled)
         self._deadlines = Deadlines(node, self._expired)
         self._handlers: dict[type[wire.Message], Callable[..., None]] = {
             wire.Request: self._request,
@@ -222,7 +224,11 @@ class PrefillRole:
         self._node.hold_pushes(-1)
         moving = result.moving
         delivery.pending.extend(moving.pending)
-        self._unsettled(delivery, moving.unsettled, moving.reason.cause if moving.reason is not None else "")
+        if moving.unsettled:
+            delivery.unknown = True
+            self._unsettled(delivery, moving.unsettled, moving.reason.cause if moving.reason is not None else "")
+        for transfer in moving.strays:
+            self._stray(delivery, transfer)
         for name, moved in result.moved.items():
             for tally in (delivery.moved, room._moved):
                 before = tally.get(name, Moved(0, 0))
@@ -343,6 +349,9 @@ class PrefillRole:
         for delivery in room._deliveries.values():
             if delivery.pending and not delivery.jobs:
                 self._outgoing.look_after(delivery, partial(self._drain, room))
+            elif delivery.strays and not delivery.watched:
+                delivery.watched = True
+                self._outgoing.watch(room, delivery)
             if room.status is Status.FAILED and delivery.still and not delivery.drained:
                 delivery.drained = True
                 self._send(wire.Drained(**self._use(delivery)))
@@ -356,6 +365,21 @@ class PrefillRole:
             delivery.unsettled.setdefault(side, why or "the backend does not say why")
         if Side.TARGET in sides:
             self._past.restless.add((delivery.destination.name, delivery.request.room, delivery.request.generation))
+
+    def _stray(self, delivery: Delivery, transfer: Transfer) -> None:
+        """A transfer has ended after its room; its backend may yet learn that its bytes have stopped."""
+        outcome = transfer.outcome
+        if outcome is not None and outcome.unsettled:
+            delivery.strays.append(transfer)
+            self._unsettled(delivery, outcome.unsettled, outcome.reason)
+
+    def _settled(self, room: Sending, delivery: Delivery) -> None:
+        delivery.watched = False
+        if not delivery.unknown:
+            delivery.unsettled.clear()
+            use = (delivery.destination.name, delivery.request.room, delivery.request.generation)
+            self._past.restless.discard(use)
+        self._drain(room)
 
     # The end.
 

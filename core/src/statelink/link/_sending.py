@@ -77,6 +77,9 @@ class Delivery:
         cancelled: Set when the room failed.
         jobs: Jobs that were posted and have not reported back.
         pending: Transfers that a cancelled job left running.
+        strays: Transfers that failed without being settled, as long as their backend may learn that they are.
+        watched: Whether somebody asks the backend for that.
+        unknown: Whether a batch was given to the backend of which nothing is known.
         unsettled: Per side, why it is not known that the bytes of a failed transfer have stopped.
         finished: Whether its last word was sent.
         accepted: Whether the destination has everything.
@@ -91,7 +94,7 @@ class Delivery:
     hooks: dict[str, SendHook]
     contexts: dict[str, SendRoom] = field(default_factory=dict)
     line: deque[Push] = field(default_factory=deque)
-    under_way: Generator[None, None, Delivered] | None = None
+    under_way: Generator[float | None, None, Delivered] | None = None
     covered: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     dues: dict[str, Due] = field(default_factory=dict)
     moved: dict[str, Moved] = field(default_factory=dict)
@@ -99,6 +102,9 @@ class Delivery:
     cancelled: threading.Event = field(default_factory=threading.Event)
     jobs: int = 0
     pending: list[Transfer] = field(default_factory=list)
+    strays: list[Transfer] = field(default_factory=list)
+    watched: bool = False
+    unknown: bool = False
     unsettled: dict[Side, str] = field(default_factory=dict)
     finished: bool = False
     accepted: bool = False

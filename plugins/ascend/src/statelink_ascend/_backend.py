@@ -94,6 +94,7 @@ class AscendBackend(Backend):
         max_bytes=64 << 20,
         max_transfers=1,
         thread_safe=True,
+        stalled_peers=0,  # whether the library lets calls to two peers overlap is not known
         single_process=False,
         priority=70,  # it runs only on hardware of one kind, which somebody bought for this
         links_per_process=1,

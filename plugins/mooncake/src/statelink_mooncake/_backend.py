@@ -70,6 +70,8 @@ class MooncakeBackend(Backend):
         max_bytes=32 << 20,
         max_transfers=1,
         thread_safe=True,
+        # Over its TCP transport: a call that waits for a stopped peer sleeps, and those to others go on beside it.
+        stalled_peers=32,
         single_process=True,
         priority=40,
         block_seconds=17e-6,  # an entry of a batch over its TCP transport

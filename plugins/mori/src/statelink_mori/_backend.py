@@ -83,6 +83,7 @@ class MoriBackend(PostingBackend[_Peer]):
         max_bytes=64 << 20,
         max_transfers=2,
         thread_safe=True,
+        stalled_peers=0,  # the library is called under one lock, under which a full send queue waits
         single_process=True,
         priority=70,  # it runs only on hardware of one kind, which somebody bought for this
     )

@@ -81,6 +81,7 @@ class NixlBackend(PostingBackend[_Peer]):
         max_bytes=64 << 20,
         max_transfers=4,
         thread_safe=True,
+        stalled_peers=None,  # what a post takes is the copy, also into a process that is stopped; it waits for no peer
         single_process=True,
         priority=50,
         block_seconds=2e-6,  # one system call for each descriptor on one host; over TCP it is more

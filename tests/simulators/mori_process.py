@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 
 
 def main(path: str, key: str, transport: str, port: str) -> None:
-    from mori.io import BackendType, IOEngine, IOEngineConfig, MemoryLocationType
+    from mori.io import BackendType, EngineDesc, IOEngine, IOEngineConfig, MemoryDesc, MemoryLocationType
 
+    statuses = []
     memory = np.memmap(path, np.uint8, "r+")
     engine = IOEngine(key, IOEngineConfig("127.0.0.1", int(port)))
     engine.create_backend(BackendType[transport])
@@ -29,6 +31,14 @@ def main(path: str, key: str, transport: str, port: str) -> None:
         elif what == "pop":
             status = engine.pop_inbound_transfer_status(*arguments)
             answer = status and [status.Code().name, status.Message()]
+        elif what == "write":
+            theirs, target, size = arguments
+            engine.register_remote_engine(EngineDesc.unpack(bytes.fromhex(theirs)))
+            session = engine.create_session(desc, MemoryDesc.unpack(bytes.fromhex(target)))
+            statuses.append(session.write(0, 0, size, session.allocate_transfer_uid()))
+            sent = threading.Event()
+            engine._core.backends[BackendType[transport]].later(sent.set)
+            sent.wait()  # its kernel has the bytes
         print(json.dumps(answer), flush=True)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 import os
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_Kind = TypeVar("_Kind", bound="_Checked")
 
 
 class _Native(enum.Enum):
@@ -49,6 +52,27 @@ class _Checked:
         super().__setattr__(name, value)
 
 
+def _bound(kind: type[_Kind]) -> type[_Kind]:
+    """A constructor that refuses arguments as the library's bindings do, on several lines."""
+    plain = kind.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            plain(self, *args, **kwargs)
+        except TypeError:
+            name, fields = type(self).__name__, kind.__annotations__
+            taken = ", ".join(f"{field}: {fields[field]}" for field in fields)
+            given = ", ".join(f"{argument}={value!r}" for argument, value in kwargs.items())
+            raise TypeError(
+                "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
+                f"    1. mori.cpp.libmori_pybinds.{name}({taken})\n\nInvoked with: kwargs: {given}"
+            ) from None
+
+    type.__setattr__(kind, "__init__", init)
+    return kind
+
+
+@_bound
 @dataclass(eq=False)
 class IOEngineConfig(_Checked):
     host: str = ""
@@ -59,6 +83,7 @@ class IOEngineConfig(_Checked):
             raise TypeError("IOEngineConfig(): incompatible constructor arguments")
 
 
+@_bound
 @dataclass(eq=False, kw_only=False)
 class _Rdma(_Checked):
     qp_per_transfer: int = 1
@@ -82,18 +107,21 @@ class RdmaBackendConfig(_Rdma):
     max_msg_sge = 0
 
 
+@_bound
 @dataclass(eq=False)
 class XgmiBackendConfig(_Checked):
     num_streams: int = 64
     num_events: int = 64
 
 
+@_bound
 @dataclass(eq=False)
 class FabricBackendConfig(_Checked):
     num_streams: int = 64
     num_events: int = 64
 
 
+@_bound
 @dataclass(eq=False)
 class TcpBackendConfig(_Checked):
     sock_sndbuf_bytes: int = 32 << 20
@@ -109,7 +137,7 @@ class TcpBackendConfig(_Checked):
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_data_conns <= 16:
-            raise ValueError("num_data_conns must be in 1..16")
+            raise ValueError("TCP numDataConns must be in [1, 16]")
 
 
 _ENVIRONMENT = {
@@ -143,7 +171,7 @@ def effective(config: RdmaBackendConfig) -> RdmaBackendConfig:
             setattr(made, name, text.lower() in ("1", "true", "on"))
         else:
             setattr(made, name, int(text))
-    if made.qp_per_transfer < 1 or made.notif_per_qp < 1:
+    if made.qp_per_transfer < 1 or (made.enable_notification and made.notif_per_qp < 1):
         raise RuntimeError("RdmaBackendConfig: qp_per_transfer and notif_per_qp must be at least 1")
     if made.enable_transfer_chunking and made.chunk_bytes < 4096:
         raise RuntimeError("RdmaBackendConfig: chunk_bytes must be at least 4096")

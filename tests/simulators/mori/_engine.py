@@ -138,11 +138,9 @@ class IOEngine:
         core = self._core
         number = next(core.numbers)
         gpu = mem_loc is MemoryLocationType.GPU
+        bus, node = f"0000:{device_id:02x}:00.0" if gpu else "", number % _host.numa_nodes()
         handle = core.table.place.handle() if gpu and BackendType.XGMI in core.backends else bytes(64)
-        desc = made(
-            MemoryDesc, core.key, number, device_id, f"0000:{device_id:02x}:00.0" if gpu else "", 0, ptr, size, mem_loc,
-            handle,
-        )  # fmt: skip
+        desc = made(MemoryDesc, core.key, number, device_id, bus, node, ptr, size, mem_loc, handle)
         if BackendType.RDMA in core.backends:
             core.table.put(number, ptr, size)
         core.memories[number] = desc

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import queue
 import random
+import signal
 import socket
 import threading
 import time
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _configs, _host, _sockets, _status
-from ._configs import MemoryLocationType, RdmaBackendConfig
+from ._configs import MemoryLocationType, PollCqMode, RdmaBackendConfig
 from ._memory import Place
 from ._status import StatusCode, TransferStatus
 
@@ -28,7 +31,14 @@ LARGEST_REQUEST = (1 << 32) - 1
 SEND_WR = 8192
 MAX_MSG = 1 << 30
 """What one work request carries, as the port says."""
+FLUSHED = "Work Request Flushed Error"
 HINT = " Hint: check that the peer is alive and its memory is registered"
+
+
+@functools.cache
+def control_timeout() -> int:
+    """How long a peer may take to answer, in milliseconds: read once in a process."""
+    return int(os.environ.get("MORI_IO_CP_TIMEOUT_MS", "5000"))
 
 
 class Backend:
@@ -73,6 +83,14 @@ class _Qp:
         self.broken = False
 
 
+Where = tuple[MemoryLocationType, int, int]
+
+
+def _where(memory: MemoryDesc) -> Where:
+    """What connections are kept by, on each side."""
+    return memory.loc, memory.device_id, memory.numa_node
+
+
 class Rdma(Backend):
     """RDMA, and the port of its control plane."""
 
@@ -92,7 +110,9 @@ class Rdma(Backend):
             _host.leave(f"listen on {core.config.host}:{core.config.port}: {error}")
         core.config.port = self._server.port
         core.table.publish(self._server.port)
-        self._qps: dict[tuple[str, int, int], _Qp] = {}
+        self.qps: dict[tuple[str, Where, Where], _Qp] = {}
+        """Connections. None is ever taken out, whoever is deregistered."""
+        self._pinned: dict[int, int] = {}
         self._keys: dict[tuple[str, int], tuple[int, int]] = {}
         self._notes: dict[tuple[str, int], int] = {}
         self._queued = 0
@@ -101,25 +121,42 @@ class Rdma(Backend):
     def close(self) -> None:
         self._server.close()
         super().close()
+        if self.config.poll_cq_mode is PollCqMode.EVENT:
+            with contextlib.suppress(OSError):
+                os.close(0)  # NotifManager::Shutdown says ``epfd = close(epfd)``, and runs twice
 
     def session(self, local: MemoryDesc, remote: MemoryDesc) -> _Qp | None:
-        """Connect, and fetch the remote key, all of it with the interpreter's lock held.
+        """Connect, pin, and fetch the remote key, all of it with the interpreter's lock held.
+
+        Memory that cannot be pinned ends the process whose memory it is.
 
         Raises:
-            RuntimeError: Any trouble.
+            RuntimeError: Any other trouble.
         """
-        if local.id in self.memories and not _host.mapped(local.data, local.size):
-            raise RuntimeError(f"ibv_reg_mr of {local.size} bytes at {local.data:#x} failed: Bad address")
-        place = (remote.engine_key, local.device_id, remote.device_id)
+        if local.id in self.memories:
+            self._pin(local)
+        place = (remote.engine_key, _where(local), _where(remote))
         key = (remote.engine_key, remote.id)
-        if place not in self._qps or key not in self._keys:
-            there = self._ask(self.remotes[remote.engine_key])
+        if place not in self.qps or key not in self._keys:
+            desc = self.remotes[remote.engine_key]
+            there = self._ask(desc)
             address, size = there.get(remote.id)
-            self._qps.setdefault(place, _Qp(there))
+            if size == remote.size and not _host.mapped(there.pid, address, size):
+                os.kill(there.pid, signal.SIGABRT)  # what its own thread does to it
+                raise RuntimeError(f"ReadMessageHeader(type) failed from {desc.host}:{desc.port}: EOF")
+            self.qps.setdefault(place, _Qp(there))
             if size != remote.size:
-                raise RuntimeError(f"remote MR size mismatch: expected={remote.size} got={size}")
+                raise RuntimeError(
+                    f"RdmaBackend::CreateSession: remote MR size mismatch for engine {remote.engine_key} "
+                    f"memory {remote.id} rdevId=0: expected={remote.size} got={size}"
+                )
             self._keys[key] = (address, size)
-        return self._qps[place]
+        return self.qps[place]
+
+    def _pin(self, local: MemoryDesc) -> None:
+        self._pinned[local.id] = local.size
+        if sum(self._pinned.values()) > _host.memlock() or not _host.mapped(os.getpid(), local.data, local.size):
+            _host.abort(f"RegisterRdmaMemoryRegionAuto: ibv_reg_mr of {local.size} bytes at {local.data:#x} failed")
 
     def submit(
         self,
@@ -146,11 +183,15 @@ class Rdma(Backend):
             return _status.failed(StatusCode.ERR_INVALID_ARGS, problem)
         if local.id not in self.memories:
             return _status.failed(StatusCode.ERR_INVALID_ARGS, "local memory is not registered with this backend")
-        if not self._takes():
-            return _status.failed(StatusCode.ERR_RDMA_OP, "SQ is full" + HINT)
         status = TransferStatus()
-        _status.begin(status, self.core)
         found = weakref.ref(status)
+        if not self._takes():
+            status.Update(StatusCode.ERR_RDMA_OP, "SQ is full" + HINT)
+            if self.config.qp_per_transfer > 1:  # what was posted on the others still points at it
+                _status.hold(status, self.core)
+                self.later(lambda: _status.end(found(), StatusCode.SUCCESS, ""))
+            return status
+        _status.begin(status, self.core)
         self._queued += len(sizes)
         self.later(lambda: self._move(found, kind, local, remote, blocks, uid, state))
         return status
@@ -181,8 +222,9 @@ class Rdma(Backend):
             near, far, sizes = near[order], far[order], sizes[order]
             joined = (near[1:] == near[:-1] + sizes[:-1]) & (far[1:] == far[:-1] + sizes[:-1])
             starts = np.flatnonzero(np.concatenate(([True], ~joined)))
-            if int(np.add.reduceat(sizes, starts).max()) > MAX_MSG:
-                return "merged request larger than the port's max_msg_sz"
+            most = int(np.add.reduceat(sizes, starts).max())
+            if most > MAX_MSG:
+                return f"merged RDMA WR of {most} bytes exceeds local max_msg_sz {MAX_MSG}"
         return ""
 
     def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, uid: int, qp: _Qp) -> None:
@@ -199,7 +241,8 @@ class Rdma(Backend):
             problem = problem and f"remote access error ({problem})"
         if problem:
             qp.broken = True
-            _status.end(found(), StatusCode.ERR_RDMA_OP, problem + HINT)
+            hint = "" if problem == FLUSHED else HINT
+            _status.end(found(), StatusCode.ERR_RDMA_OP, problem + hint)
             return
         if kind == "write":
             self._note(remote.engine_key, uid)
@@ -207,7 +250,7 @@ class Rdma(Backend):
 
     def _broken(self, qp: _Qp, local: MemoryDesc, remote: MemoryDesc) -> str:
         if qp.broken:
-            return "Work Request Flushed Error"
+            return FLUSHED
         if _host.broken() or not qp.place.alive():
             return "transport retry counter exceeded"
         if local.id not in self.memories:
@@ -233,9 +276,8 @@ class Rdma(Backend):
             return
 
     def _ask(self, desc: EngineDesc) -> Place:
-        timeout = int(os.environ.get("MORI_IO_CP_TIMEOUT_MS", "5000"))
         place: Place = _sockets.reach_with_the_lock(
-            desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), timeout
+            desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), control_timeout()
         )
         return place
 
@@ -249,6 +291,10 @@ class Rdma(Backend):
 class Xgmi(Backend):
     """Copies between GPUs of one node, whose end is seen by whoever polls."""
 
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._mapped: set[bytes] = set()
+
     @classmethod
     def can(cls, local: MemoryDesc, remote: MemoryDesc, desc: EngineDesc | None, node: str) -> bool:
         gpu = MemoryLocationType.GPU
@@ -256,7 +302,11 @@ class Xgmi(Backend):
 
     def session(self, local: MemoryDesc, remote: MemoryDesc) -> Place | None:
         place = Place.of(remote.ipc_handle)
-        return place if _host.gpus() and place.alive() else None
+        if remote.ipc_handle not in self._mapped:  # a mapping is kept, whatever becomes of its owner
+            if not _host.gpus() or not place.alive():
+                return None
+            self._mapped.add(remote.ipc_handle)
+        return place
 
     def submit(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -120,11 +121,11 @@ def reach_with_the_lock(host: str, port: int, answer: Callable[[], Any], timeout
         _locked.poll(entry, 1, timeout_ms or -1)
         problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if problem:
-        raise RuntimeError(f"control plane connect to {host}:{port} failed: {os.strerror(problem)}")
+        raise RuntimeError(f"connect({host}:{port}): {os.strerror(problem)}")
     while (found := answer()) is None:
         left = int((min(deadline, time.monotonic() + 0.2) - time.monotonic()) * 1e6)
         if left <= 0:
-            raise RuntimeError(f"control plane timeout after {timeout_ms} ms to {host}:{port}")
+            raise RuntimeError(f"ReadMessageHeader(type) failed from {host}:{port} errno={errno.EAGAIN}")
         _locked.usleep(left)
     return found
 

@@ -114,6 +114,11 @@ def begin(status: TransferStatus, holder: _Holder) -> None:
     status._holder = weakref.ref(holder)
 
 
+def hold(status: TransferStatus, holder: _Holder) -> None:
+    """The library has one that failed already."""
+    status._holder = weakref.ref(holder)
+
+
 def watch(status: TransferStatus, event: Callable[[], tuple[StatusCode, str] | None]) -> None:
     """It ends when someone polls it and ``event`` says so."""
     status._event = event

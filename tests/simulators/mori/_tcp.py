@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 CONTROL_BYTES = 1 << 20
 BLOCK_BYTES = 16
 KEPT_NOTES = 4096
+IN_KERNEL = 1 << 17
+"""Writes of up to so many bytes travel through the socket, where they are when their writer dies."""
 
 
 class _Op:
@@ -145,7 +147,9 @@ class Tcp(Backend):
         if self.config.num_data_conns > 1 and least and int(sizes.sum()) >= least:
             order = np.argsort(target, kind="stable")
             if (target[order][1:] < (target + sizes)[order][:-1]).any():
-                return _status.failed(StatusCode.ERR_INVALID_ARGS, "TCP: overlapping destination blocks")
+                return _status.failed(
+                    StatusCode.ERR_INVALID_ARGS, "TCP: overlapping destination segments cannot be striped"
+                )
         near, far, sizes = _merged(near, far, sizes)
         known = self.remotes.get(remote.engine_key)
         peer = self._peers.setdefault(remote.engine_key, _Peer(known, self._timeout))
@@ -157,11 +161,14 @@ class Tcp(Backend):
         peer.ops[uid] = _Op(status, time.monotonic() + self._timeout)
         # Where ours is goes along, because the other side copies; the library's limit does not count it.
         here = (near + np.uint64(local.data)).tobytes()
-        message = [kind, uid, self.core.key, remote.id, os.getpid(), here, far.tobytes(), sizes.tobytes()]
+        raw = [here, far.tobytes(), sizes.tobytes()]
+        message = [kind, uid, self.core.key, remote.id, os.getpid(), self.config.num_data_conns]
+        small = kind == "write" and int(sizes.sum()) <= IN_KERNEL
 
         def job() -> None:
+            payload = _host.gather(np.frombuffer(here, np.uint64), sizes) if small else b""
             try:
-                peer.send(message)
+                peer.send([*message, payload, *raw])
             except OSError:
                 peer.abort(StatusCode.ERR_BAD_STATE, "TCP: connection lost")
 
@@ -187,19 +194,23 @@ class Tcp(Backend):
                 peer.look()
 
     def _answer(self, message: list[Any]) -> tuple[Any, Callable[[], None] | None]:
-        kind, uid, key, number, pid, *raw = message
+        kind, uid, key, number, pid, conns, payload, *raw = message
         near, far, sizes = (np.frombuffer(each, np.uint64) for each in raw)
-        if len(sizes) * BLOCK_BYTES + 64 > CONTROL_BYTES:
+        if len(sizes) * BLOCK_BYTES + 64 > CONTROL_BYTES or conns > self.config.num_data_conns:
             raise _sockets.DropError
         code, text, aborts = StatusCode.SUCCESS, "", False
         memory = self.memories.get(number)
         if memory is None:
             aborts = kind == "write"
             code = StatusCode.ERR_INVALID_ARGS if aborts else StatusCode.ERR_NOT_FOUND
-            text = f"TCP: invalid {kind} request"
+            text = "TCP: invalid write request" if aborts else "TCP: remote mem not found"
         else:
             self.core.wait()
-            problem = _host.copy(pid, far + np.uint64(memory.data), near, sizes, write=kind == "read")
+            there = far + np.uint64(memory.data)
+            if payload:
+                problem = _host.scatter(payload, there, sizes)
+            else:
+                problem = _host.copy(pid, there, near, sizes, write=kind == "read")
             if problem:
                 code, text = StatusCode.ERR_BAD_STATE, "TCP: data connection closed by peer"
 

@@ -82,6 +82,8 @@ class Capabilities:
             it runs; the core refuses one more. ``None`` where there is no such limit.
         block_seconds: What one more block of a batch costs beside its bytes, as measured; 0.0 where nobody measured it.
             Staging is chosen by it.
+        landing_seconds: Of a target fenced by `Fence.MOVER`: seconds for which its process has to have run after the
+            mover's end, until nothing lands any more. What a kernel still held of a dead writer's arrives until then.
     """
 
     memory_kinds: frozenset[str]
@@ -98,6 +100,7 @@ class Capabilities:
     priority: int = 10
     links_per_process: int | None = None
     block_seconds: float = 0.0
+    landing_seconds: float = 1.0
 
     def __post_init__(self) -> None:
         stated = {(op, side) for op in self.ops for side in Side}
@@ -112,6 +115,8 @@ class Capabilities:
             raise ValueError("where calls are serialised, a call that waits for one peer keeps all others")
         if not 0 <= self.block_seconds < 1:
             raise ValueError("a block costs between 0 and 1 seconds")
+        if not 0 <= self.landing_seconds <= 60:
+            raise ValueError("what a dead writer left lands within 0 to 60 seconds")
 
     @property
     def most_stalled(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,14 @@ if TYPE_CHECKING:
     from ._instance import Source
     from ._node import Node
 
-__all__ = ["Departed"]
+__all__ = ["REST_STEP", "Departed"]
 
-REST_STEPS, REST_STEP = 20, 0.05
-"""How often, and how many seconds apart, this process must have run after a writer's end before its writes count as
-landed. Bytes that a killed writer had handed to its kernel still arrive, and a library's threads put them into memory:
-a few milliseconds, where that was measured, and bounded by what socket buffers hold. It is counted in rounds of this
-process's own threads, because a library that is stopped or starved together with them lands nothing meanwhile."""
+REST_STEP = 0.05
+"""Seconds from one round to the next. After a writer's end, this process must have run for some rounds before the
+writer's writes count as landed: the backend declares for how many seconds. Bytes that a killed writer had handed to its
+kernel still arrive, and a library's threads put them into memory: a few milliseconds, where that was measured, and
+bounded by what socket buffers hold. Rounds of this process's own threads are counted, because a library that is stopped
+together with them lands nothing meanwhile."""
 
 
 class Departed:
@@ -33,15 +35,17 @@ class Departed:
         self._node = node
         self._rested = rested
         self._resting: set[str] = set()
+        declared = node.backend.capabilities
         # Where not even the mover's end stops a write, there is nothing to wait for.
-        self._proves = node.backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is not Fence.NONE
+        self._proves = declared.fences.get((Op.WRITE, Side.TARGET)) is not Fence.NONE
+        self._rounds = math.ceil(declared.landing_seconds / REST_STEP)
 
     def look(self, sources: Iterable[Source]) -> None:
         """Look for the end of ranks that may still write."""
         for source in sources:
             if self._proves and source.name not in self._resting and source.ended:
                 self._resting.add(source.name)
-                self._rest(source, REST_STEPS)
+                self._rest(source, self._rounds)
 
     def _rest(self, source: Source, left: int) -> None:
         if not left:

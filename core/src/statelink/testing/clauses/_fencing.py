@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from statelink.backend import Op, Side
-from statelink.link._departed import REST_STEP, REST_STEPS
+from statelink.link._departed import REST_STEP
 
 from .. import _inside
 from .._bench import Pair
@@ -73,14 +75,15 @@ class Fencing(Suite):
         pair.untouched()
 
     def test_memory_is_quiet_once_its_mover_has_ended(self, lab: Lab, fenced_by_mover: OpSide) -> None:
-        """A mover's fence: nothing lands any more a second after the process that moves the bytes has ended."""
+        """A mover's fence: nothing lands any more once its process has ended and the declared time has passed."""
         op, side = fenced_by_mover
         needs(side is Side.TARGET and op is Op.WRITE, "this memory is read only, or ends with its mover")
         worker = lab.borrow()
         pair = Pair(lab.elsewhere(worker, "mortal", ((SIZE,),)).open(), lab.end(1, ((SIZE,),)).open()).connect()
         flood(pair, op)
         worker.kill()
-        for _ in range(REST_STEPS):  # what its kernel still held lands: the core gives memory back no earlier
+        rounds = math.ceil(pair.subject.capabilities.landing_seconds / REST_STEP)
+        for _ in range(rounds):  # what its kernel still held lands: the core gives memory back no earlier
             pair.target.call(_inside.poll_nothing)
             pair.target.worker(_inside.rest, REST_STEP)
         pair.target.memory[:] = POISON

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from types import SimpleNamespace
@@ -18,6 +19,8 @@ from statelink.backend.native import (
     Posted,
     Remote,
     _machine,
+    _pinning,
+    check_pinnable,
     elsewhere,
     environment,
     lacking,
@@ -55,6 +58,60 @@ def batch(op: Op, here: int = 8200, there: int = 1 << 40, nbytes: int = 10, **co
         "target_region": column(target_region, kind=np.uint32),
     }
     return Batch(op, Blocks(**made | columns), 1, 1)
+
+
+# Memory that cannot be pinned
+
+
+def test_memory_that_can_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory that may be read and written; of memory of devices nothing is said."""
+    with mmap.mmap(-1, 8192) as space:
+        array = np.frombuffer(space, np.uint8)
+        regions = [
+            Region(array.ctypes.data, 4096),
+            Region(1 << 46, 64, "cuda:0"),
+            Region(array.ctypes.data + 4096, 4096),
+        ]
+        check_pinnable(regions, backend="any")
+        check_pinnable([], backend="any")
+        monkeypatch.setattr(_pinning, "read_map", lambda: None)
+        check_pinnable([Region(4096, 100)], backend="any")  # nobody can tell
+        del array
+
+
+def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The error names the region, the byte, and what is there."""
+    path = tmp_path / "pool"
+    path.write_bytes(bytes(8192))
+    (tmp_path / "mounts").write_text(f"none {tmp_path} ext4 rw 0 0\n")
+    monkeypatch.setattr("statelink.pointers._settings.MOUNTS", tmp_path / "mounts")
+    good = np.zeros(8192, np.uint8)
+    only_read, on_disk = (np.memmap(path, np.uint8, mode) for mode in ("r", "r+"))
+    cases = [
+        (4096, 100, "byte 0 of it is not mapped for reading and writing: nothing is mapped there"),
+        (only_read.ctypes.data, 100, f"byte 0 of it is not mapped for reading and writing: r--s {path}"),
+        (on_disk.ctypes.data, 8192, f"some of it is mapped from a file on a disk: rw-s {path}"),
+    ]
+    for address, nbytes, cause in cases:
+        regions = [Region(good.ctypes.data, 8192), Region(address, nbytes)]
+        with pytest.raises(TransferError, match=rf"region 1 could not be registered .*library lib 1\): .*{cause}"):
+            check_pinnable(regions, backend="any", library="lib 1")
+
+
+@pytest.mark.parametrize(
+    ("most", "before", "refused"), [(-1, 1 << 40, False), (8192, 0, False), (8191, 0, True), (8192, 1, True)]
+)
+def test_more_memory_than_may_be_locked(monkeypatch: pytest.MonkeyPatch, most: int, before: int, refused: bool) -> None:
+    """What devices hold already counts, too."""
+    monkeypatch.setattr(_pinning, "lockable", lambda: most)
+    monkeypatch.setattr(_pinning, "pinned", lambda: before)
+    array = np.zeros(8192, np.uint8)
+    halves = [Region(array.ctypes.data + at, 4096) for at in (0, 4096)]
+    if not refused:
+        check_pinnable(halves, backend="any")
+        return
+    with pytest.raises(TransferError, match=r"it is 8 KiB, 0 KiB are pinned, and this process may lock [78] KiB"):
+        check_pinnable(halves, backend="any")
 
 
 # Ends

@@ -15,7 +15,7 @@ import statelink
 from statelink import state
 from statelink.errors import BackendUnavailableError, StatelinkError, TransferError, UnsupportedError
 from statelink.pointers import Platform, _platform, _settings, check, explained, segments
-from statelink.pointers._allocators import lockable
+from statelink.pointers._allocators import lockable, pinned
 from statelink.pointers._cuda import Cuda
 
 if TYPE_CHECKING:
@@ -202,17 +202,30 @@ def test_the_limit_on_locked_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert lockable(status) == -1
 
 
+def test_memory_that_is_pinned(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    assert pinned(status) == 0
+    status.write_text("VmLck:\t       8 kB\nVmPin:\t      64 kB\n")
+    assert pinned(status) == 64 << 10
+    assert pinned() >= 0
+
+
+@pytest.mark.parametrize("kind", ["ext4", "hugetlbfs"])
 def test_memory_that_is_mapped_in_a_way_that_libraries_refuse(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    """Pages of files on disks cannot be locked; those of a file system in memory can, wherever it is mounted."""
     path = tmp_path / "pool"
     path.write_bytes(bytes(8192))
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"overlay / overlay rw 0 0\nnone {tmp_path} {kind} rw 0 0\n")
+    monkeypatch.setattr(_settings, "MOUNTS", mounts)
     shared, copied = np.memmap(path, np.uint8, "r+"), np.memmap(path, np.uint8, "c")
     only_read = np.memmap(path, np.uint8, "r")
     with mmap.mmap(-1, 8192) as anonymous:
         unnamed = np.frombuffer(anonymous, np.uint8)
         for array, said in (
-            (shared, f"mapped from {path}"),
+            (shared, f"mapped from {path}" if kind == "ext4" else ""),
             (only_read, f"for reading only (r--s {path})"),
             (copied, ""),
             (unnamed, ""),

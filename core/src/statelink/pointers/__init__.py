@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from ._allocators import LOCKED, segments
+from ._allocators import LOCKED, lockable, pinned, segments
 from ._check import Checked, check
+from ._map import read_map
 from ._platform import Platform
-from ._settings import device_settings, explained
+from ._settings import device_settings, explained, on_disk
 
-__all__ = ["LOCKED", "Checked", "Platform", "check", "device_settings", "explained", "segments"]
+__all__ = [
+    "LOCKED",
+    "Checked",
+    "Platform",
+    "check",
+    "device_settings",
+    "explained",
+    "lockable",
+    "on_disk",
+    "pinned",
+    "read_map",
+    "segments",
+]

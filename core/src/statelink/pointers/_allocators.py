@@ -7,7 +7,7 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["LOCKED", "POOLED", "SEGMENTS", "lockable", "segments", "setting"]
+__all__ = ["LOCKED", "POOLED", "SEGMENTS", "lockable", "pinned", "segments", "setting"]
 
 LOCKED = "ulimit -l unlimited (limits.conf: memlock); LimitMEMLOCK=infinity; docker run --ulimit memlock=-1"
 """How the limit on locked memory is lifted."""
@@ -18,6 +18,7 @@ VARIABLES = {
     "cuda": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     "npu": ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
 }
+STATUS = Path("/proc/self/status")
 MAY_LOCK = 14
 """Number of the capability CAP_IPC_LOCK, for which the limit does not hold."""
 
@@ -50,7 +51,16 @@ def segments(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     return {family: name for family, name in found.items() if name}
 
 
-def lockable(status: Path = Path("/proc/self/status")) -> int:
+def pinned(status: Path = STATUS) -> int:
+    """Bytes of memory that devices hold in this process; 0 where that cannot be told."""
+    try:
+        held = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmPin:"))
+        return int(held) << 10
+    except (OSError, StopIteration, IndexError, ValueError):
+        return 0
+
+
+def lockable(status: Path = STATUS) -> int:
     """Bytes of memory that this process may lock; -1 for any number."""
     most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if most == resource.RLIM_INFINITY:

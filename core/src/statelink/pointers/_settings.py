@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from ._check import Checked
     from ._map import Mapping as Mapped
 
-__all__ = ["device_settings", "explained"]
+__all__ = ["device_settings", "explained", "on_disk"]
 
 FREE_OF_DISKS = ("/dev/shm/", "/dev/hugepages/", "/memfd:", "/SYSV", "/anon_hugepage", "/dev/zero", "/dev/mem")
 """Beginnings of names of mappings that have no file system of a disk behind them."""
+MOUNTS = Path("/proc/self/mounts")
+IN_MEMORY = frozenset({"tmpfs", "hugetlbfs", "devtmpfs", "ramfs"})
+"""File systems without a disk, wherever they are mounted."""
 
 
 @contextlib.contextmanager
@@ -118,6 +122,17 @@ def _host(checked: Checked) -> list[str]:
 def _mapped(line: Mapped) -> str:
     if "w" not in line.permissions:
         return f"some of it is mapped for reading only ({line}): where the library wants to write, map it for writing"
-    if "s" in line.permissions and line.name.startswith("/") and not line.name.startswith(FREE_OF_DISKS):
+    if on_disk(line):
         return f"some of it is mapped from {line.name}, and Linux locks no pages of files on disks: use /dev/shm"
     return ""
+
+
+def on_disk(line: Mapped) -> bool:
+    """Whether memory is mapped from a file on a disk and shared: Linux pins no pages of such files."""
+    if "s" not in line.permissions or not line.name.startswith("/") or line.name.startswith(FREE_OF_DISKS):
+        return False
+    with contextlib.suppress(OSError):
+        mounts = [words[1:3] for words in map(str.split, MOUNTS.read_text().splitlines()) if len(words) > 2]
+        above = [(point, kind) for point, kind in mounts if line.name.startswith(point.rstrip("/") + "/")]
+        return max(above, key=lambda mount: len(mount[0]), default=("", ""))[1] not in IN_MEMORY
+    return True

@@ -9,6 +9,7 @@ from ._descriptor import Descriptor, Located, session
 from ._errors import torch_place, unreachable, unregistered
 from ._ledger import Ledger, Posted, Remote
 from ._machine import Ended, elsewhere, environment, lacking, loads, needs, rdma_devices, settings
+from ._pinning import check_pinnable
 from ._posting import PostingBackend
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Posted",
     "PostingBackend",
     "Remote",
+    "check_pinnable",
     "elsewhere",
     "environment",
     "lacking",

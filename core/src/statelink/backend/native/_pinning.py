@@ -1,0 +1,54 @@
+"""Memory that cannot be pinned, found before a library is asked that ends the process then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from statelink.errors import TransferError
+from statelink.pointers import lockable, on_disk, pinned, read_map
+
+from ._errors import unregistered
+
+if TYPE_CHECKING:
+    from statelink.state import Region
+
+__all__ = ["check_pinnable"]
+
+
+def check_pinnable(regions: Sequence[Region], *, backend: str, library: str | None = None) -> None:
+    """Refuse host memory that Linux does not pin for a network card that writes to it.
+
+    Reads the process's memory map once, and its limit on locked memory. What drivers know of memory of devices is not
+    asked. Passing is no promise: a card may have limits of its own. Never blocks; safe from any thread.
+
+    Args:
+        regions: What is to be registered.
+        backend: Name of the backend, for the error.
+        library: Name and version of its library, likewise.
+
+    Raises:
+        TransferError: Some of a region is not mapped for reading and writing, or is mapped from a file on a disk; or
+            all of them, with what is pinned already, are more than this process may lock.
+    """
+    host = {number: each for number, each in enumerate(regions) if each.kind == "dram"}
+    map_, most = read_map(), lockable()
+    if not host or map_ is None:
+        return
+    first = np.array([each.address for each in host.values()], np.uint64)
+    last = first + np.array([each.nbytes - 1 for each in host.values()], np.uint64)
+    for (number, region), reached in zip(host.items(), map_.reach(first, last, "rw").tolist(), strict=True):
+        if reached < region.address + region.nbytes:
+            there = map_.at(reached) or "nothing is mapped there"
+            cause = f"byte {reached - region.address} of it is not mapped for reading and writing: {there}"
+            raise unregistered(number, region, cause, backend=backend, library=library)
+        files = [str(each) for each in map_.over(region.address, region.nbytes) if on_disk(each)]
+        if files:
+            cause = f"some of it is mapped from a file on a disk: {files[0]}"
+            raise unregistered(number, region, cause, backend=backend, library=library)
+    wanted, before = sum(each.nbytes for each in host.values()), pinned()
+    if 0 <= most < wanted + before:
+        cause = f"it is {wanted >> 10} KiB, {before >> 10} KiB are pinned, and this process may lock {most >> 10} KiB"
+        raise TransferError("host memory could not be registered", cause=cause, backend=backend, library=library)

@@ -176,7 +176,7 @@ def test_refused_descriptors(world: World) -> None:
         pack_descriptors([name, mine[1], memories]): "its 4 memories are not the 4 regions",
         pack_descriptors([name, [*none, _elsewhere(engine[0], "example")], memories]): "Expected 4 octets",
         pack_descriptors([name, [*none, _elsewhere(engine[0], "0.0.0.0")], memories]): "0.0.0.0 is nobody's address",
-        pack_descriptors([[*name[:3], b"FABRIC"], engine, memories]): "it has FABRIC, we have ",
+        pack_descriptors([[*name[:3], b"FABRIC", b"0"], engine, memories]): "it has FABRIC, we have ",
     }
     for raw, cause in cases.items():
         with pytest.raises(TransferError, match=cause):

@@ -60,6 +60,7 @@ def test_declaration() -> None:
     assert (MoriBackend.api_version, MoriBackend.name) == (1, "mori")
     assert MoriBackend.capabilities.submit_mode is SubmitMode.BLOCKING
     assert set(MoriBackend.capabilities.fences.values()) == {Fence.MOVER}
+    assert MoriBackend.capabilities.landing_seconds == 5  # for TCP, whose sockets hold much
     assert list(MoriBackend.strategies) == ["*"]
 
 
@@ -72,6 +73,8 @@ def test_declaration() -> None:
         {"backends": {"RDMA": {}, "TCP": {}}},
         {"backends": {"RDMA": {"enable_notification": True}}},
         {"backends": {"RDMA": {"qp_per_transfer": [1]}}},
+        {"backends": {"RDMA": {"poll_cq_mode": "EVENT"}}},
+        {"backends": {"XGMI": {}, "RDMA": {"poll_cq_mode": "event"}}},
         {"port": 1},
         {"port": 65536},
     ],
@@ -170,6 +173,27 @@ def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "harms"), [("1", True), ("event", True), ("EVENT", True), ("0", False), ("polling", False)]
+)
+def test_event_polling_by_the_environment(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, value: str, harms: bool
+) -> None:
+    """It wins over the options, and closes standard input: no engine is started, and it is diagnosed."""
+    monkeypatch.delenv("MORI_IO_ENABLE_NOTIFICATION", raising=False)
+    monkeypatch.setenv("MORI_IO_POLL_CQ_MODE", value)
+    monkeypatch.setattr(_backend, "trial", lambda options: (True, "mori 1"))
+    found = [each for each in MoriBackend.diagnose(Options()) if each.what == "environment"]
+    said = (
+        f"MORI_IO_POLL_CQ_MODE={value} wins over this plugin: the library then closes file descriptor 0, and whoever "
+    )
+    assert [each.verdict for each in found] == [Verdict.PROBLEM if harms else Verdict.OK]
+    assert (found[0].found.startswith(said), found[0].hint == "unset MORI_IO_POLL_CQ_MODE") == (harms, harms)
+    probe = MoriBackend.probe(Options())
+    assert (probe.ok, probe.reason.startswith(said)) == (not harms, harms)
+    assert MoriBackend.probe(of(backends={"TCP": {}})).ok  # only RDMA has such queues
+
+
+@pytest.mark.parametrize(
     ("backends", "auto", "apart", "kinds", "word"),
     [
         (["RDMA"], None, False, ["cuda:0"], "rdma"),
@@ -202,10 +226,13 @@ def test_the_transport_that_is_left(
         ({}, {"MORI_SIM_GPUS": "0"}, r"does not start here: .*no GPU \(exit status 255\)"),
         ({}, {"MORI_SIM_PORTS": "0"}, r"RuntimeError: no active RDMA device on this host.*\(exit status 1\)"),
         ({"backends": {"TCP": {}}}, {}, "this MoRI has no TCP transport: mori.io has no TcpBackendConfig"),
-        ({"backends": {"RDMA": {"pigeons": 1}}}, {}, "TypeError: .*unexpected keyword argument 'pigeons'"),
-        ({"backends": {"RDMA": {"poll_cq_mode": "SLEEP"}}}, {}, "AttributeError: .*SLEEP"),
-        ({"backends": {"RDMA": {"notif_per_qp": 0}}}, {}, "RuntimeError: .*must be at least 1"),
-        ({"backends": {"TCP": {"num_data_conns": 17}}}, {"MORI_SIM_TCP": "1"}, "ValueError: num_data_conns"),
+        (
+            {"backends": {"RDMA": {"pigeons": 1}}},
+            {},
+            r"TypeError: __init__\(\): incompatible constructor arguments\. .*Invoked with: kwargs: pigeons=1",
+        ),
+        ({"backends": {"RDMA": {"qp_per_transfer": 0}}}, {}, "RuntimeError: .*must be at least 1"),
+        ({"backends": {"TCP": {"num_data_conns": 17}}}, {"MORI_SIM_TCP": "1"}, "ValueError: TCP numDataConns must be"),
         ({}, {"MORI_SIM_PORTS": "0", "MORI_DISABLE_AUTO_XGMI": "0"}, "no RDMA port is active, and MORI_DISABLE_AUTO"),
         (
             {},
@@ -349,26 +376,36 @@ def test_each_pair_of_regions_is_a_batch_of_its_own() -> None:
     assert sorted(parts) == sorted((far, near, (b, a, sizes)) for near, far, (a, b, sizes) in wanted)
 
 
-@pytest.mark.parametrize(
-    ("local", "remote", "count"),
-    [(["dram"] * 3, ["dram"] * 5, 5), (["dram"] * 200, ["dram"] * 200, 200), ([], ["dram"], 0), (["dram"], [], 0)],
-)
-def test_sessions_that_cover_all_memories(local: list[str], remote: list[str], count: int) -> None:
-    sides = [[Region(8 * n + 8, 8, kind) for n, kind in enumerate(kinds)] for kinds in (local, remote)]
-    pairs = covering(*sides)
+def memories(*places: tuple[str, int, int]) -> list[Any]:
+    """Descriptors of memories by location, device and NUMA node."""
+    return [SimpleNamespace(loc=loc, device_id=device, numa_node=node) for loc, device, node in places]
+
+
+HOST = ("CPU", -1, 0)
+
+
+@pytest.mark.parametrize(("local", "remote", "count"), [(3, 5, 5), (200, 200, 200), (0, 1, 0), (1, 0, 0)])
+def test_sessions_that_cover_all_memories(local: int, remote: int, count: int) -> None:
+    pairs = covering(memories(*[HOST] * local), memories(*[HOST] * remote))
     assert len(pairs) == count
     if count:
-        assert {near for near, _ in pairs} == set(range(len(local)))
-        assert {far for _, far in pairs} == set(range(len(remote)))
+        assert {near for near, _ in pairs} == set(range(local))
+        assert {far for _, far in pairs} == set(range(remote))
 
 
-def test_sessions_that_cover_all_devices() -> None:
-    local = [Region(8 * n + 8, 8, f"cuda:{n % 2}") for n in range(4)]
-    remote = [Region(8 * n + 8, 8, kind) for n, kind in enumerate(["dram", "cuda:0", "dram"])]
-    pairs = covering(local, remote)
-    assert {(local[near].kind, remote[far].kind) for near, far in pairs} == {
-        (near, far) for near in ("cuda:0", "cuda:1") for far in ("dram", "cuda:0")
-    }
+@pytest.mark.parametrize(
+    ("local", "remote"),
+    [
+        ([("GPU", number % 2, 0) for number in range(4)], [HOST, ("GPU", 0, 0), HOST]),
+        ([("CPU", -1, number % 2) for number in range(4)], [HOST, ("CPU", -1, 1), ("CPU", -1, 3)]),
+        ([("GPU", 0, 0), ("GPU", 0, 1), HOST], [("GPU", 0, 1), HOST]),
+    ],
+)
+def test_sessions_that_cover_all_places(local: list[tuple[str, int, int]], remote: list[tuple[str, int, int]]) -> None:
+    """Devices, the host, and NUMA nodes, all of which the library keeps connections by."""
+    pairs = covering(memories(*local), memories(*remote))
+    found = {(local[near], remote[far]) for near, far in pairs}
+    assert found == {(near, far) for near in local for far in remote}
 
 
 def test_process_that_ends_without_closing() -> None:

@@ -7,6 +7,7 @@ each is kept until it ended, and somewhat longer, also after a disconnect.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -37,7 +38,7 @@ from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, unr
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import Engine, Library
-from ._machine import active_ports, diagnose, gpus, missing, trial
+from ._machine import POLL_MODE, active_ports, diagnose, gpus, harm, missing, trial
 from ._options import Options
 from ._tables import Offer, covering, parts_of
 
@@ -45,11 +46,17 @@ __all__ = ["MoriBackend"]
 
 LINGER = 1.0
 """Seconds that a status is kept after its end: its last notification comes after the end can be seen."""
+LEFT_BEHIND = 256
+"""Every how many peers that are gone the log says what the library keeps of them."""
+PINNED = "did its process end? MoRI ends one whose memory cannot be pinned: see its output, and its limit on that"
+
+log = logging.getLogger("statelink.mori")
 
 _started: dict[bytes, str] = {}
 """Options with which an engine started on this machine, and the library's version."""
 _orphans: list[Any] = []
-"""Statuses that had no end when their engine was destroyed: never looked at again, and never freed."""
+"""Statuses that had no end when their engine was destroyed, or failed over RDMA, where the library may still use them:
+never looked at again, and never freed. A peer is lost with such a failure, so a connection leaves few of them."""
 
 
 class _Peer(Remote):
@@ -85,6 +92,8 @@ class MoriBackend(PostingBackend[_Peer]):
         thread_safe=True,
         stalled_peers=0,  # the library is called under one lock, under which a full send queue waits
         single_process=True,
+        # Over TCP, eight connections hold up to 512 MiB of a dead writer's; a starved process takes in 100 MB a second.
+        landing_seconds=5.0,
         priority=70,  # it runs only on hardware of one kind, which somebody bought for this
     )
     strategies: ClassVar = {"*": DIRECT}
@@ -105,6 +114,8 @@ class MoriBackend(PostingBackend[_Peer]):
         self._lock = threading.Lock()
         self._ledger: Ledger[_Peer] = Ledger(self.name, self._ended, self._forget)
         self._finished: deque[tuple[float, Any]] = deque()
+        self._left = 0
+        """Peers that are gone, of whom our engine keeps the connections."""
         self._spent: set[str] = set()
         """Keys of remote engines to which our engine's connection is dead."""
         self._engine: Engine | None = self._start(self._options.port)
@@ -115,6 +126,9 @@ class MoriBackend(PostingBackend[_Peer]):
         wanted, key = " and ".join(options.backends), msgspec.json.encode(options)
         try:
             details = {"gpus": ", ".join(gpus()) or "none", "active RDMA ports": ", ".join(active_ports()) or "none"}
+            event = harm(POLL_MODE) if "RDMA" in options.backends else ""
+            if event:
+                return Probe(ok=False, reason=event, hint=f"unset {POLL_MODE}", details=details)
             if key not in _started:
                 good, said = trial(options)
                 if not good:
@@ -137,7 +151,10 @@ class MoriBackend(PostingBackend[_Peer]):
         return list(diagnose(options))
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Make all regions known; RDMA pins each when the first peer is connected."""
+        """Make all regions known, and refuse those that the system would not pin.
+
+        RDMA pins each when the first peer is connected, and ends the process where it cannot.
+        """
         with self._lock:
             self._open().register(regions)
             self._regions, self._table = tuple(regions), RegionTable(regions, self.name)
@@ -150,11 +167,12 @@ class MoriBackend(PostingBackend[_Peer]):
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Make sessions. While RDMA connects and fetches keys, up to 5 s, no Python thread of this process runs.
 
-        TCP makes no contact before the first transfer.
+        It pins memory: the library ends this process where ours cannot be, and the peer's process where its own
+        cannot be. TCP makes no contact before the first transfer.
         """
-        offered = Offer.decode(descriptor, peer, regions, self._library, self._options)
         with self._lock:
             engine = self._open()
+            offered = Offer.decode(descriptor, peer, regions, engine, self._library, self._options)
             if offered.engine.key == engine.desc.key:
                 raise unreachable("MoRI", peer, "a link cannot connect to itself", backend=self.name)
             self._ledger.make_room(peer)
@@ -166,7 +184,7 @@ class MoriBackend(PostingBackend[_Peer]):
             self._ledger.add(known)
             try:
                 engine.io.register_remote_engine(offered.engine)
-                for near, far in sorted(covering(self._regions, regions)):
+                for near, far in sorted(covering(engine.memories, offered.memories)):
                     self._session(known, near, far)
             except BaseException:
                 self._ledger.remove(known)
@@ -228,14 +246,16 @@ class MoriBackend(PostingBackend[_Peer]):
         """
         session = known.sessions.get((near, far))
         if session is None:
+            hint = ""
             pair = f"region {near} here and region {far} there"
             cause = f"{pair}: none of {list(self._options.backends)} can serve them"
             try:
                 session = known.engine.io.create_session(known.engine.memories[near], known.offered.memories[far])
             except (RuntimeError, TypeError) as error:
                 cause = f"{pair}: {error}; it has {known.offered.library}, this is {self._library.version}"
+                hint = PINNED if "EOF" in str(error) else ""
             if session is None:
-                raise unreachable("MoRI", known.name, cause, backend=self.name)
+                raise unreachable("MoRI", known.name, cause, backend=self.name, hint=hint)
             known.sessions[near, far] = session
         return session
 
@@ -254,6 +274,9 @@ class MoriBackend(PostingBackend[_Peer]):
             if code == "ERR_RDMA_OP":
                 work.peer.lost = work.peer.lost or status.Message()
                 self._spent.add(work.peer.offered.engine.key)
+            if "RDMA" in self._options.backends:
+                _orphans.append(status)
+                return True
         elif not status.Succeeded():
             return False
         self._finished.append((time.monotonic(), status))
@@ -263,5 +286,9 @@ class MoriBackend(PostingBackend[_Peer]):
         known.sessions.clear()
         if known.engine is self._engine:
             known.engine.io.deregister_remote_engine(known.offered.engine)
+            self._left += 1
+            if "RDMA" in self._options.backends and self._left % LEFT_BEHIND == 0:
+                said = "MoRI keeps the RDMA connections of %d peers that are gone, until this link is closed (link %s)"
+                log.warning(said, self._left, self._context.link)
         else:  # it was made for this peer
             known.engine.close()

@@ -8,8 +8,10 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend.native import lacking, torch_place, unregistered
+from statelink.backend.native import check_pinnable, lacking, torch_place, unregistered
 from statelink.errors import BackendUnavailableError
+
+from ._machine import active_ports
 
 if TYPE_CHECKING:
     from statelink.backend import Region
@@ -55,12 +57,8 @@ class Library:
         name = f"{transport.capitalize()}BackendConfig"
         if not hasattr(self.io, name):  # the enumeration names transports that are not there, and would abort on it
             raise RuntimeError(f"this MoRI has no {transport} transport: mori.io has no {name}")
-        given = dict(parameters)
-        if "poll_cq_mode" in given:
-            given["poll_cq_mode"] = getattr(self.io.PollCqMode, str(given["poll_cq_mode"]))
-        if transport == "RDMA":  # completion travels elsewhere, and the library keeps every notification for ever
-            given["enable_notification"] = False
-        return getattr(self.io.BackendType, transport), getattr(self.io, name)(**given)
+        fixed = {"enable_notification": False} if transport == "RDMA" else {}  # completion travels elsewhere
+        return getattr(self.io.BackendType, transport), getattr(self.io, name)(**parameters, **fixed)
 
     def place(self, region: Region) -> tuple[Any, int]:
         """The library's kind of memory, and the device, of a region.
@@ -74,9 +72,15 @@ class Library:
 
 
 class Engine:
-    """One engine of the library, and its memories in the order of the region table.
+    """One engine of the library.
 
     The key has to be new in every process: what a peer's NIC knows of a key outlives the process that had it.
+
+    Attributes:
+        io: The library's engine.
+        desc: What it says of it.
+        memories: What it says of each memory, in the order of the region table.
+        data_conns: Connections to a peer over TCP; 0 without TCP.
 
     Raises:
         BackendUnavailableError: The library refuses to start, or the port is taken.
@@ -85,6 +89,7 @@ class Engine:
     def __init__(self, library: Library, key: str, host: str, options: Options, port: int) -> None:
         self._library = library
         self._host_memory = options.backends.keys() != {"XGMI"}
+        self._pins = "RDMA" in options.backends
         self.memories: list[Any] = []
         try:
             # The library takes anything else for an address, too, and tells peers of it.
@@ -94,6 +99,7 @@ class Engine:
                 with socket.socket() as free:
                     free.bind((host, port))  # on a port that is taken, the library ends the process
             configs = [library.config(name, parameters) for name, parameters in options.backends.items()]
+            self.data_conns: int = sum(getattr(config, "num_data_conns", 0) for _, config in configs)
             self.io: Any = library.io.IOEngine(key, library.io.IOEngineConfig(host=host, port=port))
             for kind, config in configs:
                 self.io.create_backend(kind, config)
@@ -103,7 +109,7 @@ class Engine:
         except (RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
             raise BackendUnavailableError(
                 "MoRI's engine could not be started",
-                cause=f"{type(error).__name__}: {error}",
+                cause=" ".join(f"{type(error).__name__}: {error}".split()),  # an unknown parameter takes several lines
                 hint="see `backends` and `port` in the options, and MORI_* in the environment; it speaks IPv4 only",
                 backend="mori",
                 library=library.version,
@@ -116,6 +122,8 @@ class Engine:
         Raises:
             TransferError: One is refused; names it.
         """
+        if self._pins and active_ports():  # without such a port nothing is pinned, as by a stand-in for the library
+            check_pinnable(regions, backend="mori", library=self._library.version)
         while self.memories:  # of an earlier time, which may have failed
             self.io.deregister_memory(self.memories.pop())
         for index, region in enumerate(regions):

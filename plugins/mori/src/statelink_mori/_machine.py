@@ -17,12 +17,24 @@ from statelink.backend.native import elsewhere, loads, needs, rdma_devices, sett
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["active_ports", "diagnose", "gpus", "missing", "trial"]
+__all__ = ["POLL_MODE", "active_ports", "diagnose", "gpus", "harm", "missing", "trial"]
 
 ROCM = Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
 KFD = Path("/dev/kfd")
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PATIENCE = 120.0
+POLL_MODE = "MORI_IO_POLL_CQ_MODE"
+HARMFUL = {
+    "MORI_IO_ENABLE_NOTIFICATION": (
+        ("0", "false", "off"),
+        "wins over this plugin: the library then keeps a note of every transfer for ever",
+    ),
+    POLL_MODE: (
+        ("0", "polling"),
+        "wins over this plugin: the library then closes file descriptor 0, and whoever holds it next",
+    ),
+}
+"""Environment variables, the values that do no harm, and what others do."""
 ABSENT = "the Python package mori is not installed (it is on no package index: build it from ROCm/mori)"
 TRIAL = """
 import sys, msgspec
@@ -61,12 +73,18 @@ def missing(options: Options) -> Iterator[str]:
 def diagnose(options: Options) -> Iterator[Check]:
     """See `statelink.backend.Diagnosing`. XGMI starts without a GPU, and then serves nothing: only this says so."""
     yield from needs(missing(options), f"all that {' and '.join(options.backends)} needs; GPUs: {len(gpus())}")
-    name = "MORI_IO_ENABLE_NOTIFICATION"
-    if os.environ.get(name, "0").lower() in ("0", "false", "off"):
+    found = {name: said for name in HARMFUL if (said := harm(name))}
+    for name, said in found.items():
+        yield Check(what="environment", verdict=Verdict.PROBLEM, found=said, hint=f"unset {name}")
+    if not found:
         yield settings("MORI_")
-    else:
-        found = f"{name} wins over this plugin: the library then keeps a note of every transfer for ever"
-        yield Check(what="environment", verdict=Verdict.PROBLEM, found=found, hint=f"unset {name}")
+
+
+def harm(name: str) -> str:
+    """What an environment variable does as it is set; empty where that is no harm."""
+    harmless, does = HARMFUL[name]
+    value = os.environ.get(name, "0")
+    return "" if value.lower() in harmless else f"{name}={value} {does}"
 
 
 def trial(options: Options) -> tuple[bool, str]:

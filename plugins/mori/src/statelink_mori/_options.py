@@ -10,6 +10,10 @@ __all__ = ["Options"]
 
 TRANSPORTS = frozenset({"RDMA", "XGMI", "TCP"})
 AUTO_XGMI = "MORI_DISABLE_AUTO_XGMI"
+FIXED = {
+    "enable_notification": "always off: the library keeps every notification for ever",
+    "poll_cq_mode": "always POLLING: with EVENT, the library closes file descriptor 0, whoever holds it by then",
+}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,9 +21,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         backends: MoRI's own backends to create, in order, and the parameters of each under the library's names, such
-            as ``{"XGMI": {}, "RDMA": {"qp_per_transfer": 2, "poll_cq_mode": "EVENT"}}``. The library prefers XGMI
-            where it can serve a pair of memories. RDMA and TCP exclude each other. ``MORI_IO_*`` in the environment
-            silently wins over parameters of RDMA.
+            as ``{"XGMI": {}, "RDMA": {"qp_per_transfer": 2}}``. The library prefers XGMI where it can serve a pair of
+            memories. RDMA and TCP exclude each other. ``MORI_IO_*`` in the environment silently wins over parameters
+            of RDMA.
         port: Where the engine listens; 0 lets the system choose. A port that is taken is refused here: the library
             would end the process.
     """
@@ -32,8 +36,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"`backends` names some of {', '.join(sorted(TRANSPORTS))}, not {list(self.backends)}")
         if {"RDMA", "TCP"}.issubset(self.backends):
             raise ValueError("`backends` names RDMA and TCP, which cannot share an engine: both listen on its port")
-        if any("enable_notification" in parameters for parameters in self.backends.values()):
-            raise ValueError("`enable_notification` is always off: the library keeps every notification for ever")
+        for name in FIXED.keys() & {name for parameters in self.backends.values() for name in parameters}:
+            raise ValueError(f"`{name}` is {FIXED[name]}")
         if not 0 <= self.port < 1 << 16 or self.port == 1:
             raise ValueError(f"`port` is 0 or 2 to 65535 (the library reserves 1), not {self.port}")
 

@@ -39,11 +39,14 @@ class Offer(NamedTuple):
     @classmethod
     def encode(cls, link: str, engine: Engine, library: Library, options: Options) -> bytes:
         """What an engine here offers."""
-        head = [FORMAT, *(each.encode() for each in (link, library.version, " ".join(options.backends)))]
+        words = (link, library.version, " ".join(options.backends), str(engine.data_conns))
+        head = [FORMAT, *(each.encode() for each in words)]
         return pack_descriptors([head, [engine.desc.pack()], [memory.pack() for memory in engine.memories]])
 
     @classmethod
-    def decode(cls, raw: bytes, peer: str, regions: Sequence[Region], library: Library, options: Options) -> Offer:
+    def decode(
+        cls, raw: bytes, peer: str, regions: Sequence[Region], ours: Engine, library: Library, options: Options
+    ) -> Offer:
         """From bytes that came from ``peer``.
 
         Raises:
@@ -52,7 +55,7 @@ class Offer(NamedTuple):
         """
         io = library.io
         try:
-            (form, link, version, backends), (packed,), memories = unpack_descriptors(raw, nested=True)
+            (form, link, version, backends, conns), (packed,), memories = unpack_descriptors(raw, nested=True)
             if (form, link) != (FORMAT, peer.encode()):
                 raise ValueError(f"it is one of format {form!r} and of a link called {link!r}")
             engine = io.EngineDesc.unpack(packed)
@@ -66,6 +69,8 @@ class Offer(NamedTuple):
             theirs = frozenset((backends or b"").decode().split())
             if not theirs & options.backends.keys():  # over TCP, one would learn of it by a timeout
                 raise ValueError(f"it has {' and '.join(sorted(theirs))}, we have {' and '.join(options.backends)}")
+            if "TCP" in theirs & options.backends.keys() and conns != str(ours.data_conns).encode():
+                raise ValueError(f"its num_data_conns is {conns!r}, ours is {ours.data_conns}: TCP needs equal ones")
         except (WireError, ValueError, TypeError, RuntimeError) as error:
             raise unreachable("MoRI", peer, f"its descriptor is refused: {error}", backend="mori") from error
         return cls(engine, found, (version or b"").decode(errors="replace"), theirs)
@@ -101,16 +106,23 @@ def parts_of(
         yield near, far, (here[rows].tolist(), there[rows].tolist(), ends.nbytes[rows].tolist())
 
 
-def covering(local: Sequence[Region], remote: Sequence[Region]) -> set[tuple[int, int]]:
-    """Pairs of regions in which each region of either side occurs, with each kind of memory of the other side.
+def covering(local: Sequence[Any], remote: Sequence[Any]) -> set[tuple[int, int]]:
+    """Pairs of memories in which each memory of either side occurs, with each place of memory of the other side.
 
     That is as many as make the library do, for any other pair, nothing over the network any more: it keeps what it
-    registered, each remote key, and each connection between two devices. All pairs of 200 layers would be 40,000.
+    registered, each remote key, and each connection between two places. A place is a device or the host, and a NUMA
+    node. All pairs of 200 layers would be 40,000.
+
+    Args:
+        local: The library's descriptors of our memories.
+        remote: Those of the peer's.
     """
-    kinds = [
-        [[index for index, each in enumerate(regions) if each.kind == kind] for kind in {each.kind for each in regions}]
-        for regions in (local, remote)
-    ]
+    kinds = []
+    for memories in (local, remote):
+        places: dict[tuple[Any, int, int], list[int]] = {}
+        for index, each in enumerate(memories):
+            places.setdefault((each.loc, each.device_id, each.numa_node), []).append(index)
+        kinds.append(list(places.values()))
     return {
         (near[number % len(near)], far[number % len(far)])
         for near in kinds[0]

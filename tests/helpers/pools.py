@@ -75,6 +75,7 @@ class Kv(Component):
     tp: tuple[int, int] = (0, 1)
     window: int = 0
     optional: bool = False
+    replicated: bool = False
 
     def shapes(self) -> Shapes:
         local = max(self.heads // self.tp[1], 1)
@@ -88,6 +89,7 @@ class Kv(Component):
     def _describe(self, arrays: dict[str, Array]) -> state.Described:
         layers = {n: (arrays[f"layers.{n}.k"], arrays[f"layers.{n}.v"]) for n in self.layers}
         common: dict[str, Any] = {"heads": self.heads, "tp": self.tp, "order": self.order, "name": self.name}
+        common["replicated"] = self.replicated
         if self.window:
             return state.window_pages(layers, window=self.window, format=self.format, **common)
         return state.kv_pages(layers, optional=self.optional, format=self.format, **common)
@@ -159,7 +161,7 @@ class Mamba(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class Aux(Component):
-    """Rows of metadata."""
+    """Rows of metadata, the same on every rank that has them."""
 
     name: str = "aux"
     rows: int = 12
@@ -169,7 +171,7 @@ class Aux(Component):
         return {label: ((self.rows, width), dtype) for label, width, dtype in self.widths}
 
     def _describe(self, arrays: dict[str, Array]) -> state.Described:
-        return state.aux_rows(arrays, name=self.name, format=self.format)
+        return state.aux_rows(arrays, name=self.name, replicated=True, format=self.format)
 
 
 def hybrid(**changes: Component | None) -> tuple[Component, ...]:

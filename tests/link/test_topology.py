@@ -201,7 +201,7 @@ def test_a_source_rank_without_a_part(workshop: Workshop) -> None:
 
 @TCP
 def test_replicated_sources_share_the_load(workshop: Workshop) -> None:
-    pools = (Kv(layers=tuple(range(8)), heads=2), Aux())
+    pools = (Kv(layers=tuple(range(8)), heads=2, replicated=True), Aux())
     fleet = Fleet(workshop, [pools, pools], [pools])
     case = fleet.case(64)
     rooms = [*fleet.receive(case), *fleet.send(case)]

@@ -183,6 +183,9 @@ def _describe(
         if part.layer is not None:
             nested.setdefault(part.layer, {})[part.label.split(".")[2]] = memory[part.label]
     common: dict[str, Any] = {"name": pool.name, "optional": pool.decode_only}
+    if pool.build not in ("mla", "index"):
+        # Without heads it is the same on every rank; with heads, on ranks that share positions out.
+        common["replicated"] = half.shards > 1 or not any(part.sharded for part in parts)
     kinds: dict[str, Any] = {**common, "type": pool.type}
     if pool.build in ("kv", "window"):
         pairs = {layer: (each["k"], each["v"]) for layer, each in nested.items()}
@@ -216,6 +219,8 @@ def _describe(
             layer: {label: _as_rings(array, lay.ring) for label, array in each.items()}
             for layer, each in nested.items()
         }
+        if parts[0].sharded:
+            windowed |= {"heads": parts[0].shape[0], "tp": (tp, half.tp)}
         return state.ring_rows(rings, keep=pool.keep, **windowed)
     assert pool.build == "items"
     layered = {part.label: part.layer for part in parts if part.layer is not None}

@@ -229,7 +229,7 @@ def _describe(case: Case, side: Side, space: Space, component: str, tp: int, pie
             tp=rank,
             transposed=side.transposed,
         )
-    return state.aux_rows(arrays)
+    return state.aux_rows(arrays, replicated=True)
 
 
 def _conv_groups(model: Model) -> list[int | tuple[int, int]] | None:

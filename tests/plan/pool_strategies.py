@@ -68,6 +68,11 @@ def _swa_ring(draw: Draw, name: str, layers: Layers) -> Made:
     return pool, *_rings(draw, window)
 
 
+def _swa_ring_of_heads(draw: Draw, name: str, layers: Layers) -> Made:
+    window = draw(st.integers(1, 16))
+    return Pool(name, "swa_ring", "recent", "rings", _heads(draw, layers), window=window), *_rings(draw, window)
+
+
 def _dsa_tail(draw: Draw, name: str, layers: Layers) -> Made:
     group = draw(st.integers(2, 6))
     parts = _parts(draw, layers, ("key", "score"))
@@ -158,6 +163,7 @@ TYPES: dict[str, Maker] = {
     "swa": _kv("swa", "window", "window"),
     "dsa": _rows("dsa", "suffix", "index", "index_k"),
     "swa_ring": _swa_ring,
+    "swa_ring with heads": _swa_ring_of_heads,
     "dsa_tail": _dsa_tail,
     "dsv4": _dsv4,
     "dsv4_c128": _dsv4_c128,
@@ -247,7 +253,11 @@ def dealt_scenes(draw: Draw, topology: str) -> Scene:
     if topology.endswith("draft"):
         draft = TYPES["kv of latents"](draw, "draft", layers)[0]
         pools.append((draft, Lay(pages[0]), Lay(pages[1] * shards[1])))
-    pools.append(TYPES[draw(st.sampled_from(["aux", "hidden", "swa_ring", "dsa_tail"]))](draw, "beside", layers))
+    pools.append(
+        TYPES[draw(st.sampled_from(["aux", "hidden", "swa_ring", "swa_ring with heads", "dsa_tail"]))](
+            draw, "beside", layers
+        )
+    )
     widths = draw(st.sampled_from(WIDTHS[:5]))
     tokens = st.integers(1, pages[0] * (shards[0] - 1)) if few else st.integers(1, 60)
     return _scene(draw, pools, depth, widths, shards, tokens, False)

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from statelink import plan, state
+from statelink.link._verify import digest_of
 from statelink.plan import Assignment, Box, Share
+from statelink.state import Memory
 
 from .engine import over_the_wire
 from .small import describe, keys, pointer
@@ -96,3 +99,27 @@ def test_another_geometry_has_another_digest(name: str) -> None:
     assert digest(*sides(), part) == digest(*sides(), part)
     source, target = CHANGED[name]()
     assert plan.compile_pair(source, target, part).digest != digest(*sides(), part)
+
+
+def test_a_digest_covers_which_part_of_the_state_the_bytes_are() -> None:
+    """The same bytes, as other heads, another layer, another name or other positions, have another digest."""
+    memory = np.arange(1 << 12, dtype=np.int64).view(np.uint8)
+
+    def content(first: int = 0, layer: int = 0, name: str = "kv", tokens: int = 4, side: str = "source") -> int:
+        arrays = [Memory.pointer(1 << 20, (4, 2, 2, 3), "uint8", 1), Memory.pointer(1 << 21, (4, 2, 2, 3), "uint8", 1)]
+        fields: Any = {"heads": 4, "tp": (first // 2, 2), "name": name}
+        made = describe("x", state.kv_pages({layer: (arrays[0], arrays[1])}, **fields))
+        boxes = (Box((first, 0), (first + 2, 3)),)
+        share = Share(name, (f"layers.{layer}.k", f"layers.{layer}.v"), boxes)
+        component = plan.compile_pair(made, made, Assignment(0, 0, (share,))).components[name]
+        owed = plan.due(component.source, component.target, tokens, tokens - 4)
+        items = plan.required(component.target, tokens, tokens - 4, [1, 2])
+        if side == "target":
+            found = plan.arrived_content(component, items, owed)
+        else:
+            found = plan.plan_move(component, items, items, owed).content()
+        return digest_of(found, memory=lambda address, nbytes: memory[address % 1024 : address % 1024 + nbytes])
+
+    assert content() == content(side="target")
+    others = [content(first=2), content(layer=1), content(name="other"), content(tokens=6)]
+    assert len({content(), *others}) == 5

@@ -58,8 +58,8 @@ REFUSED: list[tuple[str, Inventory, Inventory, str]] = [
         kv(itemsize=2),
         kv(),
         "kv/layers.0.k: dtype: uint8 on decode, bfloat16 on prefill; "
-        "kv/layers.0.k: itemsize: 1 on decode, 2 on prefill; "
         "kv/layers.0.v: dtype: uint8 on decode, bfloat16 on prefill; "
+        "kv/layers.0.k: itemsize: 1 on decode, 2 on prefill; "
         "kv/layers.0.v: itemsize: 1 on decode, 2 on prefill",
     ),
     (
@@ -136,13 +136,21 @@ def test_one_rank_of_another_model_is_enough(sources: list[str], targets: list[s
     assert text in str(caught.value)
 
 
-def test_a_long_list_is_cut_and_counted() -> None:
-    layers = list(range(30))
+def test_one_wrong_field_is_one_line_however_many_layers_have_it() -> None:
+    layers = [*range(30), 32]
+    sides = [kv(layers=layers)], [kv("d", layers=layers, dim=5)]
+    assert len(plan.differences(*sides)) == 62
     with pytest.raises(MismatchError) as caught:
-        plan.match([kv(layers=layers)], [kv("d", layers=layers, dim=5)])
+        plan.match(*sides)
+    assert "): kv/layers.0-29,32.{k,v}: extent of axis 'dim': 5 on decode, 3 on prefill\n" in str(caught.value)
+
+
+def test_a_long_list_is_cut_and_counted() -> None:
+    rows = [state.aux_rows({f"row{n}": pointer(n + 1, 2, 3)}, name=f"aux{n}") for n in range(30)]
+    with pytest.raises(MismatchError) as caught:
+        plan.match([describe("p", *rows)], [kv("d")])
     assert str(caught.value).count(" on decode, ") == 12
-    assert "; and 48 more" in str(caught.value)
-    assert len(plan.differences([kv(layers=layers)], [kv("d", layers=layers, dim=5)])) == 60
+    assert "; and 19 more" in str(caught.value)
 
 
 def test_every_rank_is_compared_with_every_other() -> None:

@@ -64,8 +64,8 @@ def bench(name: str, pool: Pool, kind: dict[str, Any], rank: int, ranks: int, rn
     return Bench(space, inventory, over_the_wire(inventory), placed)
 
 
-SLOT: dict[str, Any] = {"name": "qsa_pending", "type": "qsa_pending"}
-PAGE: dict[str, Any] = {"name": "swa", "type": "swa", "page": 4, "window": 8}
+SLOT: dict[str, Any] = {"name": "qsa_pending", "type": "qsa_pending", "replicated": True}
+PAGE: dict[str, Any] = {"name": "swa", "type": "swa", "page": 4, "window": 8, "replicated": True}
 TOKENS = 14
 """The window [6, 14) lies in pages 1, 2 and 3."""
 
@@ -238,7 +238,7 @@ def test_items_that_dealing_would_cut_are_refused(block: int, dealing: str) -> N
         plan.match([sides["prefill"]], [sides["decode"]])
     assert "an item without an axis of positions would be cut" in str(caught.value)
     assert f"positions dealt out in blocks of {block} on {dealing}" in str(caught.value)
-    plan.match([scales(Partition())], [scales(Partition("cyclic", 2, 0, 8))])
+    plan.match([scales(Partition())], [scales(Partition("cyclic", 2, index, 8)) for index in range(2)])
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])

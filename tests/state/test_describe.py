@@ -41,7 +41,7 @@ def full(shift: int = 0, **fields: Any) -> Inventory:
             heads=4,
             tp=(1, 2),
         ),
-        state.aux_rows({"tokens": pointer(base + (7 << 20), 6, 16)}),
+        state.aux_rows({"tokens": pointer(base + (7 << 20), 6, 16)}, replicated=True),
     ]
     given = {"rank": 1, "ranks": 2, "axes": {"tp": (1, 2), "pp": (0, 1)}, "model": "rev-1", **fields}
     return state.describe("decode", described, **given)
@@ -184,7 +184,7 @@ CHANGES = {
     "instance": lambda made: _renamed(made, instance="other"),
     "rank": lambda made: _renamed(made, rank=0),
     "ranks": lambda made: _renamed(made, ranks=3),
-    "axes": lambda made: _renamed(made, axes={"tp": Axis(0, 2), "pp": Axis(0, 1)}),
+    "axes": lambda made: _renamed(made, axes={"tp": Axis(1, 2), "pp": Axis(0, 2)}),
     "model": lambda made: _renamed(made, model="rev-2"),
     "components": lambda made: _renamed(made, components=made.components[:-1]),
     "order of components": lambda made: _renamed(made, components=made.components[::-1]),

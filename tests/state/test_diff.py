@@ -73,10 +73,9 @@ def changed(made: Inventory, **fields: Any) -> Inventory:
         one(kv(order="hnd"), swa(), dsa(), mamba()),
         one(kv(page=2), swa(), dsa(), mamba()),
         one(kv(), swa(), dsa(items=0), mamba()),
-        one(kv(), swa(), dsa(), mamba(groups=(8, 4))),
         one(kv(), swa(), dsa(), mamba(), rank=1, ranks=2, axes={"tp": (1, 2)}),
     ],
-    ids=["equal", "order", "share", "page order", "page size", "elided", "grouping", "coordinates"],
+    ids=["equal", "order", "share", "page order", "page size", "elided", "coordinates"],
 )
 def test_what_may_differ_is_not_named(theirs: Inventory) -> None:
     assert said(one(kv(), swa(), dsa(), mamba()), theirs) == []
@@ -123,6 +122,8 @@ CASES = [
         [(f"kv/layers.3.{part}: extent of axis 'dim'", "6", "8") for part in "kv"],
     ),
     (one(mamba((4, 8))), one(mamba((4, 4))), [("mamba/layers.2.conv: extent of axis 'channel'", "12", "8")]),
+    (one(mamba((4, 8))), one(mamba((8, 4))), [("mamba/layers.2.conv: blocks of axis 'channel'", "[4, 8]", "[8, 4]")]),
+    (one(mamba((4, 8))), one(mamba((12,))), [("mamba/layers.2.conv: blocks of axis 'channel'", "[4, 8]", "one")]),
     (one(mamba(kernel=3)), one(mamba(kernel=4)), [("mamba/layers.2.conv: extent of axis 'kernel'", "3", "4")]),
     (
         one(kv()),

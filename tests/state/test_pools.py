@@ -292,9 +292,9 @@ def test_numbers_of_other_libraries_are_pythons_in_the_description() -> None:
             ),
             state.window_pages({1: (pointer(3, 5, 4, 2, 6), pointer(4, 5, 4, 2, 6))}, heads=2, window=convert(9)),
             state.mamba_slots(conv={1: pointer(5, 3, 8, 2)}, ssm={}, conv_groups=[convert(4), convert(4)]),
-            state.ring_rows({1: {"a": pointer(6, 3, 8, 2)}}, type="dsa_tail", group=convert(4)),
+            state.ring_rows({1: {"a": pointer(6, 3, 8, 2)}}, type="dsa_tail", group=convert(4), replicated=True),
         ]
-        given: Any = {"rank": convert(1), "ranks": convert(2), "axes": {"tp": (convert(1), convert(2))}}
+        given: Any = {"rank": convert(1), "ranks": convert(2), "axes": {"tp": (convert(1), convert(4))}}
         made.append(state.describe("rank", parts, **given))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(made[-1]), type=state.Inventory) == made[0]
     assert len({each.digest() for each in made}) == 1

@@ -69,7 +69,7 @@ class Rank:
         ]
         self.row = _pool(SLOTS, 64)
         if self.last:
-            parts.append(state.aux_rows({"row": self.row}))
+            parts.append(state.aux_rows({"row": self.row}, replicated=True))
             self.items["aux"] = rng.permutation(SLOTS)[:1]
         self.inventory = state.describe(instance, parts, rank=number, ranks=shape.ranks)
 

@@ -32,7 +32,7 @@ def card() -> wire.Card:
             tp=(1, 2),
         ),
         state.index_pages({4: _pointer(40, (7, 4, 2)), 5: np.zeros((0, 4, 2), np.uint8)}),
-        state.aux_rows({"tokens": _pointer(50, (9, 4))}),
+        state.aux_rows({"tokens": _pointer(50, (9, 4))}, replicated=True),
     ]
     inventory = state.describe(
         "decode", described, rank=1, ranks=2, axes={"tp": (1, 2), "pp": (0, 1)}, model="rev-1+lora"

@@ -61,6 +61,8 @@ class _Rank:
         self.tp = (rank % layout.tp, layout.tp)
         self.cp = (rank // layout.tp % layout.cp, layout.cp)
         self.pp = (rank // layout.tp // layout.cp, layout.pp)
+        # Context-parallel ranks share pages of full attention out, and have everything else alike.
+        self.alike = layout.cp > 1
         self.address = ALIGNMENT
 
     def inventory(self) -> Inventory:
@@ -88,6 +90,7 @@ class _Rank:
                 heads=given.heads,
                 tp=self.tp,
                 order=layout.order,
+                replicated=self.alike,
             )
         if model.latent is not None and "full" in layers:
             yield from self._latent(model.latent, layers["full"])
@@ -99,13 +102,14 @@ class _Rank:
                 window=model.window.tokens,
                 tp=self.tp,
                 order=layout.order,
+                replicated=self.alike,
             )
         if model.mamba is not None and "mamba" in layers:
             yield self._mamba(model.mamba, layers["mamba"])
         if model.compressed is not None and "compressed" in layers:
             yield from self._compressed(model.compressed, layers["compressed"])
         if layout.aux_bytes and self.pp[0] == layout.pp - 1:
-            yield aux_rows({"row": self._array((layout.slots, layout.aux_bytes), "uint8")})
+            yield aux_rows({"row": self._array((layout.slots, layout.aux_bytes), "uint8")}, replicated=True)
 
     def _latent(self, given: Latent, layers: Sequence[int]) -> Iterator[Described]:
         page, pages = self.side.page, self._pages(self.side.page)
@@ -118,6 +122,7 @@ class _Rank:
                 fields=fields,
                 name="dsa",
                 type="dsa",
+                replicated=True,
                 format=given.index_dtype,
             )
 
@@ -133,6 +138,7 @@ class _Rank:
             heads=given.state[0] if given.state else 0,
             tp=self.tp,
             transposed=layout.transposed,
+            replicated=self.alike,
         )
 
     def _compressed(self, given: Compressed, layers: Sequence[int]) -> Iterator[Described]:
@@ -145,21 +151,21 @@ class _Rank:
             widths = {"kv": given.width, "index_k": given.index_width}
             pools[n] = {part: self._array((pages, page // 4, width), layout.dtype) for part, width in widths.items()}
         if pools:
-            yield compressed_pages(dict(sorted(pools.items())), page=page)
+            yield compressed_pages(dict(sorted(pools.items())), page=page, replicated=True)
         shape = (self._pages(window), window, given.width)
         sliding = {n: {"kv": self._array(shape, layout.dtype)} for n in layers}
-        yield compressed_pages(sliding, page=window, name="swa", type="swa", window=given.window)
+        yield compressed_pages(sliding, page=window, name="swa", type="swa", window=given.window, replicated=True)
         if quarter:
             # A row is a key and its score; groups of ratio 4 overlap their predecessor, which doubles both.
             widths = {"kv": 4 * given.width, "index_k": 4 * given.index_width}
             rows = (layout.slots, layout.c4_ring)
             rings = {n: {p: self._array((*rows, w), layout.state_dtype) for p, w in widths.items()} for n in quarter}
-            yield ring_rows(rings, type="dsv4_c4_state", group=4, keep=4)
+            yield ring_rows(rings, type="dsv4_c4_state", group=4, keep=4, replicated=True)
         if coarse:
             shape = (layout.slots * (layout.c128_ring // 128), 128, 2 * given.width)
             items = {f"layers.{n}.state": self._array(shape, layout.state_dtype) for n in coarse}
             numbers = {f"layers.{n}.state": n for n in coarse}
-            yield whole_items(items, type="c128_state", layers=numbers, page=128, group=128)
+            yield whole_items(items, type="c128_state", layers=numbers, page=128, group=128, replicated=True)
 
     def _spread(self, described: Described) -> Described:
         """Say which positions this rank holds: full-attention pages are spread under context parallelism."""

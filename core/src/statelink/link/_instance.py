@@ -173,6 +173,14 @@ def _complete(inventories: list[Inventory], role: str) -> list[Inventory]:
             cause=", ".join(sorted(names)),
             code="peer.instance",
         )
+    sizes = {inventory.ranks: inventory.rank for inventory in reversed(inventories)}
+    if len(sizes) > 1:
+        raise PeerError(
+            f"the ranks of the {role} instance {first.instance!r} disagree about their number",
+            cause=", ".join(f"rank {rank} says {size}" for size, rank in sorted(sizes.items())),
+            hint="every rank of an instance states the same number of ranks",
+            code="peer.ranks",
+        )
     ranks = sorted(inventory.rank for inventory in inventories)
     if ranks != list(range(first.ranks)):
         raise PeerError(

@@ -1,8 +1,9 @@
 """Digests of what was sent and of what arrived, for links with ``verify = "digest"``.
 
 The digest of a component is the sum, modulo 2^128, of the XXH3 hashes of its granules in each buffer, each seeded with
-which granule of which buffer it is. So it depends neither on where pages lie, nor on the order in which they move, nor
-on how pushes cut them, and both sides compute it from their own memory alone.
+which part of the model's state it is: names, layer, boxes in global coordinates, and positions. So it depends neither
+on where pages lie, nor on the order in which they move, nor on how pushes cut them, and both sides compute it from
+their own memory and their own description alone. Equal bytes of another head, layer or position have another digest.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["check_arrived", "check_verify", "digest_of", "packed"]
 
 MODULUS = 1 << 128
-MAX_GRAINS = 1 << 40
-"""More granules than a request can have."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -83,8 +82,7 @@ def digest_of(
         width = part.offsets.shape[1] * piece
         first, last = int(part.offsets.min()), int(part.offsets.max()) + piece
         starts = (part.offsets[:, 0] - first).tolist()
-        for number, address in zip(part.numbers.tolist(), part.addresses.tolist(), strict=True):
-            seed = number * MAX_GRAINS
+        for seed, address in zip(part.seeds.tolist(), part.addresses.tolist(), strict=True):
             here = look(address + first, last - first)
             if width == piece:
                 raw = here.data

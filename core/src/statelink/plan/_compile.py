@@ -12,6 +12,7 @@ import numpy.typing as npt
 from statelink.errors import MismatchError, StateError
 
 from ._boxes import Box, Runs, runs_of
+from ._content import Parts
 from ._pairing import granule_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ComponentPlan(NamedTuple):
         fused: The same bytes with buffers of one region joined where that makes longer runs; for pushes of all layers.
         grain_nbytes: Bytes of one granule over all buffers.
         layer_nbytes: The same per model layer (`NO_LAYER` for buffers without one).
+        parts: Which part of the model's state each buffer is, for digests.
     """
 
     source: Component
@@ -83,6 +85,7 @@ class ComponentPlan(NamedTuple):
     fused: tuple[Group, ...]
     grain_nbytes: int
     layer_nbytes: dict[int, int]
+    parts: Parts
 
     @property
     def block_nbytes(self) -> float:
@@ -116,6 +119,7 @@ class _Pair(NamedTuple):
     source: Buffer
     target: Buffer
     runs: Runs
+    boxes: tuple[Box, ...]
 
 
 def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -> PairPlan:
@@ -126,7 +130,8 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
         StateError: An address does not fit into 64 bits.
     """
     plans: dict[str, list[_Pair]] = {}
-    tables: dict[tuple[int, int, tuple[Box, ...]], Runs] = {}
+    tables: dict[tuple[int, int, int], Runs] = {}
+    cuts: dict[tuple[tuple[Box, ...], int, int], int] = {}
     named: set[tuple[str, str]] = set()
     held: dict[str, tuple[Component, Component, dict[str, Buffer], dict[str, Buffer]]] = {}
     effort = _Effort(source, target)
@@ -139,6 +144,8 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
         ours, theirs, here, there = held[share.component]
         granule = granule_of(theirs, ours)
         checked: set[int] = set()
+        # Runs are of one granule: two components may share layouts, and be cut in different ways.
+        cut = cuts.setdefault((share.boxes, granule, theirs.page), len(cuts))
         for name in share.buffers:
             if (share.component, name) in named:
                 raise _refused(assignment, share, name, "it is named twice")
@@ -150,7 +157,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
                 checked.add(id(b.layout))
                 _check_boxes(assignment, share, b)
                 effort.compare(OF_A_BOX * len(share.boxes))
-            key = (id(a.layout), id(b.layout), share.boxes)
+            key = (id(a.layout), id(b.layout), cut)
             runs = tables.get(key)
             if runs is None:
                 fits = a.layout.axes == b.layout.axes and a.layout.itemsize == b.layout.itemsize
@@ -161,7 +168,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
                     raise _refused(assignment, share, name, "a box of it is not held by both sides")
                 effort.keep(len(made.nbytes))
                 runs = tables[key] = made
-            plans.setdefault(share.component, []).append(_Pair(a, b, runs))
+            plans.setdefault(share.component, []).append(_Pair(a, b, runs, share.boxes))
     components = {name: _component_plan(source, target, name, pairs) for name, pairs in plans.items()}
     return PairPlan(assignment, components, _digest(source, target, assignment))
 
@@ -213,6 +220,7 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
         fused=_groups(source, target, fused) if len(fused) < len(pairs) else groups,
         grain_nbytes=sum(layer_nbytes.values()),
         layer_nbytes=layer_nbytes,
+        parts=Parts(theirs, ours, [(pair.source, pair.target, pair.boxes) for pair in pairs]),
     )
 
 
@@ -268,6 +276,7 @@ def _fuse(pairs: list[_Pair]) -> list[_Pair]:
                 msgspec.structs.replace(members[0].source, offset=low_s, layer=None),
                 msgspec.structs.replace(members[0].target, offset=low_t, layer=None),
                 Runs.union(shifted),
+                members[0].boxes,
             )
         )
     return fused

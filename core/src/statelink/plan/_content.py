@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from statelink.state import Buffer, Component
+
+    from ._boxes import Box
     from ._compile import Group
     from ._pairing import Pairs
 
-__all__ = ["Content", "contents"]
+__all__ = ["Content", "Parts", "contents"]
 
 MAX_SCRATCH = 1 << 20
 """Bytes of one buffer that are looked at together, unless a single granule has more: they stay in the cache."""
@@ -24,34 +29,74 @@ U64 = npt.NDArray[np.uint64]
 class Content(NamedTuple):
     """Some granules of some buffers of one geometry, as they lie on one side.
 
-    The bytes of one granule of one buffer are its pieces in order. Numbers and grains name them, and are computed alike
-    on both sides; addresses and offsets say where they are on this one.
+    The bytes of one granule of one buffer are its pieces in order. Seeds and grains say which part of the model's state
+    they are, and each side computes them from its own description; addresses and offsets say where they lie on this
+    one.
 
     Attributes:
-        numbers: Per buffer, its place in the assignment; int64.
+        seeds: Per buffer, which part of the model's state it moves; see `Parts`. Below 2^63; uint64.
         addresses: Per buffer, the address of item 0; uint64.
-        grains: Per granule, its place among the granules that are due; int64.
+        grains: Per granule, its number in the sequence; int64.
         offsets: ``[granules, pieces]`` bytes from item 0; int64.
         piece: Bytes of each piece.
     """
 
-    numbers: I64
+    seeds: U64
     addresses: U64
     grains: I64
     offsets: I64
     piece: int
 
 
-def contents(groups: tuple[Group, ...], pairs: Pairs, side: Literal["source", "target"]) -> Iterator[Content]:
+class Parts:
+    """Which part of the model's state each buffer of a plan moves, as either side describes it. Thread-safe.
+
+    Args:
+        source: The source's component.
+        target: The destination's component.
+        buffers: Per buffer, in the order of the assignment: as both sides have it, and the boxes that move.
+    """
+
+    __slots__ = ("_buffers", "_seeds", "_source", "_target")
+
+    def __init__(
+        self, source: Component, target: Component, buffers: Sequence[tuple[Buffer, Buffer, tuple[Box, ...]]]
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._buffers = buffers
+        self._seeds: dict[str, U64] = {}
+
+    def seeds(self, side: Literal["source", "target"]) -> U64:
+        """A hash per buffer of its names, layer, element type and boxes in global coordinates, by one side's word."""
+        known = self._seeds.get(side)
+        if known is None:
+            component = self._source if side == "source" else self._target
+            found = []
+            for source, target, boxes in self._buffers:
+                buffer = source if side == "source" else target
+                layout = buffer.layout
+                said = (component.name, component.kind.name, component.format, buffer.name, buffer.layer, buffer.scale)
+                raw = msgspec.msgpack.encode((said, layout.dtype, layout.axes, layout.blocks, boxes))
+                found.append(int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") >> 1)
+            known = self._seeds[side] = np.array(found, np.uint64)
+        return known
+
+
+def contents(
+    groups: tuple[Group, ...], parts: Parts, pairs: Pairs, side: Literal["source", "target"]
+) -> Iterator[Content]:
     """Every byte that ``pairs`` move, each once, in batches of bounded size.
 
     Args:
         groups: Buffers as they are in the assignment, not joined.
+        parts: What these buffers are parts of.
         pairs: Granules on both sides; only this side's items are looked at.
         side: Which side.
     """
-    places = np.arange(pairs.due.start, pairs.due.stop) if isinstance(pairs.due, slice) else pairs.due
-    items, parts = (pairs.source, pairs.source_part) if side == "source" else (pairs.target, pairs.target_part)
+    grains = np.arange(*pairs.grains) if pairs.numbers is None else pairs.numbers
+    seeds = parts.seeds(side)
+    items, within_item = (pairs.source, pairs.source_part) if side == "source" else (pairs.target, pairs.target_part)
     for group in groups:
         if not len(group.numbers):
             continue
@@ -67,7 +112,7 @@ def contents(groups: tuple[Group, ...], pairs: Pairs, side: Literal["source", "t
         for first in range(0, len(items), width):
             chosen = slice(first, first + width)
             offsets = (items[chosen] * stride)[:, None] + starts
-            if parts is not None:
-                offsets += parts[chosen, None] * steps
+            if within_item is not None:
+                offsets += within_item[chosen, None] * steps
             addresses = group.source if side == "source" else group.target
-            yield Content(group.numbers, addresses, places[chosen], offsets, piece)
+            yield Content(seeds[group.numbers], addresses, grains[chosen], offsets, piece)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from statelink.errors import MismatchError
-from statelink.state import Buffer, Component, Difference, Inventory
+from statelink.state import Buffer, Component, Difference, Inventory, Layout
 from statelink.state._diff import diff_components
 
+from ._cover import check_cover
 from ._pairing import granule_of
+from ._ranks import check_ranks
 
 __all__ = ["differences", "match"]
 
 SHOWN = 12
+FEW = 2
+"""Buffers that have a line each."""
+NAMED = 4
+"""Buffers that a line names before it counts the rest."""
+LAYERED = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[Difference]:
@@ -22,41 +31,44 @@ def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> l
     component, and each buffer that is not optional, must exist on both sides.
     """
     found: dict[Difference, None] = {}
-    for target in targets:
-        for source in sources:
-            if source.model != target.model:
-                found[Difference("model", repr(target.model), repr(source.model))] = None
+    for theirs, ours in {(source.model, target.model): None for target in targets for source in sources}:
+        if theirs != ours:
+            found[Difference("model", repr(ours), repr(theirs))] = None
     here, there = _by_name(targets), _by_name(sources)
+    renamed = _renamed(here, there)
     for name in sorted(here.keys() | there.keys()):
         if name not in here or name not in there:
-            if all(buffer.optional for each in (here.get(name) or there[name]) for buffer in each.buffers):
+            present = here.get(name) or there[name]
+            if all(buffer.optional for each in present for buffer in each.buffers) and name not in renamed:
                 continue
-            kinds = (here.get(name) or there[name])[0].kind.name
-            path = f"component {name} (type {kinds})"
+            path = f"component {name} (type {present[0].kind.name})"
             found[_presence(path, name in here)] = None
             continue
-        seen: set[tuple[int, int]] = set()
-        for ours in here[name]:
-            for theirs in there[name]:
-                if (id(ours), id(theirs)) not in seen:
-                    seen.add((id(ours), id(theirs)))
-                    found.update(dict.fromkeys(diff_components(ours, theirs)))
-                    found.update(dict.fromkeys(_cut(ours, theirs)))
+        # Ranks that differ only in which part they hold have nothing new to say.
+        for ours_ in _unlike(here[name]):
+            for theirs_ in _unlike(there[name]):
+                found.update(dict.fromkeys(diff_components(ours_, theirs_)))
+                found.update(dict.fromkeys(_cut(ours_, theirs_)))
         found.update(dict.fromkeys(_buffers(name, here[name], there[name])))
     return list(found)
 
 
 def match(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
-    """Check that every destination can be served by these sources, as far as names and geometry tell.
+    """Check that these sources can serve these destinations, as far as names and geometry tell.
+
+    Both must be whole instances: it is also checked that no two ranks of one contradict each other, and that decode's
+    ranks together hold everything that prefill's ranks hold.
 
     Raises:
-        MismatchError: They differ; the message lists the fields, the destination's value first.
+        MismatchError: They differ; the message lists the fields, the destination's value first. Or two ranks of one
+            side contradict each other (``mismatch.axes``, ``mismatch.layers``, ``mismatch.replicas``), or a part that
+            prefill holds has no place on decode (``mismatch.uncovered``).
     """
     found = differences(sources, targets)
     if found:
-        lines = [f"{each.path}: {each.ours} on decode, {each.theirs} on prefill" for each in found[:SHOWN]]
-        if len(found) > SHOWN:
-            lines.append(f"and {len(found) - SHOWN} more")
+        lines = _lines(found)
+        if len(lines) > SHOWN:
+            lines = [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
         raise MismatchError(
             "prefill and decode do not describe the same state",
             cause="; ".join(lines),
@@ -64,6 +76,52 @@ def match(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
             prefill=sources[0].instance,
             decode=targets[0].instance,
         )
+    check_ranks(sources, "prefill")
+    check_ranks(targets, "decode")
+    check_cover(sources, targets)
+
+
+def _lines(found: Sequence[Difference]) -> list[str]:
+    """One line for each field and pair of values, however many buffers it is about; one or two are named in full."""
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    for each in found:
+        place, _, field = each.path.partition(": ")
+        component, _, buffer = place.partition("/")
+        alike.setdefault((component, field, each.ours, each.theirs), []).append(buffer)
+    return [
+        f"{component}{'/' if name else ''}{name}{': ' if field else ''}{field}: {ours} on decode, {theirs} on prefill"
+        for (component, field, ours, theirs), buffers in alike.items()
+        for name in (buffers if len(buffers) <= FEW else [_names(buffers)])
+    ]
+
+
+def _names(buffers: Sequence[str]) -> str:
+    """Names of buffers, briefly: ``layers.0-95.{k,v}`` where all parts have the same layers."""
+    parts: dict[str, list[int]] = {}
+    for name in buffers:
+        found = LAYERED.fullmatch(name)
+        if found is None:
+            more = len(buffers) - NAMED
+            return ", ".join(buffers[:NAMED]) + (f" and {more} more" if more > 0 else "")
+        parts.setdefault(found[2], []).append(int(found[1]))
+    groups: dict[str, list[str]] = {}
+    for part, layers in parts.items():
+        groups.setdefault(_ranges(sorted(set(layers))), []).append(part)
+    return ", ".join(
+        f"layers.{layers}.{names[0] if len(names) == 1 else '{' + ','.join(names) + '}'}"
+        for layers, names in groups.items()
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    said = []
+    first = before = numbers[0]
+    for number in (*numbers[1:], -1):
+        if number != before + 1:
+            said.append(str(first) if first == before else f"{first}-{before}")
+            first = number
+        before = number
+    return ",".join(said)
 
 
 def _by_name(inventories: Sequence[Inventory]) -> dict[str, list[Component]]:
@@ -74,17 +132,71 @@ def _by_name(inventories: Sequence[Inventory]) -> dict[str, list[Component]]:
     return found
 
 
+def _unlike(components: Sequence[Component]) -> list[Component]:
+    """One of each kind of components that `diff_components` and `_cut` can tell apart."""
+    layouts: dict[int, tuple[Any, ...]] = {}
+    found: dict[tuple[Any, ...], Component] = {}
+    for component in components:
+        buffers = []
+        for buffer in component.buffers:
+            layout = layouts.get(id(buffer.layout))
+            if layout is None:
+                given = buffer.layout
+                spare = tuple((slab.stop, slab.optional) for slab in given.slabs) if _spares(given) else ()
+                layout = (given.dtype, given.itemsize, given.shape, given.axes, given.position, given.blocks, spare)
+                layouts[id(given)] = layout
+            buffers.append((buffer.name, buffer.count > 0, buffer.layer, buffer.scale, layout))
+        key = (
+            component.type,
+            component.format,
+            component.window,
+            component.group,
+            component.keep,
+            component.page,
+            component.partition.kind,
+            component.partition.block,
+            tuple(buffers),
+        )
+        found.setdefault(key, component)
+    return list(found.values())
+
+
+def _spares(layout: Layout) -> bool:
+    return any(slab.optional for slab in layout.slabs)
+
+
+def _renamed(here: dict[str, list[Component]], there: dict[str, list[Component]]) -> set[str]:
+    """Optional components of one type that each side has under a name that the other lacks.
+
+    One side may do without what is optional. Where both have such a component, it is one and the same under two names.
+    """
+    only = [
+        {(each.kind.name, name) for name, components in mine.items() if name not in other for each in components}
+        for mine, other in ((here, there), (there, here))
+    ]
+    both = {kind for kind, _ in only[0]} & {kind for kind, _ in only[1]}
+    return {name for side in only for kind, name in side if kind in both}
+
+
 def _buffers(name: str, ours: Sequence[Component], theirs: Sequence[Component]) -> list[Difference]:
     here = {buffer.name: buffer for component in ours for buffer in component.buffers}
     there = {buffer.name: buffer for component in theirs for buffer in component.buffers}
-    # What is optional may be missing, but not all of it: two descriptions of one draft that have no buffer in common
-    # would let decode go on without a byte of it.
-    apart = not here.keys() & there.keys()
-    return [
-        _presence(f"{name}/{label}", label in here)
-        for label in sorted(here.keys() ^ there.keys())
-        if apart or not (here.get(label) or there[label]).optional
-    ]
+    only = here.keys() ^ there.keys()
+    if not only:
+        return []
+    # What is optional may be missing on one side, as whole layers. Where each side has what the other lacks, or both
+    # have a part of a layer, it is one draft under two names, of which only a part would move.
+    apart = bool(here.keys() - there.keys()) and bool(there.keys() - here.keys())
+    common = {
+        here[label].layer for label in here.keys() & there.keys() if here[label].optional or there[label].optional
+    }
+    common.discard(None)
+    found = []
+    for label in sorted(only):
+        buffer = here.get(label) or there[label]
+        if apart or not buffer.optional or buffer.layer in common:
+            found.append(_presence(f"{name}/{label}", label in here))
+    return found
 
 
 def _cut(ours: Component, theirs: Component) -> list[Difference]:

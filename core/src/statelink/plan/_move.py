@@ -81,7 +81,7 @@ class Move:
 
     def content(self) -> Iterator[Content]:
         """The bytes of this move as they lie at the source; see `Content`."""
-        return contents(self._chosen() if self.nbytes else (), self._pairs, "source")
+        return contents(self._chosen() if self.nbytes else (), self._plan.parts, self._pairs, "source")
 
     @property
     def block_nbytes(self) -> float:
@@ -184,7 +184,7 @@ def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[C
         target: The destination's items.
         owed: What is `due` for the request.
     """
-    return contents(plan.groups, _all_pairs(plan, target, owed), "target")
+    return contents(plan.groups, plan.parts, _all_pairs(plan, target, owed), "target")
 
 
 def expected_move(plan: ComponentPlan, target: Items, owed: Due) -> Move:

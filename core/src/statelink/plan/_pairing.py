@@ -52,6 +52,7 @@ class Pairs(NamedTuple):
         target_part: Which granule of the destination's item; likewise.
         due: Their places among the granules that are due.
         grains: ``[first, last)`` numbers of granules between which they lie.
+        numbers: Their numbers, where not all in between; int64.
     """
 
     source: I64
@@ -60,6 +61,7 @@ class Pairs(NamedTuple):
     target_part: I64 | None
     due: slice | I64
     grains: tuple[int, int]
+    numbers: I64 | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -136,6 +138,7 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
             (int(owed.grains[places[0]]), int(owed.grains[places[-1]]) + 1)
             if len(places)
             else (owed.first, owed.first),
+            owed.grains[places],
         )
     low = max(theirs.first * per_source, ours.first * per_target, owed.first)
     ends = (theirs.first + len(theirs.ids)) * per_source, (ours.first + len(ours.ids)) * per_target

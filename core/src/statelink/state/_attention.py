@@ -32,6 +32,7 @@ def kv_pages(
     name: str = "kv",
     type: str = "kv",
     partition: Partition | None = None,
+    replicated: bool = False,
     optional: bool = False,
     scales: Mapping[int, tuple[float, float]] | None = None,
     format: str = "",
@@ -48,6 +49,7 @@ def kv_pages(
         name: Component name.
         type: State type; ``kv``, or ``minimax_dense_kv`` for the dense layers of a sparse model.
         partition: Which positions this rank holds.
+        replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
         optional: Whether the other side may lack these layers (draft layers).
         scales: Static quantisation scales of K and V per layer, if there are any; must be equal on both sides.
         format: Opaque tag for what strides cannot say.
@@ -56,7 +58,8 @@ def kv_pages(
         StateError: The arrays do not hold this rank's share.
     """
     views = list(_kv_views(layers, heads, tp, order, optional, scales or {}))
-    return component(name, type, views, page=page_of(name, views), partition=partition, format=format)
+    page = page_of(name, views)
+    return component(name, type, views, page=page, partition=partition, format=format, tp=tp, replicated=replicated)
 
 
 def window_pages(
@@ -68,6 +71,7 @@ def window_pages(
     order: str = "nhd",
     name: str = "swa",
     partition: Partition | None = None,
+    replicated: bool = False,
     optional: bool = False,
     format: str = "",
 ) -> Described:
@@ -81,11 +85,22 @@ def window_pages(
         order: ``nhd`` or ``hnd``.
         name: Component name.
         partition: Which positions this rank holds.
+        replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
         optional: Whether the other side may lack these layers (draft layers).
         format: Opaque tag for what strides cannot say.
     """
     views = list(_kv_views(layers, heads, tp, order, optional, {}))
-    return component(name, "swa", views, page=page_of(name, views), window=window, partition=partition, format=format)
+    return component(
+        name,
+        "swa",
+        views,
+        page=page_of(name, views),
+        window=window,
+        partition=partition,
+        format=format,
+        tp=tp,
+        replicated=replicated,
+    )
 
 
 def mla_pages(
@@ -98,7 +113,8 @@ def mla_pages(
 ) -> Described:
     """Pages of MLA latents, ``[pages, tokens, width]`` per layer; the same on every TP rank."""
     views = list(_row_views(layers, "latent", optional))
-    return component(name, "kv", views, page=page_of(name, views), partition=partition, format=format)
+    page = page_of(name, views)
+    return component(name, "kv", views, page=page, partition=partition, format=format, replicated=True)
 
 
 def index_pages(
@@ -123,7 +139,8 @@ def index_pages(
         format: Opaque tag for what strides cannot say.
     """
     views = list(_row_views(layers, "index_k", optional))
-    return component(name, type, views, page=page_of(name, views), partition=partition, format=format)
+    page = page_of(name, views)
+    return component(name, type, views, page=page, partition=partition, format=format, replicated=True)
 
 
 def compressed_pages(
@@ -135,6 +152,7 @@ def compressed_pages(
     window: int | None = None,
     group: int = 1,
     partition: Partition | None = None,
+    replicated: bool = False,
     optional: bool = False,
     format: str = "",
 ) -> Described:
@@ -151,6 +169,7 @@ def compressed_pages(
         window: Tokens that the layers look back, for windowed types.
         group: Tokens of one group, for types that count complete groups.
         partition: Which positions this rank holds.
+        replicated: Whether other ranks hold the same pages, too. A rank with TP > 1 must say so.
         optional: Whether the other side may lack these layers.
         format: Opaque tag for what strides cannot say.
     """
@@ -161,7 +180,17 @@ def compressed_pages(
             memory = Memory.of(array)
             expect_axes(label, memory, "pages, rows, width")
             views.append(_paged_view(label, memory, ("row", "width"), layer, optional))
-    return component(name, type, views, page=page, window=window, group=group, partition=partition, format=format)
+    return component(
+        name,
+        type,
+        views,
+        page=page,
+        window=window,
+        group=group,
+        partition=partition,
+        format=format,
+        replicated=replicated,
+    )
 
 
 def planar_pages(
@@ -171,6 +200,7 @@ def planar_pages(
     name: str = "kv",
     type: str = "kv",
     partition: Partition | None = None,
+    replicated: bool = False,
     optional: bool = False,
     format: str = "",
 ) -> Described:
@@ -182,6 +212,7 @@ def planar_pages(
         name: Component name.
         type: State type.
         partition: Which positions this rank holds.
+        replicated: Whether other ranks hold the same pages, too. A rank with TP > 1 must say so.
         optional: Whether the other side may lack these layers.
         format: Opaque tag for what strides cannot say.
 
@@ -213,7 +244,8 @@ def planar_pages(
             )
             views.append(_paged_view(f"{label}.{field}", part, ("token", "byte"), layer, optional))
             before += width
-    return component(name, type, views, page=page_of(name, views), partition=partition, format=format)
+    page = page_of(name, views)
+    return component(name, type, views, page=page, partition=partition, format=format, replicated=replicated)
 
 
 def _kv_views(

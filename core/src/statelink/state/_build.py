@@ -44,6 +44,7 @@ class View(NamedTuple):
         optional: Whether the other side may lack it.
         scale: Static quantisation scale.
         spare: Whether the other side may lack what the last box holds.
+        blocks: Extents of the blocks that the first global axis is made of, where there are several.
     """
 
     name: str
@@ -58,6 +59,7 @@ class View(NamedTuple):
     optional: bool = False
     scale: float | None = None
     spare: bool = False
+    blocks: tuple[int, ...] = ()
 
 
 def component(
@@ -71,6 +73,8 @@ def component(
     keep: int = 0,
     partition: Partition | None = None,
     format: str = "",
+    tp: tuple[int, int] | None = None,
+    replicated: bool = False,
 ) -> Described:
     """Build a component from views of arrays; the step that all constructors share."""
     regions: dict[Region, int] = {}
@@ -106,6 +110,8 @@ def component(
         keep=whole(keep, f"what component {name!r} keeps"),
         partition=partition or Partition(),
         format=format,
+        share=None if tp is None else Axis(*pair(tp, f"the rank and width of component {name!r}")),
+        replicated=replicated,
     )
     return Described(built, tuple(regions))
 
@@ -138,7 +144,7 @@ def _layout(component: str, view: View) -> Layout:
             f"buffer {view.name!r} of component {component!r} does not hold the share it should",
             cause=f"an item of the array is {said}; this rank's share is {wanted}",
         )
-    return Layout(memory.dtype, memory.itemsize, shape, view.axes, tuple(slabs), view.position)
+    return Layout(memory.dtype, memory.itemsize, shape, view.axes, tuple(slabs), view.position, view.blocks)
 
 
 def describe(
@@ -157,7 +163,8 @@ def describe(
         components: What the constructors of this package return.
         rank: This rank's number in the instance.
         ranks: Number of ranks in the instance.
-        axes: ``(index, size)`` on each parallel axis.
+        axes: ``(index, size)`` on each parallel axis. ``tp`` and ``pp`` are known by these names: what a component
+            says of its share must fit ``tp``, and two stages of ``pp`` do not list the same layer.
         model: The model's identity (revision, adapters), compared verbatim with the other side's.
 
     Allocations that several components share are registered once; one that lies inside another is too.

@@ -63,7 +63,8 @@ def diff_components(ours: Component, theirs: Component) -> list[Difference]:
     for buffer in ours.buffers:
         if buffer.name in other:
             found.extend(_diff_buffers(ours, theirs, buffer, other[buffer.name]))
-            if None in (buffer.layout.position, other[buffer.name].layout.position):
+            both = (buffer, other[buffer.name])
+            if all(each.count for each in both) and any(each.layout.position is None for each in both):
                 whole.append(buffer.name)
     if ours.page != theirs.page and whole:
         path = f"{name}: tokens an item (buffer {whole[0]} has no position axis to split on)"
@@ -92,8 +93,14 @@ def _diff_buffers(mine: Component, other: Component, ours: Buffer, theirs: Buffe
         for axis, (n, m) in enumerate(zip(a.shape, b.shape, strict=True)):
             if n != m and axis != a.position and not _surplus_is_optional(a, b, axis):
                 yield Difference(f"{path}: extent of axis {a.axes[axis]!r}", str(n), str(m))
+        if a.blocks != b.blocks and a.shape[0] == b.shape[0]:
+            yield Difference(f"{path}: blocks of axis {a.axes[0]!r}", _blocks(a), _blocks(b))
     else:
         yield Difference(f"{path}: shape of an item", str(a.shape), str(b.shape))
+
+
+def _blocks(layout: Layout) -> str:
+    return str(list(layout.blocks)) if layout.blocks else "one"
 
 
 def _surplus_is_optional(a: Layout, b: Layout, axis: int) -> bool:

@@ -11,6 +11,7 @@ from statelink.errors import StateError
 
 from ._layout import MAX_BYTES, Layout
 from ._overlap import check_apart
+from ._replicas import check_shares
 from ._shares import whole
 from ._types import Coverage, IndexSpace, StateType, state_type
 
@@ -122,6 +123,17 @@ class Partition(msgspec.Struct, frozen=True):
             raise StateError("partition 'all' has size 1", cause=f"size is {self.size}")
 
 
+class Axis(msgspec.Struct, frozen=True):
+    """A rank's coordinate on one parallel axis, and the axis's size."""
+
+    index: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.index < self.size:
+            raise StateError("a parallel coordinate lies below its axis's size", cause=f"{self.index} of {self.size}")
+
+
 class Component(msgspec.Struct, frozen=True, kw_only=True):
     """One named piece of state on one rank.
 
@@ -135,6 +147,11 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
         keep: Positions before the open group that are kept too, for coverage ``tail``.
         partition: Which positions this rank holds.
         format: Opaque tag compared verbatim, for what strides cannot say (a swizzle, a quantisation packing).
+        share: This rank's place among the TP ranks over which the heads or channels of its items are shared out;
+            ``None`` where they have none.
+        replicated: Whether other ranks of the instance may list the same part with the same bytes. Without it, two
+            ranks that hold the same part of a buffer are refused, unless they have different places in ``share``
+            (where there are more ranks than heads).
     """
 
     name: str
@@ -146,6 +163,8 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
     keep: int = 0
     partition: Partition = Partition()
     format: str = ""
+    share: Axis | None = None
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         _check_name("component", self.name)
@@ -214,17 +233,6 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
         return state_type(self.type)
 
 
-class Axis(msgspec.Struct, frozen=True):
-    """A rank's coordinate on one parallel axis, and the axis's size."""
-
-    index: int
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or not 0 <= self.index < self.size:
-            raise StateError("a parallel coordinate lies below its axis's size", cause=f"{self.index} of {self.size}")
-
-
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one rank holds, and who it is.
 
@@ -232,7 +240,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         instance: Name of the instance (one attention-DP group of a model in one role).
         rank: This rank's number in the instance, from 0.
         ranks: Number of ranks in the instance.
-        axes: Coordinates on each parallel axis, such as ``{"tp": Axis(1, 4)}``; informative, plans use slabs.
+        axes: Coordinates on each parallel axis, such as ``{"tp": Axis(1, 4)}``. Plans use slabs; what contradicts an
+            axis is refused. ``tp`` and ``pp`` are known by these names.
         regions: Registered memory.
         components: Named pieces of state.
         model: The model's identity as the engine states it (revision, adapters); compared verbatim.
@@ -269,6 +278,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
             for buffer in component.buffers:
                 self._check(component, buffer)
             check_apart(component)
+        check_shares(self.components, self.axes.get("tp"))
 
     def _check(self, component: Component, buffer: Buffer) -> None:
         if not buffer.count:

@@ -70,6 +70,8 @@ class Layout(msgspec.Struct, frozen=True):
         axes: A name for each axis, such as ``("token", "head", "dim")``; for messages and pairing.
         slabs: The boxes that this rank holds; they do not overlap.
         position: Which axis runs over the positions of the sequence, or ``None`` where items move whole.
+        blocks: Extents of the blocks that the first axis is made of, where each of several is dealt out over ranks by
+            itself (a convolution state of queries, keys and values); must be equal on both sides.
     """
 
     dtype: str
@@ -78,6 +80,7 @@ class Layout(msgspec.Struct, frozen=True):
     axes: tuple[str, ...]
     slabs: tuple[Slab, ...]
     position: int | None = None
+    blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if known(self.geometry):
@@ -91,6 +94,8 @@ class Layout(msgspec.Struct, frozen=True):
             raise StateError("every axis of an item has at least one element", cause=f"shape is {self.shape}")
         if self.position is not None and not 0 <= self.position < rank:
             raise StateError("the position axis is not an axis of the item", cause=f"{self.position} of {rank}")
+        if self.blocks and (min(self.blocks) < 1 or sum(self.blocks) != self.shape[0]):
+            raise StateError("blocks make up the first axis", cause=f"blocks {self.blocks}, shape {self.shape}")
         if not 1 <= len(self.slabs) <= MAX_SLABS:
             raise StateError(f"a layout has 1 to {MAX_SLABS} slabs", cause=f"{len(self.slabs)} given")
         spend(OF_A_SLAB * len(self.slabs))
@@ -191,6 +196,11 @@ class Layout(msgspec.Struct, frozen=True):
     def nbytes(self) -> int:
         """Bytes from the start of the local item to the end of what this rank holds of it."""
         return max(slab.end(self.itemsize) for slab in self.slabs)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this rank holds all of the item."""
+        return sum(math.prod(slab.counts) for slab in self.slabs) == math.prod(self.shape)
 
     @property
     def held(self) -> int:

@@ -36,6 +36,7 @@ def mamba_slots(
     tp: tuple[int, int] = (0, 1),
     transposed: bool = False,
     name: str = "mamba",
+    replicated: bool = False,
     format: str = "",
 ) -> Described:
     """Slots of convolution and recurrent state of Mamba, gated-delta and linear-attention layers.
@@ -46,11 +47,12 @@ def mamba_slots(
         ssm: Global layer number to its recurrent state ``[slots, heads, dim, state]``; may be empty.
         conv_groups: Blocks of the channel axis that are each sharded on their own, such as ``[key, key, value]``: the
             full width of each, or ``(width, heads)`` where a block is dealt out in heads, and ranks beyond the number
-            of heads hold the same one. One block of the whole width when not given.
+            of heads hold the same one. One block of the whole width when not given. Both sides must say the same.
         heads: Heads of the recurrent state in the whole model; needed when ``ssm`` is given.
         tp: This rank and the width over which the states are sharded.
         transposed: Whether convolution states have their channels last.
         name: Component name.
+        replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
         format: Opaque tag for what strides cannot say.
 
     Raises:
@@ -72,7 +74,7 @@ def mamba_slots(
         axes = ("head", *(f"state{axis}" for axis in range(len(inner))))
         box = ((first, *(0 for _ in inner)), (last, *inner))
         views.append(View(label, memory, (heads, *inner), axes, [box], tuple(range(len(axes))), layer=layer))
-    return component(name, "mamba", views, format=format)
+    return component(name, "mamba", views, format=format, tp=tp, replicated=replicated)
 
 
 def ring_rows(
@@ -83,6 +85,9 @@ def ring_rows(
     window: int | None = None,
     group: int = 1,
     keep: int = 0,
+    heads: int = 0,
+    tp: tuple[int, int] = (0, 1),
+    replicated: bool = False,
     optional: bool = False,
     format: str = "",
 ) -> Described:
@@ -91,9 +96,15 @@ def ring_rows(
     Rings of different length on the two sides need nothing special, since positions are what pairs up.
 
     Args:
-        layers: Global layer number to its named arrays, each ``[slots, ring, ...]``, one ring a slot.
+        layers: Global layer number to its named arrays, one ring a slot: ``[slots, ring, heads, ...]`` where ``heads``
+            is given, else ``[slots, ring, ...]``.
         type: ``swa_ring`` with ``window``; ``dsa_tail`` with ``group``; ``dsv4_c4_state`` with ``group`` and ``keep``.
         name: Component name; the type's when not given.
+        heads: Heads of a row in the whole model, before any replication, such as KV heads of sliding-window layers;
+            0 where rows have no heads, and are the same on every TP rank.
+        tp: This rank and the width over which the heads are shared out, as for `kv_pages`: rank ``r`` of ``X`` holds
+            heads ``[r * heads / X, (r + 1) * heads / X)``, or head ``r // (X / heads)`` where there are more ranks.
+        replicated: Whether other ranks hold the same rows, too. On a rank with TP > 1, rows without heads must say so.
         window: Tokens that the layers look back.
         group: Positions that make up one compressed key.
         keep: Positions before the open group that are needed too.
@@ -101,14 +112,37 @@ def ring_rows(
         format: Opaque tag for what strides cannot say.
 
     Raises:
-        StateError: A slot does not follow its predecessor's last row in memory.
+        StateError: A slot does not follow its predecessor's last row in memory, an array does not hold this rank's
+            share, or rows without heads are shared out.
     """
+    width = pair(tp, f"the rank and width of component {name or type!r}")[1]
+    if width > 1 and not heads and not replicated:
+        raise StateError(
+            f"component {name or type!r} does not say how {width} TP ranks share its rows",
+            cause="its rows have no heads",
+            hint="pass heads= where each rank holds heads of its own, replicated=True where all hold the same rows",
+        )
     views = []
     for layer, arrays in entries(layers, "arrays by layer"):
         for part, array in entries(arrays, f"the arrays of layer {layer} by name"):
             label = f"layers.{layer}.{part}"
-            views.append(whole_view(label, _rows(label, Memory.of(array)), layer, optional))
-    return component(name or type, type, views, page=1, window=window, group=group, keep=keep, format=format)
+            rows = _rows(label, Memory.of(array))
+            if heads:
+                views.append(_head_view(label, rows, layer, optional, heads, tp))
+            else:
+                views.append(whole_view(label, rows, layer, optional))
+    return component(
+        name or type,
+        type,
+        views,
+        page=1,
+        window=window,
+        group=group,
+        keep=keep,
+        format=format,
+        tp=tp if heads else None,
+        replicated=replicated,
+    )
 
 
 def whole_items(
@@ -123,9 +157,12 @@ def whole_items(
     partition: Partition | None = None,
     optional: bool = False,
     spare: int = 0,
+    replicated: bool = False,
     format: str = "",
 ) -> Described:
-    """Items that move whole, and are the same on every rank that lists them: rows, pending groups, scales.
+    """Items that move whole: rows, pending groups, scales. Several ranks can list only what is the same on all of them.
+
+    Items of which each TP rank holds its own heads are described with `kv_pages` or `ring_rows`, or by hand.
 
     Args:
         arrays: Buffer name to its array ``[items, ...]``.
@@ -141,23 +178,39 @@ def whole_items(
         spare: How many rows at the end of each item, on its first axis, the other side may lack: they stay as they are
             (the half of a ring that only speculation uses). Where they are not spare, another number of rows is a
             mismatch.
+        replicated: Whether other ranks list the same items with the same bytes, too. A rank with TP > 1 must say so.
         format: Opaque tag for what strides cannot say.
     """
     known = layers or {}
     named = entries(arrays, "arrays by name")
     views = [whole_view(label, Memory.of(array), known.get(label), optional, spare) for label, array in named]
     return component(
-        name or type, type, views, page=page, window=window, group=group, partition=partition, format=format
+        name or type,
+        type,
+        views,
+        page=page,
+        window=window,
+        group=group,
+        partition=partition,
+        format=format,
+        replicated=replicated,
     )
 
 
-def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", format: str = "") -> Described:
-    """Rows of metadata, one a request: ``[rows, ...]`` per named array; the same on every rank that lists them.
+def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", replicated: bool = False, format: str = "") -> Described:
+    """Rows of metadata, one a request: ``[rows, ...]`` per named array.
 
     Under pipeline parallelism only the last stage's rows are authoritative: the other stages leave them out.
+
+    Args:
+        rows: Name to its array.
+        name: Component name.
+        replicated: Whether other ranks list the same rows with the same bytes, too. A rank with TP > 1 must say so, or
+            leave the rows to one rank.
+        format: Opaque tag for what strides cannot say.
     """
     views = [whole_view(label, Memory.of(array), None, False) for label, array in entries(rows, "rows by name")]
-    return component(name, "aux", views, format=format)
+    return component(name, "aux", views, format=format, replicated=replicated)
 
 
 def whole_view(label: str, memory: Memory, layer: int | None, optional: bool, spare: int = 0) -> View:
@@ -176,6 +229,17 @@ def whole_view(label: str, memory: Memory, layer: int | None, optional: bool, sp
     boxes = [((first, *zeros), (last, *rest)) for first, last in itertools.pairwise(edges)]
     order = tuple(range(len(inner)))
     return View(label, memory, inner, axes, boxes, order, layer=layer, optional=optional, spare=bool(spare))
+
+
+def _head_view(label: str, rows: Memory, layer: int, optional: bool, heads: int, tp: tuple[int, int]) -> View:
+    """Rows ``[rows, heads, ...]`` of which this rank holds its share of the heads."""
+    if len(rows.shape) < 2:
+        raise StateError(f"array {label!r} needs the axes [slots, ring, heads, ...]", cause="it has two")
+    first, last = share(label, "head", heads, tp)
+    inner = rows.shape[2:]
+    axes = ("head", *(f"axis{axis}" for axis in range(len(inner))))
+    box = ((first, *(0 for _ in inner)), (last, *inner))
+    return View(label, rows, (heads, *inner), axes, [box], tuple(range(len(axes))), layer=layer, optional=optional)
 
 
 def _rows(label: str, memory: Memory) -> Memory:
@@ -201,6 +265,7 @@ def _conv_view(
     order = (1, 0) if transposed else (0, 1)
     local, kernel = memory.shape[1 + order[0]], memory.shape[1 + order[1]]
     boxes, before = [], 0
+    blocks: list[int] = []
     for group in groups or [local * tp[1]]:
         given = group if isinstance(group, (tuple, list)) else (group, group)
         width, units = pair(given, f"the width and heads of a block of {label!r}")
@@ -210,4 +275,6 @@ def _conv_view(
         each = width // units
         boxes.append(((before + first * each, 0), (before + last * each, kernel)))
         before += width
-    return View(label, memory, (before, kernel), ("channel", "kernel"), boxes, order, layer=layer)
+        blocks.append(width)
+    divided = tuple(blocks) if len(blocks) > 1 else ()
+    return View(label, memory, (before, kernel), ("channel", "kernel"), boxes, order, layer=layer, blocks=divided)

@@ -49,7 +49,7 @@ def from_pools(
             the draft's pool has, when not given. Needed where positions are dealt out over ranks (``cyclic``).
         draft_optional: Whether the other side may do without the draft: true on decode; false on prefill makes a
             decode instance without one a mismatch.
-        aux: Metadata rows by name, as for `aux_rows`; only on the last pipeline stage.
+        aux: Metadata rows by name, as for `aux_rows`, that every TP rank has alike; only on the last pipeline stage.
 
     Raises:
         StateError: Something in a pool cannot be described; the message names the pool's class and the method.
@@ -72,7 +72,7 @@ def from_pools(
                 cause=f"this stage holds layers {geometry.span} of {geometry.layers}",
                 hint="pass no aux on the other stages",
             )
-        found.append(aux_rows(aux, format=geometry.format))
+        found.append(aux_rows(aux, replicated=True, format=geometry.format))
     pools = [pool for walk in walks for pool in walk.pools()]
     reader.nothing_left([*pools, *([request_pool] if request_pool is not None else [])])
     return found

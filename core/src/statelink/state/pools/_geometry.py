@@ -85,6 +85,8 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
         request_ratio: Positions of one group of the request-scoped compressor (128 or 2).
         c128_rows: Compressed rows in one page of a separately addressed C128 pool.
         partition: Which positions of the pages this rank holds.
+        replicated: Whether other ranks hold the same share of heads and of recurrent states, as context-parallel ones
+            do. What has no heads is the same on every rank, and needs no word.
         format: Opaque tag of every component, compared verbatim.
     """
 
@@ -110,6 +112,7 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
     request_ratio: int = 128
     c128_rows: int = 0
     partition: Partition | None = None
+    replicated: bool = False
     format: str = ""
 
     def __post_init__(self) -> None:

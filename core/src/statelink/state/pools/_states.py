@@ -34,7 +34,7 @@ def mamba(walk: Walk, pool: Any, *, ids: bool) -> None:
     if not entries:
         return
     if walk.enveloped("mamba"):
-        walk.add("mamba", walk.envelope(pool, LIST, entries, geometry.states))
+        walk.add("mamba", walk.envelope(pool, LIST, entries, geometry.states), tp=geometry.states)
         return
     dims, outers, groups = (
         walk.reader.values(pool, method, entries, LIST)
@@ -58,7 +58,7 @@ def mamba(walk: Walk, pool: Any, *, ids: bool) -> None:
         outer = operator.index(outers[number]) if outers else 1
         blocks = tuple(operator.index(width) for width in groups[number] or ()) if groups else ()
         views.append(state_view(source, each, State(dim, outer, blocks, tensors[each.part])))
-    walk.add("mamba", views)
+    walk.add("mamba", views, tp=geometry.states)
 
 
 def qsa(walk: Walk, page: int) -> None:

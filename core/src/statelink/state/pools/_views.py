@@ -229,6 +229,7 @@ def state_view(source: Source, named: Named, state: State) -> View:
         order,
         layer=named.layer,
         optional=source.optional,
+        blocks=tuple(state.groups) if len(state.groups) > 1 else (),
     )
 
 

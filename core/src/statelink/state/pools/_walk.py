@@ -55,8 +55,17 @@ class Walk:
         inner = ("full_kv_pool", "swa_kv_pool", "mamba_pool", "index_k_pool")
         return [self.pool, *(getattr(self.pool, name) for name in inner if has(self.pool, name))]
 
-    def add(self, type_: str, views: Iterable[View], *, partition: bool = False, tag: str = "", **more: Any) -> None:
-        """Append a component, if it has buffers on this stage."""
+    def add(
+        self,
+        type_: str,
+        views: Iterable[View],
+        *,
+        partition: bool = False,
+        tag: str = "",
+        tp: tuple[int, int] | None = None,
+        **more: Any,
+    ) -> None:
+        """Append a component, if it has buffers on this stage. What has no ``tp`` is the same on every rank."""
         self.types.add(type_)
         buffers = list(views)
         if buffers:
@@ -67,6 +76,8 @@ class Walk:
                     buffers,
                     partition=self.geometry.partition if partition else None,
                     format="; ".join(part for part in (self.geometry.format, tag) if part),
+                    tp=tp,
+                    replicated=tp is None or self.geometry.replicated,
                     **more,
                 )
             )
@@ -152,8 +163,9 @@ class Walk:
         source = self.source(pool, method)
         if self.enveloped(type_):
             # Latents are the same on every rank; an envelope of heads is this rank's own.
-            views = self.envelope(pool, method, entries, geometry.tp if heads else (0, 1))
-            self.add(type_, views, page=page, window=window, partition=window is None)
+            tp = geometry.tp if heads else None
+            views = self.envelope(pool, method, entries, tp or (0, 1))
+            self.add(type_, views, page=page, window=window, partition=window is None, tp=tp)
             return
         default = ("k", "v") if heads else ("latent",)
         parts = tuple(name for name, _ in geometry.groups.get(type_, ())) or default
@@ -168,7 +180,8 @@ class Walk:
         if type_ == "kv":
             self.full_layers = list(dict.fromkeys(each.layer for each in named if each.layer is not None))
         views = list(self._pages(source, named, page, heads if parts == default else 0, holder))
-        self.add(type_, views, page=page, window=window, partition=window is None)
+        tp = geometry.tp if heads else None
+        self.add(type_, views, page=page, window=window, partition=window is None, tp=tp)
 
     def _pages(self, source: Source, named: Sequence[Named], page: int, heads: int, holder: Any) -> Iterable[View]:
         geometry = self.geometry
@@ -203,7 +216,8 @@ class Walk:
         )
         named = by_layer(holder, SCALES, entries, [("k_scale", layers), ("v_scale", layers)])
         source = self.source(holder, SCALES)
-        self.add(type_, [own_view(source, each, self.geometry.tp) for each in named], page=page, window=window)
+        tp = self.geometry.tp
+        self.add(type_, [own_view(source, each, tp) for each in named], page=page, window=window, tp=tp)
 
     def starts_at(self, *layers: int) -> None:
         """Check the pool's own idea of where its stage begins."""

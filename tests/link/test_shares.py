@@ -1,0 +1,105 @@
+"""Ranks that share state out by head, over real links: each gets its own heads, and a share too few is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.link.test_topology import addresses
+
+import statelink
+from statelink import Link, Status, state
+
+SLOTS, RING, HEADS, DIM, WINDOW, TOKENS = 4, 24, 4, 6, 16, 50
+Pools = dict[str, npt.NDArray[np.uint8]]
+_rooms = itertools.count(90_000)
+TRUTH = np.random.default_rng(5).integers(0, 256, (2, TOKENS, HEADS, DIM), np.uint8)
+
+
+def heads(rank: int, width: int) -> slice:
+    each = max(1, HEADS // width)
+    first = rank * each if width <= HEADS else rank // (width // HEADS)
+    return slice(first, first + each)
+
+
+def rows(slot: int) -> npt.NDArray[np.int64]:
+    """Where the window of the request lies: slot * ring + position mod ring."""
+    return slot * RING + np.arange(TOKENS - WINDOW, TOKENS) % RING
+
+
+class Fleet:
+    """Links of both sides in this process; each rank has a ring of keys and one of values, by head."""
+
+    def __init__(self, **shares: Sequence[tuple[int, int]]) -> None:
+        self.shares = shares
+        self.pools: dict[str, list[Pools]] = {}
+        self.links: dict[str, list[Link]] = {}
+        for role, ranks in shares.items():
+            listen = addresses(len(ranks))
+            self.pools[role], self.links[role] = [], []
+            for number, share in enumerate(ranks):
+                part = heads(*share)
+                made = {each: np.zeros((SLOTS, RING, part.stop - part.start, DIM), np.uint8) for each in "kv"}
+                described = state.ring_rows({3: made}, type="swa_ring", window=WINDOW, heads=HEADS, tp=share)
+                inventory = state.describe(role, [described], rank=number, ranks=len(ranks))
+                config: dict[str, Any] = {"role": role, "backend": "tcp", "listen": listen[number], "verify": "digest"}
+                if role == "decode":
+                    config["siblings"] = [address for address in listen if address != listen[number]]
+                self.pools[role].append(made)
+                self.links[role].append(statelink.open(config, inventory))
+
+    def rooms(self) -> list[Any]:
+        """One request, from slot 1 of prefill to slot 2 of decode."""
+        room = next(_rooms)
+        peer = [link.address for link in self.links["prefill"]]
+        for pools, share in zip(self.pools["prefill"], self.shares["prefill"], strict=True):
+            for truth, part in zip(TRUTH, "kv", strict=True):
+                pools[part].reshape(SLOTS * RING, -1, DIM)[rows(1)] = truth[TOKENS - WINDOW :, heads(*share)]
+        receiving = [
+            link.receive(room, peer, TOKENS, {"swa_ring": rows(2)}, deadline=20) for link in self.links["decode"]
+        ]
+        sending = [link.send(room, TOKENS, deadline=20) for link in self.links["prefill"]]
+        for each in sending:
+            each.push({"swa_ring": rows(1)})
+        return [*receiving, *sending]
+
+    def close(self) -> None:
+        for link in itertools.chain(*self.links.values()):
+            link.close()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (4, 2), (1, 2), (2, 8)])
+def test_rings_go_head_by_head(prefill: int, decode: int) -> None:
+    """Also where the widths are equal, and every rank's rows look like every other's."""
+    fleet = Fleet(
+        prefill=[(rank, prefill) for rank in range(prefill)], decode=[(rank, decode) for rank in range(decode)]
+    )
+    with contextlib.closing(fleet):
+        for room in fleet.rooms():
+            assert room.wait(20) is Status.SUCCEEDED, room.reason
+        for pools, share in zip(fleet.pools["decode"], fleet.shares["decode"], strict=True):
+            for truth, part in zip(TRUTH, "kv", strict=True):
+                expected = np.zeros_like(pools[part])
+                expected.reshape(SLOTS * RING, -1, DIM)[rows(2)] = truth[TOKENS - WINDOW :, heads(*share)]
+                np.testing.assert_array_equal(pools[part], expected)
+
+
+@pytest.mark.parametrize(
+    ("decode", "code"),
+    [([(0, 2)], "mismatch.uncovered"), ([(0, 2), (0, 2)], "mismatch.replicas")],
+    ids=["one of two", "one twice"],
+)
+def test_a_decode_without_all_heads_is_refused_before_any_room_starts(decode: list[tuple[int, int]], code: str) -> None:
+    fleet = Fleet(prefill=[(0, 2), (1, 2)], decode=decode)
+    with contextlib.closing(fleet):
+        receiving = fleet.rooms()[: len(decode)]
+        for room in receiving:
+            assert room.wait(20) is Status.FAILED
+            assert room.reason.code == code
+            assert "layers.3.k" in str(room.reason)
+        assert not any(array.any() for pools in fleet.pools["decode"] for array in pools.values())

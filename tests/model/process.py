@@ -115,7 +115,8 @@ class Process:
     def _open(self) -> Link:
         world = self.world
         rows = {f"layers.{layer}": rows for layer, rows in self.rows.items()}
-        slots = state.whole_items(rows, type="mamba", layers={f"layers.{layer}": layer for layer in self.rows})
+        layers = {f"layers.{layer}": layer for layer in self.rows}
+        slots = state.whole_items(rows, type="mamba", layers=layers, replicated=True)
         inventory = state.describe(
             f"the {self.role}",
             [state.mla_pages(self.kv), slots],

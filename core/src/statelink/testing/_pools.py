@@ -153,17 +153,27 @@ class Maker:
         """What every rank holds whole."""
         return Built(described, pools, [(array.shape[1:], _whole) for array in pools], needs)
 
+    def ring_of_heads(self) -> Built:
+        """Rings of keys and values, whose heads are dealt out."""
+        local = HEADS // self.tp[1]
+        arrays = {n: {part: _pool(SLOTS, self.ring, local, 6) for part in "kv"} for n in LAYERS}
+        described = state.ring_rows(self.place(arrays), type="swa_ring", window=14, heads=HEADS, tp=self.tp)
+        pools = [array.reshape(-1, local, 6) for array in _flat(arrays)]
+        return Built(described, pools, [self.heads(0, (HEADS, 6)) for _ in pools], {"ring": self.ring})
+
     def rows(self, type: str, **options: Any) -> Built:
-        """Rings of rows."""
+        """Rings of rows that every rank holds whole."""
         arrays = {layer: {"a": _pool(SLOTS, self.ring, 12), "b": _pool(SLOTS, self.ring, 12)} for layer in LAYERS}
         pools = [array.reshape(-1, array.shape[-1]) for array in _flat(arrays)]
-        return self.same(state.ring_rows(self.place(arrays), type=type, **options), pools, ring=self.ring)
+        described = state.ring_rows(self.place(arrays), type=type, replicated=True, **options)
+        return self.same(described, pools, ring=self.ring)
 
     def items(self, type: str, count: int = SLOTS, **options: Any) -> Built:
         """Items that move whole."""
         arrays = {"a": _pool(count, 40), "b": _pool(count, 3, 5)}
         needs = {"pages": True} if "page" in options else {}
-        return self.same(state.whole_items(self.place(arrays), type=type, **options), list(arrays.values()), **needs)
+        described = state.whole_items(self.place(arrays), type=type, replicated=True, **options)
+        return self.same(described, list(arrays.values()), **needs)
 
     def latent(self) -> Built:
         """Pages of latents."""
@@ -183,26 +193,27 @@ class Maker:
     def compressed(self, type: str) -> Built:
         """Pages of compressed rows."""
         arrays = {n: {"c4": _pool(POOL, PAGE // 4, 10), "c8": _pool(POOL, 1, 7)} for n in LAYERS}
-        return self.same(
-            state.compressed_pages(self.place(arrays), page=PAGE, name=type, type=type), _flat(arrays), pages=True
-        )
+        described = state.compressed_pages(self.place(arrays), page=PAGE, name=type, type=type, replicated=True)
+        return self.same(described, _flat(arrays), pages=True)
 
     def own_pages(self) -> Built:
         """Compressed rows in pages of their own."""
         arrays = {n: {"c16": _pool(POOL, 2, 10)} for n in LAYERS}
-        described = state.compressed_pages(self.place(arrays), page=32, name="dsv4_c128", type="dsv4_c128", group=16)
+        described = state.compressed_pages(
+            self.place(arrays), page=32, name="dsv4_c128", type="dsv4_c128", group=16, replicated=True
+        )
         return self.same(described, _flat(arrays), pages=True)
 
     def pending(self) -> Built:
         """Groups that are not full yet."""
         arrays = {"a": _pool(2 * SLOTS, 40)}
-        described = state.whole_items(self.place(arrays), type="c128_state", page=16, group=16)
+        described = state.whole_items(self.place(arrays), type="c128_state", page=16, group=16, replicated=True)
         return self.same(described, list(arrays.values()), ring=16 * (self.ring // 16))
 
     def aux(self) -> Built:
         """Metadata rows."""
         rows = {"ids": _pool(SLOTS, 64), "room": _pool(SLOTS, 64)}
-        return self.same(state.aux_rows(self.place(rows)), list(rows.values()))
+        return self.same(state.aux_rows(self.place(rows), replicated=True), list(rows.values()))
 
 
 COMPONENTS: Mapping[str, tuple[str, Callable[[Maker], Built]]] = {
@@ -210,7 +221,7 @@ COMPONENTS: Mapping[str, tuple[str, Callable[[Maker], Built]]] = {
     "kv, HND": ("kv", lambda m: m.paged(state.kv_pages, "hnd", "hnd")),
     "kv, MLA": ("kv", Maker.latent),
     "swa": ("swa", lambda m: m.paged(state.window_pages, "swa", window=20)),
-    "swa_ring": ("swa_ring", lambda m: m.rows("swa_ring", window=14)),
+    "swa_ring": ("swa_ring", Maker.ring_of_heads),
     "dsa": ("dsa", lambda m: m.index("dsa")),
     "dsa_tail": ("dsa_tail", lambda m: m.rows("dsa_tail", group=4)),
     "dsv4": ("dsv4", lambda m: m.compressed("dsv4")),

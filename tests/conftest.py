@@ -33,13 +33,13 @@ def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
     A test marked `soak` prints it at once, also where pytest captures output: ``make soak | grep ^soak:`` finds it.
     """
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or request.node.get_closest_marker("soak") is None:
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    if capture is None or request.node.get_closest_marker("soak") is None:
         return lambda line: print(f"soak: {line}")
 
     def say(line: str) -> None:
-        reporter.ensure_newline()
-        reporter.write_line(f"soak: {line}")
+        with capture.global_and_fixture_disabled():
+            print(f"\nsoak: {line}", flush=True)
 
     return say
 

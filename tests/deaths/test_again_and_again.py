@@ -146,6 +146,7 @@ class Repeated:
             until(lambda: self._at_rest(self._other), SOON)
         else:
             self._other.memory.path.unlink()
+            doomed.links.clear()  # and with them, what is mapped of their memory here
             self._pair = self._together(self._open())
         self._pair.verify()
         self._pair.run(SMALL)

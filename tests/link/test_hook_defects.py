@@ -20,8 +20,9 @@ class Defective(Strategy):
 
     name = "defective"
 
-    def __init__(self, call: str) -> None:
+    def __init__(self, call: str, error: type[BaseException] = LookupError) -> None:
         self.call = call
+        self.error = error
         self.told: list[tuple[str, str]] = []
 
     def sender(self) -> SendHook:
@@ -65,7 +66,7 @@ class Defective(Strategy):
 
     def raise_in(self, call: str) -> None:
         if call == self.call:
-            raise LookupError(f"a defect in {call}")
+            raise self.error(f"a defect in {call}")
 
 
 def opened(role: str, **config: Any) -> statelink.Link:
@@ -74,10 +75,11 @@ def opened(role: str, **config: Any) -> statelink.Link:
     return statelink.open({"role": role, "backend": "tcp", "inspect": False, **config}, state.describe(role[0], held))
 
 
+@pytest.mark.parametrize("error", [LookupError, SystemExit])
 @pytest.mark.parametrize("call", ["sender", "open", "chunk", "finish", "receiver", "prepare", "arrived"])
-def test_a_call_that_raises(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails its room at once, on both sides."""
-    monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Defective(call)})
+def test_a_call_that_raises(call: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails its room at once, on both sides; also with what ends a thread that does not expect it."""
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Defective(call, error)})
     with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
         receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
         sending = prefill.send(7, 8, deadline=60)
@@ -199,3 +201,30 @@ def test_a_strategy_moves_what_the_plan_says(change: Any, handed: str, monkeypat
             assert room.reason.cause == f"128 bytes of component 'kv' are planned for a push, {handed} handed over"
             assert room.reason.who["strategy"] == "miscounting"
         assert sum(moved.nbytes for moved in sending.report.moved.values()) <= 128 + 64
+
+
+class Exiting:
+    """A ready event that wants to end the thread that asks it."""
+
+    def query(self) -> bool:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_ready_event_that_ends_threads(side: str) -> None:
+    """It fails its room, and the next one is served by the same threads."""
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        for room, ready in ((7, Exiting()), (8, None)):
+            receiving = decode.receive(
+                room, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60, ready=ready if side == "decode" else None
+            )
+            sending = prefill.send(room, 8, deadline=60)
+            sending.push({"kv": [0, 1], "aux": [1]}, ready=ready if side == "prefill" else None)
+            ends = Status.FAILED if ready else Status.SUCCEEDED
+            assert (receiving.wait(15), sending.wait(15)) == (ends, ends)
+            if ready is not None:
+                assert receiving.reason is not None
+                assert (receiving.reason.code, receiving.reason.cause) == (
+                    "room.ready",
+                    "its query() raised SystemExit",
+                )

@@ -16,7 +16,7 @@ from statelink import Status, state
 from statelink.errors import ConfigError, RoomError
 from statelink.link import _node
 from statelink.link._early import Early
-from statelink.wire import ItemList, Request
+from statelink.wire import MAX_INDICES, ItemList, Request, decode, encode
 
 if TYPE_CHECKING:
     from tests.link.conftest import Workshop
@@ -65,12 +65,12 @@ def test_a_push_too_many(workshop: Workshop) -> None:
 
 @TCP
 def test_too_many_bytes_of_early_requests(workshop: Workshop) -> None:
-    made = workshop.pair(max_early_bytes=1200)
+    made = workshop.pair(max_early_bytes=6500)
     cases = [made.case() for _ in range(3)]
     rooms = [made.receive(case) for case in cases]
     assert "too many requests wait for prefill" in rooms[0].failed()
     load = made.prefill.snapshot()["load"]
-    assert 0 < load["early_bytes"] <= 1200
+    assert 0 < load["early_bytes"] <= 6500
     sending = made.send(cases[2])
     made.push(sending, cases[2])
     rooms[2].succeeded()
@@ -79,31 +79,67 @@ def test_too_many_bytes_of_early_requests(workshop: Workshop) -> None:
     rooms[1].failed()
 
 
-def test_early_requests_are_counted() -> None:
-    def ask(room: int, nbytes: int) -> Request:
-        items = {"kv": ItemList(0, bytes(nbytes))}
-        return Request(sender="d", to="p", room=room, generation=1, tokens=1, prefix=0, items=items)
+def ask(room: int, nbytes: int) -> Request:
+    items = {"kv": ItemList(0, bytes(nbytes))}
+    return Request(sender="d", to="p", room=room, generation=1, tokens=1, prefix=0, items=items)
 
-    early = Early(3, 4000)
+
+def test_early_requests_are_counted() -> None:
+    early = Early(3, 20_000)
     assert early.put("a", ask(1, 800)) == []
     assert early.put("b", ask(1, 8)) == []
     assert early.put("a", ask(2, 800)) == []
     before = early.nbytes
     assert early.put("a", ask(2, 800)) == []
     assert early.nbytes == before, "the same one again takes its place"
-    assert [(who, each.room) for who, each in early.put("a", ask(3, 1600))] == [("a", 1), ("b", 1)]
-    assert [(who, each.room) for who, each in early.put("a", ask(4, 8000))] == [("a", 2), ("a", 3), ("a", 4)]
-    assert (len(early), early.nbytes) == (0, 0)
-    for room in range(1, 4):
-        early.put("a", ask(room, 8))
-    early.put("b", ask(3, 8))
-    assert [each.room for _, each in early.put("b", ask(4, 8))] == [1]
+    assert [(who, each.room) for who, each in early.put("a", ask(3, 1600))] == [("a", 1)]
+    assert len(early) == 3
+    assert early.get(3, "a") is not None
     early.forget("a")
-    assert len(early) == 2
+    assert len(early) == 1
     assert early.get(3, "a") is None
-    early.take(3)
-    early.take(4)
+    assert early.take(1).keys() == {"b"}
     assert (len(early), early.nbytes) == (0, 0)
+    assert [(who, each.room) for who, each in early.put("a", ask(4, 20_000))] == [("a", 4)], "one that is too large"
+    assert (len(early), early.nbytes) == (0, 0)
+
+
+def test_who_asks_for_much_gives_way_before_who_asks_for_little() -> None:
+    """A peer that fills what is kept loses its own requests, the oldest first, and nobody else any."""
+    early = Early(1000, 100_000)
+    assert early.put("honest", ask(1, 5000)) == []
+    dropped = [each for room in range(2, 200) for each in early.put("greedy", ask(room, 9000))]
+    assert {who for who, _ in dropped} == {"greedy"}
+    assert [each.room for _, each in dropped] == list(range(2, 2 + len(dropped)))
+    assert early.get(1, "honest") is not None
+    assert early.nbytes <= 100_000
+
+
+def test_names_count_as_bytes() -> None:
+    """A request of a thousand names and not one index takes memory, too."""
+    early = Early(1000, 1 << 20)
+    names = {f"component {number}": ItemList(0, b"") for number in range(1000)}
+    for room in range(1, 20):
+        early.put("d", Request(sender="d", to="p", room=room, generation=1, tokens=1, prefix=0, items=names))
+    assert len(early) < 5
+
+
+def test_a_request_of_too_many_indices_is_refused_at_the_call() -> None:
+    """What can be accepted can be sent, and read on the other side."""
+    count = MAX_INDICES + 1
+    pools = np.zeros((2, count, 1, 1, 1), np.uint8)
+    inventory = state.describe("decode", [state.kv_pages({0: (pools[0], pools[1])}, heads=1)])
+    with statelink.open({"role": "decode", "backend": "tcp"}, inventory) as link:
+        room = link.receive(1, free_addresses(1)[0], count)
+        with pytest.raises(RoomError, match=r"names 4194305 indices .* at most 4194304") as error:
+            room.accept({"kv": np.arange(count)})
+        assert error.value.code == "room.items"
+        room.accept({"kv": np.arange(count - 1)}, prefix=1)
+        room.abort()
+    frames = encode(ask(1, 8 * MAX_INDICES))
+    message = decode(frames)
+    assert isinstance(message, Request)
+    assert len(message.items["kv"].ids) == 8 * MAX_INDICES
 
 
 @pytest.mark.parametrize("name", ["max_rooms", "max_pushes", "max_early_bytes"])

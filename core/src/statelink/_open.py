@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import secrets
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
-from statelink.wire import PROTOCOL, Card, Channel, Keys, is_loopback
+from statelink.wire import PROTOCOL, Card, Channel, Keys, check_descriptors, is_loopback, no_descriptors
 
 if TYPE_CHECKING:
     import os
@@ -62,12 +63,27 @@ def open(
         rendezvous: Where instances are found; the configured addresses and server when not given.
 
     Raises:
-        ConfigError: The configuration is wrong, or would listen beyond loopback without keys.
+        ConfigError: The configuration is wrong, or would listen beyond loopback without keys; or the process has too
+            few file descriptors left.
         StateError: The platform says that a region is not what the inventory says; see docs/engine.md.
         UnknownBackendError: No such backend is installed.
         BackendError: The backend fails to load, cannot run here, does not declare what the inventory or ``require``
             needs, or has as many links in this process as it declares; with ``auto``, that is so of every one.
     """
+    check_descriptors()
+    try:
+        return _open(config, inventory, rendezvous)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise no_descriptors(error) from error
+        raise
+
+
+def _open(
+    config: LinkConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    inventory: Inventory,
+    rendezvous: Rendezvous | None,
+) -> Link:
     given = read_config(config)
     described: object = inventory  # whoever runs no type checker passes what `describe` takes
     if not isinstance(described, Inventory):

@@ -74,7 +74,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         max_pushes: Most pushes that may wait or be under way at once, counted once for each destination that is known
             already; ``push`` refuses more.
         max_early_bytes: Most bytes of requests that prefill keeps for rooms that its engine has not opened. Beyond it,
-            those that have waited for longest are refused.
+            the peer that has the most of them has its oldest refused.
     """
 
     role: Literal["prefill", "decode"]
@@ -100,7 +100,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     slice_bytes: int = 32 << 20
     max_rooms: int = 65536
     max_pushes: int = 1 << 18
-    max_early_bytes: int = 256 << 20
+    max_early_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         require = (self.require,) if isinstance(self.require, str) else self.require

@@ -32,7 +32,7 @@ def await_transfer(node: Node, transfer: Transfer, then: Callable[[bool], None])
     if transfer.outcome is None:
         try:
             node.backend.poll([transfer])
-        except Exception:
+        except BaseException:
             log.exception("backend %s failed to poll", node.backend.name)
             nap = BROKEN
     outcome = transfer.outcome

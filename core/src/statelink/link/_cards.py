@@ -89,5 +89,5 @@ class Cards:
 def _read(raw: msgspec.Raw, check: Callable[[Card], Made]) -> tuple[Made | None, Reason | None]:
     try:
         return check(read_card(raw)), None
-    except Exception as error:  # whatever is in it, it is the peer's
+    except BaseException as error:  # whatever is in it, it is the peer's
         return None, reason_of(error)

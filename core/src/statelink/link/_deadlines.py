@@ -79,7 +79,7 @@ def waits_of(hooks: Iterable[tuple[str, SendHook | ReceiveHook]]) -> str:
     for name, hook in hooks:
         try:
             what = hook.waits()
-        except Exception as error:  # somebody else's strategy: the room fails for the reason that is there
+        except BaseException as error:  # somebody else's strategy: the room fails for the reason that is there
             what = f"what its hook cannot say: {type(error).__name__}: {error}"[:200]
         if what:
             said.append(f"; {name} waits for {what}")

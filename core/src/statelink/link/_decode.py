@@ -191,7 +191,7 @@ class DecodeRole:
         room._requested = True
         try:
             writers = {source.name: self._incoming.writer(room, source) for source in instance.parts}
-        except Exception as error:  # a defect of a strategy, whose hooks are made here
+        except BaseException as error:  # a defect of a strategy, whose hooks are made here
             self.fail(room, reason_of(error, room=room.room, backend=self._node.backend.name))
             return
         room._writers.update(writers)
@@ -202,7 +202,7 @@ class DecodeRole:
                 for writer in room._writers.values():
                     self._incoming.prepare(writer)
                     self._granting.grant(room, writer)
-            except Exception as error:
+            except BaseException as error:
                 reason = reason_of(error, room=room.room, backend=self._node.backend.name)
                 self._node.post(lambda: self.fail(room, reason))
             else:
@@ -348,7 +348,7 @@ class DecodeRole:
         def job() -> None:
             try:
                 reason = check_arrived(room, writer)
-            except Exception as error:
+            except BaseException as error:
                 reason = reason_of(error, room=room.room, peer=writer.source.name)
             self._node.post(lambda: done(reason))
 

@@ -58,7 +58,7 @@ def deliver(node: Node, delivery: Delivery, push: Push) -> Generator[float | Non
             for _, piece in moves:
                 digest = digest_of(piece.content(), delivery.cancelled)
                 delivery.digests[piece.component] = delivery.digests.get(piece.component, 0) + digest
-    except Exception as error:
+    except BaseException as error:
         return Delivered(Moving(0, 0, reason_of(error, room=delivery.request.room)), grains, {})
     moving = yield from move(
         node.backend,
@@ -141,7 +141,7 @@ def _finish(node: Node, delivery: Delivery) -> Reason | None:
     for name, hook in delivery.hooks.items():
         try:
             hook.finish(delivery.contexts[name])
-        except Exception as error:
+        except BaseException as error:
             return reason_of(error, room=delivery.request.room, component=name, strategy=node.strategies[name].name)
     return None
 

@@ -179,7 +179,7 @@ class Destinations:
         def compile_part() -> None:
             try:
                 plan = self._compile(message, peer)
-            except Exception as error:
+            except BaseException as error:
                 failed(error)
             else:
                 # In line with what is asked of the backend of this peer; compiling need not wait for that.
@@ -189,12 +189,12 @@ class Destinations:
             try:
                 self._connections.make(connection)
                 check_transport(node.config.require, peer.carried(node), node.backend.name, peer.name)
-            except Exception as error:
+            except BaseException as error:
                 failed(error)
             else:
                 node.post(lambda: self._attached(peer, message, plan, None))
 
-        def failed(error: Exception) -> None:
+        def failed(error: BaseException) -> None:
             reason = reason_of(error, backend=node.backend.name, peer=peer.name)
             node.post(lambda: self._attached(peer, message, None, reason))
 

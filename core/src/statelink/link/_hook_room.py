@@ -93,7 +93,7 @@ class ReceiveRoom(HookRoom):
         writer: Writer,
         component: str,
         fencing: Fencing | None,
-        fail: Callable[[Exception], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         super().__init__(node, receiving, writer.source.name, component, writer.source.address)
         self._receiving = receiving
@@ -120,7 +120,7 @@ class ReceiveRoom(HookRoom):
                     ranges = np.array([address], np.uint64), np.array([nbytes], np.uint64)
                     self._fencing.grant(self.peer, self.room, self.generation, *ranges)
                 then()
-            except Exception as error:
+            except BaseException as error:
                 self._fail(error)
 
         self._node.fences.submit(("room", self.room), job)

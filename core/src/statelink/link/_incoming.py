@@ -128,7 +128,7 @@ class Incoming:
         def job() -> None:
             try:
                 transfer = call()
-            except Exception as error:
+            except BaseException as error:
                 reason = reason_of(error, room=room.room, **who, strategy=self._node.strategies[component].name)
                 self._node.post(lambda: done(False, reason))
             else:
@@ -145,7 +145,7 @@ class Incoming:
         self._node.fences.submit(("room", room.room), movers)
 
     def _context(self, room: Receiving, writer: Writer, component: str) -> ReceiveRoom:
-        def fail(error: Exception) -> None:
+        def fail(error: BaseException) -> None:
             reason = reason_of(error, room=room.room, component=component, peer=writer.source.name)
             self._node.post(lambda: self._fail(room, reason))
 

@@ -122,7 +122,7 @@ class Inspection:
                 asking.settimeout(PATIENCE)
                 try:
                     answer = msgspec.json.encode(self._look())
-                except Exception:
+                except BaseException:
                     log.exception("a snapshot failed")
                     continue
                 asking.sendall(answer)

@@ -101,7 +101,7 @@ class Instances:
             try:
                 found = node.rendezvous.resolve(instance.peer)
                 siblings = self._find_siblings()
-            except Exception as error:
+            except BaseException as error:
                 reason = reason_of(error)
                 node.post(lambda: self._refuse(instance, reason))
             else:
@@ -197,7 +197,7 @@ class Instances:
         def job() -> None:
             try:
                 found = plan_instance(node.card, siblings, sources)
-            except Exception as error:
+            except BaseException as error:
                 reason = reason_of(error, backend=node.backend.name, peer=instance.key)
                 node.post(lambda: self._refuse(instance, reason, tell=True))
             else:
@@ -250,7 +250,7 @@ class Instances:
             try:
                 witness.append(Witness.of(card.process, source.endpoint.address))
                 self._connections.make(connection)
-            except Exception as error:
+            except BaseException as error:
                 reason = reason_of(error, backend=node.backend.name, peer=card.link)
                 node.post(lambda: self._refuse(instance, reason, tell=True))
             else:

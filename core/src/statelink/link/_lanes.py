@@ -215,6 +215,6 @@ class Lane:
                 self._lively[me] = time.monotonic()
         except StopIteration:
             pass
-        except Exception:
+        except BaseException:
             log.exception("a job on lane %s failed", self._name)
         return None

@@ -38,8 +38,9 @@ MAX_TOKENS = 1 << 40
 class Link:
     """A rank's connection to its peers. Made by `statelink.open`; a context manager that closes itself.
 
-    Thread-safe. Nothing blocks but `close` and `Room.wait`. The registered memory belongs to the engine and must
-    outlive the link.
+    Thread-safe. It belongs to the process that opened it: in a forked child every call but `close` raises `ClosedError`
+    (``closed.forked``). Nothing blocks but `close` and `Room.wait`. The registered memory belongs to the engine and
+    must outlive the link.
     """
 
     def __init__(self, node: Node) -> None:
@@ -155,13 +156,16 @@ class Link:
             timeout: Seconds to wait for the first change; ``None`` waits for as long as it takes. Does not wait by
                 default.
         """
+        self._node.check_process()
         return self._node.take_changes(timeout)
 
     def snapshot(self) -> dict[str, Any]:
         """Peers, rooms, memory that they hold, queues and dropped frames, as plain values; see docs/operate.md."""
+        self._node.check_process()
         return snapshot(self._node)
 
     def _valid(self, room: int, tokens: int, deadline: float | None) -> tuple[int, int, float | None]:
+        self._node.check_process()
         if self._closed:
             raise ClosedError("the link is closed", link=self.name)
         try:
@@ -204,6 +208,8 @@ class Link:
     def close(self, timeout: float = 5.0) -> bool:
         """Abort what has not ended, wait for transfers, say goodbye, and free everything. May be called twice.
 
+        In a forked child it touches nothing: the link is the parent's.
+
         Args:
             timeout: Seconds to wait, about, for transfers and threads to end.
 
@@ -213,6 +219,8 @@ class Link:
         if self._closed:
             return self._clean
         self._closed = True
+        if self._node.forked:
+            return True  # threads, sockets and registered memory are the parent's
         with self._node.lock:
             rooms = list(self._node.rooms.values())
         for room in rooms:

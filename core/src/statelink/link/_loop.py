@@ -81,10 +81,10 @@ class Loop:
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), job))
 
     def guard(self, job: Callable[..., None], *args: Any) -> None:
-        """Run something of which no failure may end the thread."""
+        """Run something of which no failure may end the thread, not even a `SystemExit` that foreign code raises."""
         try:
             job(*args)
-        except Exception:
+        except BaseException:
             log.exception("a job of the control thread failed")
 
     def _run(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:

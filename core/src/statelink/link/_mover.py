@@ -107,7 +107,9 @@ def move(
                 nbytes += piece.total
                 blocks += piece.count
                 yield 0.0
-    except Exception as error:
+    except GeneratorExit:
+        raise  # nobody goes on with this move
+    except BaseException as error:
         reason = reason_of(error, backend=backend.name, peer=peer)
         if isinstance(error, _Defect):
             unsettled = frozenset(Side)
@@ -119,7 +121,9 @@ def move(
             if failure is not None:
                 reason = reason or reason_of(failure, backend=backend.name, peer=peer)
                 strays += failure.strays
-    except Exception as error:  # of ``poll``: the fate of what runs is unknown, and it is asked again later
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # of ``poll``: the fate of what runs is unknown, and it is asked again later
         reason = reason or reason_of(error, backend=backend.name, peer=peer)
     return Moving(nbytes, blocks, reason, unsettled, tuple(running), tuple(strays))
 
@@ -159,7 +163,7 @@ def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
         return backend.submit(peer, batch)
     except StatelinkError:
         raise  # by contract, nothing of the batch was or will be moved
-    except Exception as error:
+    except BaseException as error:
         raise _Defect from error
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink.backend import RegionTable
-from statelink.errors import PeerError, TransferError, WireError
+from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_card
 
 from ._lanes import Lane
@@ -140,6 +141,7 @@ class Node:
         self._any_change = threading.Event()
         self._due_beat = 0.0
         self._loop = loop or Loop()
+        self._process = os.getpid()
 
     @property
     def name(self) -> str:
@@ -150,6 +152,26 @@ class Node:
     def inventory(self) -> Inventory:
         """What this rank holds."""
         return self.card.inventory
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that opened the link: none of its threads is here. Any thread."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Refuse a call in a forked child, before it takes a lock that a thread of the parent may have held.
+
+        Raises:
+            ClosedError: This is a forked child.
+        """
+        if self.forked:
+            raise ClosedError(
+                "the link is another process's",
+                cause=f"process {self._process} opened it, and this one was forked from that",
+                hint="open a link in each process, after the fork",
+                code="closed.forked",
+                link=self.name,
+            )
 
     def start(self) -> None:
         """Start the control thread."""
@@ -249,7 +271,7 @@ class Node:
         """Tell the observers."""
         try:
             self._hooks.hook.statelink_room_ended(report=room.report)
-        except Exception:
+        except BaseException:
             log.exception("an observer of rooms failed")
 
     def forget(self, room: Room) -> None:

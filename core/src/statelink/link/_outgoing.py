@@ -97,7 +97,7 @@ class Outgoing:
         def job() -> None:
             try:
                 hook.message(context, payload)
-            except Exception as error:
+            except BaseException as error:
                 reason = reason_of(error, room=room, component=component, peer=peer)
                 self._node.post(lambda: failed(reason))
 
@@ -118,7 +118,7 @@ class Outgoing:
             failed = False
             try:
                 node.backend.poll([each for each in transfers if each.outcome is None])
-            except Exception:
+            except BaseException:
                 log.exception("backend %s failed to poll", node.backend.name)
                 failed = True
             node.post(lambda: done(failed))
@@ -143,7 +143,7 @@ class Outgoing:
         def job() -> None:
             try:
                 node.backend.poll(transfers)
-            except Exception:
+            except BaseException:
                 log.exception("backend %s failed to poll", node.backend.name)
             node.post(done)
 

@@ -150,7 +150,7 @@ class PrefillRole:
     def _deliver_to(self, room: Sending, peer: Destination, request: wire.Request) -> None:
         try:
             delivery = self._check_request(room, peer, request)
-        except Exception as error:  # also a defect of a strategy, whose hooks are made and opened here
+        except BaseException as error:  # also a defect of a strategy, whose hooks are made and opened here
             reason = reason_of(error, room=room.room, peer=peer.name, backend=self._node.backend.name)
             reason = room._explained(reason, peer.party)
             self._answer(peer, request, reason)

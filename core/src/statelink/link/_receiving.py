@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from statelink._nearest import did_you_mean
 from statelink.errors import ClosedError, Reason, RoomError
 from statelink.plan import Items, PairPlan, due, required, whole
+from statelink.wire import MAX_INDICES
 
 from ._room import Ready, Room
 from ._standing import Party, missing_on_decode, party_of
@@ -103,6 +104,7 @@ class Receiving(Room):
             RoomError: The items are not what must arrive; the room stays as it was.
             ClosedError: It was accepted before.
         """
+        self._node.check_process()
         with self._lock:
             if self._status is Status.FAILED:
                 return
@@ -144,6 +146,13 @@ class Receiving(Room):
                 checked[name] = required(component, self._tokens, prefix, [] if given is None else given)
             except RoomError as error:
                 raise self._error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
+        count = sum(len(each.ids) for each in checked.values())
+        if count > MAX_INDICES:
+            raise self._error(
+                f"accept names {count} indices",
+                cause=f"a request carries at most {MAX_INDICES}, of all components together",
+                hint="describe pages of more tokens",
+            )
         return checked
 
     def _error(self, what: str, cause: str = "", hint: str = "", code: str = "room.items") -> RoomError:

@@ -98,6 +98,7 @@ class Room:
             timeout: Seconds to wait at most; the status then says how far it came.
             quiesced: Also wait for `quiesced`.
         """
+        self._node.check_process()
         until = None if timeout is None else time.monotonic() + timeout
         if self._ended.wait(timeout) and quiesced:
             self._quiet.wait(None if until is None else max(0.0, until - time.monotonic()))
@@ -114,11 +115,13 @@ class Room:
 
     def abort(self, why: str = "the engine aborted it") -> None:
         """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
+        self._node.check_process()
         self._node.post(lambda: self._abort(str(why)))
 
     def close(self) -> None:
         """Let go of the room; one that has not ended is aborted. Does not block, and may be called twice."""
-        self.abort("the engine closed it before its end")
+        if not self._node.forked:
+            self.abort("the engine closed it before its end")
 
     @property
     def report(self) -> RoomReport:
@@ -239,8 +242,9 @@ class Room:
         try:
             if ready.query():
                 return True
-        except Exception as error:
-            self._broken(self._reason_for("room.ready", "the engine's ready event failed", str(error)))
+        except BaseException as error:
+            cause = f"its query() raised {type(error).__name__}: {error}".removesuffix(": ")
+            self._broken(self._reason_for("room.ready", "the engine's ready event failed", cause))
             return False
         if not self._watching:
             self._watching = True

@@ -185,6 +185,7 @@ class Sending(Room):
                 nothing was changed.
             ClosedError: The last push was already made.
         """
+        self._node.check_process()
         with self._lock:
             a, b = self._span(span)
             layers = None if layers is None else self._pair("layers", layers, MAX_LAYERS)

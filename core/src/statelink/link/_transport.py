@@ -27,7 +27,7 @@ def transport_of(backend: Backend, peer: str) -> str:
         return UNKNOWN
     try:
         return str(backend.transport(peer) or UNKNOWN)[:MAX_WORD]
-    except Exception:
+    except BaseException:
         log.exception("backend %s failed to tell its transport", backend.name)
         return UNKNOWN
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._channel import Channel
 from ._codec import decode, encode, pack_items, read_card, unpack_items, write_card
+from ._descriptors import check_descriptors, no_descriptors
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
 from ._limits import MAX_CARD, MAX_FRAME, MAX_INVENTORY, limit_of
 from ._lists import (
@@ -77,12 +78,14 @@ __all__ = [
     "Resolved",
     "Unknown",
     "Welcome",
+    "check_descriptors",
     "check_private",
     "decode",
     "encode",
     "host_of",
     "is_loopback",
     "limit_of",
+    "no_descriptors",
     "pack_int_lists",
     "pack_items",
     "pack_list_of_buffers",

@@ -15,6 +15,7 @@ import zmq
 from statelink.errors import ConfigError, PeerError, WireError
 
 from ._codec import decode, encode
+from ._descriptors import check_descriptors
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
 from ._parts import Parts, cut
@@ -70,7 +71,8 @@ class Channel:
             `Hello`, and otherwise what is small.
 
     Raises:
-        ConfigError: It would listen beyond loopback without keys, or the address cannot be bound.
+        ConfigError: It would listen beyond loopback without keys, the address cannot be bound, or the process has too
+            few file descriptors left.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Channel:
                 hint="set 'advertise' to the host under which peers reach this process",
                 code="config.advertise",
             )
+        check_descriptors()
         self.name = name
         self.knows: Callable[[str], bool] = lambda name: True
         self.dropped: Counter[str] = Counter()
@@ -192,7 +195,10 @@ class Channel:
                 hint="add it to 'allow' of 'keys', or to the allow file",
                 code="config.keys",
             )
-        socket = self._socket(zmq.DEALER)
+        try:
+            socket = self._socket(zmq.DEALER)
+        except zmq.ZMQError as error:  # the process has no file descriptor left
+            raise ConfigError(f"cannot dial {endpoint.address}", cause=str(error)) from error
         # Each connection has an id of its own: one that is dialled anew is not mistaken for its predecessor.
         socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}{next(self._dials)}")
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000

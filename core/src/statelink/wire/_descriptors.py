@@ -1,0 +1,42 @@
+"""Whether the process may open more files: ZeroMQ ends the process where some of its own cannot be opened."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from statelink.errors import ConfigError
+
+__all__ = ["check_descriptors", "no_descriptors"]
+
+MARGIN = 48
+"""File descriptors that must be free: a link over `tcp` with a rendezvous takes about half of them."""
+
+
+def check_descriptors() -> None:
+    """Refuse to go on where the process has hardly a file descriptor left.
+
+    Raises:
+        ConfigError: So it is (``config.descriptors``).
+    """
+    held: list[int] = []
+    try:
+        held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        while len(held) < MARGIN:
+            held.append(os.dup(held[0]))
+    except OSError as error:
+        raise no_descriptors(error) from error
+    finally:
+        for each in held:
+            os.close(each)
+
+
+def no_descriptors(error: OSError) -> ConfigError:
+    """The error that says so."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return ConfigError(
+        "there are too few file descriptors for a link",
+        cause=f"{error.strerror or error}; the process may have {limit}, and a link needs up to {MARGIN}",
+        hint="raise the limit of open files (ulimit -n, LimitNOFILE), or look for what leaves files open",
+        code="config.descriptors",
+    )

@@ -8,34 +8,44 @@ import subprocess
 import sys
 from pathlib import Path
 
-from statelink.errors import BackendError
+from statelink.errors import StatelinkError
+from statelink.link import read_options
 from statelink.registry import load_backend
 
-__all__ = ["OPTIONS", "environment_of", "problem_of"]
+__all__ = ["OPTIONS", "environment_of", "options_of", "problem_of"]
 
 SIMULATORS = Path(__file__).parents[1] / "simulators"
 SIMULATED = frozenset({"ascend", "mori"})
 """Backends whose library has a simulator."""
 OPTIONS: dict[str, dict[str, str]] = {
-    # Host memory, which its default does not move.
+    # Its default moves an NPU's.
     "ascend": {"data_op_type": "HOST_RDMA", "nic": os.environ.get("STATELINK_ASCEND_NIC", "tcp://127.0.0.1:10002")}
 }
-"""Options with which a backend moves the tests' memory."""
+"""Options with which a backend moves host memory."""
 
 
-@functools.cache
-def environment_of(backend: str) -> dict[str, str]:
-    """What a process needs in its environment to find the backend's library, or where that cannot run its simulator."""
-    if backend not in SIMULATED or not problem_of(backend):
+def environment_of(backend: str, memory: str = "dram") -> dict[str, str]:
+    """What a process needs in its environment to find the backend's library, or where that cannot run its simulator.
+
+    Args:
+        backend: Its name.
+        memory: Kind of the memory that it is to move: the library may be able to move one and not another.
+    """
+    if backend not in SIMULATED or not problem_of(backend, memory):
         return {}
     return {"PYTHONPATH": os.pathsep.join([str(SIMULATORS), *filter(None, sys.path)])}
 
 
+def options_of(backend: str, memory: str = "dram") -> dict[str, str]:
+    """Options with which a backend moves memory of a kind."""
+    return OPTIONS.get(backend, {}) if memory == "dram" else {}
+
+
 @functools.cache
-def problem_of(backend: str) -> str:
-    """Why it cannot; empty if it can."""
+def problem_of(backend: str, memory: str = "dram") -> str:
+    """Why it cannot run here, with the options that such memory needs; empty if it can."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import main; main({backend!r})"],
+        [sys.executable, "-c", f"from {__name__} import main; main({backend!r}, {memory!r})"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -44,11 +54,11 @@ def problem_of(backend: str) -> str:
     return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr[-2000:].strip() or str(done.returncode))
 
 
-def main(name: str) -> None:
+def main(name: str, memory: str) -> None:
     try:
         chosen = load_backend(name)
-        probe = chosen.probe(chosen.Options())
-    except BackendError as error:
+        probe = chosen.probe(read_options(chosen.Options, options_of(name, memory), "options of the tests"))
+    except StatelinkError as error:
         print(error)
         sys.exit(1)
     if not probe.ok:

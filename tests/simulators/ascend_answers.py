@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 URL, ANY, LOW = "tcp://127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:1"
-CASTS = {"U8": "int", "U32": "int", "U64": "int", "I32": "int", "Text": "str", "Addresses": "list"}
+CASTS = {
+    "U8": "int",
+    "U32": "int",
+    "U64": "int",
+    "I32": "int",
+    "Text": "str",
+    "Addresses": "list",
+    "Function_": "collections.abc.Callable",
+}
+FUNCTIONS = ("create_config_store", "set_log_level", "set_extern_logger")
 NATIVE = {
     "collections.abc.Sequence[typing.SupportsInt]": "list",
     "typing.SupportsInt": "int",
@@ -51,6 +60,7 @@ def calls(library: Any, engine: Any) -> Iterator[tuple[Any, ...]]:
     kinds, first = library.TransDataOpType, engine.initialize
     yield from ((kinds, value) for value in (999, -1, "x"))
     yield from ((library.set_log_level, level) for level in (-1, 0, 4, 5, 9, "1"))
+    yield from ((library.set_extern_logger, function) for function in (None, 5, "x"))
     yield from [(library.set_conf_store_tls, False, "")]
     yield from ((library.create_config_store, url) for url in (None, "bogus"))
     yield (engine.get_rpc_port,)
@@ -106,7 +116,11 @@ def main() -> None:
     kinds, found = library.TransDataOpType, {}
     for owner in (library.TransferEngine, library):
         for name in sorted(vars(owner)):
-            known = owner is library.TransferEngine or name in ("create_config_store", "set_log_level")
+            known = owner is library.TransferEngine or name in (
+                "create_config_store",
+                "set_log_level",
+                "set_extern_logger",
+            )
             if known and not name.startswith("_"):
                 value = getattr(owner, name)
                 found[name] = [value.__name__] if inspect.isclass(value) else list(parameters(value))

@@ -35,6 +35,8 @@ class Process:
     def __init__(self, path: Path, **environment: str) -> None:
         with path.open("wb") as file:
             file.truncate(SIZE + PAGE)
+        self.log = Path(f"{path}.log")
+        """What the library wrote to standard output."""
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(path)],
             stdin=subprocess.PIPE,
@@ -94,6 +96,14 @@ class Engine:
 
         return call
 
+    def at_once(self, apart: float, *calls: tuple[Any, ...]) -> list[tuple[Any, float]]:
+        """Calls, each a name and its arguments, in threads that begin ``apart`` seconds after one another.
+
+        Returns what came of each, and the seconds that it took.
+        """
+        made = [{"engine": self._number, "name": name, "arguments": arguments} for name, *arguments in calls]
+        return [(each, seconds) for each, seconds in self._process.ask(do="threads", calls=made, apart=apart)]
+
     @property
     def session(self) -> str:
         """Where others reach it."""
@@ -149,12 +159,33 @@ def serve(path: str) -> None:
         thread.join()
         return answer, count[0], taken
 
+    def threads(command: dict[str, Any]) -> Any:
+        """Calls in threads of their own, each begun a while after the one before: results and seconds."""
+        found: list[Any] = [None] * len(command["calls"])
+
+        def run(number: int) -> None:
+            start = time.monotonic()
+            answer = call(command["calls"][number])
+            found[number] = [answer, time.monotonic() - start]
+
+        made = [threading.Thread(target=run, args=(number,)) for number in range(len(found))]
+        for thread in made:
+            thread.start()
+            time.sleep(command["apart"])
+        for thread in made:
+            thread.join()
+        return found
+
     def clean() -> None:
         for engine in engines:
             engine.destroy()
         library.get_and_clear_last_err_msg()
 
-    print(json.dumps(whole.ctypes.data + offset), flush=True)
+    # The library writes its log to standard output, whatever its level: answers go another way.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(f"{path}.log", os.O_CREAT | os.O_WRONLY), 1)
+
+    print(json.dumps(whole.ctypes.data + offset), file=answers, flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         answer: Any
@@ -168,12 +199,14 @@ def serve(path: str) -> None:
                 answer = call(command)
             case "ticks":
                 answer = ticks(command)
+            case "threads":
+                answer = threads(command)
             case "text":
                 answer = library.get_and_clear_last_err_msg()
             case "clean":
                 clean()
                 answer = None
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,20 @@ import pytest
 from tests.simulators import ascend_answers
 from tests.simulators.ascend_process import SIMULATORS
 
+FAILS = """
+import os, re, sys
+import memfabric_hybrid as library
+taken = []
+if "function" in sys.argv:
+    library.set_extern_logger(lambda level, text: taken.append((level, text)))
+if "before" in sys.argv:
+    library.set_log_level(3)
+engine = library.TransferEngine()
+assert engine.initialize("tcp://127.0.0.1:0", "127.0.0.1:0", "Prefill", 0)
+print("TAKEN", sorted({text[1:].split()[0] for level, text in taken if level == 3} - {"HYBM"}), file=sys.stderr)
+os._exit(0)
+"""
+
 
 def asked(path: str) -> dict[str, list[str]]:
     """What the first ``memfabric_hybrid`` on a path answers."""
@@ -36,3 +50,21 @@ def test_names_and_answers_are_the_librarys() -> None:
         pytest.skip("there is an NPU here")
     assert len(real) > 80
     assert simulated == real
+
+
+@pytest.mark.parametrize("level", ["3", "4", "5"])
+@pytest.mark.parametrize("how", [(), ("function",), ("function", "before")], ids=" ".join)
+def test_lines_of_the_log_go_where_the_librarys_go(level: str, how: tuple[str, ...]) -> None:
+    """Errors of a start that fails. The bindings never use the function, and a start takes its level from outside."""
+    found = []
+    for path in ("", str(SIMULATORS)):
+        environment = {**os.environ, "MEMFABRIC_SIM_NPU": "absent", "PYTHONPATH": path, "MF_LOG_LEVEL": level}
+        command = [sys.executable, "-c", FAILS, *how]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if not path and "No module named 'memfabric_hybrid'" in done.stderr:
+            pytest.skip("memfabric_hybrid is not installed")
+        if "AssertionError" in done.stderr:
+            pytest.skip("there is an NPU here")
+        parts = set(re.findall(r"ERROR \[\d+-\d+\]\[(\w+)", done.stdout)) - {"HYBM"}
+        found.append((parts, done.stderr))
+    assert found[1] == found[0]

@@ -404,6 +404,36 @@ def test_first_contact_with_a_stopped_process_blocks_too(left: Process, other: P
     assert prefill.text.startswith("create trans entry failed")
 
 
+def test_first_contacts_are_made_one_after_the_other(left: Process, right: Process, other: Process) -> None:
+    """One with a living peer waits for one with nobody; what is connected already waits for neither."""
+    prefill, known = connected(left, other)
+    decode = right.engine("Decode")
+    assert decode.register_memory(right.address, PAGE) == 0
+    nobody, living, connected_already = prefill.at_once(
+        CONTACT / 4,
+        ("transfer_sync_write", UNBOUND.replace(":3", ":65530"), left.address, left.address, 1),
+        ("transfer_sync_write", decode.session, left.address, right.address, 1),
+        ("transfer_sync_write", known.session, left.address, other.address, 1),
+    )
+    assert (nobody[0], living[0], connected_already[0]) == (-1, 0, 0)
+    assert nobody[1] >= CONTACT
+    assert living[1] >= CONTACT / 2
+    assert connected_already[1] < CONTACT / 2
+
+
+@pytest.mark.parametrize("level", ["3", "4"])
+def test_traces_are_written_whatever_the_level(tmp_path: Path, level: str) -> None:
+    """Standard output has them, unless a function takes the log."""
+    process = Process(tmp_path / "npu", **SETTINGS, MF_LOG_LEVEL=level)
+    try:
+        process.engine("Decode")
+        (line,) = process.log.read_text().splitlines()
+        assert " TRACE [" in line
+        assert "][SMEM " in line
+    finally:
+        process.end()
+
+
 def test_a_peer_that_dies_fails_a_live_connection_at_once(left: Process, other: Process) -> None:
     """With -1 and no text, and for ever; others are not harmed."""
     prefill, decode = connected(left, other)

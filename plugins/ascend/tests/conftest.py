@@ -8,18 +8,20 @@ import pytest
 from plugins.ascend.tests.peer import MIB, Peer
 from tests.helpers.availability import environment_of
 
-CONTACT = 2.0
-"""Seconds that stand for the two minutes in which the library waits for a peer."""
 Make = Callable[..., Peer]
 
 
 @pytest.fixture(scope="session")
 def library() -> dict[str, str]:
-    """What a process needs in its environment."""
-    found = environment_of("ascend")
-    if not found:
-        pytest.skip("these tests are about the simulated library, and here is one that can run")
-    return found | {"MEMFABRIC_SIM_CONTACT_S": str(CONTACT)}
+    """What a process needs in its environment; nothing where the library itself can run."""
+    return environment_of("ascend", "npu:0")
+
+
+@pytest.fixture(scope="session")
+def simulated(library: dict[str, str]) -> None:
+    """For a test that has the library fail, which only its simulator does at will."""
+    if not library:
+        pytest.skip("here is an NPU, whose library does not fail at will")
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +40,13 @@ def making(library: dict[str, str], pool: list[Peer], folders: pytest.TempPathFa
         fits = [peer for peer in pool if peer.key == (tuple(sizes), kind) and not settings]
         if fits:
             pool.remove(fits[0])
-        peer = fits[0] if fits else Peer(folders.mktemp("ascend") / name, sizes, kind, library | settings)
+        peer = (
+            fits[0]
+            if fits
+            else Peer(
+                folders.mktemp("ascend") / name, sizes, kind, library | settings, "npu_memory:Memory" if library else ""
+            )
+        )
         peer.link = name
         made.append(peer)
         return peer

@@ -1,9 +1,9 @@
 """A process with one backend, driven over its standard input, whose memory the tests can see.
 
 Run as a program, it is that process: ``peer.py <settings as JSON>``. It prints one line of JSON for each that it is
-given. Its regions lie in files that it shares with whoever started it, so that a test looks at bytes without asking
-the backend about them. No test imports MemFabric itself: where the library cannot run, these processes find the
-simulator of it.
+given. Its regions are an NPU's, or lie in a file that it shares with whoever started it; either way, a test looks at
+bytes without asking the backend about them. No test imports MemFabric itself: where the library cannot run, these
+processes find the simulator of it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +26,12 @@ import numpy.typing as npt
 
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Outcome, Region
 from statelink.errors import StatelinkError
+from statelink.testing._device import serve as device
+from statelink.testing._window import view
 from statelink_ascend import AscendBackend
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -34,22 +41,17 @@ class Refused(Exception):
 
 
 class Memory:
-    """Regions in one shared file, side by side.
+    """Regions side by side.
 
     Args:
-        folder: Where it lies. The simulated NPU's memory is what lies in files whose names begin with ``npu``.
+        whole: All of it.
         sizes: Bytes of each region.
-        kind: Kind of the memory.
     """
 
-    def __init__(self, folder: Path, sizes: Sequence[int], kind: str) -> None:
-        path = folder / f"{kind.partition(':')[0]}-memory"
-        if not path.exists():
-            with path.open("wb") as file:
-                file.truncate(sum(sizes))
-        self.whole: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r+")
-        self.arrays = np.split(self.whole, np.cumsum(sizes)[:-1])
-        self.regions = tuple(Region(array.ctypes.data, len(array), kind) for array in self.arrays)
+    def __init__(self, whole: npt.NDArray[np.uint8], sizes: Sequence[int]) -> None:
+        ends = np.cumsum(sizes).tolist()
+        self.whole = whole[: ends[-1]]
+        self.arrays = [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 class Peer:
@@ -61,27 +63,32 @@ class Peer:
         sizes: Sequence[int],
         kind: str,
         environment: Mapping[str, str],
+        allocator: str,
     ) -> None:
         folder.mkdir(parents=True)
         self.link = folder.name
         self.key = (tuple(sizes), kind)
-        self.memory = Memory(folder, sizes, kind)
         self.descriptor = b""
-        settings = {"folder": str(folder), "sizes": sizes, "kind": kind}
-        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        path = folder / "memory"
+        with path.open("wb") as file:
+            file.truncate(sum(sizes))
+        settings = {"path": str(path), "sizes": sizes, "kind": kind, "allocator": allocator}
+        packages = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **path, **environment},
+            env={**os.environ, **packages, **environment},
         )
         self.regions: tuple[Region, ...] = ()
 
     def ready(self) -> Peer:
         """Wait until it is up; several can start at once."""
         if not self.regions:
-            self.regions = tuple(msgspec.convert(self.answer(), list[Region]))
+            regions, served = self.answer()
+            self.regions = tuple(msgspec.convert(regions, list[Region]))
+            self.memory = Memory(view(served), self.key[0])
         return self
 
     def open(self, role: str, **options: Any) -> Peer:
@@ -102,8 +109,12 @@ class Peer:
 
     def meet(self, link: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """The same, with whatever descriptor."""
-        raw = base64.b64encode(descriptor).decode()
-        self.ask(do="connect", peer=link, descriptor=raw, regions=msgspec.to_builtins(regions))
+        self.ask(**order(link, descriptor, regions))
+
+    def connect_at_once(self, *others: Peer) -> list[tuple[str, float]]:
+        """Connect it to several, in threads: what each refusal says, or nothing, and how long it took."""
+        orders = [order(other.link, other.descriptor, other.regions) for other in others]
+        return [(refused or "", seconds) for refused, seconds in self.ask(do="at once", orders=orders)]
 
     def move(self, other: Peer | str, blocks: Blocks, op: Op = Op.WRITE) -> list[Outcome]:
         """Move blocks as the core does, cut to the backend's limits; ends with the first that fails."""
@@ -120,7 +131,7 @@ class Peer:
 
     def serves(self, other: Peer) -> None:
         """A small write arrives whole."""
-        self.memory.arrays[0][:100] += 1
+        self.memory.arrays[0][:100] = np.asarray(self.memory.arrays[0][:100]) + np.uint8(1)
         assert self.move(other, self.block(other)) == [(True, "", True)]
         assert np.array_equal(other.memory.arrays[0][:100], self.memory.arrays[0][:100])
 
@@ -170,20 +181,33 @@ class Peer:
         self.process.communicate()
 
 
+def order(link: str, descriptor: bytes, regions: Sequence[Region]) -> dict[str, Any]:
+    """The command to connect to a peer."""
+    raw = base64.b64encode(descriptor).decode()
+    return {"do": "connect", "peer": link, "descriptor": raw, "regions": msgspec.to_builtins(regions)}
+
+
 def serve(settings: dict[str, Any]) -> None:
     """Be that process."""
-    memory = Memory(Path(settings["folder"]), settings["sizes"], settings["kind"])
+    kind, served = settings["kind"], settings["path"]
+    host = view(served)
+    address = host.ctypes.data
+    if kind != "dram":
+        held, served = device(kind, settings["allocator"], served)
+        address = held.address
+    starts = (np.cumsum(settings["sizes"]) - settings["sizes"]).tolist()
+    regions = [Region(address + at, size, kind) for at, size in zip(starts, settings["sizes"], strict=True)]
     backends: list[Backend] = []
-    print(json.dumps(msgspec.to_builtins(memory.regions)), flush=True)
+    print(json.dumps([msgspec.to_builtins(regions), served]), flush=True)
     for line in sys.stdin:
         try:
-            answer = obey(memory, backends, json.loads(line))
+            answer = obey(regions, backends, json.loads(line))
         except StatelinkError as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 
 
-def obey(memory: Memory, backends: list[Backend], command: dict[str, Any]) -> Any:
+def obey(regions: Sequence[Region], backends: list[Backend], command: dict[str, Any]) -> Any:
     """Do one thing; the last backend that was opened does it."""
     if command["do"] == "open":
         options = msgspec.convert(command["options"], AscendBackend.Options)
@@ -198,14 +222,17 @@ def obey(memory: Memory, backends: list[Backend], command: dict[str, Any]) -> An
         for name in ("MEMFABRIC_SIM_NPU", "MEMFABRIC_SIM_FAIL_AFTER"):
             os.environ.pop(name, None)
         return None
+    if command["do"] == "at once":
+        with ThreadPoolExecutor(len(command["orders"])) as threads:
+            return list(threads.map(partial(said, regions, backends), command["orders"]))
     backend = backends[-1]
     if command["do"] == "register":
-        backend.register(msgspec.convert(command.get("regions"), list[Region] | None) or memory.regions)
+        backend.register(msgspec.convert(command.get("regions"), list[Region] | None) or regions)
     elif command["do"] == "descriptor":
         return base64.b64encode(backend.descriptor()).decode()
     elif command["do"] == "connect":
-        regions = msgspec.convert(command["regions"], list[Region])
-        backend.connect(command["peer"], base64.b64decode(command["descriptor"]), regions)
+        theirs = msgspec.convert(command["regions"], list[Region])
+        backend.connect(command["peer"], base64.b64decode(command["descriptor"]), theirs)
     elif command["do"] == "move":
         source, target, nbytes = (np.array(each, np.uint64) for each in command["blocks"][:3])
         blocks = Blocks(source, target, nbytes, *(np.array(each, np.uint32) for each in command["blocks"][3:]))
@@ -215,6 +242,16 @@ def obey(memory: Memory, backends: list[Backend], command: dict[str, Any]) -> An
     elif command["do"] == "close":
         backend.close()
     return None
+
+
+def said(regions: Sequence[Region], backends: list[Backend], command: dict[str, Any]) -> list[Any]:
+    """What one of several answers, and the seconds that it took."""
+    start = time.monotonic()
+    try:
+        answer = obey(regions, backends, command)
+    except StatelinkError as error:
+        answer = f"{type(error).__name__}: {error}"
+    return [answer, time.monotonic() - start]
 
 
 def moved(backend: Backend, peer: str, op: Op, blocks: Blocks) -> list[Outcome]:

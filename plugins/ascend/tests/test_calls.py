@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from statelink.backend import UNKNOWN, BackendContext, Batch, Blocks, Op, Region
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_ascend import AscendBackend, Options
 from statelink_ascend._descriptor import Descriptor
+from statelink_ascend._door import Door
 
 
 class Library:
@@ -172,7 +175,7 @@ def test_a_transfer_that_fails_with_any_number(
     """The buffer of the library is always the local one. Whether it has stopped nobody knows."""
     backend = make()
     backend.register(REGIONS)
-    descriptor = Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA")
+    descriptor = Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA", 0)
     backend.connect("there", msgspec.msgpack.encode(descriptor), (Region(1 << 41, 100, "npu:0"),))
     here, there = np.array([1 << 40], np.uint64), np.array([1 << 41], np.uint64)
     one, zero = np.ones(1, np.uint32), np.zeros(1, np.uint32)
@@ -195,7 +198,7 @@ def test_calls_that_raise(make: Callable[..., AscendBackend], library: Library) 
     backend.register(REGIONS)
     backend.connect(
         "there",
-        msgspec.msgpack.encode(Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA")),
+        msgspec.msgpack.encode(Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA", 0)),
         (Region(1 << 41, 100, "npu:0"),),
     )
     assert (backend.transport("there"), backend.transport("nobody")) == ("sdma", UNKNOWN)
@@ -236,9 +239,15 @@ def test_an_end_that_raises_is_an_end(make: Callable[..., AscendBackend], librar
 def test_first_contact_that_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:
     """A library that takes empty lists for a success did not connect."""
     backend = make("prefill")
-    descriptor = msgspec.msgpack.encode(Descriptor(1, "there", "127.0.0.1", 9000, "Decode", "SDMA"))
+    with closing(Door("127.0.0.1", "there")) as door, socket.create_server(("127.0.0.1", 0)) as engine:
+        port = engine.getsockname()[1]
+        connect_to(backend, library, Descriptor(1, "there", "127.0.0.1", port, "Decode", "SDMA", door.port))
+
+
+def connect_to(backend: AscendBackend, library: Library, there: Descriptor) -> None:
+    descriptor = there.encode()
     with pytest.raises(TransferError, match="cannot be reached: it took an empty batch"):
         backend.connect("there", descriptor, ())
     library.codes["batch_transfer_sync_write"] = -2000
     backend.connect("there", descriptor, ())
-    assert library.calls[-1] == ("batch_transfer_sync_write", "127.0.0.1:9000", [], [], [])
+    assert library.calls[-1] == ("batch_transfer_sync_write", there.session, [], [], [])

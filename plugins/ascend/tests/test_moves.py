@@ -1,4 +1,4 @@
-"""Bytes of an NPU between two processes, whichever of them moves them; the conformance kit moves host memory."""
+"""Bytes of an NPU between two processes, whichever of them moves them: blocks that reach beyond their regions, too."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_descriptor(pair: Pair) -> None:
 
 def test_refused_descriptors(pair: Pair) -> None:
     """Garbage of every kind is refused, and the peers that are connected stay."""
-    good = Descriptor(1, "stranger", "127.0.0.1", 65000, "Decode", "SDMA")
+    good = Descriptor(1, "stranger", "127.0.0.1", 65000, "Decode", "SDMA", 65001)
     cases = {
         b"": "does not decode",
         b"\xff" * 100: "does not decode",
@@ -138,6 +138,7 @@ def test_refused_descriptors(pair: Pair) -> None:
         replace(good, host="nowhere").encode(): "a host that is no address: 'nowhere' does not appear to be",
         replace(good, port=0).encode(): "has the port 0",
         replace(good, port=1 << 16).encode(): "has the port 65536",
+        replace(good, door=0).encode(): "has a door at port 0",
         replace(good, role="Prefill").encode(): "its role is Prefill, ours is Prefill",
         replace(good, role="Boss").encode(): "its role is Boss, ours is Prefill",
         replace(good, kind="HOST_RDMA").encode(): "moves bytes by HOST_RDMA, we by SDMA",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 import statelink_ascend
-from statelink.backend import Fence, SubmitMode, Verdict
+from statelink.backend import Fence, MemoryKinds, SubmitMode, Verdict
 from statelink_ascend import AscendBackend, Options, _machine
 
 if TYPE_CHECKING:
@@ -193,6 +195,16 @@ def test_the_transport_is_what_the_options_name(kind: str, word: str) -> None:
     assert AscendBackend.transports(Options(data_op_type=kind, nic="tcp://192.0.2.1:1")) == {word}
 
 
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [(Options(), {"npu"}), (Options(data_op_type="HOST_RDMA", nic="tcp://192.0.2.1:1"), {"npu", "dram"})],
+)
+def test_the_memory_is_what_the_options_allow(options: Options, kinds: set[str]) -> None:
+    """So that ``auto`` does not pick it for what it then refuses."""
+    assert issubclass(AscendBackend, MemoryKinds)
+    assert AscendBackend.memory_kinds(options) == kinds <= AscendBackend.capabilities.memory_kinds
+
+
 def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[str]:
         raise OSError("the disk is gone")
@@ -200,3 +212,41 @@ def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statelink_ascend._backend.devices", broken)
     probe = AscendBackend.probe(Options())
     assert (probe.ok, probe.reason) == (False, "looking for what MemFabric needs failed: the disk is gone")
+
+
+STARTS = """
+import logging, sys
+from statelink_ascend._library import Library
+logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s")
+library = Library("SDMA")
+print(library.start("127.0.0.1:0", "Prefill", 0, "") or "started", file=sys.stderr)
+"""
+
+
+def started(**environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if "MF_LOG_LEVEL" not in name}
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    everything = {**kept, **path, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", STARTS], capture_output=True, text=True, env=everything, check=True, timeout=60
+    )
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_log_goes_to_a_logger(library: dict[str, str]) -> None:
+    """Traces, too, which the library writes whatever its level; unless somebody has set that."""
+    quiet = started(**library)
+    assert quiet.stdout == ""
+    assert "statelink.ascend DEBUG [SMEM " in quiet.stderr
+    assert quiet.stderr.endswith("started\n")
+    loud = started(**library, MF_LOG_LEVEL="3")
+    assert " TRACE [" in loud.stdout
+    assert "statelink.ascend" not in loud.stderr
+
+
+@pytest.mark.skipif(find_spec("memfabric_hybrid") is None, reason="memfabric_hybrid is not installed")
+def test_the_librarys_own_log_does_not_reach_standard_output() -> None:
+    """That of the real one, wherever it is: it would write ten errors where there is no NPU."""
+    done = started()
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith(("started", "MemFabric's initialize returned -1"))

@@ -11,7 +11,14 @@ from __future__ import annotations
 from . import _settings
 from ._engine import TransferEngine
 from ._errors import get_and_clear_last_err_msg, get_last_err_msg
-from ._native import TransDataOpType, TransferOpcode, create_config_store, set_conf_store_tls, set_log_level
+from ._native import (
+    TransDataOpType,
+    TransferOpcode,
+    create_config_store,
+    set_conf_store_tls,
+    set_extern_logger,
+    set_log_level,
+)
 
 __all__ = [
     "TransDataOpType",
@@ -21,6 +28,7 @@ __all__ = [
     "get_and_clear_last_err_msg",
     "get_last_err_msg",
     "set_conf_store_tls",
+    "set_extern_logger",
     "set_log_level",
 ]
 

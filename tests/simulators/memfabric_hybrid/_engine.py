@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _memory, _settings
 from ._errors import failed
+from ._logs import ERROR, TRACE, log, start
 from ._native import U8, U32, U64, Addresses, Text, TransDataOpType, native, text_of
 from ._sessions import Record, Session, address_of, find
 
@@ -46,6 +47,8 @@ class TransferEngine:
         self._ranges: list[tuple[int, int]] = []
         self._known: dict[str, _Known] = {}
         self._lock = threading.Lock()
+        self._contacting = threading.Lock()
+        """Held by one first contact: others wait for it, whomever they are to; what is connected already does not."""
 
     @native
     def initialize(
@@ -63,9 +66,12 @@ class TransferEngine:
             os.kill(os.getpid(), signal.SIGSEGV)
         if role not in ("Prefill", "Decode"):
             return GENERIC
+        start()
         url = text_of(store_url)
         kind = int(data_op_type)
         if not _settings.has_npu() or kind not in KINDS or device_id >= _settings.devices():
+            log(ERROR, "SMEM", "hybm core init failed: -1")
+            log(ERROR, "ADAPTER", "Failed to init smem_trans, ret=-1")
             return GENERIC
         server = role == store_server_role
         if kind == HOST_RDMA and not _is_nic(nic or ""):
@@ -86,6 +92,7 @@ class TransferEngine:
         self.destroy()
         _memory.invite()
         self._session, self._server, self._kind = session, server, kind
+        log(TRACE, "SMEM", f"initialize, session: {session.name}")
         self._nowhere = address is None  # what a client is called shows when it connects
         return 0
 
@@ -270,7 +277,8 @@ class TransferEngine:
         if address[1] < 1024:
             return INVALID if self._server else failed(GENERIC, f"create trans entry failed, session: {name}")
         if not self._server and name not in self._known:
-            code = self._connect(name)
+            with self._contacting:
+                code = 0 if name in self._known else self._connect(name)
             if code != 0:
                 return code
         if not len(near) == len(far) == len(sizes):
@@ -305,6 +313,7 @@ class TransferEngine:
             if not self._replay():
                 return failed(GENERIC, "register local failed, result: -1")
             session.joined(name)
+            log(TRACE, "SMEM", f"create trans entry, session: {name}")
             self._known[name] = _Known(found, time.monotonic())
         return 0
 

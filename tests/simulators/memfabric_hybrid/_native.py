@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ._errors import failed
+from ._logs import set_function, set_level
 
 __all__ = [
     "I32",
@@ -22,6 +23,7 @@ __all__ = [
     "create_config_store",
     "native",
     "set_conf_store_tls",
+    "set_extern_logger",
     "set_log_level",
     "text_of",
 ]
@@ -34,6 +36,8 @@ U32: TypeAlias = int
 U64: TypeAlias = int
 Text: TypeAlias = Any
 """A string, or ``None``, which the bindings let through."""
+Function_: TypeAlias = Any
+"""Anything that can be called."""
 Addresses: TypeAlias = Any
 """Anything that can be iterated over and is no text and no mapping."""
 
@@ -132,6 +136,12 @@ def _kind(value: Any) -> TransDataOpType:
     return value
 
 
+def _function(value: Any) -> Callable[[int, str], None]:
+    if not callable(value):
+        raise TypeError
+    return value  # type: ignore[no-any-return]
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
@@ -145,6 +155,7 @@ _casts: dict[str, Callable[[Any], Any]] = {
     "U64": lambda value: _integer(value, 0, 1 << 64),
     "Text": _text,
     "Addresses": _addresses,
+    "Function_": _function,
     "TransDataOpType": _kind,
     "bool": _flag,
 }
@@ -193,8 +204,18 @@ def create_config_store(store_url: Text) -> int:
 
 @native
 def set_log_level(level: I32) -> int:
-    """From 0, everything, to 4, says the text; 5 is taken too. Nothing is logged here."""
-    return 0 if 0 <= level <= 5 else failed(-2000, "set log level failed, invalid param, level should be 0~4")
+    """From 0, everything, to 4, nothing but traces; says the text, and takes 5, too."""
+    if not 0 <= level <= 5:
+        return failed(-2000, "set log level failed, invalid param, level should be 0~4")
+    set_level(level)
+    return 0
+
+
+@native
+def set_extern_logger(log_fn: Function_) -> int:
+    """Have a function take the lines, but for those of the bindings, instead of standard output."""
+    set_function(log_fn)
+    return 0
 
 
 @native

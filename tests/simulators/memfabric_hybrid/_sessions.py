@@ -14,6 +14,7 @@ import os
 import random
 import socket
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +73,7 @@ class Session:
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.name = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
         self._record = Record(os.getpid(), _look(os.getpid())[1], server, [], {})
         _sweep()
         self._write()
@@ -100,7 +102,15 @@ class Session:
         """Give the address back."""
         with contextlib.suppress(OSError):
             _file(self.name).unlink()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # which wakes who accepts
         self._socket.close()
+
+    def _accept(self) -> None:
+        """Take connections, and close them: they speak no language of the store."""
+        with contextlib.suppress(OSError):  # when it is closed
+            while True:
+                self._socket.accept()[0].close()
 
     def _write(self) -> None:
         path = _file(self.name)

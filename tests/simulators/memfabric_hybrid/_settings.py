@@ -18,8 +18,8 @@ def devices() -> int:
 
 
 def contact_seconds() -> float:
-    """``MEMFABRIC_SIM_CONTACT_S``: how long a first contact waits for a store that does not answer; really 120 s."""
-    return float(os.environ.get("MEMFABRIC_SIM_CONTACT_S", "2"))
+    """``MEMFABRIC_SIM_CONTACT_S``: how long a first contact waits for a store that does not answer."""
+    return float(os.environ.get("MEMFABRIC_SIM_CONTACT_S", "120"))
 
 
 def bind_seconds() -> float:

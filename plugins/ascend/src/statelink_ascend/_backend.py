@@ -6,7 +6,8 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from statelink.backend import (
@@ -32,7 +33,9 @@ from statelink.backend import (
 from statelink.backend.native import session, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
 
+from ._contacts import WAITS, Contacts, Unreached
 from ._descriptor import Descriptor
+from ._door import Door, unanswered
 from ._library import REFUSED, Library
 from ._machine import devices, diagnose, driver, library, missing, trial
 from ._options import Options
@@ -43,38 +46,29 @@ ROLES = {"prefill": "Prefill", "decode": "Decode"}
 HINT = "pip install 'statelink-ascend[npu]' on a host with an NPU, its driver and CANN, or choose another backend"
 RETRY = 0.02
 """Seconds between two looks for a peer that is not visible yet."""
+BRIEF = 1.0
+"""Seconds that a peer has to answer where others wait."""
 
 _taken = threading.Lock()
 """Held while this process has an engine: the library starts once in a process, and a second start strands the first."""
+_last: Contacts | None = None
+"""Those of this process's last engine."""
 
 
 class _Peer:
     """An engine elsewhere."""
 
-    __slots__ = ("patient", "session", "table")
+    __slots__ = ("check", "patient", "session", "suspect", "table")
 
-    def __init__(self, session: str, table: RegionTable) -> None:
+    def __init__(self, session: str, table: RegionTable, check: Callable[[], str]) -> None:
         self.session = session
         self.table = table
+        self.check = check
+        """Says why it does not answer, or nothing."""
+        self.suspect = False
+        """Whether the last transfer failed: the library may have lost the connection, and connect in the next."""
         self.patient: float | None = None
         """Until when it may be invisible: the library lets others know of memory a while after it is registered."""
-
-
-class _Contact(threading.Thread):
-    """The first call to a session, which connects; the library waits for two minutes, and cannot be told otherwise."""
-
-    def __init__(self, backend: AscendBackend, session: str) -> None:
-        super().__init__(name=f"statelink-ascend-contact-{session}", daemon=True)
-        self._backend = backend
-        self._session = session
-        self.result = (0, "")
-
-    def run(self) -> None:
-        """Transfer nothing: the library connects before it looks at the lists, and then refuses them as empty."""
-        backend = self._backend
-        write = backend._engine.batch_transfer_sync_write
-        self.result = backend._library.call(write, self._session, [], [], [])
-        backend._contact_ended(self._session)
 
 
 class AscendBackend(Backend):
@@ -102,6 +96,7 @@ class AscendBackend(Backend):
     strategies: ClassVar = {"*": DIRECT}
 
     def __init__(self, context: BackendContext) -> None:
+        global _last
         options = context.options
         who = {"backend": self.name, "host": context.host}
         if context.role not in ROLES:
@@ -123,23 +118,28 @@ class AscendBackend(Backend):
             raise BackendUnavailableError(f"MemFabric cannot be used: {error}", hint=HINT, **who) from error
         if not _taken.acquire(blocking=False):
             what = "this process has a link over MemFabric, and the library starts once in a process"
-            raise BackendUnavailableError(what, hint="close that link, or open this one in another process", **who)
+            waits = _last.lingers() if _last else ""
+            cause = f"that link is closed, and the library still waits for the engine at {waits}" if waits else ""
+            hint = WAITS if waits else "close that link, or open this one in another process"
+            raise BackendUnavailableError(what, cause=cause, hint=hint, **who)
         self._options = options
         self._link = context.link
         self._host = context.host
         self._role = ROLES[context.role]
         self._table = RegionTable((), self.name)
         self._peers: dict[str, _Peer] = {}
-        self._contacts: dict[str, _Contact] = {}
-        self._lock = threading.Lock()
+        self._contacts = _last = Contacts(self._first_call, self._release)
         self._engine: Any = self._library.engine
+        self._door: Door | None = None
         self._closing = False
         try:
+            if context.role == "decode":
+                self._door = Door(context.host, context.link)
             reason = self._library.start(session(context.host, 0), self._role, options.device_id, options.nic)
         except Exception as error:  # whatever its native modules raise
             reason = f"{type(error).__name__}: {error}"
         if reason:
-            self._release()
+            self.close()
             cause = "; ".join([reason, *missing()])
             raise BackendUnavailableError("MemFabric's engine could not be started", cause=cause, **who)
 
@@ -158,6 +158,11 @@ class AscendBackend(Backend):
         except Exception as error:  # a probe explains, and never raises
             return Probe(ok=False, reason=f"looking for what MemFabric needs failed: {error}")
         return Probe(ok=False, reason=f"MemFabric cannot run here: {reason}", hint=HINT, details=details)
+
+    @classmethod
+    def memory_kinds(cls, options: Any) -> frozenset[str]:
+        """Host memory with ``HOST_RDMA``, and an NPU's with every kind of transfer."""
+        return frozenset({"npu", "dram"} if options.data_op_type == "HOST_RDMA" else {"npu"})
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
@@ -198,8 +203,8 @@ class AscendBackend(Backend):
     def descriptor(self) -> bytes:
         """Where the engine answers, and as what."""
         port = self._open().get_rpc_port()
-        kind = self._options.data_op_type
-        return Descriptor(Descriptor.FORMAT, self._link, self._host, port, self._role, kind).encode()
+        kind, door = self._options.data_op_type, self._door.port if self._door else 0
+        return Descriptor(Descriptor.FORMAT, self._link, self._host, port, self._role, kind, door).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Reach a decode's engine within the timeout. A prefill's comes to us, by itself."""
@@ -208,9 +213,11 @@ class AscendBackend(Backend):
         lacks = offered.fits(self._role, self._options.data_op_type)
         if lacks:
             raise Descriptor.refused(peer, lacks)
+        check = partial(unanswered, offered.host, offered.door, offered.port, peer)
         if self._role == "Prefill":
-            self._reach(peer, offered.session)
-        self._peers[peer] = _Peer(offered.session, RegionTable(regions, self.name))
+            self._reach(peer, offered.session, check)
+        brief = partial(check, BRIEF) if self._role == "Prefill" else str
+        self._peers[peer] = _Peer(offered.session, RegionTable(regions, self.name), brief)
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Move a batch, and return when it has moved or failed."""
@@ -219,6 +226,9 @@ class AscendBackend(Backend):
         if known is None:
             raise TransferError("the peer is not connected", backend=self.name, peer=peer)
         ends = Ends.of(batch, self._table, known.table)
+        gone = known.check() if known.suspect else ""
+        if gone:
+            raise TransferError("a batch was not started", cause=gone, backend=self.name, peer=peer)
         move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
         lists = (ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist())
         if known.patient is None:
@@ -228,6 +238,7 @@ class AscendBackend(Backend):
         while code == REFUSED and time.monotonic() < known.patient:
             time.sleep(RETRY)
             code, reason = self._library.call(move, known.session, *lists)
+        known.suspect = code not in (0, REFUSED)
         if code == 0:
             known.patient = 0.0
             return Transfer(Outcome(True))
@@ -246,39 +257,36 @@ class AscendBackend(Backend):
 
     def close(self) -> None:
         """Destroy the engine: takes seconds. A first contact that still waits does it instead when it ends."""
-        with self._lock:
-            first, self._closing = not self._closing, True
-            waiting = bool(self._contacts)
+        self._closing = True
         self._peers.clear()
-        if first and not waiting:
-            self._release()
+        if self._door is not None:
+            self._door.close()
+        self._contacts.close()
 
-    def _reach(self, peer: str, session: str) -> None:
-        with self._lock:
-            self._open()  # else a close that has just been would not know of this contact
-            contact = self._contacts.get(session)
-            if contact is None:
-                contact = self._contacts[session] = _Contact(self, session)
-                contact.start()
-        contact.join(self._options.connect_timeout)
-        if contact.is_alive():
-            cause = f"its engine at {session} did not answer within {self._options.connect_timeout:g} s"
-            raise Descriptor.refused(
-                peer, cause, "the library goes on trying for two minutes; see whether the peer still runs"
-            )
-        code, reason = contact.result
-        if code != REFUSED:
-            reason = reason or "it took an empty batch, so this version connects in another way"
-            raise Descriptor.refused(peer, f"its engine at {session} cannot be reached: {reason}")
+    def _reach(self, peer: str, session: str, check: Callable[[float], str]) -> None:
+        """Make the first call to a session, to which the library connects, unless the peer does not even answer."""
+        patience = self._options.connect_timeout
+        until = time.monotonic() + patience
+        try:
+            gone = check(patience)
+            if gone:
+                raise Unreached(gone, "see whether it still runs, and whether this host may reach that address")
+            left = max(until - time.monotonic(), patience / 2)
+            self._contacts.make(peer, session, left, partial(check, min(BRIEF, patience)))
+        except Unreached as error:
+            self._open()
+            raise Descriptor.refused(peer, error.cause, error.hint) from error
 
-    def _contact_ended(self, session: str) -> None:
-        with self._lock:
-            del self._contacts[session]
-            last = self._closing and not self._contacts
-        if last:
-            self._release()
+    def _first_call(self, session: str) -> str:
+        """Transfer nothing: the library connects before it looks at the lists, and then refuses them as empty."""
+        code, reason = self._library.call(self._engine.batch_transfer_sync_write, session, [], [], [])
+        if code == REFUSED:
+            return ""
+        reason = reason or "it took an empty batch, so this version connects in another way"
+        return f"its engine at {session} cannot be reached: {reason}"
 
     def _release(self) -> None:
+        """Called once, by `Contacts`."""
         engine, self._engine = self._engine, None
         try:
             for end in (engine.destroy, engine.unInitialize):

@@ -13,6 +13,7 @@ class Descriptor(Located, frozen=True, array_like=True):
     Attributes:
         role: ``Prefill`` or ``Decode``.
         kind: Name of what moves the bytes there.
+        door: On decode, the port of its `Door`; else 0.
     """
 
     BACKEND = "ascend"
@@ -20,6 +21,13 @@ class Descriptor(Located, frozen=True, array_like=True):
 
     role: str
     kind: str
+    door: int
+
+    def check(self) -> None:
+        """See `statelink.backend.native.Descriptor.check`."""
+        super().check()
+        if (self.door or self.role == "Decode") and not 0 < self.door < 1 << 16:
+            raise ValueError(f"has a door at port {self.door}")
 
     def fits(self, role: str, kind: str) -> str:
         """Why an engine of this role and kind cannot reach it, or nothing."""

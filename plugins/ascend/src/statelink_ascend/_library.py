@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
 from statelink.backend.native import lacking
+
+from . import _logs
 
 __all__ = ["REFUSED", "Library"]
 
@@ -48,13 +48,13 @@ class Library:
         Raises:
             ImportError: It is not installed, its import failed, or this version lacks what is needed.
         """
-        if not {"MF_LOG_LEVEL", "ASCEND_MF_LOG_LEVEL"} & os.environ.keys():
-            os.environ["MF_LOG_LEVEL"] = "3"  # errors; it logs to standard output
-        self._module: Any = importlib.import_module("memfabric_hybrid")
+        self._module, self._leads = _logs.imported()
         needed = {"TransferEngine": METHODS, "TransDataOpType": data_op_type, "get_and_clear_last_err_msg": "__call__"}
         lacks = lacking(self._module, needed)
         if lacks:
             raise ImportError(f"this version of memfabric_hybrid has no {', '.join(lacks)}")
+        if self._leads:
+            _logs.lead(self._module)
         self.engine: Any = self._module.TransferEngine()
         self._kind = getattr(self._module.TransDataOpType, data_op_type)
 
@@ -66,6 +66,8 @@ class Library:
         # Of the store's URL, only the scheme counts: each decode side has a store of its own.
         begin = self.engine.initialize
         reason = self.call(begin, "tcp://127.0.0.1:0", session, role, device_id, self._kind, "Decode", nic)[1]
+        if self._leads:
+            _logs.level(self._module)
         port = self.engine.get_rpc_port() if not reason else 0
         if not reason and not (isinstance(port, int) and 0 < port < 1 << 16):  # a version once returned a text
             reason = f"it started without a port, which it says is {port!r}"

@@ -29,6 +29,7 @@ INSTALLED = Path("/etc/ascend_install.info")
 HAL = "libascend_hal.so"
 TRIAL = """
 import os, sys, msgspec
+os.environ.setdefault("MF_LOG_LEVEL", "3")  # errors, to standard output
 from statelink_ascend import Options
 from statelink_ascend._library import Library
 options = msgspec.json.decode(sys.argv[1], type=Options)

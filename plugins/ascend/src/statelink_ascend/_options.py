@@ -12,7 +12,7 @@ __all__ = ["Options"]
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the ``ascend`` backend.
 
-    The library reads the rest from ``MF_*`` in the environment, ``MF_LOG_LEVEL`` among it; it logs to standard output.
+    The library reads the rest from ``MF_*`` in the environment; with ``MF_LOG_LEVEL``, it logs to standard output.
 
     Attributes:
         data_op_type: A name in MemFabric's ``TransDataOpType``. ``HOST_RDMA`` moves host memory, the others an NPU's.

@@ -1,0 +1,122 @@
+"""First calls to sessions, which connect. The library makes them one after the other, and waits for two minutes each.
+
+It cannot be told otherwise. So here, too, they are made one after the other, and who waits is told for whom.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["Contacts", "Unreached"]
+
+WAITS = (
+    "the library waits for two minutes, and makes no other first contact meanwhile; see whether that peer still runs"
+)
+
+
+class Unreached(Exception):
+    """A session was not reached.
+
+    Attributes:
+        cause: Why, as a clause.
+        hint: What to do.
+    """
+
+    def __init__(self, cause: str, hint: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.hint = hint
+
+
+class _Contact(threading.Thread):
+    """One first call; it goes on when nobody waits for it any more."""
+
+    def __init__(self, contacts: Contacts, peer: str, session: str, check: Callable[[], str]) -> None:
+        super().__init__(name=f"statelink-ascend-contact-{session}", daemon=True)
+        self.peer = peer
+        self.session = session
+        self.since = time.monotonic()
+        self.failure = ""
+        self._contacts = contacts
+        self._check = check
+
+    def __str__(self) -> str:
+        return f"{self.session} of {self.peer}"
+
+    def run(self) -> None:
+        """Look once more whether the peer answers, since its turn may have come late, and connect."""
+        self.failure = self._check() or self._contacts.connect(self.session)
+        self._contacts.ended()
+
+
+class Contacts:
+    """First contacts of one engine. Thread-safe.
+
+    Args:
+        connect: Makes one; returns why it failed, or nothing. Called on a thread of its own, never twice at once.
+        release: Called once, after `close`, when no contact is under way any more, by whoever finds that out.
+    """
+
+    def __init__(self, connect: Callable[[str], str], release: Callable[[], None]) -> None:
+        self.connect = connect
+        self._release = release
+        self._turn = threading.Condition()
+        self._contact: _Contact | None = None
+        self._closed = False
+
+    def make(self, peer: str, session: str, seconds: float, check: Callable[[], str]) -> None:
+        """Connect to a session. Blocks until that is done, or ``seconds`` are over.
+
+        Args:
+            peer: Its link's name, for errors.
+            session: The session.
+            seconds: How long to wait, for the turn too.
+            check: Why it should not be tried after all, or nothing; asked right before.
+
+        Raises:
+            Unreached: It failed, or did not end in time; the contact goes on, and who asks again waits for the same.
+        """
+        until = time.monotonic() + seconds
+        with self._turn:
+            while (contact := self._contact) is not None and contact.session != session and not self._closed:
+                if not self._turn.wait(until - time.monotonic()):
+                    waits = f"{time.monotonic() - contact.since:.0f} s"
+                    cause = (
+                        f"its turn has not come: the engine at {contact.session} of {contact.peer} has not answered for"
+                    )
+                    raise Unreached(f"{cause} {waits}", WAITS)
+            if self._closed:
+                raise Unreached("the backend is closed")
+            if contact is None:
+                contact = self._contact = _Contact(self, peer, session, check)
+                contact.start()
+        contact.join(max(until - time.monotonic(), 0.0))
+        if contact.is_alive():
+            raise Unreached(f"its engine at {session} did not answer within {seconds:g} s", WAITS)
+        if contact.failure:
+            raise Unreached(contact.failure)
+
+    def ended(self) -> None:
+        """The contact that was under way has ended. Called by its thread."""
+        with self._turn:
+            self._contact = None
+            last = self._closed
+            self._turn.notify_all()
+        if last:
+            self._release()
+
+    def close(self) -> None:
+        """Make no more. May be called twice."""
+        with self._turn:
+            first, self._closed = not self._closed, True
+            waits = self._contact is not None
+            self._turn.notify_all()
+        if first and not waits:
+            self._release()
+
+    def lingers(self) -> str:
+        """To whom a contact goes on after `close`, or nothing."""
+        contact = self._contact
+        return str(contact) if self._closed and contact else ""

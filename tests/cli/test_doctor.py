@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from statelink.backend import Check, SubmitMode, Verdict
 from statelink.cli import _loopback, _machine, main
-from statelink.tcp import TcpBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,13 +104,59 @@ def test_a_transfer_that_hangs_ends(site: Site) -> None:
     assert (check.verdict, "prefill came to no end" in check.found) == (Verdict.PROBLEM, True)
 
 
-def test_bytes_that_a_backend_does_not_move_are_not_asked_of_it() -> None:
-    class Npu(TcpBackend):
-        import dataclasses
+FOR_NPUS = """
+    capabilities = dataclasses.replace(TcpBackend.capabilities, memory_kinds=frozenset({"dram", "npu"}))
 
-        capabilities = dataclasses.replace(TcpBackend.capabilities, memory_kinds=frozenset({"npu"}))
+    @classmethod
+    def memory_kinds(cls, options):
+        return frozenset({"npu"} if options.same_host_copy else {"dram"})
+"""
 
-    assert _loopback.loopback(Npu, {}).verdict is Verdict.NOT_APPLICABLE
+
+def test_memory_that_a_backend_does_not_move_is_not_asked_of_it(site: Site) -> None:
+    """Where its options leave host memory out, that is no problem, unless somebody asks for it."""
+    made(site, more=f"    import dataclasses{FOR_NPUS}")
+    moved = lines("good", expect=0)["loopback transfer"]
+    assert moved["verdict"] == "not applicable"
+    assert "memory of kind 'dram' would be moved: with these options it registers npu" in moved["found"]
+    assert "--memory" in moved["hint"]
+    asked = lines("good", "--memory", "dram", expect=1)["loopback transfer"]
+    assert (asked["verdict"], asked["found"]) == ("problem", moved["found"])
+    assert "KiB of dram in" in lines("good", "-o", "same_host_copy=false", expect=0)["loopback transfer"]["found"]
+
+
+NPUS_ALONE = """
+    import dataclasses
+    capabilities = dataclasses.replace(TcpBackend.capabilities, memory_kinds=frozenset({'npu'}))
+
+    def register(self, regions):
+        from statelink.backend import Region
+        super().register([Region(each.address, each.nbytes) for each in regions])
+"""
+HOST = """
+import ctypes
+import numpy as np
+
+class Memory:
+    def __init__(self, kind, nbytes):
+        self.bytes = np.zeros(nbytes, np.uint8)
+        self.address = self.bytes.ctypes.data
+    def write(self, at, data):
+        self.bytes[at : at + data.size] = data.reshape(-1)
+    def read(self, at, data):
+        data.reshape(-1)[:] = self.bytes[at : at + data.size]
+    def __del__(self):
+        ctypes.memset(self.address, 0, len(self.bytes))
+"""
+
+
+def test_memory_of_a_device_is_moved(site: Site) -> None:
+    made(site, more=NPUS_ALONE)
+    (site.folder / "made_memory.py").write_text(HOST)
+    moved = lines("good", "--memory", "npu:0", "--allocator", "made_memory:Memory", expect=0)["loopback transfer"]
+    assert "6144 KiB of npu:0 in" in moved["found"]
+    nowhere = lines("good", "--memory", "npu:0", "--allocator", "no_such_module:Memory", expect=1)["loopback transfer"]
+    assert "no_such_module:Memory cannot allocate memory of kind 'npu:0'" in nowhere["found"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from statelink.config import read_options
 from statelink.errors import StatelinkError
-from statelink.link import read_options
 from statelink.registry import load_backend
 
 __all__ = ["OPTIONS", "environment_of", "options_of", "problem_of"]

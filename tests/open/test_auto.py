@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.open.links import Rank, hand_over
 
-from statelink.errors import BackendUnavailableError, ConfigError, RoomError
+from statelink.errors import BackendUnavailableError, ConfigError, RoomError, UnsupportedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +80,27 @@ def test_the_best_that_can_is_taken_and_carries_the_bytes(several: Site, caplog:
         assert reason in rejected[name]
         assert f"{name}: {rejected[name]}" in caplog.records[0].getMessage()
     assert (caplog.records[0].levelname, caplog.records[0].name) == ("INFO", "statelink.open")
+
+
+BY_OPTIONS = """
+    @classmethod
+    def memory_kinds(cls, options):
+        return frozenset({"dram"} if options.drain_timeout == 7 else {"npu"})
+"""
+
+
+def test_auto_goes_by_the_memory_that_options_allow(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that would refuse this rank's memory when it registers it is passed over before."""
+    monkeypatch.setenv("STATELINK_PLUGINS", "statelink-good")
+    declares = "priority=90, memory_kinds=frozenset({'dram', 'npu'})"
+    site.backend("good", source=OVER_TCP.format(name="good", declares=declares, probe=FINE) + BY_OPTIONS)
+    with Rank("p").open(AUTO) as link:
+        assert link.backend == "tcp"
+        assert "with these options it registers npu" in link.snapshot()["rejected"]["good"]
+    with Rank("p").open(AUTO, options={"good": {"drain_timeout": 7}}) as link:
+        assert link.backend == "good"
+    with pytest.raises(UnsupportedError, match="with these options it registers npu"):
+        Rank("p").open(AUTO, backend="good")
 
 
 def test_a_named_backend_rejects_nobody(several: Site) -> None:

@@ -36,6 +36,9 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
     "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the backend; JSON values."
 )
 @click.option("--memory", default="dram", show_default=True, help="Kind of memory to move, such as cuda:0 or npu:0.")
+@click.option(
+    "--allocator", default="", metavar="MODULE:NAME", help="What allocates that of a device, instead of torch."
+)
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found as JSON.")
 @click.option(
     "-k", "expression", default="", metavar="EXPR", help="Run only clauses whose names match, as pytest does."
@@ -43,7 +46,14 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
 @click.option("--require", is_flag=True, help="Fail, rather than skip, where the backend cannot run on this machine.")
 @click.option("--verbose", "-v", is_flag=True, help="Show pytest's own output, with the tracebacks of what failed.")
 def conform(
-    name: str, pairs: tuple[str, ...], memory: str, path: Path | None, expression: str, require: bool, verbose: bool
+    name: str,
+    pairs: tuple[str, ...],
+    memory: str,
+    allocator: str,
+    path: Path | None,
+    expression: str,
+    require: bool,
+    verbose: bool,
 ) -> None:
     """Run every clause of the backend contract against backend NAME.
 
@@ -87,6 +97,7 @@ def conform(
             **os.environ,
             "STATELINK_CONFORM_BACKEND": name,
             "STATELINK_CONFORM_OPTIONS": json.dumps(options),
+            "STATELINK_CONFORM_ALLOCATOR": allocator,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         done = subprocess.run(command, env=environment, capture_output=not verbose, text=True, check=False)

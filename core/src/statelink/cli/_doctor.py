@@ -18,7 +18,7 @@ from statelink.config import read_config, read_options
 from statelink.errors import StatelinkError
 from statelink.registry import list_backends, load_backend
 
-from ._loopback import loopback
+from ._loopback import Meant, loopback
 from ._machine import look
 from ._pairs import pair
 
@@ -32,16 +32,22 @@ STYLES = {Verdict.OK: "green", Verdict.PROBLEM: "bold red", Verdict.NOT_APPLICAB
 @click.option(
     "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of backend NAME; JSON values."
 )
+@click.option("--memory", default="", metavar="KIND", help="Kind of memory to move over backend NAME.  [default: dram]")
+@click.option(
+    "--allocator", default="", metavar="MODULE:NAME", help="What allocates that of a device, instead of torch."
+)
 @click.option("--loopback/--no-loopback", "transfer", default=True, help="Move bytes from this machine to itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def doctor(name: str | None, pairs: tuple[str, ...], transfer: bool, as_json: bool) -> None:
+def doctor(
+    name: str | None, pairs: tuple[str, ...], memory: str, allocator: str, transfer: bool, as_json: bool
+) -> None:
     """Look at this machine, and at backend NAME or at every installed one, as far as a real transfer.
 
     Each line is ok, a problem with what to do, or not applicable here. Exits with 1 if there is a problem, else with 0.
     That an installed backend cannot run on this machine is a problem if it is NAME, or the configuration's.
     """
-    if pairs and name is None:
-        raise click.UsageError("options are those of one backend: say which")
+    if (pairs or memory) and name is None:
+        raise click.UsageError("options and memory are those of one backend: say which")
     options = dict(pair(each) for each in pairs)
     names = [name] if name else sorted({each.name for each in list_backends()})
     meant = name or _configured()
@@ -49,7 +55,8 @@ def doctor(name: str | None, pairs: tuple[str, ...], transfer: bool, as_json: bo
     seen: list[tuple[str, Check]] = []
     for about in ("machine", *names):
         rows = []
-        for check in look() if about == "machine" else _backend(about, options, transfer, about == meant):
+        moved = Meant(memory, allocator) if transfer else None
+        for check in look() if about == "machine" else _backend(about, options, moved, about == meant):
             rows.append(check)
             seen.append((about, check))
         if not as_json:
@@ -70,7 +77,7 @@ def _configured() -> str:
         return ""
 
 
-def _backend(name: str, options: dict[str, Any], transfer: bool, meant: bool) -> Iterator[Check]:
+def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: bool) -> Iterator[Check]:
     """From its package to its bytes; what stands on something that is broken is left out.
 
     Where nobody means to use it, it is no problem that it cannot run: hosts of one kind often have the packages of all.
@@ -102,8 +109,8 @@ def _backend(name: str, options: dict[str, Any], transfer: bool, meant: bool) ->
         return
     yield Check(what="probe", verdict=Verdict.OK, found=probe.reason)
     yield Check(what="stopped peers", verdict=Verdict.OK, found=_stalled(kind))
-    if transfer:
-        yield loopback(kind, options)
+    if moved is not None:
+        yield loopback(kind, options, moved)
 
 
 def _diagnosed(kind: type[Backend], options: Any) -> tuple[list[Check], list[Check]]:

@@ -14,17 +14,20 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import statelink
 from statelink import Status, state
+from statelink._devices import allocate
 from statelink.backend import Backend, Check, Op, Verdict
+from statelink.backend._interface import cannot_register
+from statelink.config import read_options
 from statelink.errors import StatelinkError
 
-__all__ = ["loopback"]
+__all__ = ["Meant", "loopback"]
 
 PAGES, TOKENS, MOVED = 64, 16, 48
 SHAPE = (PAGES, TOKENS, 8, 512)
@@ -33,16 +36,40 @@ PATIENCE = 60.0
 WHAT = "loopback transfer"
 
 
-def loopback(kind: type[Backend], options: Mapping[str, Any], patience: float = PATIENCE) -> Check:
+class Meant(NamedTuple):
+    """What is to be moved.
+
+    Attributes:
+        kind: Kind of memory; host memory if nobody says.
+        allocator: What allocates that of a device, as for `statelink._devices.allocate`.
+    """
+
+    kind: str = ""
+    allocator: str = ""
+
+
+HOST = Meant()
+
+
+def loopback(
+    kind: type[Backend], options: Mapping[str, Any], memory: Meant = HOST, patience: float = PATIENCE
+) -> Check:
     """Move a request between two processes of this machine over a backend, and compare every byte."""
-    declared = kind.capabilities
-    if "dram" not in declared.memory_kinds or Op.WRITE not in declared.ops or not declared.moves("kv"):
-        found = "it does not write pages of host memory, which is what is moved here"
-        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found=found)
+    declared, of = kind.capabilities, memory.kind or "dram"
+    if Op.WRITE not in declared.ops or not declared.moves("kv"):
+        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found="it does not write pages, which are moved here")
+    cause = cannot_register(kind, read_options(kind.Options, options, f"options of backend {kind.name!r}"), of)
+    if cause:
+        verdict = Verdict.PROBLEM if memory.kind else Verdict.NOT_APPLICABLE
+        found = f"memory of kind {of!r} would be moved: {cause}"
+        return Check(
+            what=WHAT, verdict=verdict, found=found, hint="--memory says what to move, such as cuda:0 or npu:0"
+        )
     seed = secrets.randbits(60)
     with tempfile.TemporaryDirectory(prefix="statelink-doctor-") as name:
         folder = Path(name)
-        said = _run(folder, {"backend": kind.name, "options": dict(options), "seed": seed}, time.monotonic() + patience)
+        job = {"backend": kind.name, "options": dict(options), "seed": seed, "memory": [of, memory.allocator]}
+        said = _run(folder, job, time.monotonic() + patience)
         noise = _noise(folder)
     hint = said.get("hint") or "statelink conform runs every clause of the contract"
     if "error" in said:
@@ -51,7 +78,7 @@ def loopback(kind: type[Backend], options: Mapping[str, Any], patience: float = 
     if said["sha256"] != _digest(_arrived(seed)):
         found = "the request succeeded, and other bytes arrived than were sent"
         return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=hint)
-    moved = f"{said['nbytes'] >> 10} KiB in {said['seconds'] * 1e3:.0f} ms, every byte right"
+    moved = f"{said['nbytes'] >> 10} KiB of {of} in {said['seconds'] * 1e3:.0f} ms, every byte right"
     return Check(what=WHAT, verdict=Verdict.OK, found=f"{moved}; transport: {said['transport']}")
 
 
@@ -170,15 +197,39 @@ def _say(folder: Path, role: str, said: dict[str, Any]) -> None:
     path.rename(folder / f"{role}.json")
 
 
-def _open(role: str, job: dict[str, Any], arrays: npt.NDArray[np.uint8]) -> statelink.Link:
+class _Pages:
+    """Keys and values, on the host or on a device; they go with this object."""
+
+    def __init__(self, job: dict[str, Any], arrays: npt.NDArray[np.uint8]) -> None:
+        kind, allocator = job["memory"]
+        self._arrays = arrays
+        self._device = None if kind == "dram" else allocate(kind, arrays.nbytes, allocator)
+        address = int(arrays.ctypes.data)
+        if self._device is not None:
+            self._device.write(0, arrays)
+            address = self._device.address
+        self.described = [
+            state.Memory.pointer(address + at, SHAPE, "uint8", 1, kind=kind) for at in (0, arrays[0].nbytes)
+        ]
+
+    def read(self) -> npt.NDArray[np.uint8]:
+        """What they are at this moment."""
+        if self._device is not None:
+            self._device.read(0, self._arrays)
+        return self._arrays
+
+
+def _open(role: str, job: dict[str, Any], pages: _Pages) -> statelink.Link:
     config = {"role": role, "backend": job["backend"], "options": job["options"], "inspect": False}
-    inventory = state.describe(f"doctor-{role}", [state.kv_pages({0: (arrays[0], arrays[1])}, heads=8)])
+    keys, values = pages.described
+    inventory = state.describe(f"doctor-{role}", [state.kv_pages({0: (keys, values)}, heads=8)])
     return statelink.open(config, inventory)
 
 
 def _prefill(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     arrays, computed, _ = _source(job["seed"])
-    with _open("prefill", job, arrays) as link:
+    pages = _Pages(job, arrays)
+    with _open("prefill", job, pages) as link:
         sending = link.send(1, MOVED * TOKENS, deadline=PATIENCE)
         sending.push({"kv": computed})
         _say(folder, "prefill", {"address": link.address})
@@ -188,15 +239,15 @@ def _prefill(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 def _decode(job: dict[str, Any]) -> dict[str, Any]:
     _, _, allocated = _source(job["seed"])
-    arrays = np.zeros((2, *SHAPE), np.uint8)
-    with _open("decode", job, arrays) as link:
+    pages = _Pages(job, np.zeros((2, *SHAPE), np.uint8))
+    with _open("decode", job, pages) as link:
         receiving = link.receive(1, job["peer"], MOVED * TOKENS, {"kv": allocated}, deadline=PATIENCE / 2)
         if receiving.wait(PATIENCE) is not Status.SUCCEEDED:
             receiving.check()
             raise StatelinkError("the request did not end")
         report = receiving.report
         return {
-            "sha256": _digest(arrays),
+            "sha256": _digest(pages.read()),
             "transport": ", ".join(report.transports.values()) or "unknown",
             "nbytes": sum(moved.nbytes for moved in report.moved.values()),
             "seconds": report.transferred,

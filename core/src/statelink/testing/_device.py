@@ -19,19 +19,30 @@ if TYPE_CHECKING:
     from ._memory import Array
     from ._worker import Host
 
-__all__ = ["hold"]
+__all__ = ["hold", "serve"]
 
 
 def hold(host: Host, kind: str, by: str, path: str) -> tuple[int, str]:
-    """Allocate the worker's memory on a device, and serve it from threads: its address, and where it is served.
-
-    Runs in the worker.
+    """Have the memory of a worker on a device: its address, and where it is served. Runs in the worker.
 
     Args:
         host: This process.
         kind: The device.
         by: What allocates it, as for `statelink._devices.allocate`.
         path: The arena of this worker, through which bytes are handed over.
+    """
+    memory, served = serve(kind, by, path)
+    host.on(kind, memory.address, lambda nbytes: allocate(kind, nbytes, by))
+    return memory.address, served
+
+
+def serve(kind: str, by: str, path: str) -> tuple[DeviceMemory, str]:
+    """Allocate memory as large as a file, and serve it from threads: that, and what `_window.view` takes elsewhere.
+
+    Args:
+        kind: The device.
+        by: What allocates it.
+        path: The file, through which bytes are handed over; absolute.
     """
     mirror = _memory.view(path)
     memory = allocate(kind, len(mirror), by)
@@ -42,14 +53,14 @@ def hold(host: Host, kind: str, by: str, path: str) -> tuple[int, str]:
 
     def accept() -> None:
         while True:
-            threading.Thread(target=_serve, args=(listener.accept()[0], memory, mirror), daemon=True).start()
+            client = listener.accept()[0]
+            threading.Thread(target=_answer, args=(client, memory, mirror), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    host.on(kind, memory.address, lambda nbytes: allocate(kind, nbytes, by))
-    return memory.address, f"@{name}{path}"
+    return memory, f"@{name}{path}"
 
 
-def _serve(client: socket.socket, memory: DeviceMemory, mirror: Array) -> None:
+def _answer(client: socket.socket, memory: DeviceMemory, mirror: Array) -> None:
     """Copy what one client asks for. Runs on a thread of its own."""
     with client:
         while len(order := client.recv(ORDER.size, socket.MSG_WAITALL)) == ORDER.size:

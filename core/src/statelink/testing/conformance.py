@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 from statelink.testing import BackendTests
 
-__all__ = ["NAME", "OPTIONS", "TestConformance"]
+__all__ = ["ALLOCATOR", "NAME", "OPTIONS", "TestConformance"]
 
 NAME, OPTIONS = "STATELINK_CONFORM_BACKEND", "STATELINK_CONFORM_OPTIONS"
 """Environment variables that name the backend, and give its options as JSON."""
+ALLOCATOR = "STATELINK_CONFORM_ALLOCATOR"
+"""That which names what allocates memory of a device."""
 
 
 class TestConformance(BackendTests):
@@ -20,3 +22,4 @@ class TestConformance(BackendTests):
 
     backend: ClassVar[str] = os.environ.get(NAME, "tcp")
     options: ClassVar[Mapping[str, Any]] = json.loads(os.environ.get(OPTIONS, "{}"))
+    allocator: ClassVar[str] = os.environ.get(ALLOCATOR, "")

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from statelink.backend import Check, SubmitMode, Verdict
 from statelink.cli import _loopback, _machine, main
+from statelink.tcp import TcpBackend
 
 if TYPE_CHECKING:
     from pathlib import Path

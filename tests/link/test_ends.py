@@ -168,8 +168,8 @@ def test_a_deadline_while_nobody_is_there(pair: Pair) -> None:
     receiving = pair.decode.receive(12, "tcp://127.0.0.1:9", 64, deadline=0.5)
     assert receiving.see().status is Status.BOOTSTRAPPING
     text = receiving.failed(10)
-    assert "prefill instance tcp://127.0.0.1:9 is still greeting; no answer from tcp://127.0.0.1:9" in text
-    assert "hint: is prefill running, and the address right?" in text
+    assert "prefill instance tcp://127.0.0.1:9 is still greeting; no answer from tcp://127.0.0.1:9 (the conn" in text
+    assert "hint: does it run, and listen at this host and this port?" in text
 
 
 @pytest.fixture

@@ -131,7 +131,8 @@ def test_its_death_hurts_no_pair_and_links_come_back_to_it(workshop: Workshop, t
             pair.run()
         late = workshop.open("decode", rendezvous=served.address, **keys(DECODE, everyone))
         text = late.receive(next(_rooms), "prefill", 64, deadline=1.0).failed(10)
-        assert "prefill instance prefill is still resolving" in text
+        assert "prefill instance prefill is still resolving; the rendezvous server at tcp://127.0.0.1:" in text
+        assert "does not answer: the connection is refused" in text
         pair.run()
 
         served.start()

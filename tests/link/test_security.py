@@ -50,6 +50,7 @@ def test_one_that_is_not_allowed(workshop: Workshop, who: str) -> None:
     decode = workshop.open("decode", **keys(own, OURS, STRANGE))
     text = decode.receive(next(_rooms), address, 64, deadline=1.0).failed(10)
     assert "no answer from tcp://127.0.0.1:" in text
+    assert ("it does not allow this link's key" in text) is (who == "a stranger")
     assert prefill.snapshot()["peers"] == {}
     Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
 

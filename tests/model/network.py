@@ -97,6 +97,13 @@ class SimChannel:
         if str(endpoint) not in self._dialled:
             self._dialled[str(endpoint)] = self._network.dial(self._process, str(endpoint))
 
+    def redial(self, endpoint: wire.Endpoint) -> None:
+        self.hang_up(str(endpoint))
+        self.dial(endpoint)
+
+    def trouble(self, address: str) -> wire.Trouble | None:
+        return wire.Trouble.NO_ANSWER
+
     def hang_up(self, address: str) -> None:
         connection = self._dialled.pop(address, None)
         if connection is not None:

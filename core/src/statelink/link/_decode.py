@@ -369,15 +369,10 @@ class DecodeRole:
     def _missing(self, room: Receiving) -> tuple[str, str]:
         """What a room was still waiting for."""
         instance = room._instance
-        if instance is None or instance.stage is not Stage.READY:
-            stage = instance.stage.value if instance else "unknown"
-            silent = instance.silent() if instance else ""
-            cause = f"prefill instance {instance.key if instance else ''} is still {stage}"
-            if instance is not None and instance.stage is Stage.RESOLVING:
-                return cause, "is every rank of prefill registered, under this name, with the same rendezvous server?"
-            return (
-                f"{cause}; no answer from {silent}" if silent else cause
-            ), "is prefill running, and the address right?"
+        if instance is None:
+            return "prefill is still unknown", ""
+        if instance.stage is not Stage.READY:
+            return self._instances.explain(instance)
         if not room._accepted:
             return "the engine never accepted it", "call accept() once memory is allocated"
         missing = [name for name, writer in room._writers.items() if writer.finished is None]

@@ -17,6 +17,7 @@ from ._mover import reason_of
 from ._process import Witness
 from ._stages import InstanceEvent, Stage
 from ._transport import check_transport
+from ._unanswered import Unanswered
 
 if TYPE_CHECKING:
     from ._node import Node
@@ -69,6 +70,8 @@ class Instances:
         self._watcher = watcher
         self._instances: dict[str, Instance] = {}
         self._cards = Cards(node)
+        self._unanswered = Unanswered(node)
+        self.explain = self._unanswered.explain
         self._connections = Connections(node)
         self._siblings = [str(wire.parse_endpoint(address)) for address in node.config.siblings]
 
@@ -151,8 +154,7 @@ class Instances:
     def _redial(self, address: str) -> None:
         """Drop what waits for who does not answer: cards are large, and one is enough."""
         if all(each.stage is Stage.GREETING for each in self._of_address(address)):
-            self._node.channel.hang_up(address)
-            self._node.channel.dial(wire.parse_endpoint(address))
+            self._node.channel.redial(wire.parse_endpoint(address))
 
     def _welcome(self, message: wire.Welcome, address: str) -> None:
         if not any(each.stage is Stage.GREETING for each in self._of_address(address)):
@@ -294,8 +296,7 @@ class Instances:
             return
         address = source.address
         if self._of_address(address) == [instance]:
-            self._node.channel.hang_up(address)
-            self._node.channel.dial(source.endpoint)
+            self._node.channel.redial(source.endpoint)
         instance.sources[address] = Source(source.endpoint, self._node.now())
         instance.siblings = dict.fromkeys(self._siblings)
         instance.asked = 0
@@ -307,6 +308,7 @@ class Instances:
         for each in instance.parts:
             self._detach(each)
         self._hang_up(instance)
+        self._unanswered.forget(instance)
         del self._instances[instance.key]
 
     def _detach(self, source: Source) -> None:
@@ -390,6 +392,7 @@ class Instances:
         """Ask who is silent, and give up who stays so. What this process slept through is nobody's silence."""
         liveness = self._node.config.liveness
         for instance in list(self._instances.values()):
+            self._unanswered.look(instance, now)
             if instance.stage is Stage.REFUSED and instance.rooms:
                 # Memory of these rooms waits for its word that nothing is in flight.
                 self._retry(instance)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from statelink.errors import PeerError
 from statelink.wire import Endpoint, parse_endpoint
 
-__all__ = ["Peer", "Rendezvous", "StaticRendezvous"]
+__all__ = ["Explaining", "Peer", "Rendezvous", "StaticRendezvous"]
 
 Peer = str | Sequence[str]
 """What a router hands to decode: an instance's name, one address, or the addresses of all of its ranks."""
@@ -26,6 +26,17 @@ class Rendezvous(Protocol):
 
     def close(self) -> None:
         """Release what it holds. May be called twice."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A rendezvous that can say why it does not find an instance. A `Rendezvous` need not be one."""
+
+    def explain(self, peer: Peer) -> tuple[str, str]:
+        """Why `Rendezvous.resolve` returns ``None``, and what to look at; empty where it is not known.
+
+        Must not block: it is called on the control thread.
+        """
 
 
 class StaticRendezvous:

@@ -59,6 +59,8 @@ class RendezvousClient:
         self._silent = False
         self._asked: float | None = None  # when the server was first asked something that it has not answered
         self._complaint: Reason | None = None
+        self._trouble: wire.Trouble | None = None  # of the connection, while the server does not answer
+        self._present: dict[str, tuple[int, int]] = {}  # ranks of what was asked for: that are there, and of how many
         self._closing = False
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
@@ -107,6 +109,17 @@ class RendezvousClient:
                 del self._wanted[peer]
             return answer
 
+    def explain(self, peer: Peer) -> tuple[str, str]:
+        """See `Explaining.explain`. Does not block."""
+        server = f"the rendezvous server at {self._server.address}"
+        trouble = self._trouble
+        if trouble is not None:
+            return f"{server} does not answer: {trouble.what}", trouble.hint
+        present, ranks = self._present.get(str(peer), (0, 0))
+        said = f"{present} of its {ranks} ranks are" if ranks else "nobody of this name is"
+        hint = "is every rank of prefill registered, under this name, with the same rendezvous server?"
+        return f"{said} registered with {server}", hint
+
     def close(self) -> None:
         """Say goodbye and end the thread. May be called twice."""
         with self._changed:
@@ -148,16 +161,20 @@ class RendezvousClient:
     def _ask(self) -> None:
         """Send what is due."""
         now = time.monotonic()
-        if self._asked is not None and now - self._asked > SILENCE:
+        address = str(self._server)
+        if self._asked is not None:
+            self._trouble = self._channel.trouble(address) or wire.Trouble.MUTE
+        if self._asked is not None and self._trouble is not None and now - self._asked > SILENCE:
             if not self._silent:
                 log.warning(
-                    "the rendezvous server at %s does not answer: does it run, and allow this link's key?",
+                    "the rendezvous server at %s does not answer: %s; %s",
                     self._server.address,
+                    self._trouble.what,
+                    self._trouble.hint,
                 )
             self._silent = True
             # What waits in the old connection is stale, and would arrive all at once.
-            self._channel.hang_up(str(self._server))
-            self._channel.dial(self._server)
+            self._channel.redial(self._server)
             self._asked = now
         messages: list[wire.Message] = []
         with self._changed:
@@ -183,7 +200,7 @@ class RendezvousClient:
     def _take(self, message: wire.Message) -> None:
         """An answer. The condition is held."""
         now = time.monotonic()
-        self._asked = None
+        self._asked = self._trouble = None
         if self._silent:
             log.warning("the rendezvous server at %s answers again", self._server.address)
             self._silent = False
@@ -192,7 +209,11 @@ class RendezvousClient:
             self._complain(None)
         elif isinstance(message, wire.Refuse):
             self._complain(message.reason)
-        elif isinstance(message, wire.Resolved) and message.addresses and message.instance in self._wanted:
+        elif isinstance(message, wire.Resolved) and message.instance in self._wanted:
+            self._present = {name: seen for name, seen in self._present.items() if name in self._wanted}
+            self._present[message.instance] = message.present, message.ranks
+            if not message.addresses:
+                return
             try:
                 self._answers[message.instance] = tuple(map(wire.parse_endpoint, message.addresses))
             except ConfigError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._channel import Channel
 from ._codec import decode, encode, pack_items, read_card, unpack_items, write_card
 from ._descriptors import check_descriptors, no_descriptors
+from ._dialling import Trouble
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
 from ._limits import MAX_CARD, MAX_FRAME, MAX_INVENTORY, limit_of
 from ._lists import (
@@ -76,6 +77,7 @@ __all__ = [
     "Request",
     "Resolve",
     "Resolved",
+    "Trouble",
     "Unknown",
     "Welcome",
     "check_descriptors",

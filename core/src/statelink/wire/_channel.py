@@ -16,6 +16,7 @@ from statelink.errors import ConfigError, PeerError, WireError
 
 from ._codec import decode, encode
 from ._descriptors import check_descriptors
+from ._dialling import Dialling, Trouble
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
 from ._parts import Parts, cut
@@ -117,6 +118,7 @@ class Channel:
             self._router.curve_secretkey = keys.secret.encode()
         self._router.router_mandatory = True
         self._dialled: dict[str, zmq.Socket[Any]] = {}
+        self._unheard: dict[str, Dialling] = {}
         self._dials = itertools.count()
         self._routes: OrderedDict[str, bytes] = OrderedDict()
         self._poller = zmq.Poller()
@@ -168,8 +170,22 @@ class Channel:
         """Let `receive` return early when a file descriptor becomes readable."""
         self._poller.register(descriptor, zmq.POLLIN)
 
-    def dial(self, endpoint: Endpoint) -> None:
+    def redial(self, endpoint: Endpoint) -> None:
+        """Open a connection anew; what waits in the old one is lost.
+
+        Raises:
+            ConfigError: As `dial`.
+        """
+        trouble = self.trouble(str(endpoint))
+        self.hang_up(str(endpoint))
+        self.dial(endpoint, trouble)
+
+    def dial(self, endpoint: Endpoint, before: Trouble | None = None) -> None:
         """Open a connection in the background; it comes back by itself when the other side does.
+
+        Args:
+            endpoint: Where to.
+            before: What was wrong with an earlier connection to it, if there was one.
 
         Raises:
             ConfigError: Only one side has keys, or the peer's is not allowed.
@@ -202,23 +218,39 @@ class Channel:
         # Each connection has an id of its own: one that is dialled anew is not mistaken for its predecessor.
         socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}{next(self._dials)}")
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
+        dialling: Dialling | None = None
         try:
             if self._keys is not None:
                 socket.curve_serverkey = endpoint.key.encode()
                 socket.curve_secretkey = self._keys.secret.encode()
                 socket.curve_publickey = self._keys.public.encode()
+            dialling = Dialling(socket, before)
             socket.connect(endpoint.address)
         except (zmq.ZMQError, ValueError) as error:
+            if dialling is not None:
+                dialling.close()
             socket.close(linger=0)
             raise ConfigError(f"cannot dial {endpoint.address}", cause=str(error)) from error
-        self._dialled[address] = socket
+        self._dialled[address], self._unheard[address] = socket, dialling
         self._poller.register(socket, zmq.POLLIN)
+
+    def trouble(self, address: str) -> Trouble | None:
+        """Why nobody has spoken over the connection dialled to ``address``; ``None`` once somebody has."""
+        dialling = self._unheard.get(address)
+        return None if dialling is None else dialling.trouble()
+
+    def _heard(self, address: str) -> None:
+        """Somebody spoke, or the connection is closed: nothing watches it from here on."""
+        dialling = self._unheard.pop(address, None)
+        if dialling is not None:
+            dialling.close()
 
     def hang_up(self, address: str) -> None:
         """Close a dialled connection; what waits in it is lost."""
         socket = self._dialled.pop(address, None)
         if socket is not None:
             self._parts.forget(address)
+            self._heard(address)
             self._poller.unregister(socket)
             socket.close(linger=0)
 
@@ -280,6 +312,8 @@ class Channel:
                     self._note_route(routing, message, key)
                 elif key:
                     self._note_owner(message.sender, key)
+                if address in self._unheard:
+                    self._heard(address)
             except WireError as error:
                 self.count(error)
                 continue
@@ -330,6 +364,7 @@ class Channel:
     def close(self) -> None:
         """Close every socket. May be called twice."""
         for address in list(self._dialled):
+            self._heard(address)
             socket = self._dialled.pop(address)
             socket.close()
         if self._gate is not None:

@@ -1,0 +1,194 @@
+"""Wrong addresses of every kind: the reason of the room, and the log, tell one from the other."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from tests.helpers import peers
+from tests.security.links import DECODE, PREFILL, STRANGE, keys, link_of
+
+import statelink
+from statelink import Status
+from statelink.link import _unanswered
+from statelink.rendezvous import RendezvousServer
+from statelink.wire import Trouble
+
+
+@contextlib.contextmanager
+def port(reply: bytes | None) -> Iterator[str]:
+    """Something else that listens: it answers so and hangs up, or says nothing at all."""
+    server = socket.create_server(("127.0.0.1", 0))
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = server.accept()
+                held.append(caller)
+                if reply is not None:
+                    with contextlib.suppress(OSError):
+                        caller.recv(64)
+                        caller.sendall(reply)
+                    caller.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    finally:
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(10)
+        for each in held:
+            each.close()
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[str]:
+    """A port whose queue of connections is full: further attempts are not answered, as behind a firewall."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):
+            caller = stack.enter_context(socket.socket())
+            caller.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                caller.connect(server.getsockname())
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def mute() -> Iterator[str]:
+    """A socket of ZeroMQ that reads and never answers, as that of a link whose engine hangs."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = context.socket(zmq.ROUTER)
+    made.linger = 0
+    number = made.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        yield f"tcp://127.0.0.1:{number}"
+    finally:
+        made.close()
+        context.term()
+
+
+def free() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def ends(link: statelink.Link, addresses: dict[str, tuple[str, Trouble]], deadline: float = 2.0) -> None:
+    """Ask at all of these at once; each room says what is wrong with its address."""
+    rooms = {
+        what: link.receive(number, address, 4, deadline=deadline)
+        for number, (what, (address, _)) in enumerate(addresses.items(), 1)
+    }
+    for what, room in rooms.items():
+        assert room.wait(30) is Status.FAILED
+        assert room.reason is not None
+        address, trouble = addresses[what]
+        assert f"no answer from {address.partition('|')[0]} ({trouble.what})" in room.reason.cause, what
+        assert room.reason.hint == trouble.hint, what
+
+
+def test_each_wrong_address_has_its_own_reason() -> None:
+    http = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+    with port(http) as web, port(None) as silent, deaf() as full, mute() as hanging, link_of("decode") as link:
+        ends(
+            link,
+            {
+                "a refused port": (free(), Trouble.REFUSED),
+                "an unknown host": ("tcp://no-such-host.invalid:7000", Trouble.UNKNOWN_HOST),
+                "another program's port": (web, Trouble.ENDED),
+                "a port that says nothing": (silent, Trouble.SILENT),
+                "a port that does not answer": (full, Trouble.NO_ANSWER),
+                "a link that hangs": (hanging, Trouble.MUTE),
+            },
+        )
+
+
+def test_each_wrong_key_has_its_own_reason() -> None:
+    with (
+        link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
+        link_of("prefill") as plain,
+        link_of("decode", keys=keys(STRANGE, PREFILL, DECODE)) as stranger,
+    ):
+        address = prefill.address.partition("|")[0]
+        ends(
+            stranger,
+            {
+                "a key that is not allowed": (prefill.address, Trouble.KEY),
+                "another's key in the address": (f"{address}|{DECODE['public']}", Trouble.ENDED),
+                "no keys there": (f"{plain.address}|{PREFILL['public']}", Trouble.KEYS),
+            },
+        )
+        with link_of("decode") as without:
+            ends(without, {"no keys here": (address, Trouble.KEYS)})
+
+
+def test_a_connection_that_is_made_anew_keeps_what_was_found() -> None:
+    """Who stays silent is dialled again and again; what was found before counts until more is known."""
+    with (
+        link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
+        link_of("decode", keys=keys(STRANGE, PREFILL), heartbeat=0.02, liveness=0.2) as stranger,
+    ):
+        ends(stranger, {"a key that is not allowed": (prefill.address, Trouble.KEY)}, 3.0)
+
+
+def test_the_log_says_so_after_a_while(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each stage in which an instance waits, not with every beat."""
+    monkeypatch.setattr(_unanswered, "PATIENCE", 0.3)
+    caplog.set_level(logging.WARNING, "statelink.link")
+    with link_of("decode", heartbeat=0.05) as link:
+        address = free()
+        room = link.receive(1, address, 4, deadline=60)
+
+        def said() -> list[str]:
+            return [text for text in map(logging.LogRecord.getMessage, caplog.records) if "no answer from" in text]
+
+        peers.until(lambda: bool(said()))
+        time.sleep(0.5)  # many beats
+        room.abort()
+        assert room.wait(20) is Status.FAILED
+    assert len(said()) == 1
+    assert Trouble.REFUSED.what in said()[0]
+    assert Trouble.REFUSED.hint in said()[0]
+
+
+def test_nothing_watches_a_peer_that_has_answered() -> None:
+    """A link that is at work costs as many file descriptors and wake-ups as without."""
+    with link_of("prefill") as prefill, link_of("decode") as decode:
+        receiving, sending = decode.receive(1, prefill.address, 32, {"kv": [0, 1]}), prefill.send(1, 32)
+        sending.push({"kv": [0, 1]})
+        assert receiving.wait(20) is Status.SUCCEEDED
+        channel: Any = decode._node.channel
+        assert channel._dialled.keys() == {prefill.address}
+        assert not channel._unheard
+
+
+@pytest.mark.parametrize("server", ["not there", "does not allow the key", "knows nobody"])
+def test_the_rendezvous_is_in_the_reason(server: str) -> None:
+    with contextlib.ExitStack() as stack:
+        allowed = DECODE if server == "knows nobody" else STRANGE
+        made = stack.enter_context(RendezvousServer(keys=keys(PREFILL, allowed)))
+        address = f"{free()}|{PREFILL['public']}" if server == "not there" else made.address
+        link = stack.enter_context(link_of("decode", keys=keys(DECODE, PREFILL), rendezvous=address))
+        room = link.receive(1, "prefill-0", 4, deadline=2.0)
+        assert room.wait(30) is Status.FAILED
+        assert room.reason is not None
+        said = f"the rendezvous server at {address.partition('|')[0]}"
+        trouble = {"not there": Trouble.REFUSED, "does not allow the key": Trouble.KEY}.get(server)
+        if trouble is None:
+            assert f"is still resolving; nobody of this name is registered with {said}" in room.reason.cause
+        else:
+            assert f"is still resolving; {said} does not answer: {trouble.what}" in room.reason.cause
+            assert room.reason.hint == trouble.hint

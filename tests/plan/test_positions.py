@@ -88,11 +88,20 @@ def test_pages_at_another_position_are_refused() -> None:
     assert "no item begins there; a page has 16 tokens" in str(error)
 
 
-def test_a_page_that_is_named_twice_would_be_written_twice() -> None:
-    error = refused(PAGED, 100, 48, [7, 8, 7, 9])
-    assert str(error) == "an item of component 'kv' is named twice"
-    # To read one twice harms nothing.
-    assert plan.pushed(PAGED, 64, None, (0, 64), [7, 8, 7, 9]).ids.tolist() == [7, 8, 7, 9]
+@pytest.mark.parametrize("far", [9, 9999])
+def test_a_page_has_one_position(far: int) -> None:
+    """Decode's would be written twice, and prefill's has the bytes of one position only."""
+    component = state.mla_pages({0: pointer(1, 10000, 16, 1)}).component
+    twice = "item 7 of component 'kv' is named twice: in places 0 and 2 of the list"
+    assert twice in str(refused(component, 100, 48, [7, 8, 7, far]))
+    assert twice in str(refused(component, 64, None, [7, 8, 7, far], (0, 64)))
+    assert "in places 1 and 3" in str(refused(component, 64, 16, Pages([8, 7, 8, 7], 0), (0, 64)))
+    # What decode holds, and what lies before the window, is not read.
+    assert len(plan.pushed(component, 64, 48, (0, 64), [7, 7, 7, far]).ids) == 4
+    assert len(plan.pushed(WINDOWED, 100, None, (0, 100), Pages([0, 0, 0, 1, 2, 3, 4], 0)).ids) == 7
+    # Where no layer has items, nothing is addressed.
+    nothing = state.index_pages({0: pointer(1, 0, 16, 1)}).component
+    assert plan.required(nothing, 32, 0, [7, 7]).ids.tolist() == [7, 7]
 
 
 @pytest.mark.parametrize(

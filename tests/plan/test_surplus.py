@@ -228,7 +228,7 @@ def scales(partition: Partition) -> Inventory:
     return state.describe("x", [state.whole_items({"k": array}, type="block_scale", page=4, partition=partition)])
 
 
-@pytest.mark.parametrize("block", [1, 2, 6])
+@pytest.mark.parametrize("block", [1, 2])
 @pytest.mark.parametrize("dealing", ["prefill", "decode"])
 def test_items_that_dealing_would_cut_are_refused(block: int, dealing: str) -> None:
     """Decode context parallelism deals single tokens: an item without rows cannot be dealt out so."""

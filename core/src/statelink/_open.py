@@ -89,8 +89,14 @@ def _open(
     if not isinstance(described, Inventory):
         got = f"got {type(described).__name__}"
         raise StateError("an inventory is expected", cause=got, hint="statelink.state.describe makes one")
-    if not inventory.components:
-        raise ConfigError("the inventory has no components", instance=inventory.instance, rank=inventory.rank)
+    if not inventory.components and inventory.ranks == 1:
+        raise ConfigError(
+            "the inventory has no components",
+            cause="it is the only rank of its instance, which then has no state to move",
+            hint="describe what the rank holds; only a rank among others, such as a stage without state, has nothing",
+            instance=inventory.instance,
+            rank=inventory.rank,
+        )
     hooks = plugin_manager()
     picked = pick(given, inventory, hooks)
     checked = check(inventory, role=given.config.role, platform=Platform.here())

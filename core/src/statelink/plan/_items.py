@@ -19,6 +19,9 @@ __all__ = ["Items", "Pages", "item_at", "pushed", "required"]
 
 I64 = npt.NDArray[np.int64]
 
+SPARSE = 64
+"""Indices between the lowest and the highest one, for each that is named, up to which a mark is kept for all of them."""
+
 
 class Pages(NamedTuple):
     """Indices together with the position at which the first of them starts.
@@ -75,8 +78,7 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
             hint="both sides name the same positions; nothing is trimmed",
             code="room.items",
         )
-    if len(ids) > 1 and len(np.unique(ids)) != len(ids):
-        raise RoomError(f"an item of component {component.name!r} is named twice", code="room.items")
+    _check_once(component, ids)
     return Items(ids, first)
 
 
@@ -84,13 +86,23 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
     """Prefill's items of one component for a push that covers ``span``.
 
     Bare indices are those of the rank's items in ``span`` that the coverage rule asks for, with the prefix if it is
-    known, or without. `Pages` may stand for any items inside the span.
+    known, or without. `Pages` may stand for any items inside the span; those that need not arrive may be any, such as
+    an engine's empty page.
 
     Raises:
-        RoomError: Their number fits no rule, or they leave the span.
+        RoomError: Their number fits no rule, they leave the span, or two positions that must arrive have one item.
     """
     if not component.kind.positional:
         return _one(component, given)
+    items = _pushed(component, tokens, prefix, span, given)
+    low, high = required_span(component, tokens, prefix or 0, aligned=False)
+    first, last = held_items(component, tokens, (max(low, span[0]), min(high, span[1])))
+    begin = max(first - items.first, 0)
+    _check_once(component, items.ids[begin : max(last - items.first, begin)], begin)
+    return items
+
+
+def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[int, int], given: Any) -> Items:
     a, b = span
     everything = held_items(component, tokens, span)
     if isinstance(given, Pages):
@@ -118,6 +130,38 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
             code="room.items",
         )
     return Items(ids, allowed[len(ids)])
+
+
+def _check_once(component: Component, ids: I64, begin: int = 0) -> None:
+    """Check that no item is named for two positions: it would be written twice, or read for bytes that it has not.
+
+    Args:
+        component: Whose items they are.
+        ids: Their indices, none of them negative.
+        begin: Place of the first of them in the list that the engine gave.
+    """
+    if len(ids) < 2 or (ids[1:] > ids[:-1]).all() or not any(buffer.count for buffer in component.buffers):
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if high - low < SPARSE * len(ids):
+        # A mark for every index in between is many times faster than sorting.
+        marks = np.zeros(high - low + 1, np.bool_)
+        marks[ids - low] = True
+        once = np.count_nonzero(marks) == len(ids)
+    else:
+        ordered = np.sort(ids)
+        once = bool((ordered[1:] != ordered[:-1]).all())
+    if once:
+        return
+    places: dict[int, int] = {}
+    for place, item in enumerate(ids.tolist(), begin):
+        if places.setdefault(item, place) != place:
+            raise RoomError(
+                f"item {item} of component {component.name!r} is named twice",
+                cause=f"in places {places[item]} and {place} of the list",
+                hint="each position has an item of its own",
+                code="room.items",
+            )
 
 
 def item_at(component: Component, start: Any) -> int:

@@ -174,6 +174,12 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
                 f"component {self.name!r} of type {kind.name!r} has {self.page} positions an item",
                 cause="items of this type stand for positions" if kind.positional else "its items are one a request",
             )
+        if self.partition.kind == "cyclic" and self.page % self.partition.block and self.partition.block % self.page:
+            raise StateError(
+                f"component {self.name!r} deals its positions out in blocks of {self.partition.block}",
+                cause=f"a page has {self.page} positions, and neither divides the other: no page would be whole",
+                hint="choose a block that the page divides, or that divides the page",
+            )
         windowed = kind.coverage in (Coverage.WINDOW, Coverage.RECENT)
         if windowed != (self.window is not None) or (self.window is not None and self.window < 1):
             raise StateError(

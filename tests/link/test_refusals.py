@@ -56,15 +56,13 @@ DIFFERENCES: list[tuple[str, Sequence[Component], str]] = [
         hybrid(kv=Kv(dtype="float16", layers=(0,))),
         "kv/layers.0.k: dtype: float16 on decode, uint16 on prefill; "
         "kv/layers.0.v: dtype: float16 on decode, uint16 on prefill; "
-        + "; ".join(f"kv/layers.{n}.{part}: absent on decode, present on prefill" for n in (1, 2, 3) for part in "kv"),
+        "kv/layers.1-3.{k,v}: absent on decode, present on prefill",
     ),
     ("format", hybrid(kv=Kv(format="swizzled")), "kv: format: 'swizzled' on decode, '' on prefill"),
     (
         "number of heads",
         hybrid(swa=Kv(name="swa", layers=(6, 7), pages=30, heads=8, window=72, v_dim=24)),
-        "; ".join(
-            f"swa/layers.{n}.{part}: extent of axis 'head': 8 on decode, 2 on prefill" for n in (6, 7) for part in "kv"
-        ),
+        "swa/layers.6-7.{k,v}: extent of axis 'head': 8 on decode, 2 on prefill",
     ),
     (
         "width of keys",
@@ -85,15 +83,8 @@ DIFFERENCES: list[tuple[str, Sequence[Component], str]] = [
         "type of a component",
         hybrid(dsa=Kv(name="dsa", layers=(0, 1, 2))),
         "dsa: type: kv on decode, dsa on prefill; "
-        + "; ".join(
-            f"dsa/layers.{n}.{part}: {there}"
-            for n in (0, 1, 2)
-            for part, there in (
-                ("index_k", "absent on decode, present on prefill"),
-                ("k", "present on decode, absent on prefill"),
-                ("v", "present on decode, absent on prefill"),
-            )
-        ),
+        "dsa/layers.0-2.index_k: absent on decode, present on prefill; "
+        "dsa/layers.0-2.{k,v}: present on decode, absent on prefill",
     ),
 ]
 
@@ -114,10 +105,11 @@ def test_pools_that_differ(pair: Pair, workshop: Workshop, pools: Sequence[Compo
 
 
 def test_many_differences_are_counted(pair: Pair, workshop: Workshop) -> None:
-    decode = workshop.open("decode", hybrid(kv=Kv(layers=tuple(range(10, 40)))))
+    extra = {f"extra{n}": Index(name=f"extra{n}", layers=(0,)) for n in range(20)}
+    decode = workshop.open("decode", hybrid(**extra))
     text = decode.receive(50, pair.prefill.address, 64, deadline=20).failed()
     assert text.count(";") == 12
-    assert "; and 56 more\n" in text
+    assert "; and 8 more\n" in text
 
 
 def test_another_model(pair: Pair, workshop: Workshop) -> None:

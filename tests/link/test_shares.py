@@ -14,6 +14,7 @@ from tests.link.test_topology import addresses
 
 import statelink
 from statelink import Link, Status, state
+from statelink.errors import ConfigError
 
 SLOTS, RING, HEADS, DIM, WINDOW, TOKENS = 4, 24, 4, 6, 16, 50
 Pools = dict[str, npt.NDArray[np.uint8]]
@@ -103,3 +104,33 @@ def test_a_decode_without_all_heads_is_refused_before_any_room_starts(decode: li
             assert room.reason.code == code
             assert "layers.3.k" in str(room.reason)
         assert not any(array.any() for pools in fleet.pools["decode"] for array in pools.values())
+
+
+def test_a_stage_without_state_is_a_rank_like_any_other() -> None:
+    """It opens, hears of each request, and succeeds; a rank that is alone in its instance has state to move."""
+    rng = np.random.default_rng(1)
+    pages, arrived = rng.integers(0, 256, (8, 4, 64), np.uint8), np.zeros((8, 4, 64), np.uint8)
+    listen = addresses(2)
+    ranks: list[list[state.Described]] = [[], [state.mla_pages({0: pages})]]
+    with contextlib.ExitStack() as stack:
+        prefill = [
+            stack.enter_context(
+                statelink.open(
+                    {"role": "prefill", "backend": "tcp", "listen": listen[rank]},
+                    state.describe("prefill", parts, rank=rank, ranks=2),
+                )
+            )
+            for rank, parts in enumerate(ranks)
+        ]
+        inventory = state.describe("decode", [state.mla_pages({0: arrived})])
+        decode = stack.enter_context(statelink.open({"role": "decode", "backend": "tcp"}, inventory))
+        room = next(_rooms)
+        receiving = decode.receive(room, listen, 16, {"kv": [4, 5, 6, 7]}, deadline=20)
+        sending = [link.send(room, 16, deadline=20) for link in prefill]
+        sending[0].push({})
+        sending[1].push({"kv": [0, 1, 2, 3]})
+        for each in (receiving, *sending):
+            assert each.wait(20) is Status.SUCCEEDED, each.reason
+    np.testing.assert_array_equal(arrived[4:], pages[:4])
+    with pytest.raises(ConfigError, match="the only rank of its instance"):
+        statelink.open({"role": "decode", "backend": "tcp"}, state.describe("decode", []))

@@ -158,3 +158,25 @@ def test_boxes_may_come_in_any_order_and_in_pieces() -> None:
     pieces = [Box((head, dim), (head + 1, dim + 1)) for head in (3, 2) for dim in (2, 0, 1)]
     one = moves(source, target, told(share(RIGHT)), "kv", ([1], [2]), tokens=2)
     assert moves(source, target, told(share(*pieces)), "kv", ([1], [2]), tokens=2) == one
+
+
+def test_components_that_share_a_layout_are_cut_each_in_its_own_way() -> None:
+    """One layout object in two components, one of them dealt out: a granule of the one is no page of the other.
+
+    Components of one process may share it; what comes over the wire has layouts of its own.
+    """
+
+    def side(name: str, partition: state.Partition) -> Inventory:
+        pages = state.mla_pages({0: pointer(1, 4, 8, 2)})
+        dealt = state.mla_pages({0: pointer(2, 4, 8, 2)}, name="dealt", partition=partition)
+        (buffer,) = dealt.component.buffers
+        same = msgspec.structs.replace(buffer, layout=pages.component.buffers[0].layout)
+        component = msgspec.structs.replace(dealt.component, buffers=(same,))
+        return describe(name, pages, dealt._replace(component=component))
+
+    source, target = side("p", state.Partition()), side("d", state.Partition("cyclic", 2, 0, 1))
+    for names in (("kv", "dealt"), ("dealt", "kv")):
+        shares = tuple(Share(name, ("layers.0.latent",), (Box((0,), (2,)),)) for name in names)
+        components = plan.compile_pair(source, target, Assignment(0, 0, shares)).components
+        assert {name: each.granule for name, each in components.items()} == {"kv": 8, "dealt": 1}
+        assert {name: each.grain_nbytes for name, each in components.items()} == {"kv": 16, "dealt": 2}

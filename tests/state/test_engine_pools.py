@@ -337,6 +337,18 @@ def test_index_keys_in_planar_pages_and_layers_that_share_them(pool: int) -> Non
         whole(found[2], "layers.4.score", scores[0].reshape(12, 2))
 
 
+def test_layers_that_share_an_index_stay_empty_where_pages_differ_in_size() -> None:
+    """What has no items has no tokens that two page sizes could disagree about; `index_pages` takes it, too."""
+
+    def rank(name: str, page: int) -> state.Inventory:
+        index = [noise(PAGES, page, 8, dtype="uint8"), np.zeros((0, 8), np.uint8)]
+        pool = IndexedPool([noise(PAGES, page, 2) for _ in index], index)
+        fields = {"index_k": [PageField("k", 8)]}
+        return state.describe(name, state.from_pools(pool, geometry=geometry(2, fields=fields)))
+
+    plan.match([rank("p", TOKENS)], [rank("d", 2 * TOKENS)])
+
+
 def test_pending_and_compressed_index_keys() -> None:
     pool = QueryPool(KeysPool(keys(2), keys(2)), [1, 3, 1, 3], some_states([0, 2]))
     pool.pending, pool.pending_ids = [noise(4, 6), noise(4, 6), noise(4, 2)], [1, 3, (1 << 32) - 2]

@@ -73,7 +73,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: Component(name="kv", type="kv", page=4, buffers=()),
         "component 'kv' needs buffers, each with a name of its own",
     ),
-    (lambda: component(buffer(), buffer()), "component 'kv' needs buffers, each with a name of its own"),
+    (
+        lambda: component(buffer(), buffer()),
+        "component 'kv' needs buffers, each with a name of its own: 'k' is named twice",
+    ),
     (
         lambda: component(page=6),
         "buffer 'k' of component 'kv' has 4 rows on axis 'token': an item of the component has 6 positions",
@@ -90,7 +93,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: inventory(ranks=(1 << 16) + 1), f"rank 0 of an instance of {(1 << 16) + 1}"),
     (
         lambda: inventory(component(), component()),
-        "every component has a name of its own: names are kv, kv",
+        "every component has a name of its own: 'kv' is named twice",
     ),
     (
         lambda: inventory(component(buffer(region=1))),

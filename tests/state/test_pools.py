@@ -227,6 +227,24 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: state.mamba_slots(conv={}, ssm={7: zeros(3, 8, 2)}, heads=8, tp=(0, 2)),
         "buffer 'layers.7.ssm' of component 'mamba' does not hold the share it should",
     ),
+    (
+        lambda: state.aux_rows({"row": zeros(8, 5).T}),
+        "buffer 'row' of component 'aux' is a transposed array: its strides are (1, 5) bytes",
+    ),
+    (
+        lambda: state.ring_rows({7: {"a": zeros(8, 3, 2).swapaxes(0, 1)}}, type="dsa_tail", group=4),
+        "the rings of array 'layers.7.a' do not follow one another in memory: 2 bytes from slot to slot, 8 rows of 6 "
+        "bytes; the array is transposed",
+    ),
+    # What is wrong with an item's boxes names the buffer.
+    (
+        lambda: state.aux_rows({"row": np.broadcast_to(zeros(5, 1), (5, 4))}),
+        "buffer 'row' of component 'aux': the elements of a slab overlap in memory: strides (0,)",
+    ),
+    (
+        lambda: state.mla_pages({0: zeros(5, 4, 6)}, partition=state.Partition("cyclic", 2, 0, 6)),
+        "component 'kv' deals its positions out in blocks of 6: a page has 4 positions, and neither divides the other",
+    ),
     (lambda: state.mamba_slots(conv={}, ssm={}), "component 'mamba' needs buffers"),
     (lambda: state.aux_rows({}), "component 'aux' needs buffers"),
     (lambda: state.aux_rows(zeros(5, 4)), "rows by name are given as ndarray: a dict is expected"),  # type: ignore[arg-type]
@@ -317,3 +335,23 @@ def test_the_same_array_for_keys_and_values_is_refused() -> None:
         StateError, match=r"buffers 'layers\.0\.k' and 'layers\.0\.v' of component 'kv' overlap in memory"
     ):
         state.describe("rank", [state.kv_pages({0: (both, both)}, heads=2)])
+
+
+@pytest.mark.parametrize(
+    ("make", "axes"),
+    [
+        (lambda: state.kv_pages({7: pair(5, 4, 8, 6)}, heads=4), ("token", 4, "head")),
+        (lambda: state.kv_pages({7: pair(5, 8, 4, 6)}, heads=4, order="hnd"), ("token", 4, "head")),
+        (
+            lambda: state.mamba_slots(conv={7: zeros(3, 2, 16)}, ssm={}, conv_groups=(4, 4, 8)),
+            ("kernel", 16, "channel"),
+        ),
+    ],
+)
+def test_an_array_whose_axes_are_in_another_order_is_called_transposed(
+    make: Callable[[], object], axes: tuple[str, int, str]
+) -> None:
+    with pytest.raises(StateError) as caught:
+        make()
+    there, extent, wanted = axes
+    assert f"the array looks transposed: its axis {there!r} has the {extent} of axis {wanted!r}" in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,21 @@ def test_what_is_no_list_of_descriptors_is_not_encoded(given: Any) -> None:
     with pytest.raises(WireError, match="is no descriptor") as caught:
         backend.pack_descriptors(given)
     assert caught.value.code == "wire.list"
+
+
+@pytest.mark.parametrize("given", [5, 0, None, 1.5])
+def test_what_is_no_list_at_all_is_refused(given: Any) -> None:
+    calls: list[Callable[[Any], object]] = [
+        lambda each: wire.pack_int_lists(each, "i"),
+        lambda each: wire.unpack_int_lists(each, "i"),
+        wire.pack_list_of_buffers,
+        wire.unpack_list_of_buffers,
+        backend.pack_descriptors,
+    ]
+    for call in calls:
+        with pytest.raises(WireError) as caught:
+            call(given)
+        assert caught.value.code == "wire.list"
 
 
 @pytest.mark.parametrize("nested", [True, False])

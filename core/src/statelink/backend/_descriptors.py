@@ -23,6 +23,8 @@ def pack_descriptors(nested: Sequence[Sequence[bytes | None]] | Sequence[bytes])
     Raises:
         WireError: An entry is something else.
     """
+    if not isinstance(nested, (list, tuple)):
+        raise WireError("a list of descriptors is expected", cause=f"got {nested!r:.80}", code="wire.list")
     deep = any(isinstance(each, (list, tuple)) for each in nested)
     for number, each in enumerate(nested):
         if isinstance(each, (list, tuple)):

@@ -6,10 +6,11 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from statelink.backend import Blocks, Moved
 from statelink.errors import Reason, RoomError
-from statelink.plan import ComponentPlan, Move, plan_move
+from statelink.plan import NO_LAYER, ComponentPlan, Due, Move, plan_move
 
 from ._mover import Moving, move, reason_of
 from ._transport import check_transport
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ._sending import Delivery, Push
 
 __all__ = ["Delivered", "deliver"]
+
+FEW = 4
+"""Layers that a reason names before it counts the rest."""
 
 
 class Delivered(NamedTuple):
@@ -99,16 +103,29 @@ def _cover(delivery: Delivery, plan: ComponentPlan, piece: Move) -> None:
         # Layers are in order, so that those of a push are neighbours.
         rows = slice(*np.searchsorted(layers, piece.layers).tolist())
     if covered[rows, piece.due].any():
-        low, high = piece.grains
         raise RoomError(
             f"component {name!r} is pushed twice",
-            cause=f"some of positions {low * plan.granule} to {high * plan.granule} were in an earlier push"
-            if plan.target.page
-            else "its item was in an earlier push",
+            cause=f"{_overlap(delivery.owed(name), plan, piece, covered, rows)} in an earlier push",
             component=name,
             code="room.overlap",
         )
     covered[rows, piece.due] = True
+
+
+def _overlap(owed: Due, plan: ComponentPlan, piece: Move, covered: npt.NDArray[np.bool_], rows: slice) -> str:
+    """What was moved before, in words: its first range of positions, and the layers."""
+    before = covered[rows, piece.due]
+    layers = [layer for layer, moved in zip(plan.layers[rows], before.any(axis=1).tolist(), strict=True) if moved]
+    known = [layer for layer in layers if layer != NO_LAYER]
+    where = f" of layer{'s' if len(known) > 1 else ''} {', '.join(map(str, known[:FEW]))}" if known else ""
+    where += f" and {len(known) - FEW} more" if len(known) > FEW else ""
+    if not plan.target.page:
+        return f"its item{where} was"
+    places = np.arange(len(owed))[piece.due][before.any(axis=0)]
+    grains = places + owed.first if owed.grains is None else owed.grains[places]
+    gaps = np.flatnonzero(np.diff(grains) != 1)
+    last = int(grains[gaps[0]] if len(gaps) else grains[-1]) + 1
+    return f"positions [{int(grains[0]) * plan.granule}, {last * plan.granule}){where} were"
 
 
 def _check_covered(delivery: Delivery) -> None:

@@ -20,7 +20,7 @@ __all__ = ["Items", "Pages", "item_at", "pushed", "required"]
 I64 = npt.NDArray[np.int64]
 
 SPARSE = 64
-"""Indices between the lowest and the highest one, for each that is named, up to which a mark is kept for all of them."""
+"""Indices from the lowest to the highest one, per index that is named, up to which each of them gets a mark."""
 
 
 class Pages(NamedTuple):

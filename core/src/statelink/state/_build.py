@@ -86,6 +86,12 @@ def component(
         layout = layouts.setdefault(layout, layout)
         memory = view.memory
         count = memory.shape[0]
+        if count > 1 and memory.strides[0] < layout.nbytes and memory.strides[0] < max(memory.strides[1:]):
+            raise StateError(
+                f"buffer {view.name!r} of component {name!r} is a transposed array",
+                cause=f"its strides are {memory.strides} bytes: items come first in its shape, and not in memory",
+                hint="pass the array as it lies in memory, with items first",
+            )
         region = regions.setdefault(memory.region, len(regions)) if count else 0
         buffers.append(
             Buffer(
@@ -143,8 +149,26 @@ def _layout(component: str, view: View) -> Layout:
         raise StateError(
             f"buffer {view.name!r} of component {component!r} does not hold the share it should",
             cause=f"an item of the array is {said}; this rank's share is {wanted}",
+            hint=_transposed(view.axes, counts, expected),
         )
-    return Layout(memory.dtype, memory.itemsize, shape, view.axes, tuple(slabs), view.position, view.blocks)
+    try:
+        return Layout(memory.dtype, memory.itemsize, shape, view.axes, tuple(slabs), view.position, view.blocks)
+    except StateError as error:
+        reason = error.reason
+        named = f"buffer {view.name!r} of component {component!r}: {reason.what}"
+        raise StateError.of(msgspec.structs.replace(reason, what=named)) from None
+
+
+def _transposed(axes: Sequence[str], counts: Sequence[int], expected: Sequence[int]) -> str:
+    """What to say where another axis has the extent that one of them should have."""
+    for axis, (count, wanted) in enumerate(zip(counts, expected, strict=True)):
+        for other, there in enumerate(counts):
+            if count != wanted and there == wanted and other != axis:
+                return (
+                    f"the array looks transposed: its axis {axes[other]!r} has the {wanted} of axis {axes[axis]!r}; "
+                    "order='hnd' says that pages have heads first, transposed=True that channels are last"
+                )
+    return ""
 
 
 def describe(

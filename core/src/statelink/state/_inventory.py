@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -199,7 +201,10 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
             )
         names = [buffer.name for buffer in self.buffers]
         if not names or len(names) > MAX_BUFFERS or len(set(names)) != len(names):
-            raise StateError(f"component {self.name!r} needs buffers, each with a name of its own")
+            raise StateError(
+                f"component {self.name!r} needs buffers, each with a name of its own",
+                cause=_twice(names) or f"it has {len(names)}; 1 to {MAX_BUFFERS} are possible",
+            )
         shared: dict[bytes, Layout] = {}
         for buffer in self.buffers:
             first = shared.setdefault(buffer.layout.geometry(), buffer.layout)
@@ -271,7 +276,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         if len(names) > MAX_COMPONENTS:
             raise StateError(f"an inventory has at most {MAX_COMPONENTS} components", cause=f"{len(names)} given")
         if len(set(names)) != len(names):
-            raise StateError("every component has a name of its own", cause=f"names are {', '.join(names)}")
+            raise StateError("every component has a name of its own", cause=_twice(names))
         layouts = {id(buffer.layout): buffer.layout for each in self.components for buffer in each.buffers}
         effort = sum({layout.geometry(): layout.effort for layout in layouts.values()}.values())
         if effort > MAX_EFFORT:
@@ -334,6 +339,16 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         from ._diff import diff_inventories
 
         return diff_inventories(self, other)
+
+
+def _twice(names: Sequence[str]) -> str:
+    """Which names are there more than once, in words; empty where none is."""
+    counts = Counter(names)
+    return ", ".join(f"{name!r} is named {_times(count)}" for name, count in counts.items() if count > 1)
+
+
+def _times(count: int) -> str:
+    return "twice" if count == 2 else f"{count} times"
 
 
 def _check_name(what: str, name: str) -> None:

@@ -233,8 +233,6 @@ def whole_view(label: str, memory: Memory, layer: int | None, optional: bool, sp
 
 def _head_view(label: str, rows: Memory, layer: int, optional: bool, heads: int, tp: tuple[int, int]) -> View:
     """Rows ``[rows, heads, ...]`` of which this rank holds its share of the heads."""
-    if len(rows.shape) < 2:
-        raise StateError(f"array {label!r} needs the axes [slots, ring, heads, ...]", cause="it has two")
     first, last = share(label, "head", heads, tp)
     inner = rows.shape[2:]
     axes = ("head", *(f"axis{axis}" for axis in range(len(inner))))
@@ -250,7 +248,8 @@ def _rows(label: str, memory: Memory) -> Memory:
     if slots > 1 and memory.strides[0] != ring * memory.strides[1]:
         raise StateError(
             f"the rings of array {label!r} do not follow one another in memory",
-            cause=f"{memory.strides[0]} bytes from slot to slot, {ring} rows of {memory.strides[1]} bytes",
+            cause=f"{memory.strides[0]} bytes from slot to slot, {ring} rows of {memory.strides[1]} bytes"
+            + ("; the array is transposed" if memory.strides[0] < memory.strides[1] else ""),
         )
     return msgspec.structs.replace(
         memory, shape=(slots * ring, *memory.shape[2:]), strides=(memory.strides[1], *memory.strides[2:])

@@ -36,8 +36,9 @@ def pack_list_of_buffers(buffers: Sequence[bytes | bytearray | memoryview]) -> b
     """Join buffers; ``[]`` is zero bytes, and differs from ``[b""]``.
 
     Raises:
-        WireError: There are more than 2^20, or one is longer than 2^32 - 1 bytes.
+        WireError: It is no list, there are more than 2^20, or one is longer than 2^32 - 1 bytes.
     """
+    buffers = _listed(buffers, "buffers")
     if not buffers:
         return b""
     try:
@@ -59,8 +60,11 @@ def unpack_list_of_buffers(data: bytes | bytearray | memoryview) -> list[memoryv
     Raises:
         WireError: The header is cut, the count is zero or too large, or the lengths do not add up to the rest.
     """
-    view = memoryview(data)
-    view = view.cast("B") if view.nbytes else view
+    try:
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else view
+    except TypeError as error:
+        raise WireError("a packed list is no contiguous buffer", cause=str(error), code="wire.list") from error
     if not view.nbytes:
         return []
     if view.nbytes < 4:
@@ -82,9 +86,11 @@ def pack_int_lists(lists: Sequence[Any], code: ElementCode) -> bytes:
     """Join lists of integers (Python's, or one-dimensional integer arrays); ``None`` is an empty list.
 
     Raises:
-        WireError: A list is not one-dimensional, not integral, or holds a value that the element cannot.
+        WireError: It is no list of lists; or a list is not one-dimensional, not integral, or holds a value that the
+            element cannot.
     """
-    return pack_list_of_buffers([_array(each, number, code).tobytes() for number, each in enumerate(lists)])
+    given = _listed(lists, "lists of integers")
+    return pack_list_of_buffers([_array(each, number, code).tobytes() for number, each in enumerate(given)])
 
 
 def unpack_int_lists(data: bytes | bytearray | memoryview, code: ElementCode) -> list[npt.NDArray[np.integer[Any]]]:
@@ -102,6 +108,13 @@ def unpack_int_lists(data: bytes | bytearray | memoryview, code: ElementCode) ->
     for array in arrays:
         array.flags.writeable = False
     return arrays
+
+
+def _listed(given: Any, what: str) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError as error:
+        raise WireError(f"a list of {what} is expected", cause=f"got {given!r:.80}", code="wire.list") from error
 
 
 def _array(values: Any, number: int, code: ElementCode) -> npt.NDArray[np.integer[Any]]:

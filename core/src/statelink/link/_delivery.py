@@ -115,13 +115,13 @@ def _cover(delivery: Delivery, plan: ComponentPlan, piece: Move) -> None:
 def _overlap(owed: Due, plan: ComponentPlan, piece: Move, covered: npt.NDArray[np.bool_], rows: slice) -> str:
     """What was moved before, in words: its first range of positions, and the layers."""
     before = covered[rows, piece.due]
-    layers = [layer for layer, moved in zip(plan.layers[rows], before.any(axis=1).tolist(), strict=True) if moved]
+    layers = np.array(plan.layers[rows])[np.any(before, axis=1)].tolist()
     known = [layer for layer in layers if layer != NO_LAYER]
     where = f" of layer{'s' if len(known) > 1 else ''} {', '.join(map(str, known[:FEW]))}" if known else ""
     where += f" and {len(known) - FEW} more" if len(known) > FEW else ""
     if not plan.target.page:
         return f"its item{where} was"
-    places = np.arange(len(owed))[piece.due][before.any(axis=0)]
+    places = np.arange(len(owed))[piece.due][np.any(before, axis=0)]
     grains = places + owed.first if owed.grains is None else owed.grains[places]
     gaps = np.flatnonzero(np.diff(grains) != 1)
     last = int(grains[gaps[0]] if len(gaps) else grains[-1]) + 1

@@ -15,6 +15,7 @@ from tests.helpers import peers
 from tests.helpers.expect import Case, carry
 from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.pools import hybrid
+from tests.security.noise import resident
 
 from statelink import Status, wire
 from statelink.backend import Moved
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from tests.helpers.engine import RoomHandle
     from tests.helpers.pair import Pair
+    from tests.link.conftest import Workshop
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
@@ -340,3 +342,29 @@ def test_cards_that_do_not_go_with_ours(pair: Pair, tmp_path: Path) -> None:
             assert fake.name in told
         finally:
             fake.close()
+
+
+def test_an_attached_peer_that_asks_for_much(workshop: Workshop, tmp_path: Path) -> None:
+    """Prefill keeps as many bytes as it may, whatever is asked; and who asks for little is served meanwhile."""
+    limit = 8 << 20
+    pair = workshop.pair(max_early_bytes=limit)
+    pair.run()
+    fake = FakeDecode(tmp_path, pair.prefill.address, hybrid())
+    try:
+        fake.attach()
+        early = pair.case()
+        receiving = pair.receive(early)
+        peers.until(lambda: pair.prefill.snapshot()["load"]["early"] == 1)
+        before = resident(pair.prefill.engine.process.pid)
+        items = {"kv": wire.ItemList(0, bytes(4 << 20))}
+        for room in range(1, 60):
+            usual: dict[str, Any] = {"room": (1 << 50) + room, "generation": 1, "tokens": 1, "prefix": 0}
+            fake.say(wire.Request(sender=fake.name, to=fake.peer, **usual, items=items))
+        fake.hear(wire.Failed, (1 << 50) + 57, timeout=60)
+        assert pair.prefill.snapshot()["load"]["early_bytes"] <= limit
+        assert resident(pair.prefill.engine.process.pid) - before < limit + (96 << 20)
+        sending = pair.send(early)
+        pair.push(sending, early)
+        pair.ended(early, receiving, sending)
+    finally:
+        fake.close()

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from tests.helpers import peers
 from tests.helpers.pair import Pair
+from tests.helpers.pools import Aux, Kv
 
 from statelink import Keys, wire
 from statelink.errors import ConfigError
@@ -145,9 +146,10 @@ def test_its_death_hurts_no_pair_and_links_come_back_to_it(workshop: Workshop, t
 
 def test_not_before_every_distinct_rank_is_there(workshop: Workshop, served: Served) -> None:
     """Two ranks on each side; those of decode find each other in the same way."""
+    pools = (Kv(replicated=True), Aux())
 
     def rank(role: str, number: int) -> LinkHandle:
-        return workshop.open(role, instance=role, rank=number, ranks=2, rendezvous=served.address)
+        return workshop.open(role, pools, instance=role, rank=number, ranks=2, rendezvous=served.address)
 
     first = rank("prefill", 0)
     decodes = [rank("decode", 0), rank("decode", 1)]

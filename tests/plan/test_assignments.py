@@ -124,6 +124,33 @@ def test_many_boxes_are_refused_before_they_are_compared() -> None:
         plan.compile_pair(source, target, told(share(*crumbs)))
 
 
+def test_a_destination_whose_layouts_shatter_everything_is_refused() -> None:
+    """Each of its buffers has another layout, element by element: tables for all of them would take gigabytes."""
+    count, rows, width = 80, 64, 512
+    shape, axes = (rows, width), ("row", "element")
+
+    def inventory(name: str, transposed: bool) -> Inventory:
+        buffers = []
+        for number in range(count):
+            strides = (1, rows + number) if transposed else (width, 1)
+            layout = state.Layout("uint8", 1, shape, axes, (state.Slab((0, 0), shape, 0, strides),))
+            buffers.append(state.Buffer(f"b{number}", number, 0, layout.nbytes, 2, layout))
+        regions = tuple(state.Region((number + 1) << 30, 1 << 20) for number in range(count))
+        return state.Inventory(
+            instance=name,
+            regions=regions,
+            components=(state.Component(name="aux", type="aux", buffers=tuple(buffers)),),
+        )
+
+    source, target = inventory("p", False), inventory("d", True)
+    names = tuple(f"b{number}" for number in range(count))
+    shares = (Share("aux", names, (Box((0, 0), shape),)),)
+    with pytest.raises(MismatchError, match="the two sides cut each other into too many pieces"):
+        plan.compile_pair(source, target, Assignment(0, 0, shares))
+    few = (Share("aux", names[:4], (Box((0, 0), shape),)),)
+    assert plan.compile_pair(source, target, Assignment(0, 0, few)).components["aux"].grain_nbytes == 4 * rows * width
+
+
 def test_a_buffer_without_items_cannot_be_assigned() -> None:
     source, _ = pair()
     sharing = describe("d", state.index_pages({0: pointer(9, 4, 2, 3)}), rank=1, ranks=2)

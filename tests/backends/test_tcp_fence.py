@@ -185,26 +185,48 @@ def test_sender_disconnects_in_the_middle(source: Remote, target: Remote, mode: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_stopped_receiver(source: Remote, target: Remote, mode: str) -> None:
-    """A peer that stands still fails a transfer in time, but proves nothing: it is not settled."""
+@pytest.mark.parametrize("after", [signal.SIGCONT, signal.SIGKILL])
+def test_stopped_receiver(source: Remote, mode: str, after: signal.Signals) -> None:
+    """A peer that stands still fails a transfer, which is settled once that peer has stopped copying for certain."""
     options: dict[str, Any] = {"stall_timeout": 1.0, "drain_timeout": 0.1, **SMALL_BUFFERS}
-    join(source, target, mode, **options)
-    grant_all(target)
-    assert write(source, target).ok
-    target.signal(signal.SIGSTOP)
-    try:
-        stalled = write(source, target, nbytes=SPACE)
-        transfer = source.do("write", "source", "target", 1, 1, u64(source.address), u64(target.address), u64(10))
+    with extra_process() as target:
+        before = source.do("held")
+        join(source, target, mode, **options)
+        grant_all(target)
+        assert write(source, target).ok
+        target.signal(signal.SIGSTOP)
+        place = u64(source.address), u64(target.address)
+        first = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
+        stalled = source.do("outcome", first)
+        transfer = source.do("write", "source", "target", 1, 1, *place, u64(10))
         source.do("disconnect", "source", "target")  # does not hang
         unsent = source.do("outcome", transfer)
-    finally:
-        target.signal(signal.SIGCONT)
-    assert not stalled.ok
-    # The source's side is settled where this process reads it: the destination's reads it itself in the other mode.
-    assert stalled.settled == (Side.SOURCE if mode == "SEND" else False)
-    assert "no progress" in stalled.reason
-    assert not unsent.ok
-    assert unsent.settled is True
+        assert not stalled.ok
+        # The source's side is settled where this process reads it: the destination's reads it itself in the other mode.
+        assert stalled.settled == (Side.SOURCE if mode == "SEND" else False)
+        assert "no progress" in stalled.reason
+        assert not unsent.ok
+        assert unsent.settled is True
+        target.signal(after)
+        assert source.do("settled", "source", first).reason == stalled.reason
+        source.do("close_all")
+        assert source.do("held") == before
+
+
+def test_a_stopped_receiver_is_left_behind_at_the_end(source: Remote) -> None:
+    """Closing waits for nobody, and keeps no connection."""
+    with extra_process() as target:
+        before = source.do("held")
+        join(source, target, drain_timeout=0.1)
+        grant_all(target)
+        assert write(source, target).ok
+        target.signal(signal.SIGSTOP)
+        place = u64(source.address), u64(target.address)
+        transfer = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
+        source.do("disconnect", "source", "target")
+        assert source.do("outcome", transfer).settled is False
+        source.do("close_all")
+        assert source.do("held") == before
 
 
 # Death.

@@ -86,6 +86,18 @@ class Node:
         outcome: Outcome = wait_for(lambda: self._transfers[transfer].outcome, "the end of a transfer")
         return outcome
 
+    def settled(self, link: str, transfer: int) -> Outcome:
+        """The outcome of a transfer that failed, once it is settled."""
+        left = self._transfers[transfer]
+
+        def look() -> bool:
+            self.backends[link].poll([left])
+            return left.outcome is not None and left.outcome.settled is True
+
+        wait_for(look, "the proof that a transfer has stopped")
+        assert left.outcome is not None
+        return left.outcome
+
     def pending(self, transfer: int) -> bool:
         return self._transfers[transfer].outcome is None
 

@@ -10,6 +10,8 @@ It is the reference that an author of a backend reads first. Read the modules in
     one WRITE: what travels, who sends it, who lets it land.
 ``_grants``, ``_ranges``
     what a peer may write, and how that is taken back.
+``_lingering``
+    connections that were given up while nobody knew whether the other side had stopped.
 ``_stream``, ``_iovec``
     sockets and the three system calls underneath.
 

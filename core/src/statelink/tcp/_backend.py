@@ -36,6 +36,7 @@ from . import _iovec, _options
 from ._descriptor import Descriptor, boot_id, pair_key
 from ._frames import MAX_BLOCKS, MAX_BYTES
 from ._grants import Grants
+from ._lingering import Lingering
 from ._listener import Known, Listener, listen
 from ._ranges import U64, Ranges
 from ._receiver import Receiver
@@ -79,7 +80,8 @@ class TcpBackend(Backend):
     was granted, and its own thread puts the bytes in place, reading them from the socket or, on one host,
     from the sender's memory. So the destination alone can stop it. The source cannot: where its memory is
     read by the destination's process, only that process knows when it has stopped, and where it was sent,
-    bytes in the destination's socket buffer may still land. Hence the fence ``MOVER`` for the source.
+    bytes in the destination's socket buffer may still land. Hence the fence ``MOVER`` for the source; and a
+    connection that was given up is kept until the destination has closed its end, which proves that it stopped.
 
     A peer is trusted with what it is granted, and with nothing else.
     """
@@ -109,6 +111,7 @@ class TcpBackend(Backend):
         self._closed = False
         self._regions = RegionTable((), "tcp")
         self._grants = Grants(Ranges.of(()))
+        self._lingering = Lingering()
         host = self._options.host or context.host
         try:
             ipaddress.ip_address(context.host)
@@ -192,7 +195,7 @@ class TcpBackend(Backend):
             self.disconnect(peer)
         near = self._own.near(theirs)
         receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)
-        sender = Sender(self._own, theirs, key, self._options)
+        sender = Sender(self._own, theirs, key, self._options, self._lingering)
         made = _Peer(RegionTable(regions, "tcp"), Known(key, receiver), sender, near)
         with self._lock:
             if not self._closed:
@@ -217,7 +220,9 @@ class TcpBackend(Backend):
         return known.sender.submit(batch)
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Nothing to do: the thread that sends to a peer sets the outcomes of its transfers."""
+        """Settle what failed before its receiver had stopped; all else is done by the threads that send."""
+        if any(transfer.outcome is not None for transfer in transfers):
+            self._lingering.look()
 
     def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
         """Allow ``peer`` to write these ranges; calls for one use of a room add up. Any thread.
@@ -243,6 +248,7 @@ class TcpBackend(Backend):
             known.stop()
             known.join()
         self._grants.forget(peer)
+        self._lingering.look()
 
     def close(self) -> None:
         """Disconnect everybody at once, and close the data port."""
@@ -254,6 +260,7 @@ class TcpBackend(Backend):
         for name, known in peers.items():
             known.join()
             self._grants.forget(name)
+        self._lingering.close()
         self._listener.close()
 
     def _find(self, peer: str) -> Known | None:

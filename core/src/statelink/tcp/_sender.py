@@ -26,10 +26,12 @@ from ._frames import (
 )
 from ._handshake import dial
 from ._iovec import Vectors
+from ._lingering import Linger
 from ._stream import POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
 
 if TYPE_CHECKING:
     from ._descriptor import Descriptor
+    from ._lingering import Lingering
     from ._options import Options
 
 __all__ = ["Sender", "Write"]
@@ -103,20 +105,23 @@ class Sender:
 
     Whether a failed batch is *settled* is the receiver's word: its reply, or that it closed the connection,
     which it does only after the last byte that it copied. Without it, bytes could still land from a socket's
-    buffer; and on the source's side only a batch that this thread sent itself is settled.
+    buffer; and on the source's side only a batch that this thread sent itself is settled. The connection then
+    lingers until that word comes, which settles the batch later.
 
     Args:
         own: Our descriptor.
         peer: The peer's.
         key: The pair's key.
         options: The backend's options.
+        lingering: Where connections go whose receivers have not said that they stopped.
     """
 
-    def __init__(self, own: Descriptor, peer: Descriptor, key: bytes, options: Options) -> None:
+    def __init__(self, own: Descriptor, peer: Descriptor, key: bytes, options: Options, lingering: Lingering) -> None:
         self._own = own
         self._peer = peer
         self._key = key
         self._options = options
+        self._lingering = lingering
         self._lock = threading.Lock()
         self._waker = Waker()
         self._queue: deque[Write] = deque()
@@ -287,16 +292,20 @@ class Sender:
     def _give_up(self, reason: str, *, ended: bool) -> None:
         """Drop the connection, and fail what was under way on it."""
         ended = ended or self._drain()
-        self._disconnect()
-        failed = [*self._unanswered, self._current]
+        failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
+        unsettled = [write for write in failed if write.exposed and not ended]
         self._unanswered.clear()
         self._current = None
         for write in failed:
-            if write is not None:
-                # Our socket is closed. What it took was a copy, which may still land; in mode COPY, the receiver reads.
-                alone = write.mode is Mode.SEND and Side.SOURCE
-                write.fail(reason, settled=ended or not write.exposed or alone)
-                write.release()
+            # We send no more of it. What the socket took was a copy, which may still land; in mode COPY, the receiver
+            # reads.
+            alone = write.mode is Mode.SEND and Side.SOURCE
+            write.fail(reason, settled=alone if write in unsettled else True)
+            write.release()
+        if unsettled and self._stream is not None:
+            self._lingering.add(Linger(self._stream, unsettled))
+            self._stream = None
+        self._disconnect()
 
     def _drain(self) -> bool:
         """Tell the receiver to stop, and wait for it to say that it has; replies still count."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,3 +70,36 @@ def test_connections_that_hang_delay_no_other(workshop: Workshop) -> None:
         room.reach(Status.WAITING)
         room.abort()
         room.failed()
+
+
+def on(*cases: tuple[str, str]) -> pytest.MarkDecorator:
+    """Backends, and what becomes of who was stopped."""
+    return pytest.mark.parametrize(("backend", "after"), cases, indirect=["backend"], scope="session")
+
+
+@on(("tcp", "goes on"), ("tcp", "is killed"), ("mooncake", "is killed"))
+def test_what_a_stopped_decode_was_to_get_comes_back(workshop: Workshop, after: str) -> None:
+    """Prefill's memory waits for the proof that nobody gets its bytes any more; then the link closes cleanly, too."""
+    hasty = {**PATIENT, "liveness": 2.0}
+    doomed = workshop.engine()
+    prefill = workshop.open("prefill", [Kv()], **hasty)
+    pair = Pair(prefill, workshop.open("decode", [Kv()], engine=doomed, **hasty))
+    pair.run(32)
+    case = pair.case(200)
+    _, sending = pair.begin(case)
+    sending.reach(Status.WAITING)
+    doomed.signal(signal.SIGSTOP)
+    pair.push(sending, case)
+    assert "decode was lost" in sending.failed()
+    time.sleep(2.0)  # longer than it takes where there is proof
+    assert not sending.see().quiesced
+    if after == "is killed":
+        doomed.kill()
+    else:
+        doomed.signal(signal.SIGCONT)
+    assert sending.wait(quiesced=True).quiesced
+    assert prefill.snapshot()["quarantined"] == []
+    if after == "goes on":
+        pair.pardon(case)
+        pair.run(32)
+    assert prefill.close(5.0)

@@ -25,7 +25,7 @@ STAGED = (("kv", "mamba"), ("kv", "mamba"), ("kv",))
 SLOW = (0.0, 0.7, 0.9)
 """How slow a library is then: so that rooms fail while it is at work."""
 CALM = Faults()
-HARSH = Faults(transfer=0.02, submit=0.02, connect=0.08, stuck=0.15)
+HARSH = Faults(transfer=0.02, submit=0.02, connect=0.08, stuck=0.15, stray=0.04)
 WILD = HARSH._replace(drop=0.03, repeat=0.1, reorder=0.1)
 
 

@@ -65,7 +65,7 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     with running(taken):
         for seed in range(WORLDS):
             counts.update(run(seed).counts)
-    for what in ("killed", "restarted", "paused", "jumped", "cut", "dropped", "aborted", "blocks", "stuck"):
+    for what in ("killed", "restarted", "paused", "jumped", "cut", "dropped", "aborted", "blocks", "stuck", "strays"):
         assert counts[what] > 20, f"{what} hardly ever happened"
     assert min(counts["decode succeeded"], counts["decode failed"]) > 100
     tables: list[dict[Any, dict[Any, Any]]] = [INSTANCE, CONTACT]

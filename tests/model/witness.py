@@ -32,7 +32,7 @@ class SimWitness:
         self._process = process
 
     @classmethod
-    def of(cls, process: ProcessId | None, address: str) -> SimWitness | None:
+    def of(cls, process: ProcessId | None, address: str | None) -> SimWitness | None:
         found = _processes.get(process.pid) if process is not None and process.boot == BOOT else None
         return cls(found) if found is not None else None
 

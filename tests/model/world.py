@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from statelink.link import Receiving, Sending, Status, _instances
+from statelink.link import Receiving, Sending, Status, _destinations, _instances
 from statelink.link._destinations import Destination
 from statelink.link._instance import Instance
 from statelink.link._room import Room
@@ -58,6 +58,7 @@ class Faults(NamedTuple):
     connect: float = 0.0
     slow: float = 0.0
     stuck: float = 0.0
+    stray: float = 0.0
 
 
 class Request:
@@ -252,9 +253,11 @@ class World:
             raise Defect(f"space of {process.name} for room {flight.batch.room} belongs to room {use[0]} of {use[2]}")
 
     def finish(self, flight: Flight, refusal: str = "") -> None:
-        """A flight ends."""
+        """A flight ends; one that was called failed before that has stopped by now."""
         self.flights.remove(flight)
-        if refusal:
+        if flight.outcome is not None:
+            flight.settle()
+        elif refusal:
             flight.fail(refusal, settled=True)
         else:
             flight.succeed()
@@ -264,6 +267,14 @@ class World:
         target = flight.target
         if flight.until is not None and self.time > flight.until:
             self.flights.remove(flight)
+        elif flight.outcome is None and self.rng.random() < self.faults.stray:
+            self.counts["strays"] += 1
+            flight.fail("the wire broke, says the library, and goes on", settled=False)
+        elif not target.alive and (flight.outcome is not None or self.rng.random() < 10 * self.faults.stray):
+            # Nobody will ever say that this one has stopped: it goes nowhere, since its target's process has ended.
+            self.flights.remove(flight)
+            if flight.outcome is None:
+                flight.fail("the peer is gone", settled=False)
         elif not target.alive or self.rng.random() < self.faults.transfer:
             self.finish(flight, "the peer is gone" if not target.alive else "the wire broke")
         else:
@@ -359,7 +370,12 @@ class World:
 
     def _must_quiesce(self, process: Process, held: Held) -> bool:
         """Without an owner's fence, memory that a process wrote to that was killed stays in quarantine."""
-        if self.owner_fence or self.shape.staged or process.role == "prefill":
+        if self.shape.staged:
+            return True  # the end of a process can be told
+        if isinstance(held.handle, Sending):
+            unsure = [name for name, delivery in held.handle._deliveries.items() if not delivery.unread]
+            return all(self.everybody[name].alive for name in unsure)
+        if self.owner_fence:
             return True
         assert isinstance(held.handle, Receiving)
         names = [name for name, writer in held.handle._writers.items() if not writer.closed]
@@ -428,6 +444,7 @@ def running(steps: Counter[tuple[object, object]] | None = None, ends: Counter[s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_instances, "Witness", SimWitness)
+        patch.setattr(_destinations, "Witness", SimWitness)
         watch(patch, Counter() if ends is None else ends)
         patch.setattr(Instance, "step", counted(Instance, "step", lambda each: each.stage))
         patch.setattr(Destination, "step", counted(Destination, "step", lambda each: each.stage))

@@ -67,6 +67,7 @@ def messages() -> dict[str, wire.Message]:
         wire.Attach(
             **LINK,
             assignment=Assignment(1, 0, (Share("kv", ("layers.0.k", "layers.0.v"), (box, box)),)),
+            near=True,
             destinations=1 << 16,
             digest=b"\x01" * 16,
         ),

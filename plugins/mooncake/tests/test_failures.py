@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -84,3 +86,29 @@ def test_peer_stops_during_a_transfer(world: World) -> None:
     assert served > 1
     world.mortal.signal(signal.SIGCONT)
     serves(world, world.mortal)
+
+
+def test_connections_to_a_peer_that_died_are_closed(world: World) -> None:
+    """When it is forgotten, or when another is: nothing of the dead is left, and the living are served."""
+    before = sockets()
+    serves(world, world.steady)
+    serves(world, world.mortal)
+    for transfer in move(world.backend, world.mortal.link, blocks(world.memory, world.mortal.regions)):
+        assert transfer.outcome == (True, "", True)
+    assert sockets() > before + 1
+    steady = sockets()
+    world.backend.disconnect(world.mortal.link)
+    assert sockets() == steady, "it may come back"
+    world.mortal.kill()
+    world.backend.disconnect("somebody else")
+    serves(world, world.steady)
+    assert sockets() <= before + 1
+
+
+def sockets() -> int:
+    """How many this process has."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # what lists them is among them
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found

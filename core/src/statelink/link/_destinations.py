@@ -15,6 +15,7 @@ from ._cards import Cards
 from ._connections import Connection, Connections
 from ._handshake import check_card
 from ._mover import reason_of
+from ._process import Witness
 from ._stages import CONTACT, Contact, ContactEvent
 from ._standing import Party
 from ._transport import check_transport, transport_of
@@ -41,6 +42,7 @@ class Destination:
         stage: How far it is.
         plan: What this rank writes for it; set once it is attached and reachable.
         connection: This side's backend's to it, once it named this rank's part.
+        witness: Who can say that its process has ended, if anybody here can.
         expected: Decode ranks that ask this rank for each room.
         told: Whether it was told since the last beat that this side lives.
         heard: When it was last heard.
@@ -54,6 +56,7 @@ class Destination:
     stage: Contact = Contact.GREETED
     plan: PairPlan | None = None
     connection: Connection | None = None
+    witness: Witness | None = None
     expected: int = 1
     told: bool = True
     since: float = 0.0
@@ -70,6 +73,11 @@ class Destination:
         """What carries this side's bytes to it, as far as the backend can tell by now. Any thread."""
         connection = self.connection
         return transport_of(node.backend, self.name) if connection is not None and connection.made else UNKNOWN
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is proven that its process has ended."""
+        return self.witness is not None and self.witness.ended()
 
     @property
     def party(self) -> Party:
@@ -178,6 +186,8 @@ class Destinations:
 
         def compile_part() -> None:
             try:
+                if message.near and peer.witness is None:
+                    peer.witness = Witness.of(peer.card.process, None)
                 plan = self._compile(message, peer)
             except BaseException as error:
                 failed(error)

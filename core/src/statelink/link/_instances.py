@@ -237,6 +237,7 @@ class Instances:
             assignment=source.assignment,
             destinations=source.readers,
             digest=source.plan.digest,
+            near=source.witness is not None,
         )
         self._node.send(attach, source.address)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ._delivery import Delivered
     from ._node import Node
-    from ._past import End
+    from ._past import End, UseId
 
 __all__ = ["PrefillRole"]
 
@@ -83,6 +83,18 @@ class PrefillRole:
     def beat(self, now: float, late: float) -> None:
         """See `Role.beat`."""
         self._destinations.beat(now, late)
+        for room in self._sending():
+            if room.status is Status.FAILED and not room.quiesced:
+                self._look_for_ends(room)
+
+    def _look_for_ends(self, room: Sending) -> None:
+        """Memory of a room that ended is free once the process of who would get its bytes has ended, too."""
+        ended = [d for d in room._deliveries.values() if not d.unread and not d.over and d.destination.ended]
+        for delivery in ended:
+            delivery.over = True
+            self._past.restless.discard(self._use_id(delivery))
+        if ended:
+            self._drain(room)
 
     # Rooms.
 
@@ -347,7 +359,7 @@ class PrefillRole:
     def _drain(self, room: Sending) -> None:
         """Tell destinations of a failed room when nothing is in flight any more, and work out quiescence."""
         for delivery in room._deliveries.values():
-            if delivery.pending and not delivery.jobs:
+            if delivery.pending and not delivery.jobs and not delivery.over:
                 self._outgoing.look_after(delivery, partial(self._drain, room))
             elif delivery.strays and not delivery.watched:
                 delivery.watched = True
@@ -364,7 +376,7 @@ class PrefillRole:
         for side in sides:
             delivery.unsettled.setdefault(side, why or "the backend does not say why")
         if Side.TARGET in sides:
-            self._past.restless.add((delivery.destination.name, delivery.request.room, delivery.request.generation))
+            self._past.restless.add(self._use_id(delivery))
 
     def _stray(self, delivery: Delivery, transfer: Transfer) -> None:
         """A transfer has ended after its room; its backend may yet learn that its bytes have stopped."""
@@ -377,8 +389,7 @@ class PrefillRole:
         delivery.watched = False
         if not delivery.unknown:
             delivery.unsettled.clear()
-            use = (delivery.destination.name, delivery.request.room, delivery.request.generation)
-            self._past.restless.discard(use)
+            self._past.restless.discard(self._use_id(delivery))
         self._drain(room)
 
     # The end.
@@ -453,6 +464,10 @@ class PrefillRole:
         if delivery is not None and delivery.request.generation != message.generation:
             return None, None
         return room, delivery
+
+    @staticmethod
+    def _use_id(delivery: Delivery) -> UseId:
+        return delivery.destination.name, delivery.request.room, delivery.request.generation
 
     def _use(self, delivery: Delivery) -> Use:
         return Use(

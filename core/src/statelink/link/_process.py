@@ -24,18 +24,22 @@ class Witness:
         self._start = start
 
     @classmethod
-    def of(cls, process: ProcessId | None, address: str) -> Witness | None:
+    def of(cls, process: ProcessId | None, address: str | None) -> Witness | None:
         """A witness of the process that was reached at ``address`` a moment ago; ``None`` where there can be none.
 
         What a peer states is only believed if all of it fits what is seen from here: its address is one of this
         host's own, its kernel was booted when ours was, it is in our pid namespace, and a process with its id and its
         start time is here now. The address matters because machines that were cloned from one snapshot share
         everything else. May block, to look up a host name.
+
+        Args:
+            process: What the peer states.
+            address: Where it was reached; ``None`` where it reached us, and says that it saw us on its own host.
         """
         ours = this_process()
         if process is None or ours is None or (process.boot, process.space) != (ours.boot, ours.space):
             return None
-        if _look(process.pid)[1] != process.start or not _is_here(address):
+        if _look(process.pid)[1] != process.start or not (address is None or _is_here(address)):
             return None
         return cls(process.pid, process.start)
 

@@ -81,6 +81,7 @@ class Delivery:
         watched: Whether somebody asks the backend for that.
         unknown: Whether a batch was given to the backend of which nothing is known.
         unsettled: Per side, why it is not known that the bytes of a failed transfer have stopped.
+        over: Whether the destination's process has ended: what is still read for it goes nowhere.
         finished: Whether its last word was sent.
         accepted: Whether the destination has everything.
         drained: Whether it was told that nothing is in flight.
@@ -106,6 +107,7 @@ class Delivery:
     watched: bool = False
     unknown: bool = False
     unsettled: dict[Side, str] = field(default_factory=dict)
+    over: bool = False
     finished: bool = False
     accepted: bool = False
     drained: bool = False
@@ -122,17 +124,17 @@ class Delivery:
     @property
     def moving(self) -> bool:
         """Whether transfers are under way that will end."""
-        return bool(self.jobs or self.pending)
+        return bool(self.jobs or (self.pending and not self.over))
 
     @property
     def unread(self) -> bool:
-        """Whether nothing reads this side's memory for it any more."""
-        return not self.moving and Side.SOURCE not in self.unsettled
+        """Whether nothing reads this side's memory for it any more that the destination could get."""
+        return not self.moving and (self.over or Side.SOURCE not in self.unsettled)
 
     @property
     def still(self) -> bool:
         """Whether nothing of it can land at the destination any more."""
-        return not self.moving and Side.TARGET not in self.unsettled
+        return not self.moving and (self.over or Side.TARGET not in self.unsettled)
 
 
 class Sending(Room):

@@ -158,11 +158,13 @@ class Attach(Message, frozen=True, kw_only=True):
         assignment: What it writes for this destination.
         destinations: Decode ranks that will ask it for each room.
         digest: Decode's digest of the compiled plan.
+        near: Whether decode sees the source's process on its own host, at the address that it dialled.
     """
 
     assignment: Assignment
     destinations: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
+    near: bool = False
 
 
 class Attached(Message, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from statelink.errors import BackendUnavailableError, TransferError
 
 from ._descriptor import Descriptor
 from ._diagnosis import diagnose
+from ._left import Left
 from ._library import Library, absent, forced_tcp
 from ._options import Options
 from ._settings import ENTRIES
@@ -107,6 +108,7 @@ class MooncakeBackend(Backend):
                 library=self._library.version,
                 host=context.host,
             )
+        self._left = Left()
         possible = self.transports(context.options)
         if len(possible) == 1:
             (self._transport,) = possible
@@ -180,6 +182,7 @@ class MooncakeBackend(Backend):
         if status != 0:
             cause = f"its engine at {address} ({offered.library}) does not answer {self._library.version}: {status}"
             raise Descriptor.refused(peer, cause)
+        self._left.remove(address)
         self._peers[peer] = _Peer(address, RegionTable(regions, self.name))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
@@ -204,8 +207,13 @@ class MooncakeBackend(Backend):
         """Nothing is ever in progress, as far as the library tells."""
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer; the library keeps its idle connections until it closes them."""
-        self._peers.pop(peer, None)
+        """Forget a peer. Over TCP, the library keeps its connections until the peer's process has ended."""
+        known = self._peers.pop(peer, None)
+        if known is not None and self._transport == "tcp" and len(known.table.starts):
+            self._left.add(known.session, int(known.table.starts[0]))
+        engine = self._engine
+        if engine is not None:
+            self._left.look(engine)
 
     def close(self) -> None:
         """Destroy the engine. Its destructor joins threads for about a second, in which no Python thread runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -77,10 +78,16 @@ def test_who_waits_is_told_for_whom(library: Library) -> None:
 
 
 def test_a_peer_that_went_while_it_waited_is_not_asked(library: Library) -> None:
-    gone = library.make("gone", check="its process has gone")
+    assert library.make("silent", 0.05) is not None
+    with ThreadPoolExecutor() as threads:
+        late = threads.submit(library.make, "late", check="its process has gone")
+        while not library.contacts._turn._waiters:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        library.goes_on.set()
+        gone = late.result()
     assert gone is not None
-    assert (gone.cause, library.asked) == ("its process has gone", [])
-    assert library.make("other") is None
+    assert (gone.cause, library.asked) == ("its process has gone", ["silent:1"])
+    assert library.make("other", check="it was asked just now") is None
 
 
 def test_a_close_leaves_the_end_to_a_contact_that_goes_on(library: Library) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import statelink_ascend
 from statelink.backend import Fence, MemoryKinds, SubmitMode, Verdict
+from statelink.cli._loopback import Meant, loopback
 from statelink_ascend import AscendBackend, Options, _machine
 
 if TYPE_CHECKING:
@@ -250,3 +251,33 @@ def test_the_librarys_own_log_does_not_reach_standard_output() -> None:
     done = started()
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(("started", "MemFabric's initialize returned -1"))
+
+
+def commanded(library: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """How the command line ends, and what it says, where a process finds the library."""
+    command = [sys.executable, "-c", "from statelink.cli import main; main()", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **library}, check=False, timeout=110
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("simulated")
+def test_doctor_moves_what_the_engine_would(library: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory is not this backend's without HOST_RDMA: that is no problem, and an NPU's moves."""
+    monkeypatch.syspath_prepend(library["PYTHONPATH"].partition(os.pathsep)[0])
+    assert loopback(AscendBackend, {}).verdict is Verdict.NOT_APPLICABLE
+    assert loopback(AscendBackend, {}, Meant("dram")).verdict is Verdict.PROBLEM
+    moved = loopback(AscendBackend, {}, Meant("npu:0", "npu_memory:Memory"))
+    assert (moved.verdict, moved.found.partition(" in ")[0]) == (Verdict.OK, "6144 KiB of npu:0")
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_kit_runs_over_an_npus_memory_from_the_command_line(library: dict[str, str]) -> None:
+    choice = ("--memory", "npu:0", "--allocator", "npu_memory:Memory", "-k", "every_alignment or class_is_complete")
+    status, said = commanded(library, "conform", "ascend", *choice)
+    assert status == 0, said
+    assert "ascend: 3 passed in" in said
+    status, said = commanded(library, "conform", "ascend")
+    assert status == 1
+    assert "cannot register memory of kind 'dram': with these options it registers npu\nhint: --memory" in said

@@ -46,7 +46,7 @@ ROLES = {"prefill": "Prefill", "decode": "Decode"}
 HINT = "pip install 'statelink-ascend[npu]' on a host with an NPU, its driver and CANN, or choose another backend"
 RETRY = 0.02
 """Seconds between two looks for a peer that is not visible yet."""
-BRIEF = 1.0
+BRIEF = 3.0
 """Seconds that a peer has to answer where others wait."""
 
 _taken = threading.Lock()

@@ -46,7 +46,7 @@ class _Contact(threading.Thread):
         return f"{self.session} of {self.peer}"
 
     def run(self) -> None:
-        """Look once more whether the peer answers, since its turn may have come late, and connect."""
+        """Look once more whether the peer answers, if its turn came late, and connect."""
         self.failure = self._check() or self._contacts.connect(self.session)
         self._contacts.ended()
 
@@ -73,14 +73,16 @@ class Contacts:
             peer: Its link's name, for errors.
             session: The session.
             seconds: How long to wait, for the turn too.
-            check: Why it should not be tried after all, or nothing; asked right before.
+            check: Why it should not be tried after all, or nothing; asked right before, if the turn came late.
 
         Raises:
             Unreached: It failed, or did not end in time; the contact goes on, and who asks again waits for the same.
         """
         until = time.monotonic() + seconds
+        late = False
         with self._turn:
             while (contact := self._contact) is not None and contact.session != session and not self._closed:
+                late = True
                 if not self._turn.wait(until - time.monotonic()):
                     waits = f"{time.monotonic() - contact.since:.0f} s"
                     cause = (
@@ -90,7 +92,7 @@ class Contacts:
             if self._closed:
                 raise Unreached("the backend is closed")
             if contact is None:
-                contact = self._contact = _Contact(self, peer, session, check)
+                contact = self._contact = _Contact(self, peer, session, check if late else str)
                 contact.start()
         contact.join(max(until - time.monotonic(), 0.0))
         if contact.is_alive():

@@ -88,5 +88,7 @@ def test_a_card_of_many_pieces_is_refused_after_a_bounded_number_of_them() -> No
     (kind, body) = frames_of("hello: 64 slabs", 66 << 10)
     message = wire.decode([kind, body])
     assert isinstance(message, wire.Hello)
-    with pytest.raises(WireError, match="a description takes too long to check"):
-        wire.read_card(message.card)
+    for effort in (wire.MAX_EFFORT, 1 << 12):
+        with pytest.raises(WireError, match="a description takes too long to check") as caught:
+            wire.read_card(message.card, effort)
+        assert caught.value.code == "wire.effort"

@@ -246,6 +246,7 @@ def _raw(nbytes: int) -> msgspec.Raw:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_deadlines_are_met_beside_many_hostile_frames_of_every_kind() -> None:
     frames = 100_000
     with link_of("prefill") as prefill:

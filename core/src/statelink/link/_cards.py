@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from statelink.errors import WireError
-from statelink.wire import MAX_CARD, read_card
+from statelink.wire import MAX_CARD, MAX_EFFORT, read_card
 
 from ._mover import reason_of
 
@@ -23,8 +23,8 @@ __all__ = ["Cards"]
 
 log = logging.getLogger("statelink.link")
 
-SMALL_CARD = 16 << 10
-"""Bytes up to which a card is read on the control thread: it takes a few hundredths of a second at most."""
+SMALL_CARD, SMALL_EFFORT = 16 << 10, 1 << 12
+"""Bytes up to which, and effort with which, a card is read on the control thread: it takes milliseconds at most."""
 MAX_WAITING = 4 * MAX_CARD
 """Most bytes of cards that wait to be read."""
 
@@ -63,8 +63,10 @@ class Cards:
         """
         nbytes = len(memoryview(raw))
         if nbytes <= SMALL_CARD:
-            then(*_read(raw, check))
-            return
+            read, reason = _read(raw, check, SMALL_EFFORT)
+            if reason is None or reason.code != "wire.effort":
+                then(read, reason)
+                return
         if peer in self._reading:
             return
         if self._waiting + nbytes > MAX_WAITING:
@@ -75,7 +77,7 @@ class Cards:
         self._waiting += nbytes
 
         def job() -> None:  # on the lane of cards
-            made, reason = _read(raw, check)
+            made, reason = _read(raw, check, MAX_EFFORT)
             self._node.post(lambda: done(made, reason))
 
         def done(made: Made | None, reason: Reason | None) -> None:
@@ -86,8 +88,8 @@ class Cards:
         self._node.cards.submit(("card",), job)
 
 
-def _read(raw: msgspec.Raw, check: Callable[[Card], Made]) -> tuple[Made | None, Reason | None]:
+def _read(raw: msgspec.Raw, check: Callable[[Card], Made], effort: int) -> tuple[Made | None, Reason | None]:
     try:
-        return check(read_card(raw)), None
+        return check(read_card(raw, effort)), None
     except BaseException as error:  # whatever is in it, it is the peer's
         return None, reason_of(error)

@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterator
 
 from statelink.errors import StateError
 
-__all__ = ["bounded", "known", "spend"]
+__all__ = ["SpentError", "bounded", "known", "spend"]
+
+
+class SpentError(StateError):
+    """To check a description costs more than it may."""
 
 
 class _Budget(threading.local):
@@ -44,12 +48,12 @@ def spend(units: int) -> None:
     """Pay for a check that is about to be made. Outside `bounded`, every check is free.
 
     Raises:
-        StateError: The budget is spent.
+        SpentError: The budget is spent.
     """
     if _budget.left is None:
         return
     _budget.left -= units
     if _budget.left < 0:
-        raise StateError(
+        raise SpentError(
             "a description takes too long to check", cause="it has too many different layouts, slabs or pieces of items"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._channel import Channel
-from ._codec import decode, encode, pack_items, read_card, unpack_items, write_card
+from ._codec import MAX_EFFORT, decode, encode, pack_items, read_card, unpack_items, write_card
 from ._descriptors import check_descriptors, no_descriptors
 from ._dialling import Trouble
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
@@ -46,6 +46,7 @@ __all__ = [
     "ENVIRONMENT",
     "KINDS",
     "MAX_CARD",
+    "MAX_EFFORT",
     "MAX_FRAME",
     "MAX_INDICES",
     "MAX_INVENTORY",

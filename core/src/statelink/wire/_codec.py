@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from statelink.errors import PeerError, WireError
 from statelink.state import StateType, state_types
-from statelink.state._effort import bounded
+from statelink.state._effort import SpentError, bounded
 from statelink.state._inventory import MAX_EFFORT
 
 from ._limits import MAX_CARD, MAX_INVENTORY, limit_of
 from ._messages import KINDS, MAX_DESCRIPTOR, Card, Failed, Few, ItemList, Message, Name, Refuse
 from ._rendezvous import RENDEZVOUS_KINDS
 
-__all__ = ["decode", "encode", "pack_items", "read_card", "unpack_items", "write_card"]
+__all__ = ["MAX_EFFORT", "decode", "encode", "pack_items", "read_card", "unpack_items", "write_card"]
 
 _encoder = msgspec.msgpack.Encoder()
 _kind_of = {type_: kind for kind, type_ in {**KINDS, **RENDEZVOUS_KINDS}.items()}
@@ -110,12 +110,16 @@ def write_card(card: Card) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(card))
 
 
-def read_card(raw: msgspec.Raw) -> Card:
-    """A card that a peer sent. Takes time that grows with its length; a large one takes too long for a control thread.
+def read_card(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Card:
+    """A card that a peer sent. Takes time that grows with its length and with the effort.
+
+    Args:
+        raw: The card.
+        effort: What checking its layouts may cost; the most that an inventory can, when not given.
 
     Raises:
         PeerError: It holds a state type that is not known here.
-        WireError: It is malformed, too large, or would take too long to check.
+        WireError: It is malformed, too large, or costs more to check (``wire.effort``).
     """
     if len(memoryview(raw)) > MAX_CARD:
         cause = f"it is {len(memoryview(raw))} bytes long; at most {MAX_CARD} are read"
@@ -135,12 +139,14 @@ def read_card(raw: msgspec.Raw) -> Card:
                     code="peer.state_type",
                     peer=introduction.link,
                 )
-        with bounded(MAX_EFFORT):
+        with bounded(effort):
             card = _cards.decode(raw)
     except PeerError:
         raise
     except Exception as error:
-        raise WireError("a peer's description is malformed", cause=_first_line(error), code="wire.card") from error
+        spent = isinstance(error.__cause__, SpentError)
+        what, code = "a peer's description is malformed", "wire.effort" if spent else "wire.card"
+        raise WireError(what, cause=_first_line(error), code=code) from error
     return card
 
 

@@ -23,7 +23,7 @@ def reach(phase: str, pair: Pair, case: Case) -> tuple[RoomHandle, RoomHandle]:
     """Bring a room to a phase, and hold it there."""
     if phase == "opened":
         receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens)
-        sending = pair.send(case)
+        sending = pair.send(case, to="decode")
         receiving.reach(Status.WAITING)
         return receiving, sending
     receiving, sending = pair.begin(case)
@@ -74,7 +74,7 @@ def test_an_abort_before_the_other_side_knows(pair: Pair) -> None:
     receiving.reach(Status.WAITING)
     receiving.abort("gone before prefill came")
     assert receiving.wait(quiesced=True).quiesced
-    assert "gone before prefill came" in pair.send(case).failed()
+    assert "gone before prefill came" in pair.send(case, to="decode").failed()
     pair.spoilt(case)
 
 
@@ -94,7 +94,7 @@ def test_nothing_comes_after_an_end(pair: Pair) -> None:
 def test_calls_on_a_room_that_has_failed(pair: Pair) -> None:
     """An engine cannot know that its room failed a moment ago: its calls do nothing."""
     case = pair.case(200)
-    receiving, sending = pair.decode.receive(case.room, pair.prefill.address, 200), pair.send(case)
+    receiving, sending = pair.decode.receive(case.room, pair.prefill.address, 200), pair.send(case, to="decode")
     receiving.abort("enough")
     receiving.failed()
     sending.failed()
@@ -146,7 +146,7 @@ def test_deadlines(pair: Pair, what: str, side: str, text: str, cause: str) -> N
     elif what != "never asked":
         rooms.append(pair.receive(case, deadline=ours))
     if what != "never sent":
-        sending = pair.send(case, deadline=theirs)
+        sending = pair.send(case, deadline=theirs, to="decode")
         rooms.append(sending)
         if what == "never the last":
             sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))

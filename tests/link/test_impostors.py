@@ -137,15 +137,86 @@ def test_requests_with_numbers_that_do_not_fit(
     pair.done(case)
 
 
-def test_a_request_without_a_part(pair: Pair, decode: FakeDecode) -> None:
-    """It introduced itself, and was not attached: nothing is known of what it may be sent."""
+def test_who_only_introduced_itself_ends_nobodys_room(pair: Pair, decode: FakeDecode) -> None:
+    """Nothing is known of what it may be sent: it is told so, and honest decode gets the room."""
     decode.greet()
     case = pair.case()
     sending = pair.send(case)
     decode.say(decode.request(case, 1))
-    assert "before its sender was attached" in str(decode.hear(wire.Failed).reason)
-    assert "before its sender was attached" in sending.failed()
+    assert decode.hear(wire.Failed).reason.code == "room.unattached"
+    for generation in (1, 2):
+        decode.say(wire.Failed(**use(decode, case, generation), reason=Reason("x", "it is mine")))
+        decode.hear(wire.Drained)
+    served(pair, case, sending)
+
+
+def test_who_gives_up_a_room_that_is_not_its_own_ends_it_for_nobody(pair: Pair, decode: FakeDecode) -> None:
+    """Also one that is attached, and says so before the room is open, while it is, and when it has a destination."""
+    decode.attach()
+    case = pair.case()
+    for generation in (1, 2, 3):
+        decode.say(wire.Failed(**use(decode, case, generation), reason=Reason("x", "it is mine")))
+        decode.hear(wire.Drained)
+        if generation == 1:
+            sending = pair.send(case)
+        elif generation == 2:
+            receiving = pair.receive(case)
+            sending.reach(Status.WAITING)
+    decode.say(decode.request(case, 4))
+    assert decode.hear(wire.Failed).reason.code == "room.instances"
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_room_that_names_its_decode_is_for_no_other(pair: Pair, decode: FakeDecode, early: bool) -> None:
+    decode.attach()
+    case = pair.case()
+    if early:
+        decode.say(decode.request(case, 1))
+        peers.until(lambda: pair.prefill.snapshot()["load"]["early"] == 1)
+    sending = pair.send(case, to="decode")
+    if not early:
+        decode.say(decode.request(case, 1))
+    reason = decode.hear(wire.Failed).reason
+    assert (reason.code, reason.cause) == ("room.instances", f"it is for decode, and {decode.name} is of {decode.name}")
+    served(pair, case, sending)
+
+
+def test_who_asks_first_gets_a_room_that_names_nobody(pair: Pair, decode: FakeDecode) -> None:
+    """And honest decode is told at once."""
+    decode.attach()
+    case = pair.case()
+    decode.say(decode.request(case, 1))
+    sending = pair.send(case)
+    sending.reach(Status.WAITING)
+    assert pair.receive(case).why().code == "room.instances"
+    assert sending.see().status is Status.WAITING
+    sending.abort()
+    decode.hear(wire.Drained)
     pair.done(case)
+
+
+def test_a_rank_that_is_missing_keeps_nobody_from_the_room(pair: Pair, decode: FakeDecode) -> None:
+    """One that says to be of two ranks asks first, and alone: the first instance that is complete gets the room."""
+    decode.greet()
+    attach, _ = decode.plan()
+    decode.backend.connect(decode.peer, decode.theirs.descriptor, decode.theirs.inventory.regions)  # type: ignore[union-attr]
+    decode.say(msgspec.structs.replace(attach, destinations=2))
+    decode.hear(wire.Attached)
+    case = pair.case()
+    sending = pair.send(case)
+    decode.say(decode.request(case, 1))
+    peers.until(lambda: pair.prefill.snapshot()["load"]["early"] == 1)
+    served(pair, case, sending)
+    assert decode.hear(wire.Failed).reason.code == "room.instances"
+
+
+def served(pair: Pair, case: Case, sending: RoomHandle) -> None:
+    """Honest decode gets a room that is open."""
+    receiving = pair.receive(case)
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
 
 
 def test_assignments_that_cannot_be_carried_out(pair: Pair, decode: FakeDecode) -> None:

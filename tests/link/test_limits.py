@@ -94,11 +94,13 @@ def test_early_requests_are_counted() -> None:
     assert early.nbytes == before, "the same one again takes its place"
     assert [(who, each.room) for who, each in early.put("a", ask(3, 1600))] == [("a", 1)]
     assert len(early) == 3
-    assert early.get(3, "a") is not None
+    assert early.get((3, 0), "a") is not None
     early.forget("a")
     assert len(early) == 1
-    assert early.get(3, "a") is None
-    assert early.take(1).keys() == {"b"}
+    assert early.get((3, 0), "a") is None
+    assert list(early.of((1, 0))) == ["b"]
+    assert early.of((1, 1)) == {}, "another attempt is another room"
+    early.drop((1, 0), "b")
     assert (len(early), early.nbytes) == (0, 0)
     assert [(who, each.room) for who, each in early.put("a", ask(4, 20_000))] == [("a", 4)], "one that is too large"
     assert (len(early), early.nbytes) == (0, 0)
@@ -111,7 +113,7 @@ def test_who_asks_for_much_gives_way_before_who_asks_for_little() -> None:
     dropped = [each for room in range(2, 200) for each in early.put("greedy", ask(room, 9000))]
     assert {who for who, _ in dropped} == {"greedy"}
     assert [each.room for _, each in dropped] == list(range(2, 2 + len(dropped)))
-    assert early.get(1, "honest") is not None
+    assert early.get((1, 0), "honest") is not None
     assert early.nbytes <= 100_000
 
 

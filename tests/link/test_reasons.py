@@ -73,7 +73,7 @@ def test_deadline_on_prefill(pair: Pair, asked: bool) -> None:
 
 def test_deadline_on_decode_before_it_accepts(pair: Pair) -> None:
     case = pair.case()
-    sending = pair.send(case)
+    sending = pair.send(case, to="decode")
     receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens, deadline=0.5)
     reason = same(receiving, sending)
     stood(reason, "decode rank 0", "waiting", "the engine's accept()")

@@ -55,6 +55,40 @@ def test_one_that_is_not_allowed(workshop: Workshop, who: str) -> None:
     Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
 
 
+def test_a_room_that_names_a_key_is_for_its_holder(workshop: Workshop) -> None:
+    """Whatever others call themselves, and however early they ask."""
+    prefill = workshop.open("prefill", **keys(OURS, THEIRS, STRANGE))
+    other = Pair(prefill, workshop.open("decode", **keys(STRANGE, OURS)))
+    case = other.case()
+    asked = other.receive(case)
+    peers.until(lambda: prefill.snapshot()["load"]["early"] == 1)
+    sending = other.send(case, to=[THEIRS["public"]])
+    assert asked.why().code == "room.instances"
+    made = Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS)))
+    receiving = made.receive(case)
+    made.push(sending, case)
+    made.ended(case, receiving, sending)
+    other.done(case)
+
+
+@pytest.mark.parametrize(
+    ("to", "text"),
+    [
+        ("", "the name of a decode instance"),
+        ([], "the name of a decode instance"),
+        (["decode", 7], "the name of a decode instance"),
+        (7, "the name of a decode instance"),
+        ("tcp://127.0.0.1:9", "an address without a public key"),
+        (f"tcp://127.0.0.1:9|{STRANGE['public']}", "a public key that this link does not allow"),
+    ],
+)
+def test_rooms_that_are_for_nobody(workshop: Workshop, to: Any, text: str) -> None:
+    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
+    with pytest.raises(ConfigError, match=text) as error:
+        prefill.send(next(_rooms), 64, to=to)
+    assert error.value.code == "config.to"
+
+
 @pytest.mark.parametrize("with_key", [True, False])
 def test_only_one_side_has_keys(workshop: Workshop, with_key: bool) -> None:
     prefill = workshop.open("prefill", **(keys(OURS, THEIRS) if with_key else {}))

@@ -94,10 +94,10 @@ class Fleet:
             for link in self.decode.links
         ]
 
-    def send(self, case: Case, cuts: Sequence[int] = ()) -> list[RoomHandle]:
+    def send(self, case: Case, cuts: Sequence[int] = (), **named: Any) -> list[RoomHandle]:
         rooms = []
         for link in self.prefill.links:
-            room = link.send(case.room, case.tokens, deadline=30)
+            room = link.send(case.room, case.tokens, deadline=30, **named)
             for first, last in itertools.pairwise([0, *cuts, case.tokens]):
                 room.push(case.span(first, last, link.memory.pools), span=(first, last))
             rooms.append(room)
@@ -224,7 +224,7 @@ def test_one_decode_rank_gives_up(workshop: Workshop, who: int, early: bool) -> 
         time.sleep(0.2)  # both requests are there, as far as one can tell
         receiving[who].abort("one of us has left")
         receiving[who].failed()
-        (sending,) = fleet.send(case)
+        (sending,) = fleet.send(case, to="decode")
     else:
         sending = fleet.prefill.links[0].send(case.room, 64)
         sending.reach(Status.WAITING)
@@ -253,9 +253,9 @@ def test_one_decode_rank_leaves_before_it_asks(workshop: Workshop, who: int, ord
             if order.startswith("ask"):
                 peers.until(lambda: prefill.snapshot()["load"]["early"] == 1)
         elif step == "open":
-            rooms.append(prefill.send(case.room, 64, deadline=30))
+            rooms.append(prefill.send(case.room, 64, deadline=30, to="decode"))
             if order == "ask open leave":
-                peers.until(lambda: prefill.snapshot()["load"]["early"] == 0)
+                peers.until(lambda: "the requests of 1 more decode ranks" in str(prefill.snapshot()["oldest"]))
         else:
             rooms[0].abort("one of us has left")
             rooms[0].failed(10)
@@ -310,3 +310,19 @@ def test_draft_layers_on_decode_only(workshop: Workshop) -> None:
     draft = Kv(name="draft", layers=(40,), optional=True)
     fleet = Fleet(workshop, [hybrid()], [hybrid(draft=draft)])
     fleet.run(200)
+
+
+@TCP
+def test_a_decode_rank_that_nobody_owes_anything(workshop: Workshop) -> None:
+    """It has a draft, which prefill lacks: it succeeds at once, says that nothing moved, and touches nothing."""
+    draft = Kv(name="draft", layers=(40,), optional=True)
+    fleet = Fleet(workshop, [hybrid()], [hybrid(), (draft,)])
+    case = fleet.case(64)
+    idle = fleet.decode.links[1]
+    before = idle.memory.copy()
+    receiving = idle.receive(case.room, fleet.peer, 64, only(case.target, idle), deadline=60)
+    receiving.succeeded(10)
+    seen = receiving.see()
+    assert seen.quiesced
+    assert (seen.report.moved, seen.report.chunks) == ({}, 0)
+    assert idle.memory.differences(before) == []

@@ -29,30 +29,35 @@ HARSH = Faults(transfer=0.02, submit=0.02, connect=0.08, stuck=0.15, stray=0.04)
 WILD = HARSH._replace(drop=0.03, repeat=0.1, reorder=0.1)
 
 
-def run(seed: int, steps: int = 2000, *, staged: bool = False) -> World:
+def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "") -> World:
     """One world from its beginning to its end.
 
     Args:
         seed: Chooses.
         steps: How many are taken before everything has to come to its end.
         staged: Force components through rings.
+        reuse: How ids are used again, if it matters. Where uses are counted, no process is killed, stopped or put on
+            another clock: nothing could tell what it never took up.
 
     Raises:
         Defect: A rule of the lifecycle is broken.
     """
     rng = random.Random(seed)
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
+    shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")))
     if staged:
         shape = shape._replace(staged=rng.choice(STAGED), ring=rng.choice(RINGS))
     faults = rng.choice([CALM, HARSH, WILD])
     if staged:
         faults = faults._replace(slow=rng.choice(SLOW))
     world = World(shape, rng, faults)
-    deadly = rng.random() < 0.7
+    deadly = rng.random() < 0.7 and reuse != "counted"
     for _ in range(steps):
         act(world, rng, deadly)
         if staged:
             crowd(world, rng)
+        if shape.reuse:
+            hurry(world, rng)
         world.step()
     world.settle()
     return world
@@ -111,6 +116,20 @@ def crowd(world: World, rng: random.Random) -> None:
         if process.alive and not process.paused and process.held:
             world.counts["aborted"] += 1
             rng.choice(list(process.held.values())).handle.abort()
+
+
+def hurry(world: World, rng: random.Random) -> None:
+    """Ids are used again at once, for requests of one length, of which many are given up early and on one side."""
+    chance = rng.random()
+    if chance < 0.02:
+        world.open(rng.randint(1, ROOMS), 5)
+    elif chance < 0.03:
+        process = rng.choice(world.places)
+        if process.alive and not process.paused and process.held:
+            held = rng.choice(list(process.held.values()))
+            if not held.pushed and not held.accepted:
+                world.counts["aborted"] += 1
+                held.handle.abort()
 
 
 def explore(steps: int, seed: int, *, staged: bool = False) -> Counter[str]:

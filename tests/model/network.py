@@ -90,6 +90,11 @@ class SimChannel:
         self.dropped: Counter[str] = Counter()
         self.inbox: deque[tuple[Connection, Frames]] = deque()
 
+    allowed: tuple[str, ...] = ()
+
+    def key_of(self, name: str) -> str:
+        return ""
+
     def watch(self, descriptor: int) -> None:
         pass
 

@@ -128,7 +128,7 @@ class Process:
             role=self.role,  # type: ignore[arg-type]
             backend="sim",
             siblings=tuple(world.siblings_of(self)),
-            deadline=world.DEADLINE,
+            deadline=world.LIFETIME if world.shape.reuse == "counted" else world.DEADLINE,
             heartbeat=0.5,
             liveness=2.0,
             inspect=False,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 WORLDS = 60
 """Worlds of a few thousand steps each that every run of the tests explores."""
+REUSED_WORLDS = 25
+"""The same in which uses of ids are told apart by nothing but their order."""
 STAGED_WORLDS = 24
 """The same with components that go through rings of one to three parcels."""
 RARE: set[tuple[object, object]] = {
@@ -76,6 +78,17 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     assert set(taken) <= listed
     missing = listed - set(taken) - RARE
     assert not missing, f"never happened: {sorted(map(str, missing))}"
+
+
+def test_uses_of_an_id_that_nothing_tells_apart_never_meet_another() -> None:
+    """Every rank takes up every use, at any time and with any loss of messages: see `REUSE`."""
+    counts: Counter[str] = Counter()
+    with running():
+        for seed in range(REUSED_WORLDS):
+            counts.update(run(seed, reuse="counted").counts)
+    assert min(counts["decode succeeded"], counts["decode failed"]) > 100, counts
+    for side in ("decode", "prefill"):
+        assert counts[f"{side} room.reused"] > 20, counts
 
 
 def test_worlds_in_which_staging_is_forced_on() -> None:
@@ -127,7 +140,8 @@ def test_rooms_that_share_a_ring_of_one_parcel_all_go_through(seed: int) -> None
 
 @pytest.mark.parametrize("shape", [Shape(1, 2, True), Shape(2, 2, True), Shape(2, 1, False)])
 def test_one_that_leaves_keeps_nobody_waiting(shape: Shape) -> None:
-    """In whatever order all ranks of both sides take a request up: nobody runs into its deadline."""
+    """In whatever order all ranks of both sides take a request up that names decode: nobody runs into its deadline."""
+    shape = shape._replace(named=True)
     with running():
         for seed in range(60):
             world = calm(shape, seed)

@@ -31,13 +31,21 @@ from .witness import SimWitness
 if TYPE_CHECKING:
     import random
 
-__all__ = ["Faults", "Request", "Shape", "World", "running"]
+__all__ = ["REUSE", "Faults", "Request", "Shape", "World", "running"]
 
 
 class Shape(NamedTuple):
-    """How many ranks there are, who can stop the bytes, and which components go through rings of how many bytes.
+    """What a world is made of.
 
-    Where some do, the end of a process can be proven: what it held of a small ring would be missed for good.
+    Attributes:
+        prefill: Ranks of prefill.
+        decode: Ranks of decode.
+        owner_fence: Whether memory's owner can stop the bytes.
+        staged: Components that go through rings. Where some do, the end of a process can be proven: what it held of a
+            small ring would be missed for good.
+        ring: Bytes of a ring.
+        named: Whether prefill's engine says for whom a room is.
+        reuse: How ids are used again; see `REUSE`.
     """
 
     prefill: int
@@ -45,6 +53,13 @@ class Shape(NamedTuple):
     owner_fence: bool
     staged: tuple[str, ...] = ()
     ring: int = 0
+    named: bool = False
+    reuse: str = ""
+
+
+REUSE = ("", "attempts", "counted")
+"""A router may wait until nobody uses an id any more. It may tell its uses apart by attempts, and hand it out at any
+time. Or every rank takes up every use of it, in their order, each as soon as its own side of the one before is over."""
 
 
 class Faults(NamedTuple):
@@ -70,6 +85,7 @@ class Request:
         self.tokens = tokens
         self.over = False
         self.sides: dict[str, Held] = {}
+        self.taken: set[str] = set()
 
     def bytes_at(self, layer: int, position: int) -> npt.NDArray[np.uint8]:
         """What belongs there; different for every request, layer and position (-1: the slot)."""
@@ -90,6 +106,10 @@ class World:
     """
 
     DEADLINE = 8.0
+    LIFETIME = 600.0
+    """The configured deadline where uses of ids are counted: sides may begin one use at very different times."""
+    AHEAD = 4
+    """Most uses of an id that are handed out before every rank has taken up the first of them."""
 
     def __init__(self, shape: Shape, rng: random.Random, faults: Faults) -> None:
         self.shape = shape
@@ -160,11 +180,15 @@ class World:
     # Requests.
 
     def open(self, room: int, tokens: int) -> Request | None:
-        """The router hands out a request; not with an id that somebody still uses."""
-        if any(room in each.held for each in self.living()):
+        """The router hands out a request, if it may use the id: see `REUSE`."""
+        if not self.shape.reuse:
+            if any(room in each.held for each in self.living()):
+                return None
+            for each in self.requests:
+                each.over = each.over or each.room == room
+        before = [each for each in self.requests if each.room == room]
+        if len(before) >= self.AHEAD and len(before[-self.AHEAD].taken) < len(self.places):
             return None
-        for each in self.requests:
-            each.over = each.over or each.room == room
         request = Request(room, len(self.requests) + 1, tokens)
         self.requests.append(request)
         self.counts["requests"] += 1
@@ -174,14 +198,22 @@ class World:
         """The engine of one rank takes the request up."""
         if not process.alive or process.paused or request.room in process.held:
             return
+        if self.shape.reuse == "counted":  # in their order, and all of them
+            uses = (each for each in self.requests if each.room == request.room)
+            request = next((each for each in uses if process.address not in each.taken), request)
         if process.address in request.sides or request.over:
             return
         handle: Sending | Receiving
+        named: Any = {"deadline": self.DEADLINE}
+        if self.shape.reuse == "attempts":
+            named["attempt"] = request.number
         if process.role == "prefill":
-            handle = process.link.send(request.room, request.tokens)
+            to = "the decode" if self.shape.named else None
+            handle = process.link.send(request.room, request.tokens, to=to, **named)
         else:
             peers = [self._address("prefill", rank) for rank in range(self.shape.prefill)]
-            handle = process.link.receive(request.room, peers, request.tokens)
+            handle = process.link.receive(request.room, peers, request.tokens, **named)
+        request.taken.add(process.address)
         self._uses += 1
         held = Held(request, handle, self._uses)
         self.users[held.use] = held
@@ -190,9 +222,10 @@ class World:
     def advance(self, request: Request, process: Process) -> None:
         """The engine of one rank does the next thing for a request."""
         held = process.held.get(request.room)
-        if held is None or process.paused or held.request is not request:
+        if held is None or process.paused or (held.request is not request and self.shape.reuse != "counted"):
             self.join(request, process)
             return
+        request = held.request
         pages = -(-request.tokens // PAGE)
         if isinstance(held.handle, Sending):
             if not held.pages:
@@ -219,6 +252,8 @@ class World:
     def ended(self, process: Process, held: Held) -> None:
         """An engine saw the end of a request."""
         self.counts[f"{process.role} {held.handle.status.name.lower()}"] += 1
+        if held.handle.reason is not None:
+            self.counts[f"{process.role} {held.handle.reason.code}"] += 1
 
     # Bytes.
 

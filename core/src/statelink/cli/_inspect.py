@@ -15,7 +15,7 @@ from statelink.link import ask, sockets
 
 __all__ = ["inspect"]
 
-REMEMBERED = frozenset({"ends", "seen"})
+REMEMBERED = frozenset({"ends", "gone", "seen", "unmet"})
 """Of the load: rooms of the past, which wait for nothing."""
 
 

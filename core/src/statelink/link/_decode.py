@@ -16,7 +16,9 @@ from ._instances import Instances
 from ._mover import reason_of
 from ._receiving import Receiving, Writer
 from ._stages import Stage
+from ._standing import missing_on_decode
 from ._status import ENDED, Status
+from ._unmet import Unmet
 from ._use import Use
 from ._verify import check_arrived
 
@@ -47,6 +49,7 @@ class DecodeRole:
         self._node = node
         self._instances = Instances(node, self)
         self._deadlines = Deadlines(node, self._expired)
+        self._unmet = Unmet(node.now)
         self._departed = Departed(node, self.goodbye)
         self._granting = Granting(node)
         self._incoming = Incoming(node, self._granting.fencing, self.fail, self._maybe_succeed)
@@ -61,6 +64,8 @@ class DecodeRole:
         """See `Watcher.from_source`."""
         if not isinstance(message, OF_A_ROOM):
             return
+        if isinstance(message, (wire.Failed, wire.Drained)) and message.met:
+            self._unmet.met(message.met, source.name)
         room = self._node.rooms.get(message.room)
         if not isinstance(room, Receiving) or room.generation != message.generation:
             return
@@ -69,6 +74,8 @@ class DecodeRole:
             self._from_writer(message, room, writer)
 
     def _from_writer(self, message: OfARoom, room: Receiving, writer: Writer) -> None:
+        met = message.met == room.generation if isinstance(message, (wire.Failed, wire.Drained)) else True
+        writer.met = writer.met or met
         if isinstance(message, wire.Chunk):
             room._set(Status.TRANSFERRING)
             room._chunks = max(room._chunks, message.number + 1)
@@ -97,7 +104,7 @@ class DecodeRole:
                 writer = room._writers.get(source.name)
                 if writer is not None and not writer.closed and room._reason is not None:
                     # It was lost and came back, and what it last said of this room may be lost: ask again.
-                    failed = wire.Failed(**self._use(room, writer), reason=room._reason)
+                    failed = wire.Failed(**self._use(room, writer), reason=room._reason, attempt=room.attempt)
                     self._node.send(failed, source.address)
 
     def refused(self, instance: Instance, reason: Reason) -> None:
@@ -145,8 +152,8 @@ class DecodeRole:
         return self._instances.snapshot()
 
     def load(self) -> dict[str, int]:
-        """What waits on this side, by kind: nothing but its rooms."""
-        return {}
+        """What is kept beside the rooms, by kind."""
+        return {"unmet": len(self._unmet)}
 
     def busy(self) -> bool:
         """See `Role.busy`."""
@@ -229,6 +236,9 @@ class DecodeRole:
                 items=items,
                 prepared=writer.prepared,
                 elsewhere=writer.elsewhere,
+                attempt=room.attempt,
+                lasts=int(1000 * (room._deadline - room._opened)) + 1,
+                unmet=self._unmet.named(room._key, writer.source.name),
             )
             if not self._node.send(request, writer.source.address):
                 self.fail(
@@ -236,6 +246,8 @@ class DecodeRole:
                     room._reason_for("peer.send", "a request could not be sent", peer=writer.source.name),
                 )
                 return
+        if not room._writers:  # the plan says that nobody owes this rank a byte
+            self._maybe_succeed(room)
 
     def _finished(self, room: Receiving, writer: Writer, message: wire.Finished) -> None:
         """A writer's last word: compare it with what this side computed itself."""
@@ -283,12 +295,14 @@ class DecodeRole:
         if not room._fail(reason) or room._reason is None:
             return
         reason = room._reason
+        self._unmet.ended(room, self._not_met(room))
         for writer in room._writers.values():
             if not writer.asked:
                 # The grant may be on its way on a data thread; it is taken back behind it.
                 writer.closed = self._granting.fencing is None
             # Also who was not asked yet is told: its engine may hold the room open, waiting for a request.
-            self._node.send(wire.Failed(**self._use(room, writer), reason=reason), writer.source.address)
+            failed = wire.Failed(**self._use(room, writer), reason=reason, attempt=room.attempt)
+            self._node.send(failed, writer.source.address)
             self._granting.revoke(room, writer, self._closed)
             self._incoming.abort(room, writer)
         if not room._writers and room._instance is not None:
@@ -321,8 +335,17 @@ class DecodeRole:
                     room=room.room,
                     generation=room.generation,
                     reason=reason,
+                    attempt=room.attempt,
                 )
                 self._node.send(failed, address)
+
+    def _not_met(self, room: Receiving) -> list[str] | None:
+        """Ranks that have not said that they have a room for this use; ``None`` where it is not known who they are."""
+        if room._writers:
+            return [name for name, writer in room._writers.items() if not writer.met]
+        sources = room._instance.sources.values() if room._instance is not None else ()
+        names = [source.name for source in sources if source.card is not None]
+        return names if names and len(names) == len(sources) else None
 
     def _leave(self, room: Receiving) -> None:
         """Let go of the instance, once nothing of it can land in this room's memory; until then it is asked again."""
@@ -342,8 +365,9 @@ class DecodeRole:
 
     def _verify(self, room: Receiving, writer: Writer) -> None:
         """Compare what a writer says it sent with what lies in memory; success and quiescence wait for it."""
+        what = "the comparison of digests"
         writer.verified = True
-        writer.owes += 1
+        writer.begin(what)
 
         def job() -> None:
             try:
@@ -353,7 +377,7 @@ class DecodeRole:
             self._node.post(lambda: done(reason))
 
         def done(reason: Reason | None) -> None:
-            writer.owes -= 1
+            writer.end(what)
             if reason is not None:
                 self.fail(room, reason)
             self._maybe_succeed(room)
@@ -375,9 +399,12 @@ class DecodeRole:
             return self._instances.explain(instance)
         if not room._accepted:
             return "the engine never accepted it", "call accept() once memory is allocated"
-        missing = [name for name, writer in room._writers.items() if writer.finished is None]
+        lacking = [name for name, writer in room._writers.items() if writer.finished is None]
+        held = [f"{writer.waits} for {name}" for name, writer in room._writers.items() if writer.owes]
         hooks = ((f"{key}: {name}", hook) for key, w in room._writers.items() for name, hook in w.hooks.items())
-        return f"not finished: {', '.join(missing) or 'hooks'}{waits_of(hooks)}", ""
+        parts = [f"not finished: {', '.join(lacking)}"] if lacking else []
+        parts += [f"not ended here: {', '.join(held)}"] if held else []
+        return f"{'; '.join(parts) or missing_on_decode(room)}{waits_of(hooks)}", ""
 
     def _use(self, room: Receiving, writer: Writer) -> Use:
         return Use(sender=self._node.name, to=writer.source.name, room=room.room, generation=room.generation)

@@ -115,14 +115,15 @@ class Incoming:
                         self._submit(room, call)
 
     def _run(self, room: Receiving, writer: Writer, component: str, call: Callable[[], Transfer | None]) -> None:
-        writer.owes += 1
+        what = f"the receive hook of component {component!r}"
+        writer.begin(what)
         who = {"component": component, "peer": writer.source.name}
 
         def done(ok: bool, reason: Reason | None = None) -> None:
-            writer.owes -= 1
+            writer.end(what)
             if not ok:
-                what = f"a receive hook of component {component!r} failed"
-                self._fail(room, reason or room._reason_for("room.hook", what, **who))
+                failed = f"a receive hook of component {component!r} failed"
+                self._fail(room, reason or room._reason_for("room.hook", failed, **who))
             self._settled(room)
 
         def job() -> None:

@@ -19,6 +19,7 @@ from ._receiving import Receiving
 from ._sending import Sending
 from ._snapshot import snapshot
 from ._status import ENDED
+from ._to import read_to
 
 if TYPE_CHECKING:
     from statelink.state import Inventory
@@ -33,6 +34,7 @@ log = logging.getLogger("statelink.link")
 
 MAX_ROOM = (1 << 64) - 1
 MAX_TOKENS = 1 << 40
+MAX_ATTEMPT = (1 << 63) - 1
 
 
 class Link:
@@ -90,6 +92,7 @@ class Link:
         prefix: int = 0,
         ready: Ready | None = None,
         deadline: float | None = None,
+        attempt: int = 0,
     ) -> Receiving:
         """On decode: expect a request's state. Needs no memory yet.
 
@@ -101,6 +104,8 @@ class Link:
             prefix: For accept.
             ready: For accept.
             deadline: Seconds that the room may take; the configured default when not given.
+            attempt: Which use of the id this is, from 0 to 2^63 - 1: prefill states the same, and another one for
+                every other use of the id. Without it, an id is best used once.
 
         Raises:
             RoomError: The id is not valid or in use, or the items are not what must arrive.
@@ -111,8 +116,8 @@ class Link:
         if role is None:
             raise ConfigError("receive() is decode's", cause="this link's role is 'prefill'", code="config.role")
         where = _valid_peer(peer)
-        room, tokens, deadline = self._valid(room, tokens, deadline)
-        receiving = Receiving(self._node, role, room, tokens, secrets.randbits(62) + 1, deadline)
+        room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
+        receiving = Receiving(self._node, role, room, tokens, secrets.randbits(62) + 1, deadline, attempt)
         self._enter(receiving)
         if items is not None:
             try:
@@ -124,24 +129,38 @@ class Link:
         self._node.post(lambda: role.open(receiving, where))
         return receiving
 
-    def send(self, room: int, tokens: int, *, deadline: float | None = None) -> Sending:
+    def send(
+        self,
+        room: int,
+        tokens: int,
+        *,
+        deadline: float | None = None,
+        attempt: int = 0,
+        to: str | Sequence[str] | None = None,
+    ) -> Sending:
         """On prefill: open a request, whose state is then pushed. Decode need not be known, or have asked.
 
         Args:
             room: The non-zero 64-bit id that both sides use for the request.
             tokens: N: positions of the request; decode must state the same.
             deadline: Seconds that the room may take; the configured default when not given.
+            attempt: Which use of the id this is, from 0 to 2^63 - 1: decode states the same, and another one for every
+                other use of the id. Without it, an id is best used once.
+            to: For whom it is: the name of a decode instance, or the public keys of its ranks (or addresses with
+                them); nobody else gets it, and prefill hears at once if decode gives it up. When not given, it is for
+                the first instance of which every rank has asked for it, and only then what that one says concerns it.
 
         Raises:
             RoomError: The id is not valid or in use.
-            ConfigError: This link's role is decode.
+            ConfigError: This link's role is decode, or ``to`` says nobody.
             ClosedError: The link is closed.
         """
         role = self._prefill
         if role is None:
             raise ConfigError("send() is prefill's", cause="this link's role is 'decode'", code="config.role")
-        room, tokens, deadline = self._valid(room, tokens, deadline)
-        sending = Sending(self._node, role, room, tokens, deadline)
+        whom = read_to(to, self._node.channel.allowed)
+        room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
+        sending = Sending(self._node, role, room, tokens, deadline, attempt, whom)
         self._enter(sending)
         self._node.post(lambda: role.open(sending))
         return sending
@@ -164,13 +183,16 @@ class Link:
         self._node.check_process()
         return snapshot(self._node)
 
-    def _valid(self, room: int, tokens: int, deadline: float | None) -> tuple[int, int, float | None]:
+    def _valid(
+        self, room: int, tokens: int, deadline: float | None, attempt: int
+    ) -> tuple[int, int, float | None, int]:
         self._node.check_process()
         if self._closed:
             raise ClosedError("the link is closed", link=self.name)
         try:
             room = whole(room, "a room id", 1, MAX_ROOM, code="room.id")
             tokens = whole(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
+            attempt = whole(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
             if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
                 raise RoomError(
                     f"the deadline of room {room} is {deadline!r:.80}", cause="seconds above zero are expected"
@@ -179,7 +201,7 @@ class Link:
             reason = error.reason
             who = {"backend": self.backend, "link": self.name}
             raise RoomError(reason.what, cause=reason.cause, code=reason.code, **who) from None
-        return room, tokens, deadline
+        return room, tokens, deadline, attempt
 
     def _enter(self, room: Room) -> None:
         with self._node.lock:

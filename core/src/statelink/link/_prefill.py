@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,12 @@ from statelink.backend import Moved, Side
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.plan import Items, required, whole
 
+from ._asking import Asking
 from ._deadlines import Deadlines, waits_of
 from ._destinations import Destination, Destinations
-from ._early import Early
 from ._hook_room import SendRoom
 from ._mover import reason_of
 from ._outgoing import Outgoing
-from ._past import REMEMBERED, Past
 from ._sending import Delivery, Push, Sending
 from ._status import ENDED, Status
 from ._use import Use
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from ._delivery import Delivered
     from ._node import Node
-    from ._past import End, UseId
+    from ._past import UseId
 
 __all__ = ["PrefillRole"]
 
@@ -47,12 +46,11 @@ class PrefillRole:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._destinations = Destinations(node, self)
-        self._early = Early(REMEMBERED, node.config.max_early_bytes)
-        self._past = Past(node.now, node.config.deadline)
+        self._asking = Asking(node, self._destinations, self._send, self._bound, self._end)
         self._outgoing = Outgoing(node, self._delivered, self._stray, self._settled)
         self._deadlines = Deadlines(node, self._expired)
         self._handlers: dict[type[wire.Message], Callable[..., None]] = {
-            wire.Request: self._request,
+            wire.Request: self._asking.request,
             wire.Accepted: self._accepted,
             wire.Failed: self._failed,
             wire.Note: self._note,
@@ -74,7 +72,7 @@ class PrefillRole:
 
     def lost(self, peer: Destination, why: str) -> None:
         """See `Watcher.lost`: its rooms fail, unless it had everything of them before."""
-        self._early.forget(peer.name)
+        self._asking.early.forget(peer.name)
         for room in self._sending():
             delivery = room._deliveries.get(peer.name)
             if delivery is not None and not delivery.accepted:
@@ -92,7 +90,7 @@ class PrefillRole:
         ended = [d for d in room._deliveries.values() if not d.unread and not d.over and d.destination.ended]
         for delivery in ended:
             delivery.over = True
-            self._past.restless.discard(self._use_id(delivery))
+            self._asking.past.restless.discard(self._use_id(delivery))
         if ended:
             self._drain(room)
 
@@ -101,22 +99,7 @@ class PrefillRole:
     def open(self, room: Sending) -> None:
         """The engine opened a room."""
         self._deadlines.add(room)
-        early = self._early.take(room.room)
-        if room.status in ENDED and room.reason is not None:  # decode gave it up since the engine made it
-            for name, request in early.items():
-                peer = self._destinations.get(name)
-                if peer is not None:
-                    self._past_of(room.room, peer)  # it knows
-                    self._answer(peer, request, room.reason)
-            return
-        end = self._past.end_of(room.room)
-        if end is not None and end.remote and not early:
-            self.fail(room, end.reason, told=end.told, ranks=end.ranks)
-            return
-        for name, request in early.items():
-            peer = self._destinations.get(name)
-            if peer is not None:
-                self._deliver_to(room, peer, request)
+        self._asking.open(room)
 
     def pushed(self, room: Sending, push: Push) -> None:
         """The engine pushed."""
@@ -130,56 +113,33 @@ class PrefillRole:
 
     def declines(self, request: wire.Request) -> bool:
         """See `Watcher.declines`."""
-        return self._past.admit((request.sender, request.room, request.generation))
+        return self._asking.past.admit((request.sender, request.room, request.generation))
 
-    def _request(self, message: wire.Request, peer: Destination) -> None:
-        if not self._past.admit((peer.name, message.room, message.generation)):
-            return  # it came twice, or after its end: what was said of it stands
-        room = self._room(message.room)
-        if room is not None and room.status not in ENDED:
-            self._deliver_to(room, peer, message)
-            return
-        end = self._past_of(message.room, peer)
-        if room is not None:
-            self._answer(peer, message, room.reason or room._reason_for("room.ended", "the room has ended on prefill"))
-            return
-        if end is not None:
-            self._answer(peer, message, end.reason)
-            return
-        for name, request in self._early.put(peer.name, message):
-            who = {"room": str(request.room)}
-            reason = Reason("room.early", "too many requests wait for prefill to open them", who)
-            peer_of = self._destinations.get(name)
-            if peer_of is not None:
-                self._answer(peer_of, request, reason)
+    def _bound(self, room: Sending, asked: list[tuple[Destination, wire.Request]]) -> None:
+        """A room belongs to these ranks from here on: serve them, or end it for all of them."""
+        deliveries: dict[str, Delivery] = {}
+        for peer, request in asked:
+            try:
+                deliveries[peer.name] = self._check_request(room, peer, request, deliveries)
+            except BaseException as error:  # also a defect of a strategy, whose hooks are made and opened here
+                for made in deliveries.values():
+                    self._discard(room, made)
+                reason = reason_of(error, room=room.room, peer=peer.name, backend=self._node.backend.name)
+                self.fail(room, room._explained(reason, peer.party))
+                return
+        room._deliveries.update(deliveries)
+        self._asking.bound(room)
+        room._prefix = asked[0][1].prefix
+        room._set(Status.WAITING)
+        room._settle()
+        self._pump(room)
 
-    def _answer(self, peer: Destination, request: wire.Request, reason: Reason) -> None:
-        """A request that will not be served: say why, and that nothing is in flight."""
-        use = Use(sender=self._node.name, to=peer.name, room=request.room, generation=request.generation)
-        self._send(wire.Failed(**use, reason=reason))
-        self._send(wire.Drained(**use))
-
-    def _deliver_to(self, room: Sending, peer: Destination, request: wire.Request) -> None:
-        try:
-            delivery = self._check_request(room, peer, request)
-        except BaseException as error:  # also a defect of a strategy, whose hooks are made and opened here
-            reason = reason_of(error, room=room.room, peer=peer.name, backend=self._node.backend.name)
-            reason = room._explained(reason, peer.party)
-            self._answer(peer, request, reason)
-            self.fail(room, reason)
-            self._past_of(room.room, peer)  # it knows
-            return
-        room._deliveries[peer.name] = delivery
-        if len(room._deliveries) == peer.expected:
-            room._prefix = request.prefix
-            room._set(Status.WAITING)
-            room._settle()
-            self._pump(room)
-
-    def _check_request(self, room: Sending, peer: Destination, request: wire.Request) -> Delivery:
+    def _check_request(
+        self, room: Sending, peer: Destination, request: wire.Request, others: Mapping[str, Delivery]
+    ) -> Delivery:
         plan = peer.plan
         if plan is None:
-            raise StatelinkError("a request came before its sender was attached", code="room.unattached")
+            raise StatelinkError("a request came from who is not attached any more", code="room.unattached")
         if request.tokens != room.tokens:
             raise MismatchError(
                 "the two sides disagree on the number of tokens",
@@ -187,9 +147,7 @@ class PrefillRole:
                 code="room.tokens",
             )
         whole(request.prefix, "the prefix of a request", 0, room.tokens, code="room.prefix")
-        for other in room._deliveries.values():
-            if other.destination.card.inventory.instance != peer.card.inventory.instance:
-                raise MismatchError("two decode instances ask for one room", code="room.instances")
+        for other in others.values():
             if other.request.prefix != request.prefix:
                 raise MismatchError(
                     "the decode ranks of one room disagree on the prefix",
@@ -213,11 +171,15 @@ class PrefillRole:
                 hook.open(context, request.prepared.get(name, b""))
                 delivery.hooks[name] = hook
         except BaseException:
-            delivery.cancelled.set()
-            self._outgoing.abort(room, delivery)  # those that are open already
-            self._outgoing.release(delivery)
+            self._discard(room, delivery)
             raise
         return delivery
+
+    def _discard(self, room: Sending, delivery: Delivery) -> None:
+        """Let go of a delivery that never began, and of those hooks that are open already."""
+        delivery.cancelled.set()
+        self._outgoing.abort(room, delivery)
+        self._outgoing.release(delivery)
 
     def _pump(self, room: Sending) -> None:
         """Send what is queued, in order, once every destination has asked."""
@@ -297,51 +259,20 @@ class PrefillRole:
         if delivery is not None and room is not None:
             self.fail(room, message.reason)
             if delivery.drained:
-                self._send(wire.Drained(**self._use(delivery)))  # it was lost, or decode was: say it again
+                self._say_drained(delivery)  # it was lost, or decode was: say it again
             return  # else when its jobs have ended
-        use = (peer.name, message.room, message.generation)
-        request = self._early.get(message.room, peer.name)
-        # Said again, or late, it is nothing to the next use of the id.
-        if self._past.admit(use) if request is None else request.generation == message.generation:
-            self._given_up(message, peer)
-        if use not in self._past.restless:
+        past, use = self._asking.past, (peer.name, message.room, message.generation)
+        self._asking.gave_up(message, peer)
+        if use not in past.restless:
             said = Use(sender=self._node.name, to=peer.name, room=message.room, generation=message.generation)
-            self._send(wire.Drained(**said))
+            self._send(wire.Drained(**said, met=message.generation if past.met(use) else 0))
 
-    def _given_up(self, message: wire.Failed, peer: Destination) -> None:
-        """A rank of decode gave up before prefill opened the room, or before it asked: the room will not be served.
+    def fail(self, room: Sending, reason: Reason) -> None:
+        """End a room in failure, tell every destination, and stop its transfers."""
+        self._end(room, reason, {}, 0)
 
-        Whoever speaks of it later, the engine here or another rank of that instance, must not wait for this one.
-        """
-        instance = peer.card.inventory.instance
-        room = self._room(message.room)
-        if room is not None and room.status not in ENDED:
-            asked = room._deliveries.values()
-            same = all(each.destination.card.inventory.instance == instance for each in asked)
-            if same and peer.name not in room._deliveries and len(asked) < peer.expected:
-                self.fail(room, message.reason, told={peer.name}, ranks=peer.expected)
-            return
-        end = self._past_of(message.room, peer)
-        if room is not None or (end is not None and not end.remote):
-            return  # prefill gave it up, and this rank knows
-        requests = self._early.take(message.room)
-        for name, request in requests.items():
-            another = self._destinations.get(name)
-            if another is not None and another is not peer:
-                self._answer(another, request, message.reason)
-        told = {peer.name, *requests, *(end.told if end is not None else ())}
-        reason = end.reason if end is not None else message.reason
-        self._past.ended(message.room, reason, remote=True, told=told, instance=instance, ranks=peer.expected)
-
-    def fail(self, room: Sending, reason: Reason, *, told: Set[str] = frozenset(), ranks: int = 0) -> None:
-        """End a room in failure, tell every destination, and stop its transfers.
-
-        Args:
-            room: The room.
-            reason: Why.
-            told: Ranks of decode that know, though they never asked for the room.
-            ranks: How many ranks that instance has.
-        """
+    def _end(self, room: Sending, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
+        """The same, where some ranks of decode know: they are given with their instances, and how many there are."""
         if not room._fail(reason) or room._reason is None:
             return
         self._node.hold_pushes(-len(room._queue))
@@ -350,10 +281,9 @@ class PrefillRole:
         for delivery in room._deliveries.values():
             delivery.cancelled.set()
             self._outgoing.abort(room, delivery)
-            self._send(wire.Failed(**self._use(delivery), reason=reason))
-        told = told | room._deliveries.keys()
-        if not told or len(told) < max([ranks, *(each.destination.expected for each in room._deliveries.values())]):
-            self._past.ended(room.room, reason, remote=False, told=told)  # the others have yet to ask
+            self._send(wire.Failed(**self._use(delivery), reason=reason, met=delivery.request.generation))
+        if not room._deliveries:
+            self._asking.ended(room, reason, told, ranks)
         self._drain(room)
 
     def _drain(self, room: Sending) -> None:
@@ -366,7 +296,7 @@ class PrefillRole:
                 self._outgoing.watch(room, delivery)
             if room.status is Status.FAILED and delivery.still and not delivery.drained:
                 delivery.drained = True
-                self._send(wire.Drained(**self._use(delivery)))
+                self._say_drained(delivery)
             if room.status is Status.FAILED and delivery.unread and not delivery.released:
                 delivery.released = True
                 self._outgoing.release(delivery)
@@ -376,7 +306,7 @@ class PrefillRole:
         for side in sides:
             delivery.unsettled.setdefault(side, why or "the backend does not say why")
         if Side.TARGET in sides:
-            self._past.restless.add(self._use_id(delivery))
+            self._asking.past.restless.add(self._use_id(delivery))
 
     def _stray(self, delivery: Delivery, transfer: Transfer) -> None:
         """A transfer has ended after its room; its backend may yet learn that its bytes have stopped."""
@@ -389,15 +319,14 @@ class PrefillRole:
         delivery.watched = False
         if not delivery.unknown:
             delivery.unsettled.clear()
-            self._past.restless.discard(self._use_id(delivery))
+            self._asking.past.restless.discard(self._use_id(delivery))
         self._drain(room)
 
     # The end.
 
     def _expired(self, room: Sending) -> None:
-        asked = len(room._deliveries)
         cause = {
-            Status.BOOTSTRAPPING: f"{asked} decode ranks have asked for it" if asked else "decode never asked for it",
+            Status.BOOTSTRAPPING: self._asking.unasked(room),
             Status.WAITING: "the engine never pushed",
             Status.TRANSFERRING: "the transfer or its acknowledgement did not end"
             if room._complete
@@ -416,7 +345,7 @@ class PrefillRole:
     def close(self) -> None:
         """See `Role.close`."""
         moving = {name for room in self._sending() for name, d in room._deliveries.items() if not d.still}
-        self._destinations.close(moving | {name for name, _, _ in self._past.restless})
+        self._destinations.close(moving | {name for name, _, _ in self._asking.past.restless})
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
         """See `Role.ranks`."""
@@ -429,14 +358,18 @@ class PrefillRole:
     def load(self) -> dict[str, int]:
         """What is kept for rooms that are not open here, by kind."""
         return {
-            "early": len(self._early),
-            "early_bytes": self._early.nbytes,
-            **self._past.load(),
+            "early": len(self._asking.early),
+            "early_bytes": self._asking.early.nbytes,
+            **self._asking.past.load(),
         }
 
     def knows(self, name: str) -> bool:
         """See `Role.knows`."""
         return self._destinations.knows(name)
+
+    def missing(self, room: Sending) -> int | None:
+        """See `Asking.missing`."""
+        return self._asking.missing(room)
 
     # Small helpers.
 
@@ -444,9 +377,6 @@ class PrefillRole:
         if not self._node.send(message):
             # It would wait in vain for what it was not told. Not at once: who called is in the middle of something.
             self._node.post(lambda: self._destinations.unreachable(message.to))
-
-    def _past_of(self, room: int, peer: Destination) -> End | None:
-        return self._past.end_for(room, peer.name, peer.expected, peer.card.inventory.instance)
 
     def _room(self, number: int) -> Sending | None:
         room = self._node.rooms.get(number)
@@ -468,6 +398,9 @@ class PrefillRole:
     @staticmethod
     def _use_id(delivery: Delivery) -> UseId:
         return delivery.destination.name, delivery.request.room, delivery.request.generation
+
+    def _say_drained(self, delivery: Delivery) -> None:
+        self._send(wire.Drained(**self._use(delivery), met=delivery.request.generation))
 
     def _use(self, delivery: Delivery) -> Use:
         return Use(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -37,9 +38,11 @@ class Writer:
         hooks: Receive hook per component.
         expected: Bytes per component.
         finished: What it said it moved, once it did.
-        owes: Transfers of hooks that have not ended.
+        owes: Hooks, their transfers, and comparisons of digests that have not ended.
+        owing: What these are, in words, and how many of each.
         closed: Whether nothing of it can land any more.
         asked: Whether it was, or may have been, asked.
+        met: Whether it has said that it has a room for this use.
         came: Components of which something has come.
         prepared: What this side's hooks prepared for it.
         elsewhere: Components that it does not write to in place.
@@ -55,8 +58,10 @@ class Writer:
     expected: dict[str, int]
     finished: Mapping[str, Moved] | None = None
     owes: int = 0
+    owing: Counter[str] = field(default_factory=Counter)
     closed: bool = False
     asked: bool = False
+    met: bool = False
     prepared: dict[str, bytes] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
     digests: Mapping[str, bytes] = field(default_factory=dict)
@@ -65,14 +70,36 @@ class Writer:
     contexts: dict[str, ReceiveRoom] = field(default_factory=dict)
     released: bool = False
 
+    def begin(self, what: str) -> None:
+        """Something begins that the room's end waits for."""
+        self.owes += 1
+        self.owing[what] += 1
+
+    def end(self, what: str) -> None:
+        """It has ended."""
+        self.owes -= 1
+        self.owing[what] -= 1
+
+    @property
+    def waits(self) -> str:
+        """What the room still waits for on this side, in words. Any thread."""
+        return " and ".join(what for what, count in list(self.owing.items()) if count)
+
 
 class Receiving(Room):
     """One request on decode. Made by `Link.receive`; every method returns at once, except `Room.wait`."""
 
     def __init__(
-        self, node: Node, role: DecodeRole, room: int, tokens: int, generation: int, deadline: float | None
+        self,
+        node: Node,
+        role: DecodeRole,
+        room: int,
+        tokens: int,
+        generation: int,
+        deadline: float | None,
+        attempt: int = 0,
     ) -> None:
-        super().__init__(node, room, tokens, deadline)
+        super().__init__(node, room, tokens, deadline, attempt)
         self._role = role
         self._generation = generation
         self._items: dict[str, Items] = {}

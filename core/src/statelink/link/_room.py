@@ -33,9 +33,10 @@ class Room:
     changes them.
     """
 
-    def __init__(self, node: Node, room: int, tokens: int, deadline: float | None) -> None:
+    def __init__(self, node: Node, room: int, tokens: int, deadline: float | None, attempt: int = 0) -> None:
         self._node = node
         self._room = room
+        self._attempt = attempt
         self._tokens = tokens
         self._status = Status.BOOTSTRAPPING
         self._reason: Reason | None = None
@@ -57,6 +58,16 @@ class Room:
     def room(self) -> int:
         """The non-zero 64-bit id that both sides use for the request."""
         return self._room
+
+    @property
+    def attempt(self) -> int:
+        """Which use of the id this is, as the engines of both sides say."""
+        return self._attempt
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        """The id and the attempt: what both sides call this use."""
+        return self._room, self._attempt
 
     @property
     def tokens(self) -> int:
@@ -105,13 +116,23 @@ class Room:
         return self._status
 
     def check(self) -> None:
-        """Raise the reason of a failed room.
+        """Return if the room succeeded: every promised byte is there. Does not block.
 
         Raises:
-            RoomError: The room failed.
+            RoomError: The room failed; the reason says why. Or it has not ended (``room.open``).
         """
-        if self._status is Status.FAILED and self._reason is not None:
+        status = self._status
+        if status is Status.FAILED and self._reason is not None:
             raise RoomError.of(self._reason)
+        if status is not Status.SUCCEEDED:
+            raise RoomError.of(
+                self._reason_for(
+                    "room.open",
+                    "a room has not ended",
+                    f"it is {status}, and waits for {self._missing() or 'its end'}",
+                    "call check() once wait() or poll() says that it has; wait() returns early at its timeout",
+                )
+            )
 
     def abort(self, why: str = "the engine aborted it") -> None:
         """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
@@ -220,6 +241,8 @@ class Room:
 
     def _reason_for(self, code: str, what: str, cause: str = "", hint: str = "", **who: object) -> Reason:
         named = {"room": str(self._room), "backend": self._node.backend.name}
+        if self._attempt:
+            named["attempt"] = str(self._attempt)
         named.update({key: str(value) for key, value in who.items() if value is not None})
         return Reason(code, what, named, cause, hint)
 

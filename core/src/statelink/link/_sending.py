@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ._hook_room import SendRoom
     from ._node import Node
     from ._prefill import PrefillRole
+    from ._to import To
 
 __all__ = ["Delivery", "Push", "Sending"]
 
@@ -140,9 +141,20 @@ class Delivery:
 class Sending(Room):
     """One request on prefill. Made by `Link.send`; every method returns at once, except `Room.wait`."""
 
-    def __init__(self, node: Node, role: PrefillRole, room: int, tokens: int, deadline: float | None) -> None:
-        super().__init__(node, room, tokens, deadline)
+    def __init__(
+        self,
+        node: Node,
+        role: PrefillRole,
+        room: int,
+        tokens: int,
+        deadline: float | None,
+        attempt: int = 0,
+        to: To | None = None,
+    ) -> None:
+        super().__init__(node, room, tokens, deadline, attempt)
         self._role = role
+        self._to = to
+        self._begun = False
         self._deliveries: dict[str, Delivery] = {}
         self._queue: deque[Push] = deque()
         self._pushes = 0

@@ -87,7 +87,7 @@ def missing_on_decode(room: Receiving) -> str:
 def _missing_of_writer(writer: Writer) -> str:
     rank = writer.source.card.inventory.rank if writer.source.card else "?"
     if writer.finished is not None:
-        return f"hooks or digests for rank {rank}" if writer.owes else ""
+        return f"{writer.waits} for what came from rank {rank}" if writer.owes else ""
     names = [name for name, nbytes in writer.expected.items() if nbytes]
     begun = [name for name in names if name in writer.came]
     parts = [", ".join(name for name in names if name not in writer.came)]
@@ -99,10 +99,8 @@ def missing_on_prefill(room: Sending) -> str:
     """What a room of prefill still waits for; empty where there is nothing."""
     deliveries = list(room._deliveries.values())
     if not deliveries:
-        return "decode's request"
-    left = deliveries[0].destination.expected - len(deliveries)
-    if left > 0:
-        return f"the requests of {left} more decode ranks"
+        left = room._role.missing(room)
+        return "decode's request" if left is None else f"the requests of {left} more decode ranks"
     if room._queue:
         return "the engine's ready event"
     if not room._complete:

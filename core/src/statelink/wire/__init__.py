@@ -17,6 +17,7 @@ from ._lists import (
 from ._messages import (
     KINDS,
     MAX_INDICES,
+    MAX_UNMET,
     PROTOCOL,
     Accepted,
     Attach,
@@ -37,6 +38,7 @@ from ._messages import (
     Refuse,
     Request,
     Unknown,
+    Unmet,
     Welcome,
 )
 from ._rendezvous import MAX_RANKS, RENDEZVOUS_KINDS, Register, Registered, Resolve, Resolved
@@ -51,6 +53,7 @@ __all__ = [
     "MAX_INDICES",
     "MAX_INVENTORY",
     "MAX_RANKS",
+    "MAX_UNMET",
     "PROTOCOL",
     "RENDEZVOUS_KINDS",
     "Accepted",
@@ -80,6 +83,7 @@ __all__ = [
     "Resolved",
     "Trouble",
     "Unknown",
+    "Unmet",
     "Welcome",
     "check_descriptors",
     "check_private",

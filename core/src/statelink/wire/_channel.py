@@ -150,6 +150,11 @@ class Channel:
         socket.ipv6 = True
         return socket
 
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Public keys of who may speak. Any thread."""
+        return self._keys.allow if self._keys is not None else ()
+
     def key_of(self, name: str) -> str:
         """The key that speaks as the link ``name``; empty if nobody does, or without security."""
         return self._owners.get(name, "")

@@ -18,6 +18,7 @@ from statelink.state import Inventory, StateType
 
 __all__ = [
     "KINDS",
+    "MAX_UNMET",
     "Accepted",
     "Attach",
     "Attached",
@@ -37,6 +38,7 @@ __all__ = [
     "Refuse",
     "Request",
     "Unknown",
+    "Unmet",
     "Welcome",
 ]
 
@@ -52,6 +54,7 @@ MAX_KINDS = 1024
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Room = Annotated[int, msgspec.Meta(ge=1)]  # the encoding itself has no integer above 2^64 - 1
 Generation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Attempt = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Few = msgspec.Meta(max_length=MAX_KINDS)
@@ -179,6 +182,22 @@ class Attached(Message, frozen=True, kw_only=True):
     transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
+class Unmet(msgspec.Struct, frozen=True):
+    """An earlier use of a room id that ended on a decode rank, and of which prefill may not have opened its side.
+
+    Attributes:
+        generation: Which; 0 for any number of uses that are not known one by one.
+        ago: Milliseconds since it ended.
+    """
+
+    generation: Generation
+    ago: Count
+
+
+MAX_UNMET = 8
+"""Most earlier uses that a request names."""
+
+
 class Request(Message, frozen=True, kw_only=True):
     """Decode is ready for a room.
 
@@ -190,6 +209,9 @@ class Request(Message, frozen=True, kw_only=True):
         items: Where each component belongs in decode's memory.
         prepared: What each receive hook prepared for this writer.
         elsewhere: Components whose receive hook wants the bytes somewhere else than in decode's items.
+        attempt: Which use of the room id this is, as the engines of both sides say.
+        lasts: Milliseconds that this use may take on decode, from its beginning to its deadline.
+        unmet: Earlier uses of the same room and attempt, in the order in which they ended.
     """
 
     room: Room
@@ -199,6 +221,9 @@ class Request(Message, frozen=True, kw_only=True):
     items: Annotated[dict[Name, ItemList], Few] = {}
     prepared: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=MAX_PREPARED)]], Few] = {}
     elsewhere: Annotated[list[Name], Few] = []
+    attempt: Attempt = 0
+    lasts: Count = 0
+    unmet: Annotated[tuple[Unmet, ...], msgspec.Meta(max_length=MAX_UNMET)] = ()
 
 
 class Chunk(Message, frozen=True, kw_only=True):
@@ -251,18 +276,35 @@ class Accepted(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """A room ended in failure on the sender's side. Says nothing about bytes in flight: see `Drained`."""
+    """A room ended in failure on the sender's side. Says nothing about bytes in flight: see `Drained`.
+
+    Attributes:
+        room: The request.
+        generation: Which use of the room id.
+        reason: Why.
+        attempt: Which use of the room id this is, as the engines of both sides say; decode says it.
+        met: The use of decode that prefill's room belonged to, if there was one; prefill says it.
+    """
 
     room: Room
     generation: Generation
     reason: Reason
+    attempt: Attempt = 0
+    met: Generation = 0
 
 
 class Drained(Message, frozen=True, kw_only=True):
-    """No write of the sender for this use of the room is in flight, and none will start."""
+    """No write of the sender for this use of the room is in flight, and none will start.
+
+    Attributes:
+        room: The request.
+        generation: Which use of the room id.
+        met: As `Failed.met`.
+    """
 
     room: Room
     generation: Generation
+    met: Generation = 0
 
 
 class Note(Message, frozen=True, kw_only=True):

@@ -1,0 +1,54 @@
+"""A bounded memory of what a bounded memory had to give up: it may say yes too often, and never no too often."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+__all__ = ["Forgotten", "RoomKey"]
+
+RoomKey = tuple[int, int]
+"""A room and its attempt: what both sides call one use of an id."""
+
+BITS, PROBES = 1 << 22, 4
+"""Bits of one half, and how many of them stand for a key: 250,000 keys leave one wrong yes in 400."""
+SPAN = 3600.0
+"""Seconds for which a half takes keys; a key is remembered for at least as long, and at most twice as long."""
+
+
+class Forgotten:
+    """Keys of rooms, as a Bloom filter in two halves that take turns. Belongs to the control thread.
+
+    It takes no memory before the first key, and half a megabyte for each half from then on, however many there are.
+    A wrong yes fails a room that nothing is wrong with; a wrong no would let it meet another use of its id.
+
+    Args:
+        now: The link's clock.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._salt = secrets.randbits(64)
+        self._halves: list[tuple[float, bytearray]] = []
+
+    def add(self, key: RoomKey) -> None:
+        """Remember a key."""
+        now = self._now()
+        if not self._halves or now - self._halves[-1][0] > SPAN:
+            self._halves = [*self._halves[-1:], (now, bytearray(BITS // 8))]
+        bits = self._halves[-1][1]
+        for place in self._places(key):
+            bits[place >> 3] |= 1 << (place & 7)
+
+    def __contains__(self, key: RoomKey) -> bool:
+        if not self._halves:
+            return False
+        now = self._now()
+        self._halves = [half for half in self._halves if now - half[0] <= 2 * SPAN]
+        places = self._places(key)
+        return any(all(bits[place >> 3] >> (place & 7) & 1 for place in places) for _, bits in self._halves)
+
+    def _places(self, key: RoomKey) -> list[int]:
+        mixed = hash((self._salt, *key)) & ((1 << 64) - 1)
+        first, step = mixed & 0xFFFFFFFF, mixed >> 32 | 1
+        return [(first + number * step) % BITS for number in range(PROBES)]

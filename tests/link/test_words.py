@@ -1,0 +1,81 @@
+"""What rooms say of themselves: before their end, and of what they wait for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from tests.link.test_hook_defects import Defective, opened
+
+from statelink import Status
+from statelink.backend import ReceiveHook
+from statelink.errors import RoomError
+from statelink.registry import load_backend
+
+
+def test_a_room_that_has_not_ended_does_not_check_out() -> None:
+    """Whoever goes on after a wait that was too short is told so."""
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        sending = prefill.send(7, 8, deadline=60)
+        while sending.poll() is not Status.WAITING:
+            prefill.changes(0.1)
+        receiving.wait(0.01)
+        for room, waits in ((receiving, "kv, aux from rank 0"), (sending, "the engine's first push, with kv, aux")):
+            with pytest.raises(RoomError, match=f"waits for {waits}") as error:
+                room.check()
+            assert error.value.code == "room.open"
+        sending.push({"kv": [0, 1], "aux": [1]})
+        assert (receiving.wait(15), sending.wait(15)) == (Status.SUCCEEDED, Status.SUCCEEDED)
+        receiving.check()
+        sending.check()
+
+
+def test_an_event_that_raises_without_a_word_is_named() -> None:
+    class Event:
+        def query(self) -> bool:
+            raise NotImplementedError
+
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, ready=Event(), deadline=60)
+        assert receiving.wait(15) is Status.FAILED
+        assert receiving.reason is not None
+        assert receiving.reason.cause == "its query() raised NotImplementedError"
+
+
+def test_a_hook_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    class Slow(Defective):
+        def receiver(self) -> ReceiveHook:
+            class Receive(ReceiveHook):
+                def prepare(self, context: Any) -> bytes:
+                    return b""
+
+                def finish(self, context: Any) -> None:
+                    let_go.wait(30)
+
+            return Receive()
+
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"kv": Slow(""), "*": Defective("")})
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=2.0)
+        prefill.send(7, 8, deadline=60).push({"kv": [0, 1], "aux": [1]})
+        status = receiving.wait(15)
+        let_go.set()
+        assert status is Status.FAILED
+        assert receiving.reason is not None
+        assert receiving.reason.cause == f"not ended here: the receive hook of component 'kv' for {prefill.name}"
+        assert receiving.reason.standing["missing"] == "the receive hook of component 'kv' for what came from rank 0"
+
+
+def test_attempts_that_differ_are_named() -> None:
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        while not prefill.snapshot()["load"]["early"]:
+            prefill.changes(0.1)
+        sending = prefill.send(7, 8, deadline=0.2, attempt=3)
+        assert sending.wait(15) is Status.FAILED
+        assert sending.reason is not None
+        assert sending.reason.cause == "decode asked for attempt 0 of it, and this is attempt 3"

@@ -11,4 +11,5 @@ class TestTcp(BackendTests):
 
 class TestTcpSockets(BackendTests):
     backend = "tcp"
-    options = {"same_host_copy": False}
+    options = {"same_host_copy": False, "stall_timeout": 2.0}
+    still = 3.0  # so that a stall is seen

@@ -19,11 +19,20 @@ def conform(*arguments: str) -> Result:
 
 def test_a_backend_that_keeps_its_contract(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    arguments = ("tcp", "--option", "drain_timeout=2", "--json", str(report), "-k", "alignment or class_is_complete")
+    arguments = (
+        "tcp",
+        "--option",
+        "drain_timeout=2",
+        "--json",
+        str(report),
+        "-k",
+        "Moving and alignment or Declaration and option",
+    )
     done = conform(*arguments)
     assert done.exit_code == 0, done.output
     assert "tcp: 2 passed in" in done.output
     assert "need not be aligned" in done.output
+    assert "1 of 2: Declaration" in done.output, "it says nothing while it runs"
     (run,) = json.loads(report.read_text())["runs"]
     assert (run["backend"], run["options"]) == ("tcp", {"drain_timeout": 2})
     assert {clause["theme"] for clause in run["clauses"]} == {"Moving", "Declaration"}
@@ -34,8 +43,22 @@ def test_a_backend_that_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done = conform("wrong-takes-garbage", "-k", "damaged or class_is_complete")
     assert done.exit_code == 1, done.output
     assert "failed: test_a_damaged_descriptor_is_refused" in done.output
+    assert "the contract: Garbage, part of a descriptor" in " ".join(done.output.split())
+    assert "what to do: Check all of a descriptor" in " ".join(done.output.split())
+    assert "Connecting: test_a_damaged_descriptor_is_refused failed" in done.output, "it says nothing while it runs"
     assert "was accepted: b''" in done.output
     assert "wrong-takes-garbage: 1 passed, 1 failed in" in done.output
+
+
+def test_failures_for_one_reason_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constructor that lacks a line fails every clause that opens the backend."""
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    done = conform("wrong-forgets-line", "-k", "Registration or Connecting")
+    assert done.exit_code == 1, done.output
+    assert done.output.count("has no attribute") <= 2
+    assert len(done.output.splitlines()) < 80  # most of it is the table of clauses
+    assert "and 2 more" in done.output
+    assert "not run: 5 clauses failed as test_no_memory_at_all_can_be_registered did" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import threading
@@ -12,9 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from statelink.backend import BackendContext, Batch, Fence, Op, Outcome, Region, Side, Transfer
+from statelink.backend import (
+    Backend,
+    BackendContext,
+    Batch,
+    Fence,
+    Op,
+    Outcome,
+    Probe,
+    Region,
+    Side,
+    SubmitMode,
+    Transfer,
+)
 from statelink.errors import TransferError
 from statelink.tcp import TcpBackend
+from statelink.tcp._grants import Grant
+from statelink.tcp._ranges import Ranges
 
 U64 = Any
 
@@ -170,45 +185,54 @@ class Hangs(Telling):
         return outcome if outcome.ok else None
 
 
-class Unsettled(TcpBackend):
-    """Calls what goes on settled."""
+class Unsettled(Telling):
+    """Calls settled what goes on for a while after a disconnect.
+
+    Attributes:
+        goes_on: For how many seconds.
+    """
 
     name = "wrong-settled"
+    goes_on = 0.2
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
-        self.last: dict[str, tuple[list[Transfer], Batch]] = {}
+        self.made: dict[str, list[tuple[Transfer, Batch]]] = {}
+        self.leaving: dict[str, threading.Thread] = {}
+
+    def tell(self, outcome: Outcome) -> Outcome:
+        return outcome
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        made, _ = self.last.setdefault(peer, ([], batch))
-        real = super().submit(peer, batch)
-        if batch.blocks.total < 1 << 23:
-            return real
-        made.append(Transfer())
-        return made[-1]
+        if peer in self.leaving:
+            raise TransferError("the peer is not connected")
+        made = super().submit(peer, batch)
+        self.made.setdefault(peer, []).append((made, batch))
+        return made
 
-    def poll(self, transfers: Sequence[Transfer]) -> None:
-        for made, _ in self.last.values():
-            for transfer in made:
-                transfer.outcome = transfer.outcome or Outcome(True)
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        leaving = self.leaving.pop(peer, None)
+        if leaving is not None:
+            leaving.join()
+        super().connect(peer, descriptor, regions)
 
     def disconnect(self, peer: str) -> None:
-        made, batch = self.last.pop(peer, ([], None))
-        for transfer in made:
-            transfer.fail("the peer was disconnected", settled=True)
-        if not made:
+        running = [(transfer, batch) for transfer, batch in self.made.pop(peer, []) if transfer.outcome is None]
+        if not running:
             super().disconnect(peer)
             return
+        self.leaving[peer] = threading.Thread(target=self.go_on, args=[peer, running[0][1]], daemon=True)
+        for transfer, _ in running:
+            transfer.fail("the peer was disconnected", settled=True)
+        self.leaving[peer].start()
 
-        def go_on() -> None:
-            until = time.monotonic() + 0.2
-            while time.monotonic() < until and batch is not None:
-                transfer = super(Unsettled, self).submit(peer, batch)
-                while transfer.outcome is None and time.monotonic() < until:
-                    time.sleep(0.001)
-            super(Unsettled, self).disconnect(peer)
-
-        threading.Thread(target=go_on, daemon=True).start()
+    def go_on(self, peer: str, batch: Batch) -> None:
+        until = time.monotonic() + self.goes_on
+        while time.monotonic() < until:
+            transfer = TcpBackend.submit(self, peer, batch)
+            while transfer.outcome is None and time.monotonic() < until:
+                time.sleep(0.001)
+        super().disconnect(peer)
 
 
 class LeaksThreads(TcpBackend):
@@ -314,3 +338,125 @@ class ForgetsPeers(TcpBackend):
         if peer in getattr(self, "seen", ()):
             raise TransferError("this peer was here before")
         super().connect(peer, descriptor, regions)
+
+
+class ForgetsLine(TcpBackend):
+    """Lacks one line of its constructor."""
+
+    name = "wrong-forgets-line"
+
+    def __init__(self, context: BackendContext) -> None:
+        self.context = context
+
+
+class LeaksShared(TcpBackend):
+    """Leaves a file of shared memory behind each time it was open."""
+
+    name = "wrong-leaks-shared"
+
+    def close(self) -> None:
+        super().close()
+        left = f"/dev/shm/{os.environ['STATELINK_TEST_LEFT']}-{os.getpid()}-{time.monotonic_ns()}"
+        os.close(os.open(left, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+class Waiting(Unsettled):
+    """Blocks in `submit` until a batch has moved, its peer was disconnected, or time is up.
+
+    Attributes:
+        unanswered: Seconds after which a peer counts as lost.
+    """
+
+    capabilities = dataclasses.replace(TcpBackend.capabilities, submit_mode=SubmitMode.BLOCKING)
+    unanswered = 60.0
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = super().submit(peer, batch)
+        until = time.monotonic() + self.unanswered
+        while made.outcome is None:
+            self.poll([made])
+            if time.monotonic() > until:
+                made.fail("the peer does not answer", settled=True)
+            time.sleep(0.0005)
+        return made
+
+
+class SettledByDisconnect(Waiting):
+    """A blocking one whose bytes go on after a disconnect, though it calls them settled."""
+
+    name = "wrong-settled-by-disconnect"
+
+
+class SettledByTimeout(Waiting):
+    """A blocking one that calls settled what its peer has not answered."""
+
+    name = "wrong-settled-by-timeout"
+    unanswered = 0.3
+
+
+class Late(Backend):
+    """Puts bytes in place three seconds after the process that moved them has ended, though its fence is the mover's.
+
+    Attributes:
+        only_stopped: Whether it does so only in a process that stood still before.
+    """
+
+    api_version = 1
+    name = "wrong-late"
+    Options = TcpBackend.Options
+    capabilities = dataclasses.replace(
+        TcpBackend.capabilities, fences=MappingProxyType({(Op.WRITE, side): Fence.MOVER for side in Side})
+    )
+    strategies = TcpBackend.strategies
+    only_stopped = False
+
+    def __init__(self, context: BackendContext) -> None:
+        self.inner = TcpBackend(context)
+        self.closed = threading.Event()
+
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        return TcpBackend.probe(options)
+
+    def register(self, regions: Sequence[Region]) -> None:
+        self.inner.register(regions)
+        self.regions = regions
+        grants: Any = self.inner._grants  # they admit everything: there is no owner's fence
+        grants.admit = lambda peer, room, generation, *_: Grant(grants, (peer, room, generation), Ranges.of(()))
+
+    def descriptor(self) -> bytes:
+        return os.getpid().to_bytes(8, "little") + self.inner.descriptor()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        self.inner.connect(peer, descriptor[8:], regions)
+        pid = int.from_bytes(descriptor[:8], "little")
+        threading.Thread(target=self.come_late, args=[pid], daemon=True).start()
+
+    def come_late(self, pid: int) -> None:
+        stood_still, last = False, time.monotonic()
+        while os.path.exists(f"/proc/{pid}"):
+            if self.closed.wait(0.02):
+                return
+            stood_still, last = stood_still or time.monotonic() - last > 0.25, time.monotonic()
+        if (stood_still or not self.only_stopped) and not self.closed.wait(3.0):
+            ctypes.memset(self.regions[0].address, 1, 4096)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        return self.inner.submit(peer, batch)
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        self.inner.poll(transfers)
+
+    def disconnect(self, peer: str) -> None:
+        self.inner.disconnect(peer)
+
+    def close(self) -> None:
+        self.closed.set()
+        self.inner.close()
+
+
+class LateWhenStopped(Late):
+    """The same, but only if its own process stood still in the middle of the write."""
+
+    name = "wrong-late-when-stopped"
+    only_stopped = True

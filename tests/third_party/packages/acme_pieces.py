@@ -25,7 +25,7 @@ class Send(SendHook):
     """The prefill side keeps to it."""
 
     def open(self, context: HookContext, prepared: bytes) -> None:
-        self.largest = max(16, int.from_bytes(prepared, "little"))
+        self.largest = min(max(16, int.from_bytes(prepared, "little")), 1 << 40)
 
     def chunk(self, context: HookContext, move: Move) -> Iterator[Blocks]:
         for blocks in move.blocks(1024):

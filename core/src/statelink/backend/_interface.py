@@ -142,7 +142,8 @@ class Backend(ABC):
     Threads: ``poll`` and, for ``SubmitMode.ASYNC``, ``submit`` must return promptly. Every other method may block for
     as long as its library needs and runs on a data thread of the core. Calls are serialised unless
     ``capabilities.thread_safe``; even then, the core never runs two calls for one *peer* at once, except ``poll``,
-    ``grant`` and ``revoke``.
+    ``grant`` and ``revoke``. Expect a ``disconnect`` while a ``submit`` to that peer is under way, though: the
+    conformance kit makes one, and what the transfer then says of its bytes has to hold.
 
     Failure: raise `statelink.errors.TransferError` (or fail the `Transfer`) with the library's reason. Any other
     exception fails the room as well, and is reported as a defect of the backend; raised by ``submit``, it leaves

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,18 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
 )
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found as JSON.")
 @click.option(
-    "-k", "expression", default="", metavar="EXPR", help="Run only clauses whose names match, as pytest does."
+    "-k",
+    "expression",
+    default="",
+    metavar="EXPR",
+    help="Run only clauses whose names or themes match, as pytest does: 'Fencing', 'Rooms and not aborted'.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    help="Seconds within which a failure has to show, such as the death of a peer.",
 )
 @click.option("--require", is_flag=True, help="Fail, rather than skip, where the backend cannot run on this machine.")
 @click.option("--verbose", "-v", is_flag=True, help="Show pytest's own output, with the tracebacks of what failed.")
@@ -52,6 +65,7 @@ def conform(
     allocator: str,
     path: Path | None,
     expression: str,
+    patience: float,
     require: bool,
     verbose: bool,
 ) -> None:
@@ -93,19 +107,65 @@ def conform(
             *(["--statelink-require"] if require else []),
         ]
         command += ["-k", expression] if expression else []
+        command += ["--tb", "short"] if verbose else []
         environment = {
             **os.environ,
             "STATELINK_CONFORM_BACKEND": name,
             "STATELINK_CONFORM_OPTIONS": json.dumps(options),
             "STATELINK_CONFORM_ALLOCATOR": allocator,
+            "STATELINK_CONFORM_PATIENCE": str(patience),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        done = subprocess.run(command, env=environment, capture_output=not verbose, text=True, check=False)
+        said = _run(command, environment, verbose)
         if not report.exists() or not (runs := json.loads(report.read_text())["runs"]):
-            raise click.ClickException(f"no clause was run\n{done.stdout or ''}{done.stderr or ''}".rstrip())
+            raise click.ClickException(f"no clause was run\n{said}".rstrip())
         if path is not None:
             path.write_bytes(report.read_bytes())
     raise SystemExit(_show(name, runs[0]["clauses"]))
+
+
+def _run(command: list[str], environment: dict[str, str], verbose: bool) -> str:
+    """Run the kit, and say how far it is; what pytest printed, unless that was shown."""
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile("w+") as output, os.fdopen(reader) as lines:
+        shown = None if verbose else output
+        process = subprocess.Popen(
+            [*command, "--statelink-progress", str(writer)],
+            env=environment,
+            pass_fds=[writer],
+            stdout=shown,
+            stderr=subprocess.STDOUT if shown else None,
+        )
+        os.close(writer)
+        try:
+            _follow(lines)
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            process.wait()
+        output.seek(0)
+        return output.read()
+
+
+def _follow(lines: Iterable[str]) -> None:
+    """Show how far it is: in place on a terminal, elsewhere by a line for each theme and for each failure."""
+    console, total, theme, names = Console(stderr=True), 0, "", set[str]()
+    with console.status("collecting the clauses") if console.is_terminal else nullcontext() as status:
+        for line in lines:
+            told = json.loads(line)
+            if isinstance(told, int):
+                total = told
+                continue
+            names.add(told["name"])  # one that fails, and again when it is cleaned up after, comes twice
+            text = f"{len(names)} of {total}: {told['theme']}"
+            if told["verdict"] == "failed":
+                console.print(Text(f"{text}: {told['name']} failed", style=STYLES["failed"]))
+            elif status is not None:
+                status.update(Text(f"{text}: {told['says']}"))
+            elif told["theme"] != theme:
+                console.print(text, highlight=False)
+            theme = told["theme"]
 
 
 def _show(name: str, clauses: list[dict[str, Any]]) -> int:
@@ -124,13 +184,29 @@ def _show(name: str, clauses: list[dict[str, Any]]) -> int:
         count = f" {verdicts[worst]} of {total}" if 1 < total != verdicts[worst] else f" {total}" if total > 1 else ""
         table.add_row(Text(f"  {says}"), Text(f"{worst}{count}", style=STYLES[worst]))
     console.print(table)
-    for clause in clauses:
-        if clause["verdict"] in ("failed", "deviates"):
-            title = Text(f"\n{clause['verdict']}: {clause['name']}", style=STYLES[clause["verdict"]])
-            console.print(title, Text("\n".join(f"  {line}" for line in clause["reason"].splitlines()[:12])), sep="\n")
+    for verdict in ("deviates", "failed"):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for clause in clauses:
+            if clause["verdict"] == verdict:
+                groups.setdefault(clause["like"] or clause["name"], []).append(clause)
+        for group in groups.values():
+            _explain(console, group)
     for reason in sorted({clause["reason"] for clause in clauses if clause["verdict"] == "not run"}):
         console.print(Text(f"\nnot run: {reason}", style=STYLES["not run"]))
     counts = Counter(clause["verdict"] for clause in clauses)
     seconds = sum(clause["seconds"] for clause in clauses)
     console.print(Text(f"\n{name}: {', '.join(f'{n} {what}' for what, n in counts.most_common())} in {seconds:.0f} s"))
     return 1 if counts["failed"] else 0 if counts["passed"] else 2
+
+
+def _explain(console: Console, group: list[dict[str, Any]]) -> None:
+    """Print why clauses failed, or deviate, that have one reason."""
+    first, count = group[0], len(group)
+    names = ", ".join(clause["name"] for clause in group[:3]) + (f", and {count - 3} more" if count > 3 else "")
+    console.print(Text(f"\n{first['verdict']}: {names}", style=STYLES[first["verdict"]]))
+    if count == 1:
+        console.print(Text(f"  the contract: {first['says']}"))
+    found = "\n".join(f"  {line}" for line in first["reason"].splitlines()[:12])
+    console.print(Text(f"  found: {found.strip()}"))
+    if first["todo"] and len({clause["todo"] for clause in group}) == 1:
+        console.print(Text(f"  what to do: {first['todo']}"))

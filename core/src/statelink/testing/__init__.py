@@ -1,4 +1,4 @@
-"""The conformance kit: every clause of the backend contract, as tests that a plugin's own repository runs.
+"""The conformance kit: what a backend or a strategy promises, as tests that a plugin's own repository runs.
 
 Installed with ``statelink[testing]``. A plugin's whole file::
 
@@ -7,6 +7,14 @@ Installed with ``statelink[testing]``. A plugin's whole file::
 
     class TestMine(BackendTests):
         backend = "mine"
+
+and for a strategy::
+
+    from statelink.testing import StrategyTests
+
+
+    class TestPieces(StrategyTests):
+        strategy, state_type, backend = "acme.pieces", "kv", "tcp"
 """
 
 from __future__ import annotations
@@ -14,19 +22,15 @@ from __future__ import annotations
 import typing
 
 if typing.TYPE_CHECKING:
-    from ._suite import BackendTests
+    from ._suite import BackendTests, StrategyTests
 
-__all__ = ["BackendTests"]
+__all__ = ["BackendTests", "StrategyTests"]
 
 
 def __getattr__(name: str) -> typing.Any:
     # Late: the kit's workers import this package, too, and have no use for pytest.
-    if name != "BackendTests":
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest
+    from . import _suite
 
-    pytest.register_assert_rewrite(f"{__name__}.clauses")
-    from ._suite import BackendTests
-
-    globals()[name] = BackendTests
-    return BackendTests
+    return getattr(_suite, name)

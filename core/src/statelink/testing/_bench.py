@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from statelink.backend import Backend, Blocks, Capabilities, Fence, Op, Outcome,
 from . import _inside
 from ._inside import Move
 from ._memory import MIB, POISON, Array
+from ._saying import all_moved, same
 
 if TYPE_CHECKING:
     from ._process import Worker
@@ -45,6 +47,8 @@ class Subject(NamedTuple):
         options: Its options.
         patience: Seconds within which anything has to happen that is not instant.
         memory: Kind of the memory that is moved.
+        config: What links are configured with besides.
+        state_type: What a link's pages are.
     """
 
     name: str
@@ -52,6 +56,8 @@ class Subject(NamedTuple):
     options: Mapping[str, Any]
     patience: float
     memory: str = "dram"
+    config: Mapping[str, Any] = MappingProxyType({})
+    state_type: str = "kv"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -183,6 +189,11 @@ class Pair:
         outcome: Outcome = self.target.call(_inside.revoke, self.source.link, room, generation, patience)
         return outcome
 
+    def take_back(self, room: int = 1, generation: int = 1) -> None:
+        """Take a grant back, which cannot fail."""
+        outcome = self.revoke(room, generation)
+        assert outcome.ok, f"a revoke failed: {outcome.reason}"
+
     def order(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> Move:
         """A move, as the worker of the mover understands it."""
         return Move(self.mover(op).link, self.peer(op).link, op, blocks, room, generation)
@@ -199,11 +210,10 @@ class Pair:
         self.grant(op, blocks, room, generation)
         outcomes = self.move(op, blocks, room, generation)
         if self.subject.fence(op, Side.TARGET) is Fence.OWNER:
-            assert self.revoke(room, generation).ok
-        failed = [outcome for outcome in outcomes if not outcome.ok]
-        assert not failed, f"a move failed: {failed[0].reason}"
+            self.take_back(room, generation)
+        all_moved(outcomes)
         self.verify(expected)
-        assert np.array_equal(self.source.memory, before), "the source was changed"
+        same(self.source.memory, before, "the source")
 
     def works(self, op: Op | None = None) -> None:
         """A small move goes well."""
@@ -228,16 +238,12 @@ class Pair:
 
     def verify(self, expected: Array) -> None:
         """The target's memory is what it should be, every byte of it."""
-        found = self.target.memory
-        if np.array_equal(found, expected):
-            return
-        wrong = np.flatnonzero(found != expected)
-        raise AssertionError(f"{len(wrong)} bytes of the target are not what they should be, the first at {wrong[0]}")
+        same(self.target.memory, expected, "the target")
 
-    def untouched(self) -> None:
+    def untouched(self, why: str = "bytes were written that should not") -> None:
         """Nothing was written to the target."""
         wrong = np.flatnonzero(self.target.memory != POISON)
-        assert not len(wrong), f"{len(wrong)} bytes were written that should not, the first at {wrong[0]}"
+        assert not len(wrong), f"{why}: {len(wrong)} of them, the first at {wrong[0]}"
 
     def blocks(self, rows: Sequence[Row]) -> Blocks:
         """Blocks by offsets in regions."""
@@ -262,7 +268,7 @@ def scattered(pair: Pair, count: int, nbytes: int, region: int, seed: int = 0) -
     rng = np.random.default_rng([seed, count, nbytes])
     room = pair.target.regions[region].nbytes
     step = room // count
-    assert step >= nbytes
+    assert step >= nbytes, "the region is too small for so many blocks"
     order = rng.permutation(count).astype(np.uint64)
     target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
     source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)

@@ -76,7 +76,8 @@ def subject(request: pytest.FixtureRequest, statelink_pool: Pool) -> Subject:
         pytest.fail(f"backend {suite.backend} is required, and cannot run here: {problem}", pytrace=False)
     if problem:
         pytest.skip(f"backend {suite.backend} cannot run here: {problem}")
-    return Subject(suite.backend, kind, dict(suite.options), suite.patience, memory)
+    pages = getattr(suite, "state_type", "kv")
+    return Subject(suite.backend, kind, dict(suite.options), suite.patience, memory, dict(suite.config), pages)
 
 
 @pytest.fixture(scope="class")

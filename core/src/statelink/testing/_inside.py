@@ -18,11 +18,14 @@ from statelink.backend import Backend, BackendContext, Batch, Blocks, Fencing, O
 from statelink.config import read_options
 from statelink.registry import load_backend
 
-from ._worker import Host, Opened, Unexpected
+from ._worker import Host, Hung, Opened, Unexpected
 
 __all__ = ["Held", "Move", "kind_of"]
 
 U64 = npt.NDArray[np.uint64]
+
+SHARED = Path("/dev/shm")
+"""Where named shared memory lies, of this process and of all others."""
 
 
 class Move(NamedTuple):
@@ -43,11 +46,13 @@ class Held(NamedTuple):
         threads: Threads, those of native libraries included.
         files: Open file descriptors.
         resident: Bytes of memory.
+        shared: Files of shared memory that the whole machine has.
     """
 
     threads: int
     files: int
     resident: int
+    shared: frozenset[str]
 
 
 @functools.cache
@@ -91,8 +96,9 @@ def connect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Regi
 
 
 def disconnect(host: Host, link: str, peer: str) -> None:
-    """Forget a peer."""
-    host.backends[link].backend.disconnect(peer)
+    """Forget a peer; a ``submit`` to it may be under way in another thread."""
+    with host.backends[link].turn:
+        host.backends[link].backend.disconnect(peer)
 
 
 def close(host: Host, link: str, times: int = 1) -> None:
@@ -160,7 +166,7 @@ def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Out
     if failures:
         raise failures[0]
     if len(outcomes) < len(moves):
-        raise Unexpected(f"moves to several peers at once did not end within {patience:g} s")
+        raise Hung(f"moves to several peers at once did not end within {patience:g} s")
     return [outcomes[number] for number in range(len(moves))]
 
 
@@ -216,23 +222,13 @@ def pump(host: Host, each: Move, patience: float) -> tuple[int, str]:
     )
 
 
-def leave(host: Host, each: Move, patience: float) -> list[Outcome]:
-    """Start as many moves as may be under way, disconnect the peer, and see how they ended."""
-    opened = host.backends[each.link]
-    batch = Batch(each.op, each.blocks, each.room, each.generation)
-    with opened.turn:
-        transfers = [opened.backend.submit(each.peer, batch) for _ in range(opened.backend.capabilities.max_transfers)]
-        opened.backend.disconnect(each.peer)
-    return [opened.ended(transfer, patience) for transfer in transfers]
-
-
 def held(host: Host) -> Held:
     """What this process holds, once what nobody refers to is gone."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return Held(
-        len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
-    )
+    shared = frozenset(os.listdir(SHARED)) if SHARED.is_dir() else frozenset()
+    resident = pages * os.sysconf("SC_PAGE_SIZE")
+    return Held(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), resident, shared)
 
 
 def reconnect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Region], times: int) -> None:

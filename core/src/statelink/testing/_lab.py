@@ -162,6 +162,8 @@ class Suite:
     """The backend's entry-point name. Its package has to be installed."""
     options: ClassVar[Mapping[str, Any]] = {}
     """Its options."""
+    config: ClassVar[Mapping[str, Any]] = {}
+    """What links are configured with besides."""
     environment: ClassVar[Mapping[str, str]] = {}
     """Environment variables of the processes that it runs in."""
     processes: ClassVar[int] = 2

@@ -68,12 +68,12 @@ class Stock:
     """Where the pools of a rank lie: on the host as numpy arrays, or on a device, each beside its array.
 
     Args:
-        host: The process that holds them.
+        host: The process that holds them; memory of this one's host if not given.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._kind = host.kind
-        self._allocate = host.allocate
+    def __init__(self, host: Host | None = None) -> None:
+        self._kind = host.kind if host is not None else "dram"
+        self._allocate = host.allocate if host is not None else None
         self._placed: list[tuple[Array, DeviceMemory]] = []
 
     def place(self, arrays: Any) -> Any:
@@ -256,7 +256,8 @@ def make(role: str, rank: int, width: int, labels: list[str], stock: Stock) -> d
     maker = Maker(rank, width, 16 if prefill else 32, stock)
     made = {}
     for label in labels:
-        built = COMPONENTS[label][1](maker)
+        # Of a type that is not one of ours nothing is known: pages that move whole.
+        built = COMPONENTS[label][1](maker) if label in COMPONENTS else maker.items(label, POOL, page=PAGE)
         needs: dict[str, Any] = {"slot": int(rng.integers(SLOTS)), **built.needs}
         if needs.pop("pages", False):
             needs["pages"] = rng.permutation(POOL)

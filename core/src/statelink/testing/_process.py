@@ -17,7 +17,7 @@ from typing import Any
 from ._device import hold
 from ._memory import MIB, Arena
 from ._window import DeviceArena
-from ._worker import ENDED, Host, Unexpected
+from ._worker import ENDED, Host, Hung
 
 __all__ = ["ARENA", "Died", "Pool", "Worker"]
 
@@ -97,7 +97,7 @@ class Worker:
             if self.alive:
                 self._process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
                 self._process.wait(10)
-            raise Unexpected(f"a call did not return within {self.patience:g} s\n{self.log()}")
+            raise Hung(f"a call did not return within {self.patience:g} s\n{self.log()}")
         try:
             good, answer = self._pipe.recv()
         except ENDED as error:

@@ -36,6 +36,7 @@ def open_ranks(
     ranks: Sequence[int],
     listen: Sequence[str],
     labels: list[str],
+    more: Mapping[str, Any],
 ) -> list[str]:
     """Open some ranks of a side, and fill those of prefill: their addresses.
 
@@ -47,6 +48,7 @@ def open_ranks(
         ranks: Which ones.
         listen: Where each rank of the side listens, those of other processes too.
         labels: What they hold.
+        more: What links are configured with besides.
     """
     width, opened = len(listen), host.kept.setdefault(role, [])
     for rank in ranks:
@@ -59,6 +61,7 @@ def open_ranks(
             "options": dict(options),
             "listen": listen[rank],
             "siblings": [each for each in listen if each != listen[rank]] if role == "decode" else [],
+            **more,
         }
         link = statelink.open(config, inventory)
         host.links[f"{role}-{rank}"] = link

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
-__all__ = ["FAILED", "NOT_APPLICABLE", "Cell", "Clause", "Report", "Run", "Verdict"]
+__all__ = ["FAILED", "NOT_APPLICABLE", "Cell", "Clause", "Report", "Run", "Verdict", "kind_of_reason"]
 
 Verdict = Literal["passed", "failed", "deviates", "not applicable", "not run"]
 
@@ -30,6 +31,8 @@ class Clause(msgspec.Struct, frozen=True, kw_only=True):
         verdict: What came of it. *Deviates* is a failure that the plugin states itself; *not applicable* is what the
             backend does not declare; *not run* is what this machine cannot do.
         reason: Why, if it did not pass.
+        todo: What to do about it, if it failed.
+        like: An earlier clause that failed, or deviates, for the same reason.
         seconds: How long it took.
     """
 
@@ -38,6 +41,8 @@ class Clause(msgspec.Struct, frozen=True, kw_only=True):
     says: str
     verdict: Verdict
     reason: str = ""
+    todo: str = ""
+    like: str = ""
     seconds: float = 0.0
 
 
@@ -87,3 +92,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
     statelink: str
     runs: list[Run]
+
+
+def kind_of_reason(reason: str) -> str:
+    """What reasons have in common that say the same thing of other places: the first line, without its numbers."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", reason.partition("\n")[0])

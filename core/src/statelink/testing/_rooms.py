@@ -13,6 +13,7 @@ from statelink import state
 from . import _inside
 from ._bench import NOISE, Subject
 from ._memory import POISON, Array
+from ._worker import Hung
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
@@ -67,7 +68,7 @@ class LinkEnd:
         for array in (self.keys, self.values):
             array[:] = NOISE[: array.size].reshape(array.shape) if role == "prefill" else POISON
         what = subject.name, dict(subject.options)
-        self.address: str = worker(open_link, key, role, *what, base)
+        self.address: str = worker(open_link, key, role, *what, base, dict(subject.config), subject.state_type)
 
     def __call__(self, function: Any, *arguments: Any) -> Any:
         """Call a function of this module there, for this link."""
@@ -79,19 +80,41 @@ class LinkEnd:
         return ended
 
     def wait(self, room: int, *, quiesced: bool = True) -> Seen:
-        """How a room ended."""
-        seen: Seen = self(wait, room, self.subject.patience, quiesced)
+        """How a room ended.
+
+        Raises:
+            Hung: It did not, or did not come to rest.
+        """
+        patience = self.subject.patience
+        seen: Seen = self(wait, room, patience, quiesced)
+        if seen.status not in (statelink.Status.SUCCEEDED, statelink.Status.FAILED):
+            raise Hung(f"a room of {self.key} did not end within {patience:g} s: it is {seen.status.name}")
+        if quiesced and not seen.quiesced:
+            raise Hung(f"a room of {self.key} did not come to rest within {patience:g} s: {seen.reason}")
         return seen
 
 
-def open_link(host: Host, key: str, role: str, backend: str, options: Mapping[str, Any], base: int) -> str:
-    """Open a link over pages at an offset in this worker's memory: its address."""
+def open_link(
+    host: Host,
+    key: str,
+    role: str,
+    backend: str,
+    options: Mapping[str, Any],
+    base: int,
+    more: Mapping[str, Any],
+    pages: str,
+) -> str:
+    """Open a link over pages of a state type at an offset in this worker's memory: its address."""
     keys, values = (
         state.Memory.pointer(host.address + start, (PAGES, PAGE, 2, ROW // 2), "uint8", 1, kind=host.kind)
         for start in (base, base + EDGE)
     )
-    inventory = state.describe(key, [state.kv_pages({0: (keys, values)}, heads=2)])
-    config = {"role": role, "backend": backend, "options": dict(options), "heartbeat": 0.3, "liveness": 3.0}
+    if pages == "kv":
+        held = state.kv_pages({0: (keys, values)}, heads=2)
+    else:
+        held = state.whole_items({"keys": keys, "values": values}, name="kv", type=pages, page=PAGE)
+    inventory = state.describe(key, [held])
+    config = {"role": role, "backend": backend, "options": dict(options), "heartbeat": 0.3, "liveness": 3.0, **more}
     host.links[key] = statelink.open(config, inventory)
     return host.links[key].address
 

@@ -12,8 +12,9 @@ from .clauses._refusing import Refusing
 from .clauses._registration import Registration
 from .clauses._rooms import Rooms
 from .clauses._states import StateTypes
+from .clauses._strategies import Strategies
 
-__all__ = ["BackendTests"]
+__all__ = ["BackendTests", "StrategyTests"]
 
 
 # pytest takes the last base first.
@@ -25,6 +26,7 @@ class BackendTests(Rooms, StateTypes, Leaking, Dying, Fencing, Refusing, Moving,
     Attributes:
         backend: The backend's entry-point name; its package has to be installed.
         options: Its options.
+        config: What links are configured with besides.
         environment: Environment variables of the processes that it runs in.
         processes: In how many processes the two ends live: 1 for a backend that reaches no other process.
         patience: Seconds within which a failure has to show, such as the death of a peer.
@@ -33,4 +35,18 @@ class BackendTests(Rooms, StateTypes, Leaking, Dying, Fencing, Refusing, Moving,
         simulator: Whether what moves the bytes is a stand-in for the real library.
         deviations: Clauses that the backend is known to break, by the name of the test, each with the reason. They are
             strict expected failures: one that it does not break any more fails.
+    """
+
+
+class StrategyTests(Strategies):
+    """Every clause on strategies, against one strategy.
+
+    Derive a class whose name begins with ``Test``, and name the strategy in it. The attributes of `BackendTests` are
+    there, too.
+
+    Attributes:
+        strategy: The strategy's name; its package has to be installed.
+        state_type: The state type that it carries.
+        backend: The backend over which it does.
+        config: What links are configured with so that it does.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ._memory import Array
 
-__all__ = ["ENDED", "Host", "Opened", "Unexpected"]
+__all__ = ["ENDED", "Host", "Hung", "Opened", "Unexpected"]
 
 ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
 """What reading from a process that is gone raises."""
@@ -36,7 +36,11 @@ REST = 0.0002
 
 
 class Unexpected(Exception):
-    """Something other than Statelink's own errors was raised, or nothing happened for too long."""
+    """Something other than Statelink's own errors was raised."""
+
+
+class Hung(Unexpected):
+    """Nothing happened for too long. What comes after it would wait as long: the kit ends there."""
 
 
 class Opened:
@@ -55,7 +59,7 @@ class Opened:
                 self.backend.poll([transfer])
             if transfer.outcome is None:
                 if time.monotonic() > until:
-                    raise Unexpected(f"a transfer did not end within {patience:g} s")
+                    raise Hung(f"a transfer did not end within {patience:g} s")
                 if rest:
                     time.sleep(rest)
         return transfer.outcome

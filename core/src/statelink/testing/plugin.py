@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,19 @@ import pytest
 from statelink import __version__
 
 from ._fixtures import memory_of, statelink_lab, statelink_pool, statelink_pools, subject
-from ._report import FAILED, NOT_APPLICABLE, Cell, Clause, Report, Run, Verdict
+from ._process import Died
+from ._report import FAILED, NOT_APPLICABLE, Cell, Clause, Report, Run, Verdict, kind_of_reason
+from ._worker import Hung, Unexpected
 
 __all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
 
 _RUNS = pytest.StashKey[dict[str, Run]]()
+_ENDED = pytest.StashKey[dict[str, str]]()
+"""Why nothing more of a test class is run."""
+MOST_ALIKE = 5
+"""Clauses that meet one defect (an exception that is none of Statelink's, or a crash) before the kit ends there."""
+_SEEN = pytest.StashKey[dict[tuple[str, str, str], str]]()
+"""The first clause of those that failed alike: by test class, verdict, and what their reasons have in common."""
 _PART = "statelink_runs"
 
 
@@ -35,12 +45,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="move memory of this kind, such as cuda:0, instead of what the test class says; torch allocates it",
     )
     group.addoption("--statelink-report", metavar="FILE", type=Path, help="write what was found as JSON")
+    group.addoption(
+        "--statelink-progress",
+        metavar="FD",
+        type=int,
+        help="write to this file descriptor: the number of clauses, and each clause that was run, as lines of JSON",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Add the kit's marker."""
     config.addinivalue_line("markers", "soak: takes long")
-    config.stash[_RUNS] = {}
+    config.stash[_RUNS], config.stash[_ENDED], config.stash[_SEEN] = {}, {}, {}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +70,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let ``-k`` select clauses by what they are about, too: the class that holds them, such as ``Fencing``."""
+    if _suite_of(item) is not None:
+        item.extra_keyword_matches.add(_theme_of(item))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Run nothing of a test class after a clause that hung, or after several that met one and the same defect."""
+    why = item.config.stash[_ENDED].get(item.nodeid.rpartition("::")[0])
+    if why is not None:
+        pytest.skip(why)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -64,12 +94,17 @@ def pytest_runtest_makereport(
     if suite is not None:
         item.stash[FAILED] = item.stash.get(FAILED, False) or (call.excinfo is not None and not report.skipped)
         if report.when == "call" or not report.passed:
-            _keep(item, suite, report)
+            error = call.excinfo.value if call.excinfo is not None else None
+            clause = _keep(item, suite, report, error)
+            if report.failed:
+                _explain(report, clause, traceback=item.config.getoption("tbstyle") != "auto")
+                _end_early(item, clause, error)
+            _tell(item.config, clause)
     return report
 
 
-def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport) -> None:
-    verdict, reason = _verdict(report)
+def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport, error: BaseException | None) -> Clause:
+    verdict, reason = _verdict(report, error)
     function: Any = getattr(item, "function")  # noqa: B009 - items in general have none
     run = item.config.stash[_RUNS].setdefault(
         item.nodeid.rpartition("::")[0],
@@ -82,32 +117,38 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport) -> None:
             states=[],
         ),
     )
-    says = " ".join(
-        (function.__doc__ or function.__name__.removeprefix("test_").replace("_", " ")).split("\n\n")[0].split()
-    )
-    theme = function.__qualname__.partition(".")[0]
+    says, _, todo = inspect.cleandoc(function.__doc__ or function.__name__).rpartition("\n\n")
+    says, todo = (says, todo) if says else (todo, "")
     if run.clauses and run.clauses[-1].name == item.name:
         run.clauses.pop()  # it passed, and failed when it was cleaned up after
-    run.clauses.append(
-        Clause(
-            name=item.name, theme=theme, says=says, verdict=verdict, reason=reason, seconds=round(report.duration, 3)
-        )
+    alike = item.nodeid.rpartition("::")[0], verdict, kind_of_reason(reason)
+    first = item.config.stash[_SEEN].setdefault(alike, item.name) if verdict in ("failed", "deviates") else item.name
+    kept = Clause(
+        name=item.name,
+        theme=_theme_of(item),
+        says=" ".join(says.split()),
+        verdict=verdict,
+        reason=reason,
+        todo=_todo(error, " ".join(todo.split())) if verdict == "failed" else "",
+        like=first if first != item.name else "",
+        seconds=round(report.duration, 3),
     )
+    run.clauses.append(kept)
     callspec = getattr(item, "callspec", None)
     if callspec is not None and {"label", "topology"} <= set(callspec.params):
         moved = "simulator" if suite.simulator else "real"
         how: Any = moved if verdict == "passed" else "not run"
         run.states.append(Cell(type=callspec.params["label"], topology=callspec.params["topology"], how=how))
+    return kept
 
 
-def _verdict(report: pytest.TestReport) -> tuple[Verdict, str]:
+def _verdict(report: pytest.TestReport, error: BaseException | None) -> tuple[Verdict, str]:
     if hasattr(report, "wasxfail"):
         return ("deviates", str(report.wasxfail).removeprefix("reason: ")) if report.skipped else ("passed", "")
     if report.passed:
         return "passed", ""
     if report.failed:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        return "failed", str(crash.message if crash else report.longrepr)[:2000]
+        return "failed", (str(report.longrepr) if error is None else _words_of(error))[:4000]
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     reason = reason.removeprefix("Skipped: ")
     if reason.startswith("got empty parameter set"):
@@ -117,9 +158,91 @@ def _verdict(report: pytest.TestReport) -> tuple[Verdict, str]:
     return "not run", reason
 
 
+def _words_of(error: BaseException) -> str:
+    """What an exception says; those of the clauses speak for themselves."""
+    ours = isinstance(error, AssertionError | Unexpected | pytest.fail.Exception)
+    words = str(error).partition("\nassert ")[0]  # what pytest adds to the words of an assert says nothing more
+    return words if ours and words else f"{type(error).__name__}: {words}"
+
+
+def _todo(error: BaseException | None, todo: str) -> str:
+    """What to do about a failure: what the clause says, if it is the clause that is broken."""
+    if isinstance(error, Hung):
+        return "See where it waits: `--verbose` shows every stack. If the library needs longer, make `patience` larger."
+    if isinstance(error, Died):
+        return "The process of the backend ended. See what it printed last: most often, native code crashed."
+    if isinstance(error, Unexpected):
+        return "The backend raised what is no error of Statelink's: raise a `TransferError` with the library's reason."
+    return todo
+
+
+def _end_early(item: pytest.Item, clause: Clause, error: BaseException | None) -> None:
+    """End a test class where the others would wait as long as this clause, or only meet the same defect again."""
+    suite, ended = item.nodeid.rpartition("::")[0], item.config.stash[_ENDED]
+    if isinstance(error, Hung):
+        ended.setdefault(suite, f"{clause.name} did not end, and what comes after it may take as long")
+    elif isinstance(error, Unexpected | Died):
+        alike = [each for each in item.config.stash[_RUNS][suite].clauses if each.like and each.like == clause.like]
+        if len(alike) + 1 >= MOST_ALIKE:
+            ended.setdefault(suite, f"{MOST_ALIKE} clauses failed as {clause.like} did: mend that first")
+
+
+class _Told:
+    """A failure in words. A traceback would lead through the kit, which is not what is at fault."""
+
+    def __init__(self, words: str, where: Any) -> None:
+        self.words = words
+        self.reprcrash = where
+
+    def __str__(self) -> str:
+        return self.words
+
+    def toterminal(self, writer: Any) -> None:
+        """Print it, as pytest asks for."""
+        for line in self.words.splitlines():
+            writer.line(line)
+
+
+def _explain(report: pytest.TestReport, clause: Clause, *, traceback: bool) -> None:
+    """Print the clause, what was found, and what to do. What an earlier clause failed for as well is one line."""
+    where: Any = getattr(report.longrepr, "reprcrash", None)
+    if where is not None:
+        where.message = clause.reason.partition("\n")[0]
+    lines = [f"the contract: {clause.says}", f"found: {clause.reason}"]
+    if clause.like:
+        lines = [f"as {clause.like}: {clause.reason.partition(chr(10))[0]}"]
+        report.sections.clear()
+    elif clause.todo:
+        lines.append(f"what to do: {clause.todo}")
+    if clause.like or not traceback:
+        longrepr: Any = _Told("\n".join(lines), where)
+        report.longrepr = longrepr
+    else:
+        report.sections.append(("the clause", "\n".join(lines)))
+
+
 def _suite_of(item: pytest.Item) -> Any:
     suite = getattr(item, "cls", None)
     return suite if getattr(suite, "is_statelink_suite", False) else None
+
+
+def _theme_of(item: pytest.Item) -> str:
+    function: Any = getattr(item, "function")  # noqa: B009 - items in general have none
+    theme: str = function.__qualname__.partition(".")[0]
+    return theme
+
+
+def _tell(config: pytest.Config, clause: Clause) -> None:
+    descriptor = config.getoption("statelink_progress")
+    if descriptor is not None:
+        os.write(descriptor, msgspec.json.encode(clause) + b"\n")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Say how many clauses there will be."""
+    descriptor = session.config.getoption("statelink_progress")
+    if descriptor is not None:
+        os.write(descriptor, b"%d\n" % len(session.items))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -11,6 +11,7 @@ from statelink.errors import TransferError
 from .. import _inside
 from .._bench import MOVER, PEER, Pair, Subject
 from .._lab import Lab, Suite, needs
+from .._saying import all_moved, refused
 
 __all__ = ["Connecting"]
 
@@ -21,15 +22,22 @@ class Connecting(Suite):
     """Making peers known, and forgetting them."""
 
     def test_a_descriptor_is_bytes_and_bounded(self, pair: Pair) -> None:
-        """A descriptor is bytes, at most 16 MiB, and can be asked for again."""
+        """A descriptor is bytes, at most 16 MiB, and can be asked for again.
+
+        Return the same bytes with each call; what peers need later is asked for then.
+        """
         found = pair.source.call(_inside.descriptor)
-        assert isinstance(found, bytes)
-        assert 0 < len(found) <= MAX_DESCRIPTOR
-        assert isinstance(pair.source.call(_inside.descriptor), bytes)
+        assert isinstance(found, bytes), f"descriptor() returned a {type(found).__name__}"
+        assert 0 < len(found) <= MAX_DESCRIPTOR, f"descriptor() returned {len(found)} bytes"
+        again = pair.source.call(_inside.descriptor)
+        assert isinstance(again, bytes), f"descriptor() returned a {type(again).__name__} when it was asked again"
 
     @pytest.mark.parametrize("first", ["source", "target"])
     def test_either_side_connects_first(self, lab: Lab, first: str) -> None:
-        """The two sides connect in any order."""
+        """The two sides connect in any order.
+
+        Do not wait in `connect` for the other side to connect.
+        """
         pair = Pair(lab.end(0).open(), lab.end(1).open())
         sides = (pair.source, pair.target) if first == "source" else (pair.target, pair.source)
         sides[0].connect(sides[1])
@@ -37,19 +45,25 @@ class Connecting(Suite):
         pair.works()
 
     def test_a_peer_can_be_forgotten_and_connected_again(self, pair: Pair) -> None:
-        """After a disconnect, moves to that peer are refused; after another connect they work."""
+        """After a disconnect, moves to that peer are refused; after another connect they work.
+
+        Let `submit` raise a `TransferError` for a peer that is not connected, and let `connect` begin anew.
+        """
         for _ in range(2):
             for op in pair.subject.capabilities.ops:
                 pair.mover(op).disconnect(pair.peer(op))
                 pair.fill()
-                with pytest.raises(TransferError):
+                with refused("a move to a peer that was disconnected", TransferError):
                     pair.move(op, pair.blocks([(0, 0, 0, 0, 100)]))
                 pair.untouched()
                 pair.connect()
             pair.works()
 
     def test_disconnecting_twice_or_from_nobody_is_ignored(self, pair: Pair) -> None:
-        """A peer that is not connected is ignored when it is disconnected."""
+        """A peer that is not connected is ignored when it is disconnected.
+
+        Let `disconnect` return where the peer is unknown.
+        """
         pair.source.call(_inside.disconnect, "nobody")
         for _ in range(2):
             pair.source.disconnect(pair.target)
@@ -57,13 +71,19 @@ class Connecting(Suite):
         pair.works()
 
     def test_connecting_twice_replaces_the_connection(self, pair: Pair) -> None:
-        """A peer that is connected is connected again, as after a loss that only one side saw."""
+        """A peer that is connected is connected again, as after a loss that only one side saw.
+
+        Let `connect` close the connection that there is, and make a new one.
+        """
         pair.source.connect(pair.target)
         pair.target.connect(pair.source)
         pair.works()
 
     def test_a_peer_of_another_life_can_be_connected(self, lab: Lab) -> None:
-        """A peer that was closed and opened again under another name is one more peer."""
+        """A peer that was closed and opened again under another name is one more peer.
+
+        Keep nothing of a peer beyond its `disconnect` that its name does not tell apart.
+        """
         pair = lab.pair()
         pair.works()
         pair.source.disconnect(pair.target)
@@ -72,7 +92,10 @@ class Connecting(Suite):
         again.works()
 
     def test_a_damaged_descriptor_is_refused(self, pair: Pair) -> None:
-        """Garbage, part of a descriptor, and a descriptor of another backend are refused; nothing else suffers."""
+        """Garbage, part of a descriptor, and a descriptor of another backend are refused; nothing else suffers.
+
+        Check all of a descriptor before the library sees it (a format, a length), and raise a `TransferError`.
+        """
         good, rng = pair.target.descriptor, np.random.default_rng(4)
         cases = [b"", b"\0", b"\xff" * 100, b"SLTCP\x01", b"{}", rng.bytes(64), rng.bytes(4096), rng.bytes(len(good))]
         cases += [good[: len(good) * part // 8] for part in range(1, 8)]
@@ -83,12 +106,18 @@ class Connecting(Suite):
         pair.works()
 
     def test_a_descriptor_of_somebody_else_is_refused(self, pair: Pair) -> None:
-        """A good descriptor under a name that is not its owner's is refused."""
+        """A good descriptor under a name that is not its owner's is refused.
+
+        Put the name of the link into the descriptor, and compare it with the peer that `connect` names.
+        """
         assert not self._connects(pair, "stranger", pair.target.descriptor), "it was accepted"
         pair.works()
 
     def test_a_descriptor_with_a_flipped_bit_harms_nobody(self, pair: Pair) -> None:
-        """Where a flipped bit cannot be noticed, at least nothing but this peer suffers."""
+        """Where a flipped bit cannot be noticed, at least nothing but this peer suffers.
+
+        Refuse it, or let what it leads to fail for this peer only.
+        """
         good, rng = pair.target.descriptor, np.random.default_rng(5)
         for _ in range(8):
             raw = bytearray(good)
@@ -98,7 +127,10 @@ class Connecting(Suite):
         pair.works()
 
     def test_two_links_of_one_process_reach_each_other(self, subject: Subject, lab: Lab, op: Op) -> None:
-        """Two links of one process reach each other, if that is declared."""
+        """Two links of one process reach each other, if that is declared.
+
+        Declare `single_process=False` if the library cannot do that.
+        """
         needs(subject.capabilities.single_process, "it does not declare it")
         ends = [lab.end(0, ((100_000,),), side=side).open() for side in (Side.SOURCE, Side.TARGET)]
         pair = Pair(*ends).connect()
@@ -106,7 +138,10 @@ class Connecting(Suite):
         pair.carry(op, pair.blocks([(0, 1, 0, 2, 70_001)]))
 
     def test_several_peers_are_served_at_once(self, lab: Lab, op: Op) -> None:
-        """Moves to several peers run side by side, each peer's in a thread of its own."""
+        """Moves to several peers run side by side, each peer's in a thread of its own.
+
+        Keep what belongs to one peer apart from the others, or declare `thread_safe=False`.
+        """
         here = lab.end(0, side=MOVER[op]).open()
         there = [lab.end(1, side=PEER[op]).open() for _ in range(2)]
         pairs = [Pair(here, each) if op is Op.WRITE else Pair(each, here) for each in there]
@@ -128,7 +163,7 @@ class Connecting(Suite):
             pair.expected(each, wanted)
         orders = [pair.order(op, each) for pair, each in zip(pairs, blocks, strict=True)]
         found = here.worker(_inside.at_once, orders, pairs[0].subject.patience)
-        assert [outcome.reason for outcomes in found for outcome in outcomes if not outcome.ok] == []
+        all_moved([outcome for outcomes in found for outcome in outcomes])
         for pair, wanted in zip(pairs, expected, strict=True):
             pair.verify(wanted)
 

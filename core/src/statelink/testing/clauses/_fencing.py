@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
 
 from statelink.backend import Op, Side
 from statelink.link._departed import REST_STEP
 
-from .. import _inside
-from .._bench import Pair
+from .. import _inside, _stream
+from .._bench import MOVER, PEER, Pair
 from .._lab import Lab, Suite, needs
 from .._memory import MIB, POISON
+
+if TYPE_CHECKING:
+    from .._process import Worker
+    from .._stream import Left
 
 __all__ = ["Fencing", "flood"]
 
@@ -18,7 +28,37 @@ SIZE = 24 * MIB
 OpSide = tuple[Op, Side]
 
 SILENCE = 0.25
-"""Seconds in which nothing may land that the fence has stopped."""
+"""Seconds in which nothing may land that has stopped."""
+LATE = 3.5
+"""Seconds after the end of a mover for which its target is watched: what a library keeps of the dead comes late."""
+BLOCKED = 0.3
+"""Seconds in which a mover fills whatever lies between it and a target that stands still."""
+
+
+@contextlib.contextmanager
+def standing_still(worker: Worker, really: bool = True) -> Iterator[None]:
+    """Stop a process for a while."""
+    if really:
+        worker.stop()
+    try:
+        yield
+    finally:
+        if really:
+            worker.go_on()
+
+
+def stream(pair: Pair, op: Op) -> None:
+    """Let the mover fill the target again and again in a thread, and return in the middle of that."""
+    blocks = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE, MIB)])
+    pair.source.memory[:] = 1
+    pair.target.memory[:] = POISON
+    pair.grant(op, blocks)
+    pair.mover(op).worker(_stream.start, pair.order(op, blocks))
+    until = time.monotonic() + pair.subject.patience
+    while pair.target.arrays[0][0] != 1:
+        left: Left = pair.mover(op).worker(_stream.look, 0.002)
+        assert not left.ended, f"a move failed: {left}"
+        assert time.monotonic() < until, "nothing arrived"
 
 
 def flood(pair: Pair, op: Op, room: int = 1, generation: int = 1) -> None:
@@ -38,75 +78,117 @@ def flood(pair: Pair, op: Op, room: int = 1, generation: int = 1) -> None:
 
 
 class Fencing(Suite):
-    """Who can prove that a transfer touches a side's memory no more."""
+    """Who can prove that a transfer touches a side's memory no more.
+
+    Attributes:
+        still: Seconds for which a peer stands still: more than a time-out of the library, if it has one.
+    """
+
+    still: float = 1.0
 
     def test_a_revoke_stops_what_is_under_way(self, lab: Lab, fenced_by_owner: OpSide) -> None:
-        """An owner's fence: once a revoke is done nothing lands, while the peer goes on writing, and it is told why."""
+        """An owner's fence: once a revoke is done nothing lands, while the peer goes on writing, and it is told why.
+
+        Let `revoke` be done only when the last byte has landed, and check each range against what is granted.
+        """
         op, side = fenced_by_owner
         needs((op, side) == (Op.WRITE, Side.TARGET), "there is no call by which an owner stops this")
         needs(lab.processes > 1, "this backend moves bytes inside one process")
         pair = lab.pair(((SIZE,),))
         flood(pair, op)
-        assert pair.revoke().ok
+        pair.take_back()
         pair.target.memory[:] = POISON
         pair.target.worker(_inside.rest, SILENCE)
         pair.untouched()
         _, reason = pair.mover(op).worker.result()
-        assert reason
+        assert reason, "the mover was not told why it was stopped"
         pair.untouched()
         pair.works_small(op)
 
     def test_a_revoke_does_not_wait_for_the_peer(self, lab: Lab, fenced_by_owner: OpSide) -> None:
-        """An owner's fence needs nobody else: it holds against a peer that stands still in the middle of a transfer."""
+        """An owner's fence needs nobody else: it holds against a peer that stands still in the middle of a transfer.
+
+        Cut the connection, or discard what comes, without an answer of the peer; or declare `Fence.MOVER`.
+        """
         op, side = fenced_by_owner
         needs((op, side) == (Op.WRITE, Side.TARGET), "there is no call by which an owner stops this")
         worker = lab.borrow()
         pair = Pair(lab.elsewhere(worker, "still", ((SIZE,),)).open(), lab.end(1, ((SIZE,),)).open()).connect()
         flood(pair, op)
-        worker.stop()
-        try:
-            assert pair.revoke().ok
+        with standing_still(worker):
+            pair.take_back()
             pair.target.memory[:] = POISON
             pair.target.worker(_inside.rest, SILENCE)
             pair.untouched()
-        finally:
-            worker.go_on()
-        assert worker.result()[1]
+        assert worker.result()[1], "the mover was not told why it was stopped"
         pair.untouched()
 
-    def test_memory_is_quiet_once_its_mover_has_ended(self, lab: Lab, fenced_by_mover: OpSide) -> None:
-        """A mover's fence: nothing lands any more once its process has ended and the declared time has passed."""
+    @pytest.mark.parametrize("target", ["running", "standing still"])
+    def test_memory_is_quiet_once_its_mover_has_ended(self, lab: Lab, fenced_by_mover: OpSide, target: str) -> None:
+        """A mover's fence: nothing lands any more once its process has ended and the declared time has passed.
+
+        Where the target stood still in the middle of the write, that time begins when it goes on.
+
+        Declare `Fence.NONE` for the target if the library goes on putting bytes in place, or longer `landing_seconds`.
+        """
         op, side = fenced_by_mover
         needs(side is Side.TARGET and op is Op.WRITE, "this memory is read only, or ends with its mover")
-        worker = lab.borrow()
-        pair = Pair(lab.elsewhere(worker, "mortal", ((SIZE,),)).open(), lab.end(1, ((SIZE,),)).open()).connect()
+        worker, there = lab.borrow(), lab.borrow()
+        pair = Pair(
+            lab.elsewhere(worker, "mortal", ((SIZE,),)).open(),
+            lab.elsewhere(there, "owner", ((SIZE,),), side=Side.TARGET).open(),
+        ).connect()
         flood(pair, op)
-        worker.kill()
-        rounds = math.ceil(pair.subject.capabilities.landing_seconds / REST_STEP)
-        for _ in range(rounds):  # what its kernel still held lands: the core gives memory back no earlier
+        with standing_still(there, target == "standing still"):
+            time.sleep(BLOCKED if target == "standing still" else 0.0)
+            worker.kill()
+        landing = pair.subject.capabilities.landing_seconds
+        for _ in range(math.ceil(landing / REST_STEP)):  # the core gives memory back no earlier
             pair.target.call(_inside.poll_nothing)
             pair.target.worker(_inside.rest, REST_STEP)
         pair.target.memory[:] = POISON
-        pair.target.worker(_inside.rest, SILENCE)
-        pair.untouched()
+        until = time.monotonic() + max(LATE - landing, SILENCE)
+        while time.monotonic() < until:
+            pair.target.worker(_inside.rest, SILENCE)
+            pair.untouched(f"bytes landed more than {landing:g} s after the process that moved them had ended")
 
-    def test_what_is_settled_has_stopped(self, lab: Lab, op: Op) -> None:
-        """A transfer that is called settled at a side, here after a disconnect, touches that side no more."""
-        pair = lab.pair(((SIZE,),))
-        blocks = pair.blocks([(0, 0, 0, 0, SIZE)])
-        pair.source.memory[:] = 1
-        pair.grant(op, blocks)
-        outcomes = pair.mover(op).worker(_inside.leave, pair.order(op, blocks), pair.subject.patience)
-        assert all(outcome.ok or outcome.reason for outcome in outcomes)
-        settled = set(Side).difference(*(outcome.unsettled for outcome in outcomes))
-        needs(bool(settled), "it does not call such a transfer settled on any side")
+    @pytest.mark.parametrize("trouble", ["a disconnect", "the peer's disconnect", "a peer that stands still"])
+    def test_what_is_settled_has_stopped(self, lab: Lab, op: Op, trouble: str) -> None:
+        """A transfer that is called settled at a side touches that side no more.
+
+        That holds after a disconnect while it is under way, and when a peer goes on that stood still in the middle.
+
+        Say `settled=False`, or name the one side on which its bytes have certainly stopped.
+        """
+        if trouble == "a peer that stands still":
+            needs(lab.subject.memory == "dram", "memory of a device is looked at through the process that stands still")
+            here, there = lab.end(0, ((SIZE,),), side=MOVER[op]).open(), lab.borrow()
+            other = lab.elsewhere(there, "still", ((SIZE,),), side=PEER[op]).open()
+            pair = (Pair(here, other) if op is Op.WRITE else Pair(other, here)).connect()
+        else:
+            pair = lab.pair(((SIZE,),))
+        mover, peer = pair.mover(op), pair.peer(op)
+        stream(pair, op)
+        with standing_still(peer.worker, trouble == "a peer that stands still"):
+            if trouble == "the peer's disconnect":
+                peer.disconnect(mover)
+                mover.worker(_stream.look, SILENCE)
+            elif trouble == "a disconnect" or not mover.worker(_stream.look, self.still).ended:
+                mover.disconnect(peer)
+            left: Left = mover.worker(_stream.look, SILENCE, True)
+            assert all(outcome.ok or outcome.reason for outcome in left.outcomes), "a transfer failed without a reason"
+            settled = set(Side).difference(*(outcome.unsettled for outcome in left.outcomes)) if left.ended else set()
+            if Side.TARGET in settled:
+                pair.target.memory[:] = POISON
+            pair.source.memory[:] = 2
+        mover.worker(_inside.rest, SILENCE)
         if Side.TARGET in settled:
-            pair.target.memory[:] = POISON
-        pair.source.memory[:] = 2
-        pair.mover(op).worker(_inside.rest, SILENCE)
-        if Side.TARGET in settled:
-            pair.untouched()
+            pair.untouched(f"bytes landed after {trouble}, and after their transfer was called settled at the target")
         if Side.SOURCE in settled:
-            assert not (pair.target.memory == 2).any(), "the source was read after that was called settled"
-        pair.connect()
-        pair.works_small(op)
+            read = (pair.target.memory == 2).any()
+            assert not read, f"the source was read after {trouble}, and after its transfer was called settled there"
+        mover.worker(_stream.look, pair.subject.patience, True, True)
+        if trouble != "a peer that stands still":
+            pair.connect()
+            pair.works_small(op)
+        needs(bool(settled), "it does not call such a transfer settled on any side")

@@ -11,6 +11,7 @@ from .. import _inside
 from .._bench import LAYOUT, Pair, Subject, scattered
 from .._lab import Lab, Suite
 from .._memory import MIB
+from .._saying import all_moved, same
 
 if TYPE_CHECKING:
     from statelink.backend import Op, Outcome
@@ -32,34 +33,49 @@ class Moving(Suite):
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_blocks_arrive_whatever_their_size(self, pair: Pair, op: Op, shape: str) -> None:
-        """Blocks at unaligned addresses in any order arrive byte by byte, and no other byte changes."""
+        """Blocks at unaligned addresses in any order arrive byte by byte, and no other byte changes.
+
+        Move each block from `source` to `target`, `nbytes` of it; nothing is aligned, sorted or merged for you.
+        """
         pair.fill(len(shape))
         pair.carry(op, scattered(pair, *SHAPES[shape]))
 
     def test_a_hundred_thousand_blocks_arrive(self, pair: Pair, main_op: Op) -> None:
-        """A hundred thousand blocks arrive."""
+        """A hundred thousand blocks arrive.
+
+        Declare `max_blocks` as what the library takes at once; the core cuts.
+        """
         pair.fill(9)
         pair.carry(main_op, scattered(pair, 100_000, 61, 0))
 
     def test_a_quarter_of_a_gibibyte_arrives(self, lab: Lab, main_op: Op) -> None:
-        """One block of 256 MiB arrives."""
+        """One block of 256 MiB arrives.
+
+        Declare `max_bytes` as what the library takes at once; the core cuts blocks down to a MiB, and no further.
+        """
         size = 256 * MIB
         pair = lab.pair(((size,),))
         pair.source.arrays[0][:] = np.arange(size // 8, dtype=np.uint64).view(np.uint8)
         blocks = pair.blocks([(0, 0, 0, 0, size)])
         pair.grant(main_op, blocks)
         (outcome,) = pair.move(main_op, blocks)
-        assert outcome.ok, outcome.reason
-        assert np.array_equal(pair.target.arrays[0], pair.source.arrays[0])
+        all_moved([outcome])
+        same(pair.target.arrays[0], pair.source.arrays[0], "the target")
 
     def test_every_alignment_arrives(self, pair: Pair, op: Op) -> None:
-        """Source and target need not be aligned, nor aligned alike."""
+        """Source and target need not be aligned, nor aligned alike.
+
+        Do not round addresses or lengths.
+        """
         rows = [(3, 128 * n + a, 3, 128 * n + 3 * b, 64) for n, (a, b) in enumerate(np.ndindex(16, 16))]
         pair.fill(3)
         pair.carry(op, pair.blocks(rows))
 
     def test_a_batch_at_its_limit_is_taken_whole(self, pair: Pair, op: Op) -> None:
-        """As many blocks as it declares go into one batch."""
+        """As many blocks as it declares go into one batch.
+
+        Declare a `max_blocks` that the library takes.
+        """
         count = min(pair.subject.capabilities.max_blocks, 50_000)
         blocks = scattered(pair, count, 64, 0)
         pair.fill(4)
@@ -67,24 +83,33 @@ class Moving(Suite):
         expected = pair.expected(blocks)
         order = pair.order(op, blocks)
         outcome: Outcome = pair.mover(op).worker(_inside.submit_whole, order, pair.subject.patience)
-        assert outcome.ok, outcome.reason
+        all_moved([outcome])
         pair.verify(expected)
 
     def test_rooms_follow_each_other(self, pair: Pair, op: Op) -> None:
-        """Rooms and generations of any number share one connection, and none disturbs another."""
+        """Rooms and generations of any number share one connection, and none disturbs another.
+
+        Keep nothing of a room beyond its transfers, and take both numbers for 64 bits.
+        """
         pair.fill(5)
         top = (1 << 64) - 1
         for number, (room, generation) in enumerate(((1, 1), (top, 1), (1, top), (7, 7), (1, 2))):
             pair.carry(op, pair.blocks([(3, 10, 3, 1 + 1000 * number, 999)]), room, generation)
 
     def test_the_same_bytes_move_to_several_places(self, pair: Pair, op: Op) -> None:
-        """Sources may overlap."""
+        """Sources may overlap.
+
+        Do not expect that sources are disjoint; targets are.
+        """
         pair.fill(6)
         pair.carry(op, pair.blocks([(1, n % 5, 0, 70_000 * n, 66_001) for n in range(50)]))
 
     @pytest.mark.parametrize("size", [1, 4096, 300_000])
     def test_bytes_are_visible_before_a_move_is_done(self, subject: Subject, pair: Pair, op: Op, size: int) -> None:
-        """When a move is reported done, a reader sees all of its bytes, and its source may be overwritten."""
+        """When a move is reported done, a reader sees all of its bytes, and its source may be overwritten.
+
+        Report a transfer done when the other side has its bytes, not when they are sent or queued.
+        """
         count = min(8, subject.capabilities.max_blocks)
         rows = [(0, 11 + n * size, 0, 13 + n * (size + 5), size) for n in range(count)]
         blocks = pair.blocks(rows)
@@ -99,19 +124,25 @@ class Moving(Suite):
         assert not wrong, f"{wrong} of {rounds} moves were reported done before their bytes were there"
 
     def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair, op: Op) -> None:
-        """What is done has stopped: a target that is written by its owner afterwards keeps what was written."""
+        """What is done has stopped: a target that is written by its owner afterwards keeps what was written.
+
+        Report a transfer done when nothing of it is on the way any more, repetitions included.
+        """
         blocks = scattered(pair, 64, 65537, 0)
         for number in range(5):
             pair.fill(number)
             pair.grant(op, blocks)
-            assert all(outcome.ok for outcome in pair.move(op, blocks))
+            all_moved(pair.move(op, blocks))
             pair.target.memory[:] = 0
             pair.mover(op).worker(_inside.rest, 0.01)
             assert not pair.target.memory.any(), "bytes landed after the move was reported done"
 
     @pytest.mark.soak
     def test_many_moves_in_a_row(self, lab: Lab, op: Op) -> None:
-        """A thousand batches of every size, one after the other."""
+        """A thousand batches of every size, one after the other.
+
+        See the shorter ones.
+        """
         pair, rng = lab.pair(LAYOUT), np.random.default_rng(0)
         for number in range(1000):
             count = int(2 ** rng.uniform(0, 14))

@@ -13,8 +13,9 @@ from statelink.errors import BackendError, TransferError
 from .. import _inside
 from .._bench import Pair, Row, Subject, blocks_of
 from .._lab import Lab, Suite, needs
+from .._saying import refused, same
 
-__all__ = ["Refusing", "refused"]
+__all__ = ["Refusing"]
 
 SIZES = (4 << 10, 100_000)
 GOOD: Row = (3, 10, 3, 20, 100)
@@ -33,7 +34,7 @@ OUTSIDE: dict[str, Callable[[int, int], tuple[int, int, int]]] = {
 """A bad place as region, offset and length, from the start and the size of the last region."""
 
 
-def refused(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> str:
+def not_moved(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> str:
     """Why a move was refused or failed; it must."""
     try:
         outcomes: list[Outcome] = pair.move(op, blocks, room, generation)
@@ -51,7 +52,10 @@ class Refusing(Suite):
     @pytest.mark.parametrize("case", OUTSIDE)
     @pytest.mark.parametrize("side", list(Side), ids=lambda side: side.value)
     def test_a_block_outside_registered_memory_is_refused(self, pair: Pair, op: Op, side: Side, case: str) -> None:
-        """A block that is not inside the region it names, at either side, is refused with all of its batch."""
+        """A block that is not inside the region it names, at either side, is refused with all of its batch.
+
+        Check both ends before the first byte moves: `statelink.backend.Ends.of` does it against two `RegionTable`s.
+        """
         end = pair.source if side is Side.SOURCE else pair.target
         region, offset, nbytes = OUTSIDE[case](end.regions[3].address, end.regions[3].nbytes)
         tables = ([*pair.source.regions, pair.source.regions[0]], [*pair.target.regions, pair.target.regions[0]])
@@ -65,46 +69,58 @@ class Refusing(Suite):
         pair.fill(1)
         pair.grant(op, good)
         before = pair.source.memory.copy()
-        refused(pair, op, Blocks.concatenate([good[1:], bad]))
+        not_moved(pair, op, Blocks.concatenate([good[1:], bad]))
         pair.untouched()
-        assert np.array_equal(pair.source.memory, before)
+        same(pair.source.memory, before, "the source")
         pair.works(op)
 
     def test_an_unknown_peer_is_refused(self, pair: Pair, op: Op) -> None:
-        """A move to a peer that was never connected is refused."""
+        """A move to a peer that was never connected is refused.
+
+        Let `submit` raise a `TransferError` where the peer is not connected.
+        """
         order = pair.order(op, pair.blocks([GOOD]))._replace(peer="nobody")
         pair.fill()
-        with pytest.raises(TransferError):
+        with refused("a move to a peer that was never connected", TransferError):
             pair.mover(op).worker(_inside.move, order, pair.subject.patience)
         pair.untouched()
         pair.works(op)
 
     def test_an_operation_that_is_not_declared_is_refused(self, subject: Subject, pair: Pair) -> None:
-        """An operation that is not declared is refused."""
+        """An operation that is not declared is refused.
+
+        Let `submit` raise an `UnsupportedError` for what `capabilities.ops` lacks.
+        """
         missing = [op for op in Op if op not in subject.capabilities.ops]
         needs(bool(missing), "it declares every operation")
         for op in missing:
             pair.fill()
             before = pair.source.memory.copy()
-            refused(pair, op, pair.blocks([GOOD]))
+            not_moved(pair, op, pair.blocks([GOOD]))
             pair.untouched()
-            assert np.array_equal(pair.source.memory, before), "the source was changed"
+            same(pair.source.memory, before, "the source")
         pair.works()
 
     def test_a_closed_backend_refuses(self, lab: Lab, op: Op) -> None:
-        """What is asked of a backend that was closed is refused; a disconnect and a poll are ignored."""
+        """What is asked of a backend that was closed is refused; a disconnect and a poll are ignored.
+
+        Let `submit` raise a `TransferError` after `close`, and let `disconnect` and `poll` return.
+        """
         pair = lab.pair(((100_000,),))
         pair.works_small(op)
         pair.mover(op).call(_inside.close)
         pair.fill()
-        with pytest.raises(TransferError):
+        with refused("a move of a backend that was closed", TransferError):
             pair.move(op, pair.blocks([(0, 0, 0, 0, 100)]))
         pair.mover(op).disconnect(pair.peer(op))
         pair.mover(op).call(_inside.poll_nothing)
         pair.untouched()
 
     def test_a_backend_can_be_closed_twice(self, lab: Lab) -> None:
-        """Closing twice is closing once, whether it was ever used or not."""
+        """Closing twice is closing once, whether it was ever used or not.
+
+        Let `close` return where there is nothing to close.
+        """
         used = lab.pair()
         used.works()
         fresh = lab.end(0, ((4096,),))
@@ -118,7 +134,10 @@ class Refusing(Suite):
         "case", ["nothing", "another room", "another generation", "another peer", "what was revoked"]
     )
     def test_a_room_that_was_not_granted_is_refused(self, subject: Subject, pair: Pair, case: str) -> None:
-        """A peer writes only for uses of rooms that were granted to it."""
+        """A peer writes only for uses of rooms that were granted to it.
+
+        Look grants up by peer, room and generation, on the side that owns the memory.
+        """
         needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
         blocks = pair.blocks([GOOD])
         pair.fill()
@@ -130,35 +149,44 @@ class Refusing(Suite):
             pair.target.call(_inside.grant, "somebody else", 12, 1, blocks.target[order], blocks.nbytes[order])
         if case == "what was revoked":
             pair.grant(Op.WRITE, blocks, 12, 1)
-            assert pair.revoke(12, 1).ok
-            assert pair.revoke(12, 1).ok
-        refused(pair, Op.WRITE, blocks, room=12)
+            pair.take_back(12, 1)
+            pair.take_back(12, 1)
+        not_moved(pair, Op.WRITE, blocks, room=12)
         pair.untouched()
         pair.works(Op.WRITE)
 
     @pytest.mark.parametrize("offset", [-1, 1, 100, 50_000])
     def test_memory_that_was_not_granted_is_refused(self, subject: Subject, pair: Pair, offset: int) -> None:
-        """A block that is not wholly inside what was granted is refused, and so is all of its batch."""
+        """A block that is not wholly inside what was granted is refused, and so is all of its batch.
+
+        Check the whole batch against what is granted before the first byte lands.
+        """
         needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
         granted = pair.blocks([(3, 0, 3, 1000, 100), (3, 0, 3, 5000, 3000)])
         pair.fill()
         pair.grant(Op.WRITE, granted, 21)
-        refused(pair, Op.WRITE, pair.blocks([(3, 0, 3, 5000, 1000), (3, 0, 3, 1000 + offset, 100)]), 21)
+        not_moved(pair, Op.WRITE, pair.blocks([(3, 0, 3, 5000, 1000), (3, 0, 3, 1000 + offset, 100)]), 21)
         pair.untouched()
         pair.carry(Op.WRITE, granted, 21)
 
     def test_memory_that_is_not_registered_cannot_be_granted(self, subject: Subject, pair: Pair) -> None:
-        """A grant of ranges that are not inside registered memory is refused."""
+        """A grant of ranges that are not inside registered memory is refused.
+
+        Let `grant` raise a `TransferError` for ranges outside the region table.
+        """
         needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
         last = pair.target.regions[3]
         for start, nbytes in ((last.address - 1, 2), (last.address, last.nbytes + 1), (1 << 50, 1)):
             ranges = np.array([start], np.uint64), np.array([nbytes], np.uint64)
-            with pytest.raises(TransferError):
+            with refused(f"a grant of {nbytes} bytes at {start:#x}, outside registered memory", TransferError):
                 pair.target.call(_inside.grant, pair.source.link, 31, 1, *ranges)
         pair.works()
 
     def test_grants_of_one_room_add_up(self, subject: Subject, pair: Pair) -> None:
-        """Several grants for one use of a room hold together, until one revoke takes them all."""
+        """Several grants for one use of a room hold together, until one revoke takes them all.
+
+        Add the ranges of a `grant` to those that there are, and let one `revoke` forget them all.
+        """
         needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
         parts = [pair.blocks([(3, 0, 3, at, 100)]) for at in (0, 500, 1000)]
         pair.fill()
@@ -168,8 +196,8 @@ class Refusing(Suite):
         failed = [outcome.reason for outcome in pair.move(Op.WRITE, Blocks.concatenate(parts), 41) if not outcome.ok]
         assert not failed, f"what several calls had granted was refused: {failed[0]}"
         pair.verify(expected)
-        assert pair.revoke(41).ok
+        pair.take_back(41)
         pair.fill()
         for part in parts:
-            refused(pair, Op.WRITE, part, 41)
+            not_moved(pair, Op.WRITE, part, 41)
         pair.untouched()

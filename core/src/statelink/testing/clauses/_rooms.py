@@ -15,7 +15,7 @@ from statelink.backend import Op
 from .. import _inside, _rooms
 from .._lab import Lab, Suite, needs
 from .._memory import POISON
-from .._rooms import PAGES, TOKENS, LinkEnd
+from .._rooms import PAGES, TOKENS, LinkEnd, Seen
 
 if TYPE_CHECKING:
     from .._bench import Subject
@@ -38,16 +38,25 @@ class Rooms(Suite):
         return lab.links_for_all()
 
     def test_a_request_arrives(self, links: Links) -> None:
-        """A request arrives in two pushes: both sides succeed and come to rest, and no other page is touched."""
+        """A request arrives in two pushes: both sides succeed and come to rest, and no other page is touched.
+
+        Look at the clauses on moves first.
+        """
         self._works(links, 11)
 
     def test_a_room_id_can_be_used_again(self, links: Links) -> None:
-        """A room id is free once its room has ended and come to rest."""
+        """A room id is free once its room has ended and come to rest.
+
+        Tell uses of a room apart by their generation, if it is kept at all.
+        """
         for _ in range(3):
             self._works(links, 12)
 
     def test_rooms_go_on_side_by_side(self, links: Links) -> None:
-        """Rooms of one pair of links, opened and pushed in any order, arrive each in its place."""
+        """Rooms of one pair of links, opened and pushed in any order, arrive each in its place.
+
+        Keep what belongs to one transfer apart from the others of its peer.
+        """
         prefill, decode = links
         rooms = {100 + n: (np.arange(n, PAGES, 6), np.arange(PAGES - 1 - n, -1, -6)) for n in range(6)}
         decode.keys[:] = decode.values[:] = POISON
@@ -69,7 +78,10 @@ class Rooms(Suite):
     @pytest.mark.parametrize("phase", ["alone", "waiting", "halfway", "moving"])
     @pytest.mark.parametrize("side", ["prefill", "decode"])
     def test_an_aborted_room_ends_on_both_sides(self, links: Links, side: str, phase: str) -> None:
-        """A room that is given up ends with a reason, comes to rest on both sides, and then nothing lands any more."""
+        """A room that is given up ends with a reason, comes to rest on both sides, and then nothing lands any more.
+
+        Let every transfer end, in time, with an outcome that says where its bytes have stopped.
+        """
         prefill, decode = links
         room = 200 + 10 * len(phase) + len(side)
         ending, other = (prefill, decode) if side == "prefill" else (decode, prefill)
@@ -80,7 +92,7 @@ class Rooms(Suite):
         if phase != "alone" or side == "decode":
             decode(_rooms.receive, room, prefill.address, there)
         if phase in ("waiting", "halfway"):
-            assert other(_rooms.reach, room, Status.WAITING, other.subject.patience).status is Status.WAITING
+            self._reached(other, room, Status.WAITING)
         if phase == "halfway":
             prefill(_rooms.push, room, here[: COUNT // 2], 0, MIDDLE)
             prefill(_rooms.push, room, here[COUNT // 2 :], MIDDLE, TOKENS, True)
@@ -88,24 +100,23 @@ class Rooms(Suite):
             prefill(_rooms.push, room, here)
         ending(_rooms.abort, room)
         seen = ending.wait(room)
-        assert seen.status in (Status.FAILED, Status.SUCCEEDED if phase == "moving" else Status.FAILED)
-        assert seen.quiesced, "it did not come to rest"
-        assert (seen.reason is None) == (seen.status is Status.SUCCEEDED)
+        self._gave_up(seen, phase)
         if phase != "alone":
             after = other.wait(room)
-            assert after.quiesced, "the other side did not come to rest"
-            assert after.status in (Status.FAILED, Status.SUCCEEDED if phase == "moving" else Status.FAILED)
-            if after.status is Status.FAILED and seen.status is Status.FAILED:
-                assert after.reason is not None
-                assert seen.reason is not None
-                assert after.reason.code == seen.reason.code
+            self._gave_up(after, phase)
+            if after.reason is not None and seen.reason is not None:
+                codes = seen.reason.code, after.reason.code
+                assert codes[0] == codes[1], f"the two sides failed for different reasons: {' and '.join(codes)}"
         self._silent(decode, there)
         self._works(links, room + 1000)
         if phase != "alone":
             self._works(links, room)
 
     def test_decode_outlives_prefill(self, links: Links, lab: Lab) -> None:
-        """Prefill dies in the middle of a request: decode's room fails with a reason, and others are served."""
+        """Prefill dies in the middle of a request: decode's room fails with a reason, and others are served.
+
+        Look at the clauses on peers that die.
+        """
         mortal = LinkEnd(lab.subject, lab.borrow(), "prefill", "mortal", 0)
         _, decode = links
         here, there = self._pages(301)
@@ -113,35 +124,41 @@ class Rooms(Suite):
         decode(_rooms.receive, 301, mortal.address, there)
         mortal(_rooms.send, 301)
         mortal(_rooms.push, 301, here[: COUNT // 2], 0, MIDDLE)
-        assert decode(_rooms.reach, 301, Status.TRANSFERRING, lab.subject.patience).status is Status.TRANSFERRING
+        self._reached(decode, 301, Status.TRANSFERRING)
         mortal.worker.kill()
         seen = decode.wait(301, quiesced=False)
-        assert seen.status is Status.FAILED
-        assert seen.reason is not None
+        assert seen.status is Status.FAILED, f"the room of a dead peer is {seen.status.name}"
+        assert seen.reason is not None, "the room of a dead peer failed without a reason"
         if decode(_rooms.reach, 301, Status.FAILED, 1.0).quiesced:
             self._silent(decode, there)
         self._works(links, 302, busy=there)
         lab.close_links(0.1)  # what the dead may have been writing to is not given back
 
     def test_prefill_outlives_decode(self, links: Links, lab: Lab) -> None:
-        """Decode dies in the middle of a request: prefill's room fails with a reason, and others are served."""
+        """Decode dies in the middle of a request: prefill's room fails with a reason, and others are served.
+
+        Look at the clauses on peers that die.
+        """
         mortal = LinkEnd(lab.subject, lab.borrow(), "decode", "mortal", 0)
         prefill, _ = links
         here, there = self._pages(311)
         mortal(_rooms.receive, 311, prefill.address, there)
         prefill(_rooms.send, 311)
         prefill(_rooms.push, 311, here[: COUNT // 2], 0, MIDDLE)
-        assert prefill(_rooms.reach, 311, Status.TRANSFERRING, lab.subject.patience).status is Status.TRANSFERRING
+        self._reached(prefill, 311, Status.TRANSFERRING)
         mortal.worker.kill()
         prefill(_rooms.push, 311, here[COUNT // 2 :], MIDDLE, TOKENS)
         seen = prefill.wait(311, quiesced=False)
-        assert seen.status is Status.FAILED
-        assert seen.reason is not None
+        assert seen.status is Status.FAILED, f"the room of a dead peer is {seen.status.name}"
+        assert seen.reason is not None, "the room of a dead peer failed without a reason"
         self._works(links, 312)
         lab.close_links(0.1)  # a library that cannot tell where a failed move stopped still counts as reading
 
     def test_links_come_to_rest(self, lab: Lab, links: Links) -> None:
-        """Links that are closed have come to rest, and may be closed twice."""
+        """Links that are closed have come to rest, and may be closed twice.
+
+        Let every transfer end, and `close` return.
+        """
         self._works(links, 401)
         assert lab.close_links(lab.subject.patience), "a link did not come to rest"
 
@@ -171,7 +188,16 @@ class Rooms(Suite):
     def _succeeded(self, end: LinkEnd, room: int) -> None:
         seen = end.wait(room)
         assert seen.status is Status.SUCCEEDED, f"room {room} of {end.key} is {seen.status.name}: {seen.reason}"
-        assert seen.quiesced
+
+    def _reached(self, end: LinkEnd, room: int, status: Status) -> None:
+        seen: Seen = end(_rooms.reach, room, status, end.subject.patience)
+        assert seen.status is status, f"room {room} of {end.key} is {seen.status.name}: {seen.reason}"
+
+    def _gave_up(self, seen: Seen, phase: str) -> None:
+        """It failed with a reason; or it succeeded, if it was being moved already."""
+        done = seen.status is Status.SUCCEEDED and phase == "moving"
+        assert done or seen.status is Status.FAILED, f"a room that was given up is {seen.status.name}"
+        assert done == (seen.reason is None), f"a room that is {seen.status.name} has the reason {seen.reason}"
 
     def _arrived(self, links: Links, here: Ids | Sequence[int], there: Ids | Sequence[int]) -> None:
         prefill, decode = links

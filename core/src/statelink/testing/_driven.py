@@ -1,0 +1,187 @@
+"""A strategy's hooks, driven without a link: what they hand over, and what they make of garbage."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from statelink import state
+from statelink._select import pick
+from statelink._stage import open_strategies, stage
+from statelink.config import read_config
+from statelink.plan import Move, compile_pair, due, expected_move, plan_move, pushed, required, route
+from statelink.registry import plugin_manager
+
+from . import _pools
+
+if TYPE_CHECKING:
+    from statelink.backend import Blocks, ReceiveHook, SendHook, Strategy
+    from statelink.state import Inventory
+
+    from ._bench import Subject
+
+__all__ = ["Driven", "bytes_of", "driven"]
+
+MOST_WAITS = 1000
+"""How often a send hook may say that it waits, while nobody says anything."""
+
+U64 = npt.NDArray[np.uint64]
+
+
+class Context:
+    """What a hook sees of its room. It keeps what the hook says."""
+
+    room, generation = 7, 1
+
+    def __init__(self, peer: str, component: str, expected: Move) -> None:
+        self.peer = peer
+        self.component = component
+        self.said: deque[bytes] = deque()
+        self._expected = expected
+
+    def message(self, payload: bytes) -> None:
+        """See `statelink.backend.HookContext.message`."""
+        self.said.append(payload)
+
+    def wake(self) -> None:
+        """See `statelink.backend.SendContext.wake`."""
+
+    def expected(self) -> Move:
+        """See `statelink.backend.ReceiveContext.expected`."""
+        return self._expected
+
+    def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
+        """See `statelink.backend.ReceiveContext.lend`."""
+        then()
+
+
+class Driven(NamedTuple):
+    """One component between two ranks, and the strategy of each side.
+
+    Attributes:
+        component: Its name.
+        move: Everything that is due.
+        expected: The same as the destination knows it.
+        ours: What prefill carries it by.
+        theirs: What decode does.
+    """
+
+    component: str
+    move: Move
+    expected: Move
+    ours: Strategy
+    theirs: Strategy
+
+    def hooks(self) -> tuple[SendHook, Context, ReceiveHook, Context]:
+        """New hooks for a room, and what each of them sees."""
+        sees = [Context(peer, self.component, self.expected) for peer in ("decode", "prefill")]
+        return self.ours.sender(), sees[0], self.theirs.receiver(), sees[1]
+
+    def opened(self, raw: bytes) -> None:
+        """Open the send hook with what no receive hook prepared, and look at what it would hand over."""
+        send, here, _, _ = self.hooks()
+        send.open(here, raw)
+        for _ in itertools.islice(send.chunk(here, self.move), 8):
+            pass
+
+    def told_prefill(self, raw: bytes) -> None:
+        """Tell the send hook what no receive hook said."""
+        send, here, receive, there = self.hooks()
+        send.open(here, receive.prepare(there))
+        send.message(here, raw)
+
+    def told_decode(self, raw: bytes) -> None:
+        """Tell the receive hook what no send hook said."""
+        _, _, receive, there = self.hooks()
+        receive.prepare(there)
+        receive.message(there, raw)
+
+    def handed(self) -> list[Blocks] | None:
+        """The blocks that a request is moved by; ``None`` where the strategy does not write in place.
+
+        Raises:
+            AssertionError: The send hook waits for what never comes.
+        """
+        send, here, receive, there = self.hooks()
+        prepared = receive.prepare(there)
+        if not receive.in_place:
+            return None
+        send.open(here, prepared)
+        handed, waits = [], 0
+        for blocks in send.chunk(here, self.move):
+            if blocks is not None:
+                handed.append(blocks)
+                continue
+            waits = 0 if here.said or there.said else waits + 1
+            assert waits < MOST_WAITS, (
+                f"chunk() waits for what never comes: {send.waits() or 'it does not say for what'}"
+            )
+            while here.said:
+                receive.message(there, here.said.popleft())
+            while there.said:
+                send.message(here, there.said.popleft())
+        return handed
+
+
+@contextlib.contextmanager
+def driven(subject: Subject, labels: list[str], prefill: int, decode: int) -> Iterator[list[Driven]]:
+    """Every component between every two ranks that have to do with each other."""
+    with contextlib.ExitStack() as opened:
+        sides = {}
+        for role, width in (("prefill", prefill), ("decode", decode)):
+            sides[role] = [_rank(subject, role, rank, width, labels, opened) for rank in range(width)]
+        found = []
+        inventories = [[inventory for inventory, _, _ in ranks] for ranks in sides.values()]
+        for part in route(*inventories):
+            (source, ours, here), (target, theirs, there) = sides["prefill"][part.source], sides["decode"][part.target]
+            for name, plan in compile_pair(source, target, part).components.items():
+                owed = due(plan.source, plan.target, _pools.TOKENS, _pools.PREFIX)
+                wanted = required(plan.target, _pools.TOKENS, _pools.PREFIX, there[name])
+                given = pushed(plan.source, _pools.TOKENS, _pools.PREFIX, (0, _pools.TOKENS), here[name])
+                move, expected = plan_move(plan, given, wanted, owed), expected_move(plan, wanted, owed)
+                found.append(Driven(name, move, expected, ours[name], theirs[name]))
+        yield found
+
+
+def _rank(
+    subject: Subject, role: str, rank: int, width: int, labels: list[str], opened: contextlib.ExitStack
+) -> tuple[Inventory, Mapping[str, Strategy], Mapping[str, Any]]:
+    """What a rank holds, what carries each component of it, and where the request's items are."""
+    held = _pools.make(role, rank, width, labels, _pools.Stock())
+    inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
+    given = read_config({"role": role, "backend": subject.name, "options": dict(subject.options), **subject.config})
+    picked = pick(given, inventory, plugin_manager())
+    strategies = stage(picked.strategies, picked.kind, given.config.staging)
+    opened.callback(held.clear)  # they own the memory
+    items = {each.described.component.name: each.ids for each in held.values()}
+    return open_strategies(strategies, inventory, opened), strategies, items
+
+
+def bytes_of(blocks: Sequence[Blocks]) -> npt.NDArray[np.uint64]:
+    """Every byte that blocks move, by where it lands: rows of its place there, its place here, and both regions."""
+    if not blocks:
+        return np.empty((0, 4), np.uint64)
+    columns = []
+    for part in blocks:
+        within = np.concatenate(
+            [np.arange(nbytes, dtype=np.uint64) for nbytes in part.nbytes.tolist()] or [np.empty(0, np.uint64)]
+        )
+        which = np.repeat(np.arange(part.count), part.nbytes.astype(np.int64))
+        columns.append(
+            np.column_stack(
+                [
+                    part.target[which] + within,
+                    part.source[which] + within,
+                    part.target_region[which].astype(np.uint64),
+                    part.source_region[which].astype(np.uint64),
+                ]
+            )
+        )
+    table = np.concatenate(columns)
+    return table[np.argsort(table[:, 0], kind="stable")]

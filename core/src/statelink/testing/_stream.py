@@ -1,0 +1,111 @@
+"""What runs in a worker: moves that follow each other in a thread of their own, while something happens to the peer."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from statelink.backend import Batch, Outcome, Transfer
+from statelink.errors import StatelinkError
+
+from ._worker import REST, Hung, Unexpected
+
+if TYPE_CHECKING:
+    from ._inside import Move
+    from ._worker import Host, Opened
+
+__all__ = ["Left"]
+
+
+class Left(NamedTuple):
+    """What became of a stream so far.
+
+    Attributes:
+        outcomes: Of the transfers that have ended.
+        refused: Why ``submit`` refused to start one more, if it did.
+        ended: Whether none is under way.
+    """
+
+    outcomes: list[Outcome]
+    refused: str
+    ended: bool
+
+
+class Stream:
+    """Moves one thing again and again, as the core's data thread does, until one fails or somebody says stop.
+
+    Args:
+        opened: The backend.
+        each: What is moved.
+    """
+
+    def __init__(self, opened: Opened, each: Move) -> None:
+        self.stop = threading.Event()
+        self.outcomes: list[Outcome] = []
+        self.refused = ""
+        self.failure: BaseException | None = None
+        self._opened = opened
+        self._each = each
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._move()
+        except StatelinkError as error:  # by contract, nothing of the batch was or will be moved
+            self.refused = str(error)
+        except BaseException as error:
+            self.failure = error
+
+    def _move(self) -> None:
+        opened, each = self._opened, self._each
+        limits = opened.backend.capabilities
+        running: list[Transfer] = []
+        try:
+            for piece in itertools.cycle(list(each.blocks.slices(limits.max_blocks, limits.max_bytes))):
+                while len(running) >= limits.max_transfers:
+                    self._look(running)
+                if self.stop.is_set() or not all(outcome.ok for outcome in self.outcomes):
+                    return
+                with opened.turn:
+                    running.append(opened.backend.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
+        finally:
+            while running:
+                self._look(running)
+
+    def _look(self, running: list[Transfer]) -> None:
+        with self._opened.turn:
+            self._opened.backend.poll([transfer for transfer in running if transfer.outcome is None])
+        ended = [(transfer, transfer.outcome) for transfer in running]
+        self.outcomes += [outcome for _, outcome in ended if outcome is not None]
+        running[:] = [transfer for transfer, outcome in ended if outcome is None]
+        if running:
+            time.sleep(REST)
+
+
+def start(host: Host, each: Move) -> None:
+    """Let a stream begin."""
+    host.kept["stream"] = Stream(host.backends[each.link], each)
+
+
+def look(host: Host, patience: float, stop: bool = False, must: bool = False) -> Left:
+    """What became of the stream within some seconds; at once, if it has ended.
+
+    Args:
+        host: This process.
+        patience: How many seconds.
+        stop: Whether to start no more transfers.
+        must: Whether it has to have ended by then.
+    """
+    stream: Stream = host.kept["stream"]
+    if stop:
+        stream.stop.set()
+    stream.thread.join(patience)
+    ended = not stream.thread.is_alive()
+    if must and not ended:
+        raise Hung(f"a transfer did not end within {patience:g} s")
+    if stream.failure is not None:
+        raise Unexpected(f"{type(stream.failure).__name__}: {stream.failure}")
+    return Left(list(stream.outcomes), stream.refused, ended)

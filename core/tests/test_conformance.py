@@ -11,5 +11,5 @@ class TestTcp(BackendTests):
 
 class TestTcpSockets(BackendTests):
     backend = "tcp"
-    options = {"same_host_copy": False, "stall_timeout": 2.0}
+    options = {"same_host_copy": False, "stall_timeout": 2.0, "connect_timeout": 2.0}
     still = 3.0  # so that a stall is seen

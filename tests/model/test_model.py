@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from statelink import wire
+from statelink.errors import Reason
 from statelink.link import Receiving, Sending, Status
 from statelink.link._stages import CONTACT, INSTANCE, Contact, ContactEvent, InstanceEvent, Stage
 from statelink.link._status import follows
@@ -159,6 +162,67 @@ def test_one_that_leaves_keeps_nobody_waiting(shape: Shape) -> None:
             said = [held.handle.reason for held in request.sides.values()]
             assert {each and each.code for each in said} == {"room.aborted"}, f"seed {seed}: {said}"
             world.settle()
+
+
+class Stranger:
+    """Somebody who introduced itself to every rank of prefill, and maybe was attached; its instance is not complete."""
+
+    def __init__(self, world: World, attached: bool) -> None:
+        self.paused = True  # it does not listen
+        self.rng = world.rng
+        decode = world.living("decode")[0]
+        inventory = msgspec.structs.replace(decode.node.card.inventory, instance="strangers")
+        card = msgspec.structs.replace(decode.node.card, link="stranger", inventory=inventory)
+        instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
+        parts = {part.name: part for each in instances.values() for part in each.parts}
+        self.lines = {each.name: world.network.dial(self, each.address) for each in world.living("prefill")}  # type: ignore[arg-type]
+        for name, line in self.lines.items():
+            line.there.append(wire.encode(wire.Hello(sender="stranger", card=wire.write_card(card))))
+            part = parts.get(name)
+            if attached and part is not None and part.assignment is not None and part.plan is not None:
+                attach = wire.Attach(
+                    sender="stranger",
+                    to=name,
+                    assignment=part.assignment,
+                    destinations=part.readers + 1,
+                    digest=part.plan.digest,
+                )
+                line.there.append(wire.encode(attach))
+
+    def speak(self, room: int) -> None:
+        """Ask for a room, or give it up, or say anything else of it."""
+        name = self.rng.choice(list(self.lines))
+        use: Any = {"sender": "stranger", "to": name, "room": room, "generation": self.rng.randint(1, 20)}
+        message = self.rng.choice(
+            (
+                wire.Request(**use, tokens=6, prefix=0),
+                wire.Failed(**use, reason=Reason("room.aborted", "it is mine")),
+                wire.Drained(**use, met=1),
+                wire.Accepted(**use),
+                wire.Note(**use, component="kv", payload=b""),
+            )
+        )
+        self.lines[name].there.append(wire.encode(message))
+
+
+@pytest.mark.parametrize("attached", [False, True])
+@pytest.mark.parametrize("shape", [Shape(1, 1, True), Shape(2, 2, True)])
+def test_strangers_end_nobodys_room(shape: Shape, attached: bool) -> None:
+    """Whatever they say of rooms that are not theirs, before these are open and after: all of them succeed."""
+    with running():
+        for seed in range(8):
+            world = calm(shape, seed)
+            stranger = Stranger(world, attached)
+            requests = [opened(world, room, 6) for room in range(1, 5)]
+            while not all(over(request, world) for request in requests):
+                for request in requests:
+                    if world.rng.random() < 0.1:
+                        stranger.speak(request.room)
+                    if world.rng.random() < 0.1 and not over(request, world):
+                        serve(world, request)
+                world.step()
+            for request in requests:
+                assert {held.ended for held in request.sides.values()} == {Status.SUCCEEDED}
 
 
 @pytest.mark.parametrize("ring", RINGS[:2])

@@ -144,9 +144,10 @@ def read_card(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Card:
     except PeerError:
         raise
     except Exception as error:
-        spent = isinstance(error.__cause__, SpentError)
-        what, code = "a peer's description is malformed", "wire.effort" if spent else "wire.card"
-        raise WireError(what, cause=_first_line(error), code=code) from error
+        what, cause = "a peer's description is malformed", _first_line(error)
+        if isinstance(error.__cause__, SpentError):
+            raise WireError(what, cause=cause, code="wire.effort") from error
+        raise WireError(what, cause=cause, code="wire.card") from error
     return card
 
 

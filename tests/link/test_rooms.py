@@ -41,7 +41,7 @@ def test_token_counts_disagree_and_prefill_is_late(pair: Pair) -> None:
 
 
 WRONG_TARGETS: list[tuple[str, Any, str]] = [
-    ("kv", [0] * 13, "an item of component 'kv' is named twice"),
+    ("kv", [0] * 13, "item 0 of component 'kv' is named twice"),
     ("kv", list(range(14)), "14 items of component 'kv'"),
     ("kv", list(range(12)), "12 items of component 'kv'"),
     ("kv", [], "0 items of component 'kv'"),

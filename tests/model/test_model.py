@@ -23,6 +23,7 @@ from statelink.errors import Reason
 from statelink.link import Receiving, Sending, Status
 from statelink.link._stages import CONTACT, INSTANCE, Contact, ContactEvent, InstanceEvent, Stage
 from statelink.link._status import follows
+from statelink.plan import compile_pair
 
 from .explore import CALM, HARSH, ROOMS, STAGED, WILD, explore, run
 from .process import PAGE, WIDTH
@@ -30,6 +31,7 @@ from .rings import PARCEL, RINGS
 from .world import Faults, Request, Shape, World, running
 
 if TYPE_CHECKING:
+    from .network import Connection
     from .process import Process
 
 WORLDS = 60
@@ -175,19 +177,27 @@ class Stranger:
         card = msgspec.structs.replace(decode.node.card, link="stranger", inventory=inventory)
         instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
         parts = {part.name: part for each in instances.values() for part in each.parts}
-        self.lines = {each.name: world.network.dial(self, each.address) for each in world.living("prefill")}  # type: ignore[arg-type]
-        for name, line in self.lines.items():
+        self.lines: dict[str, Connection] = {}
+        for prefill in world.living("prefill"):
+            line = self.lines[prefill.name] = world.network.dial(self, prefill.address)  # type: ignore[arg-type]
             line.there.append(wire.encode(wire.Hello(sender="stranger", card=wire.write_card(card))))
-            part = parts.get(name)
-            if attached and part is not None and part.assignment is not None and part.plan is not None:
+            part = parts[prefill.name]
+            if attached and part.assignment is not None:
+                plan = compile_pair(prefill.node.inventory, inventory, part.assignment)
                 attach = wire.Attach(
                     sender="stranger",
-                    to=name,
+                    to=prefill.name,
                     assignment=part.assignment,
                     destinations=part.readers + 1,
-                    digest=part.plan.digest,
+                    digest=plan.digest,
                 )
                 line.there.append(wire.encode(attach))
+
+    def live(self) -> None:
+        """Give a sign of life."""
+        for name, line in self.lines.items():
+            if not line.there:
+                line.there.append(wire.encode(wire.Ping(sender="stranger", to=name)))
 
     def speak(self, room: int) -> None:
         """Ask for a room, or give it up, or say anything else of it."""
@@ -213,6 +223,11 @@ def test_strangers_end_nobodys_room(shape: Shape, attached: bool) -> None:
         for seed in range(8):
             world = calm(shape, seed)
             stranger = Stranger(world, attached)
+            contacts = world.places[0].link._prefill._destinations  # type: ignore[union-attr]
+            wanted = Contact.ATTACHED if attached else Contact.GREETED
+            while (known := contacts.get("stranger")) is None or known.stage is not wanted:
+                stranger.live()
+                world.step()
             requests = [opened(world, room, 6) for room in range(1, 5)]
             while not all(over(request, world) for request in requests):
                 for request in requests:
@@ -220,7 +235,9 @@ def test_strangers_end_nobodys_room(shape: Shape, attached: bool) -> None:
                         stranger.speak(request.room)
                     if world.rng.random() < 0.1 and not over(request, world):
                         serve(world, request)
+                stranger.live()
                 world.step()
+            assert contacts.get("stranger") is known
             for request in requests:
                 assert {held.ended for held in request.sides.values()} == {Status.SUCCEEDED}
 

@@ -75,7 +75,7 @@ demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tc
 check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reaches into other objects, spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests examples/demo/src \
+	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator examples/demo/src \
 	  examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 5.5
@@ -102,7 +102,7 @@ stranger: $(DEV) ## Install a backend as a stranger would, into a venv of its ow
 	for package in $(abspath examples/backend-shm build/stranger/first); do cd $$package && $(abspath $(BIN))/mypy \
 	  --python-executable $(abspath build/stranger)/venv/bin/python --cache-dir $(abspath build/stranger)/mypy; done
 
-# Whatever library is importable; for those with a simulator in tests/simulators, that one where none is.
+# Whatever library is importable; where none is, the simulator of a plugin that has one.
 CONFORM := $(PLUGINS:%=conform-%)
 .PHONY: $(CONFORM)
 $(CONFORM): conform-%: setup

@@ -14,7 +14,7 @@ from statelink.registry import load_backend
 
 __all__ = ["OPTIONS", "environment_of", "options_of", "problem_of"]
 
-SIMULATORS = Path(__file__).parents[1] / "simulators"
+PLUGINS = Path(__file__).parents[2] / "plugins"
 SIMULATED = frozenset({"ascend", "mori"})
 """Backends whose library has a simulator."""
 OPTIONS: dict[str, dict[str, str]] = {
@@ -33,7 +33,7 @@ def environment_of(backend: str, memory: str = "dram") -> dict[str, str]:
     """
     if backend not in SIMULATED or not problem_of(backend, memory):
         return {}
-    return {"PYTHONPATH": os.pathsep.join([str(SIMULATORS), *filter(None, sys.path)])}
+    return {"PYTHONPATH": os.pathsep.join([str(PLUGINS / backend / "simulator"), *filter(None, sys.path)])}
 
 
 def options_of(backend: str, memory: str = "dram") -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from statelink_mori import _backend
 
-SIMULATORS = Path(__file__).parents[3] / "tests" / "simulators"
+SIMULATOR = Path(__file__).parents[1] / "simulator"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,12 +21,12 @@ def simulator() -> Iterator[bool]:
     if importlib.util.find_spec("mori") is not None:
         yield False
         return
-    sys.path.append(str(SIMULATORS))
+    sys.path.append(str(SIMULATOR))
     importlib.invalidate_caches()
     try:
         yield True
     finally:
-        sys.path.remove(str(SIMULATORS))
+        sys.path.remove(str(SIMULATOR))
         for name in [name for name in sys.modules if name.partition(".")[0] == "mori"]:
             del sys.modules[name]
         _backend._started.clear()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.simulators.ascend_process import PAGE, SIMULATORS, Engine, Process
+from plugins.ascend.simulator.tests.ascend_process import PAGE, SIMULATOR, Engine, Process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -555,4 +555,4 @@ def test_a_version_can_lack_things(tmp_path: Path) -> None:
 def test_nobody_finds_the_simulator_by_accident() -> None:
     code = "import importlib.util as u; print((u.find_spec('memfabric_hybrid') or u.find_spec('os')).origin)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert str(SIMULATORS) not in done.stdout
+    assert str(SIMULATOR) not in done.stdout

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
+SIMULATOR = HERE.parent
 SIZE = 1 << 20
 MAP_NORESERVE = 0x4000
 
@@ -27,9 +28,9 @@ MAP_NORESERVE = 0x4000
 @pytest.fixture(scope="module", autouse=True)
 def importable() -> Iterator[None]:
     before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "mori"}
-    sys.path.insert(0, str(HERE))
+    sys.path.insert(0, str(SIMULATOR))
     yield
-    sys.path.remove(str(HERE))
+    sys.path.remove(str(SIMULATOR))
     for name in [name for name in sys.modules if name.partition(".")[0] == "mori"]:
         del sys.modules[name]
     sys.modules.update(before)
@@ -84,7 +85,7 @@ class Other:
     def __init__(self, io: Any, path: Path, key: str, transport: str, port: int = 0) -> None:
         path.write_bytes(bytes(SIZE))
         self.bytes = np.memmap(path, np.uint8, "r")
-        environment = {**os.environ, "PYTHONPATH": str(HERE)}
+        environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "mori_process.py"), str(path), key, transport, str(port)],
             stdin=subprocess.PIPE,
@@ -165,7 +166,7 @@ def ends(code: str, **environment: str) -> tuple[int, str]:
     """Exit status and output of a process that runs ``code`` with the simulator."""
     done = subprocess.run(
         [sys.executable, "-c", START + code],
-        env={**os.environ, "PYTHONPATH": str(HERE), **environment},
+        env={**os.environ, "PYTHONPATH": str(SIMULATOR), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -180,13 +181,13 @@ def ends(code: str, **environment: str) -> tuple[int, str]:
 def test_it_is_found_only_on_request() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import mori.io; print(mori.__file__)"],
-        cwd=HERE.parents[1],
+        cwd=HERE.parents[3],
         env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert str(HERE) not in done.stdout
+    assert str(SIMULATOR) not in done.stdout
 
 
 def test_the_enumeration_names_tcp_where_the_transport_is_missing(io: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,7 +570,7 @@ def test_the_memory_of_a_peer_that_cannot_be_pinned(io: Any, two: Any) -> None:
     a, b = two("RDMA")
     peer = subprocess.Popen(
         [sys.executable, "-c", f"{START}{code}"],
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": str(SIMULATOR)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

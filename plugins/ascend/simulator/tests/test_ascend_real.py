@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.simulators import ascend_answers
-from tests.simulators.ascend_process import SIMULATORS
+from plugins.ascend.simulator.tests import ascend_answers
+from plugins.ascend.simulator.tests.ascend_process import SIMULATOR
 
 FAILS = """
 import os, re, sys
@@ -45,7 +45,7 @@ def asked(path: str) -> dict[str, list[str]]:
 
 def test_names_and_answers_are_the_librarys() -> None:
     """Signatures, members, codes, texts and kinds of exceptions of 1.3.0."""
-    real, simulated = asked(""), asked(str(SIMULATORS))
+    real, simulated = asked(""), asked(str(SIMULATOR))
     if any(answers[0].startswith("0") for call, answers in real.items() if "initialize" in call and answers):
         pytest.skip("there is an NPU here")
     assert len(real) > 80
@@ -57,7 +57,7 @@ def test_names_and_answers_are_the_librarys() -> None:
 def test_lines_of_the_log_go_where_the_librarys_go(level: str, how: tuple[str, ...]) -> None:
     """Errors of a start that fails. The bindings never use the function, and a start takes its level from outside."""
     found = []
-    for path in ("", str(SIMULATORS)):
+    for path in ("", str(SIMULATOR)):
         environment = {**os.environ, "MEMFABRIC_SIM_NPU": "absent", "PYTHONPATH": path, "MF_LOG_LEVEL": level}
         command = [sys.executable, "-c", FAILS, *how]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

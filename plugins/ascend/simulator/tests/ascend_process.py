@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PAGE", "SIMULATORS", "Engine", "Process"]
+__all__ = ["PAGE", "SIMULATOR", "Engine", "Process"]
 
-SIMULATORS = Path(__file__).parent
+SIMULATOR = Path(__file__).parents[1]
 PAGE = 2 << 20
 SIZE = 6 * PAGE
 
@@ -42,7 +42,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment, "PYTHONPATH": str(SIMULATORS)},
+            env={**os.environ, **environment, "PYTHONPATH": str(SIMULATOR)},
         )
         self.address: int = self.ask()
         whole = np.memmap(path, np.uint8, "r+")

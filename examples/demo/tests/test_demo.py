@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
 from tests.helpers.availability import problem_of
 
-from statelink_demo.crew import Crew, DemoError
-from statelink_demo.demo import CHUNK_TOKENS, LENGTHS
-from statelink_demo.messages import Expect, Expected, Failed, Opened, Prompt, Ready, Serve, Start
+from statelink_demo.cli import demo
+from statelink_demo.demo import LENGTHS
+from statelink_demo.messages import CHUNK_TOKENS, Expect, Expected, Failed, Finished, Prompt, Ready, Serve, Settings
+from statelink_demo.processes import Crew, DemoError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +40,7 @@ CHANGES_LOGITS = [
     *(f"{part}.{layer}" for part in ("conv", "recurrent") for layer in (0, 1, 2, 4, 5, 6)),
     "output_ids",
 ]
-IS_REFUSED = ["counts", "room"]
+IS_REFUSED = {"counts": r"row \d+ says 0 tokens", "room": r"belongs to room 0"}
 POOLS = [*CHANGES_LOGITS, *IS_REFUSED, "logprobs"]
 
 
@@ -44,8 +48,31 @@ POOLS = [*CHANGES_LOGITS, *IS_REFUSED, "logprobs"]
 pytestmark = pytest.mark.timeout(170)
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=160, check=False)
+class Done(NamedTuple):
+    """How a run of the demo ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def command(*args: str) -> Done:
+    """Run the demo as a user does."""
+    done = subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=160, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def here(*args: str) -> Done:
+    """Run the demo with this process as its parent: then all runs share one process that imports torch."""
+    done = CliRunner().invoke(demo, args)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return Done(done.exit_code, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_left() -> Iterator[None]:
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("backend", ["tcp", "nixl", "mooncake"])
@@ -55,9 +82,11 @@ def test_decode_answers_as_one_process_does(backend: str) -> None:
             pytest.fail(f"backend {backend} is required and cannot run here: {problem}", pytrace=False)
         pytest.skip(problem)
     # The backend that needs nothing runs the demo as it is; the others a smaller one.
-    count, tokens, args = (4, 32, []) if backend == "tcp" else (2, 4, ["--requests", "2", "--tokens", "4"])
-    done = run("--backend", backend, *args)
-    assert (done.returncode, done.stderr) == (0, "")
+    if backend == "tcp":
+        count, tokens, done = 4, 32, command()
+    else:
+        count, tokens, done = 2, 4, here("--backend", backend, "--requests", "2", "--tokens", "4")
+    assert (done.status, done.stderr) == (0, "")
     verdict = f"{count} of {count} requests as in one process: first-step logits bit-equal, {tokens} tokens identical"
     assert f"ok    by chunks of {CHUNK_TOKENS} tokens: {verdict}" in done.stdout
     assert f"ok    by layers, during the forward pass: {verdict}" in done.stdout
@@ -73,15 +102,15 @@ def test_decode_answers_as_one_process_does(backend: str) -> None:
     assert by_chunk >= 2 * count
     assert by_layer >= 2 * 2 * count  # chunks, times layers with keys and values
     assert [part[2] for part in (*parts[1:3], *parts[4:])] == [count, count, 6 * count, count]
-    assert "run 2 of 2: generating: " in done.stdout  # what a bar becomes in a pipe
+    assert f"run 2 of 2: {count} of {count} requests answered\n" in done.stdout
 
 
 @pytest.fixture(scope="module")
 def sabotaged() -> dict[str, Any]:
     """One more request than there are pools: each has one zeroed after it arrived, the last has none."""
     chosen = [arg for pool in POOLS for arg in ("--sabotage", pool)]
-    done = run("--json", "--no-by-layer", "--tokens", "2", "--requests", str(len(POOLS) + 1), *chosen)
-    assert (done.returncode, done.stderr) == (1, "")
+    done = here("--json", "--no-by-layer", "--tokens", "2", "--requests", str(len(POOLS) + 1), *chosen)
+    assert (done.status, done.stderr) == (1, "")
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["ok"] is False
     return found
@@ -99,7 +128,7 @@ def test_a_pool_that_does_not_arrive_shows(sabotaged: dict[str, Any], pool: str)
         assert not verdict["logits_equal"]
         assert re.fullmatch(r"first-step logits differ in \d+ of 512 places", verdict["problems"][1])
     elif pool in IS_REFUSED:
-        assert verdict["problems"][1].startswith("decode refused it: ")
+        assert re.search(f"^decode refused it: .*{IS_REFUSED[pool]}", verdict["problems"][1])
     else:
         assert verdict["problems"][1].startswith("prefill's token arrived as ")
 
@@ -123,48 +152,65 @@ def test_what_is_left_alone_beside_it_is_right(sabotaged: dict[str, Any]) -> Non
 
 
 def test_workers_that_do_not_agree_or_end_are_reported() -> None:
-    """Another model on the other side, a pool that does not exist, a worker that is killed."""
+    """Another model on the other side, a pool that does not exist, a worker that crashes, one that is killed."""
     prompt = Prompt(1, tuple(range(100)))
-    before = set(children(os.getpid()))
-    with Crew("prefill", "decode", timeout=60) as crew:
-        crew.send("prefill", Start(0, "tcp", CHUNK_TOKENS, 30))
-        crew.send("decode", Start(1, "tcp", CHUNK_TOKENS, 30))
+    with Crew(timeout=60) as crew:
+        crew.start("prefill", Settings())
+        crew.start("decode", Settings(seed=1))
         ready = dict(crew.hear("both") for _ in range(2))
         assert isinstance(ready["prefill"], Ready)
-        crew.send("decode", Expect((Expected(prompt.room, 100),), ready["prefill"].address, 1))
-        assert isinstance(crew.hear("decode")[1], Opened)
+        address = ready["prefill"].address
+        crew.send("decode", Expect((Expected(prompt.room, 100),), address))
         role, failed = crew.hear("decode")
         assert role == "decode"
         assert isinstance(failed, Failed)
         assert "model" in failed.why
-        crew.hear("decode to finish")
-        crew.send("decode", Expect((Expected(2, 100, "nothing.0"),), ready["prefill"].address, 1))
+        assert isinstance(crew.hear("decode to finish")[1], Finished)
+        crew.send("decode", Expect((Expected(2, 100, "nothing.0"),), address))
         with pytest.raises(DemoError, match=r"no pool named 'nothing\.0' to zero; there are k\.3, k\.7, "):
             crew.hear("decode")
-        crew.send("prefill", Serve((prompt,), by_layer=False))
-        ours = set(children(os.getpid())) - before
-        (pid,) = (pid for pid in ours if b"prefill" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(DemoError, match=r"(prefill was killed by SIGKILL|decode exited with status 1)"):
-            hear_all(crew)
-    assert not set(children(os.getpid())) - before
+        with pytest.raises(DemoError, match=r"(?s)^decode exited with status 1; its last words:.* not describe the"):
+            crew.hear("decode")
+    with Crew(timeout=60) as crew:
+        crew.start("prefill", Settings())
+        crew.hear("prefill")
+        crew.send("prefill", Serve((prompt,)))
+        (worker,) = multiprocessing.active_children()
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(DemoError, match=r"^prefill was killed by SIGKILL$"):
+            crew.hear("prefill")
+    with Crew(timeout=60) as crew:
+        crew.start("reference", Settings())
+        crew.hear("reference")
+        crew.send("reference", Expect((), ""))
+        with pytest.raises(DemoError, match=r"(?s)^reference exited with status 1; its last words:.*ValidationError"):
+            crew.hear("reference")
+    assert not multiprocessing.active_children()
 
 
-def test_an_interrupt_ends_everything() -> None:
+@pytest.mark.parametrize("moment", ["loading the model", "reference: "])
+def test_an_interrupt_ends_everything(moment: str) -> None:
+    """While torch is imported, and when all workers work."""
     # A shell's background job ignores interrupts, and so does what it starts: the demo is to be like one in front.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        demo = subprocess.Popen([*DEMO, "--plain"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started = subprocess.Popen(
+            [*DEMO, "--plain"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
     finally:
         signal.signal(signal.SIGINT, heard)
-    with demo:
-        started = list(wait_for_children(demo.pid))
-        demo.send_signal(signal.SIGINT)
-        _, printed = demo.communicate(timeout=20)
-    assert demo.returncode == 1
+    with started:
+        assert started.stdout is not None
+        assert any(line.startswith(moment) for line in started.stdout)
+        family = descendants(started.pid)
+        assert len(family) >= (4 if moment == "reference: " else 1)
+        os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+        _, printed = started.communicate(timeout=100)
+    assert started.returncode == 1
     assert printed.strip() == "Aborted!"
-    until = time.monotonic() + 10
-    while left := [pid for pid in started if is_running(pid)]:
+    until = time.monotonic() + 20
+    while left := [pid for pid in family if is_running(pid)]:
         assert time.monotonic() < until, left
         time.sleep(0.01)
 
@@ -185,15 +231,10 @@ def test_an_interrupt_ends_everything() -> None:
     ],
 )
 def test_a_mistake_is_told_at_once(args: list[str], status: int, message: str) -> None:
-    done = run(*args)
-    assert (done.returncode, done.stdout) == (status, "")
+    done = command(*args)
+    assert (done.status, done.stdout) == (status, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def hear_all(crew: Crew) -> None:
-    while True:
-        crew.hear("a worker's end")
 
 
 def is_running(pid: int) -> bool:
@@ -203,13 +244,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_for_children(pid: int) -> Iterator[int]:
-    until = time.monotonic() + 20
-    while len(found := children(pid)) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    yield from found
+def descendants(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(each for child in children for each in descendants(child))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import TYPE_CHECKING
@@ -12,12 +13,11 @@ from rich.console import Console
 
 import statelink
 from statelink.errors import StatelinkError
-from statelink.state import aux_rows, describe
-from statelink_demo.crew import DemoError
-from statelink_demo.demo import Settings, run_demo
-from statelink_demo.display import Bars, Display, Lines, Silent
+from statelink_demo.demo import run_demo
 from statelink_demo.judge import judge
-from statelink_demo.report import print_reports
+from statelink_demo.messages import Settings
+from statelink_demo.processes import DemoError
+from statelink_demo.report import print_reports, progress
 
 if TYPE_CHECKING:
     from statelink_demo.judge import RunReport
@@ -42,7 +42,7 @@ __all__ = ["demo"]
     show_default=True,
     help="Seconds that a request, or silence, may take.",
 )
-@click.option("--plain", is_flag=True, help="No progress bars.")
+@click.option("--plain", is_flag=True, help="Print a line for each step, on a terminal too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a report for scripts, and nothing else.")
 @click.option(
     "--sabotage",
@@ -79,41 +79,29 @@ def demo(
         sabotage=sabotage,
     )
     console = Console()
-    display: Display = Silent() if as_json else Bars(console) if console.is_terminal and not plain else Lines(console)
     try:
-        _check_backend(backend)
-        with display:
-            runs = run_demo(settings, display)
+        if backend not in {"auto", *(listed.name for listed in statelink.list_backends())}:
+            statelink.probe(backend)  # says at once, and not after loading a model, that there is none, and what to do
+        with progress(Console(file=io.StringIO()) if as_json else console, plain=plain) as say:
+            runs = run_demo(settings, say)
     except (StatelinkError, DemoError) as error:
         raise click.ClickException(str(error)) from error
     reports = [judge(run) for run in runs]
+    ok = all(report.ok for report in reports) and len(reports) == len(settings.modes)
     if as_json:
-        click.echo(_json(settings, reports))
+        click.echo(_json(settings, reports, ok))
     else:
         print_reports(console, reports, backend, tokens)
-    if not all(report.ok for report in reports) or len(reports) < len(settings.modes):
+    if not ok:
         sys.exit(1)
 
 
-def _check_backend(name: str) -> None:
-    """Say at once, and not after loading a model, that there is no such backend.
-
-    Raises:
-        StatelinkError: There is none; says whether it is a typo or a package that is not installed.
-    """
-    if name not in {listed.name for listed in statelink.list_backends()}:
-        import numpy as np
-
-        nothing = describe("demo", [aux_rows({"row": np.zeros((1, 1), np.uint8)})])
-        statelink.open({"role": "prefill", "backend": name}, nothing).close()
-
-
-def _json(settings: Settings, reports: list[RunReport]) -> str:
+def _json(settings: Settings, reports: list[RunReport], ok: bool) -> str:
     content = {
         "backend": settings.backend,
         "tokens": settings.tokens,
         "seed": settings.seed,
-        "ok": all(report.ok for report in reports) and len(reports) == len(settings.modes),
+        "ok": ok,
         "runs": msgspec.to_builtins(reports),
     }
     return json.dumps(content, indent=2)

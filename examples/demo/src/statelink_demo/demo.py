@@ -3,68 +3,40 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from statelink_demo.crew import Crew, DemoError, Role, SilenceError
 from statelink_demo.messages import (
-    Answered,
-    Arrived,
-    Computed,
+    CHUNK_TOKENS,
+    Answer,
+    Event,
     Expect,
     Expected,
     Failed,
     Finished,
-    Opened,
     Prompt,
     Ready,
-    Refused,
+    Role,
     Sent,
     Serve,
-    Solve,
-    Start,
+    Served,
+    Settings,
+    Solved,
 )
-from statelink_demo.prompts import make_prompt
+from statelink_demo.processes import Crew, DemoError, SilenceError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+__all__ = ["LENGTHS", "Log", "Run", "Say", "make_prompt", "run_demo"]
 
-    from statelink_demo.display import Display
-    from statelink_demo.messages import Event
-
-__all__ = ["CHUNK_TOKENS", "LENGTHS", "Log", "Run", "Settings", "run_demo"]
-
-CHUNK_TOKENS = 64
-"""Tokens per forward pass of prefill."""
+ROLES: tuple[Role, ...] = ("reference", "prefill", "decode")
 LENGTHS = range(100, 221)
 """Lengths of prompts: at least two chunks, and hardly ever a whole number of pages."""
 LOADING = 180.0
-"""Seconds for the workers to import torch and build the model, from a cold disk."""
+"""Seconds for a worker to build the model."""
 GRACE = 5.0
 """Seconds for the others to end once a request has failed."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the user asked for.
-
-    Attributes:
-        backend: Name of the backend.
-        requests: Concurrent requests of each run.
-        tokens: Tokens to generate of each.
-        seed: Of the weights and the prompts.
-        modes: For each run, whether state is pushed by layers.
-        timeout: Seconds that a request, or silence, may take.
-        sabotage: Pools to zero in decode's memory, one request each.
-    """
-
-    backend: str
-    requests: int
-    tokens: int
-    seed: int
-    modes: tuple[bool, ...]
-    timeout: float
-    sabotage: tuple[str, ...] = ()
+Say = Callable[[str], None]
+"""Tells the user what the demo is at, in one line."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,12 +44,10 @@ class Log:
     """What became of one request."""
 
     prompt: Prompt
-    sabotage: str
-    reference: Answered | None = None
+    sabotage: str = ""
+    reference: Answer | None = None
     sent: Sent | None = None
-    arrived: Arrived | None = None
-    answered: Answered | None = None
-    refused: Refused | None = None
+    served: Served | None = None
     failures: dict[Role, str] = field(default_factory=dict)
 
 
@@ -94,149 +64,105 @@ class Run:
         return tuple(log.prompt for log in self.logs.values())
 
     @property
+    def failed(self) -> bool:
+        """Whether a room of it failed."""
+        return any(log.failures for log in self.logs.values())
+
+    @property
     def title(self) -> str:
         """What is special about it."""
         return "by layers, during the forward pass" if self.by_layer else f"by chunks of {CHUNK_TOKENS} tokens"
 
 
-def run_demo(settings: Settings, display: Display) -> list[Run]:
+def make_prompt(seed: int, length: int) -> tuple[int, ...]:
+    """Return a prompt without a tokenizer: `length` token ids that depend on `seed` alone."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(512) for _ in range(length))
+
+
+def run_demo(settings: Settings, say: Say) -> list[Run]:
     """Serve every run's requests, and answer them in one process too.
 
     Raises:
         DemoError: It could not be carried out; what became of single requests is in the logs instead.
     """
-    runs = _runs(settings)
-    with Crew("reference", "prefill", "decode", timeout=settings.timeout + GRACE) as crew:
-        peer = _start(crew, settings, display)
-        _solve(crew, settings, runs, display)
+    runs = [_make_run(settings, by_layer, number) for number, by_layer in enumerate(settings.modes)]
+    with Crew(timeout=settings.timeout + GRACE) as crew:
+        say("loading the model, in three processes")
+        peer = _start(crew, settings)
+        _solve(crew, runs, say)
         for number, run in enumerate(runs, 1):
-            _serve(crew, settings, run, peer, _Progress(display, run, number, len(runs), settings.tokens))
-            if any(log.failures for log in run.logs.values()):
+            _serve(crew, run, peer, say, f"run {number} of {len(runs)}")
+            if run.failed:
                 return runs[:number]  # its memory may be in quarantine: the next run would not be a fair one
         crew.dismiss()
     return runs
 
 
-def _runs(settings: Settings) -> list[Run]:
-    rng = random.Random(settings.seed)
-    runs = []
-    for by_layer in settings.modes:
-        logs = {}
-        for index in range(settings.requests):
-            # Any 64 bits but zero; other prompts in each run, so that nothing left of one passes in the next.
-            room = rng.getrandbits(64) or 1
-            prompt = Prompt(room, make_prompt(rng.getrandbits(32), rng.choice(LENGTHS)))
-            logs[room] = Log(prompt, settings.sabotage[index] if index < len(settings.sabotage) else "")
-        runs.append(Run(by_layer, logs))
-    return runs
+def _make_run(settings: Settings, by_layer: bool, number: int) -> Run:
+    # Other prompts in each run, so that nothing left of one passes in the next.
+    rng = random.Random(f"{settings.seed} {number}")
+    logs = {}
+    for index in range(settings.requests):
+        room = rng.getrandbits(64) or 1  # any 64 bits but zero
+        prompt = Prompt(room, make_prompt(rng.getrandbits(32), rng.choice(LENGTHS)))
+        logs[room] = Log(prompt, settings.sabotage[index] if index < len(settings.sabotage) else "")
+    return Run(by_layer, logs)
 
 
-def _start(crew: Crew, settings: Settings, display: Display) -> str:
+def _start(crew: Crew, settings: Settings) -> str:
     """Have every worker build its model; prefill's address."""
-    roles: list[Role] = ["reference", "prefill", "decode"]
-    start = Start(settings.seed, settings.backend, CHUNK_TOKENS, settings.timeout)
-    for role in roles:
-        display.show(role, "loading the model")
-        crew.send(role, start)
-    display.show("statelink", "waiting")
+    for role in ROLES:
+        crew.start(role, settings)
     address = ""
-    while roles:
-        role, event = crew.hear(f"{' and '.join(roles)} to load the model", LOADING)
+    for _ in ROLES:
+        role, event = crew.hear("the workers to load the model", LOADING)
         if not isinstance(event, Ready):
             raise _unexpected(role, event)
-        display.show(role, "ready")
-        roles.remove(role)
-        if role == "prefill":
-            address = event.address
+        address = event.address or address
     return address
 
 
-def _solve(crew: Crew, settings: Settings, runs: list[Run], display: Display) -> None:
+def _solve(crew: Crew, runs: list[Run], say: Say) -> None:
     """Have the reference answer everything, before the runs, whose times it would spoil."""
     logs = {room: log for run in runs for room, log in run.logs.items()}
-    prompts = tuple(prompt for run in runs for prompt in run.prompts)
-    crew.send("reference", Solve(prompts, settings.tokens))
-    for done in range(len(logs)):
-        display.show("reference", "answering in one process", done, len(logs))
+    say(f"reference: {len(logs)} requests in one process")
+    crew.send("reference", Serve(tuple(log.prompt for log in logs.values())))
+    for _ in logs:
         role, event = crew.hear("the reference's answers")
-        if not isinstance(event, Answered):
+        if not isinstance(event, Solved):
             raise _unexpected(role, event)
-        logs[event.room].reference = event
-    display.show("reference", "answered in one process", len(logs), len(logs))
+        logs[event.room].reference = event.answer
 
 
-def _serve(crew: Crew, settings: Settings, run: Run, peer: str, progress: _Progress) -> None:
+def _serve(crew: Crew, run: Run, peer: str, say: Say, name: str) -> None:
     """Have decode expect a run's requests and prefill serve them, until both have released their memory."""
+    say(f"{name}: {len(run.logs)} requests, {run.title}")
     expected = tuple(Expected(log.prompt.room, len(log.prompt.prompt), log.sabotage) for log in run.logs.values())
-    crew.send("decode", Expect(expected, peer, settings.tokens))
-    role, event = crew.hear("decode to open its rooms")
-    if not isinstance(event, Opened):
-        raise _unexpected(role, event)
+    crew.send("decode", Expect(expected, peer))
     crew.send("prefill", Serve(run.prompts, run.by_layer))
     busy: set[Role] = {"prefill", "decode"}
+    answered = 0
     while busy:
-        failed = any(log.failures for log in run.logs.values())
         try:
-            role, event = crew.hear(f"{' and '.join(sorted(busy))} to finish", GRACE if failed else None)
+            role, event = crew.hear(f"{' and '.join(sorted(busy))} to finish", GRACE if run.failed else None)
         except SilenceError:
-            if failed:
+            if run.failed:
                 return  # what is known already says more
             raise
         if isinstance(event, Finished):
             busy.discard(role)
+        elif isinstance(event, Sent):
+            run.logs[event.room].sent = event
+        elif isinstance(event, Served):
+            run.logs[event.room].served = event
+            answered += 1
+            say(f"{name}: {answered} of {len(run.logs)} requests answered")
+        elif isinstance(event, Failed):
+            run.logs[event.room].failures[role] = event.why
         else:
-            _note(run.logs, role, event)
-            progress.note(event)
-
-
-def _note(logs: Mapping[int, Log], role: Role, event: Event) -> None:
-    if isinstance(event, Sent):
-        logs[event.room].sent = event
-    elif isinstance(event, Arrived):
-        logs[event.room].arrived = event
-    elif isinstance(event, Answered):
-        logs[event.room].answered = event
-    elif isinstance(event, Refused):
-        logs[event.room].refused = event
-    elif isinstance(event, Failed):
-        logs[event.room].failures[role] = event.why
-    elif not isinstance(event, Computed):
-        raise _unexpected(role, event)
+            raise _unexpected(role, event)
 
 
 def _unexpected(role: Role, event: Event) -> DemoError:
     return DemoError(f"{role} said something unexpected: {event!r:.200}")
-
-
-class _Progress:
-    """Counts the events of one run for the display."""
-
-    def __init__(self, display: Display, run: Run, number: int, runs: int, tokens: int) -> None:
-        self._show: Callable[[str, str, int, int], None] = display.show
-        self._prefix = f"run {number} of {runs}: "
-        self._tokens = tokens
-        self._totals = {
-            "prefill": sum(-(-len(prompt.prompt) // CHUNK_TOKENS) for prompt in run.prompts),
-            "statelink": len(run.logs),
-            "decode": tokens * len(run.logs),
-        }
-        self._done = dict.fromkeys(self._totals, 0)
-        self._verbs = {
-            "prefill": "computing",
-            "statelink": f"moving requests {'by layers' if run.by_layer else 'by chunks'}",
-            "decode": "generating",
-        }
-        for row in self._totals:
-            self._advance(row, 0)
-
-    def note(self, event: Event) -> None:
-        if isinstance(event, Computed):
-            self._advance("prefill", 1)
-        elif isinstance(event, Arrived):
-            self._advance("statelink", 1)
-        elif isinstance(event, (Answered, Refused)):
-            self._advance("decode", self._tokens)
-
-    def _advance(self, row: str, by: int) -> None:
-        self._done[row] += by
-        self._show(row, self._prefix + self._verbs[row], self._done[row], self._totals[row])

@@ -1,44 +1,62 @@
-"""The engine's pools in Statelink's words: all that an engine has to write to be understood by the other side."""
+"""The engine's pools in Statelink's words, and a link over them: all that each side says of itself to the other."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
+import statelink
 from statelink.state import Inventory, aux_rows, describe, kv_pages, mamba_slots
+from statelink_demo.model import model_revision
+from statelink_demo.pools import KV, MAMBA, METADATA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-    import torch
+    from transformers import Qwen3NextForCausalLM
 
-    from statelink_demo.layout import PoolLayout
+    from statelink_demo.messages import Settings
+    from statelink_demo.pools import StatePools
 
-__all__ = ["KV", "MAMBA", "METADATA", "describe_pools"]
-
-KV, MAMBA, METADATA = "kv", "mamba", "metadata"
-"""Names of the components: what items are pushed and accepted under."""
+__all__ = ["describe_pools", "linked"]
 
 
-def describe_pools(instance: str, layouts: Sequence[PoolLayout], revision: str) -> Inventory:
+def describe_pools(instance: str, pools: StatePools, revision: str) -> Inventory:
     """Describe every pool of a rank that holds the whole model.
 
     Args:
         instance: Name of the instance.
-        layouts: Its pools.
+        pools: Its pools.
         revision: The model's identity; the two sides refuse each other if it differs.
     """
-    keys, values = _layers(layouts, "k"), _layers(layouts, "v")
-    conv, recurrent = _layers(layouts, "conv"), _layers(layouts, "recurrent")
-    heads = {layout.name: layout.heads or 0 for layout in layouts}
-    groups = next(layout.groups for layout in layouts if layout.groups)
-    rows = {layout.name: layout.tensor for layout in layouts if layout.component == "metadata"}
+    pages = {layer: (pools.k[layer], pools.v[layer]) for layer in pools.k}
     components = [
-        kv_pages({layer: (keys[layer], values[layer]) for layer in keys}, heads=heads["k"], name=KV),
-        mamba_slots(conv=conv, ssm=recurrent, conv_groups=groups, heads=heads["recurrent"], name=MAMBA),
-        aux_rows(rows, name=METADATA),
+        kv_pages(pages, heads=pools.kv_heads, name=KV),
+        mamba_slots(
+            conv=pools.conv,
+            ssm=pools.recurrent,
+            conv_groups=pools.conv_groups,
+            heads=pools.value_heads,
+            name=MAMBA,
+        ),
+        aux_rows(pools.rows, name=METADATA),
     ]
     return describe(instance, components, model=revision)
 
 
-def _layers(layouts: Sequence[PoolLayout], name: str) -> dict[int, torch.Tensor]:
-    return {layout.layer: layout.tensor for layout in layouts if layout.name == name and layout.layer is not None}
+@contextmanager
+def linked(
+    role: Literal["prefill", "decode"], settings: Settings, model: Qwen3NextForCausalLM, pools: StatePools
+) -> Iterator[statelink.Link]:
+    """Open a link over all of a worker's pools, and close it before the process may end well.
+
+    Raises:
+        StatelinkError: The backend is not there, or cannot run here.
+        SystemExit: Something of the link outlived it.
+    """
+    config = {"role": role, "backend": settings.backend, "deadline": settings.timeout}
+    with statelink.open(config, describe_pools(role, pools, model_revision(model))) as link:
+        yield link
+        if not link.close():
+            sys.exit(f"the link of {role} did not close in time")

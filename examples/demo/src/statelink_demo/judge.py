@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from statelink_demo.messages import Count
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from statelink_demo.demo import Log, Run
-    from statelink_demo.messages import Answered
+    from statelink_demo.messages import Answer
 
 __all__ = ["Component", "RunReport", "Verdict", "judge"]
 
@@ -99,18 +97,22 @@ def _verdict(number: int, log: Log) -> Verdict:
     problems: list[str] = []
     # The first reason crosses the wire: both sides give the same one, and one of them is enough.
     problems.extend(f"the room failed: {why}" for why in list(log.failures.values())[:1])
-    if not log.failures and (log.sent is None or log.arrived is None):
-        missing = [role for role, end in (("prefill", log.sent), ("decode", log.arrived)) if end is None]
+    missing = [role for role, end in (("prefill", log.sent), ("decode", log.served)) if end is None]
+    if missing and not problems:
         problems.append(f"{' and '.join(missing)} did not come to an end")
-    altered = _altered(log)
+    altered: tuple[str, ...] = ()
+    if log.sent is not None and log.served is not None:
+        ours, theirs = log.sent.digests, log.served.digests
+        altered = tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
     if altered:
         said = f" (zeroed on purpose: {log.sabotage})" if log.sabotage else ""
         problems.append(f"not what prefill held: {', '.join(altered)}{said}")
-    if log.refused is not None:
-        problems.append(f"decode refused it: {log.refused.why}")
+    refused = "" if log.served is None else log.served.refused
+    if refused:
+        problems.append(f"decode refused it: {refused}")
     logits_equal = tokens_equal = False
-    if log.answered is not None and log.reference is not None:
-        wrong = _differences(log.answered, log.reference)
+    if log.served is not None and log.served.answer is not None and log.reference is not None:
+        wrong = _differences(log.served.answer, log.reference)
         problems.extend(wrong.values())
         logits_equal, tokens_equal = "logits" not in wrong, "tokens" not in wrong
     elif not problems:
@@ -120,8 +122,8 @@ def _verdict(number: int, log: Log) -> Verdict:
         room=log.prompt.room,
         tokens=len(log.prompt.prompt),
         ok=not problems,
-        moved=log.sent is not None and log.arrived is not None and not log.failures,
-        refused=log.refused is not None,
+        moved=not missing and not log.failures,
+        refused=bool(refused),
         logits_equal=logits_equal,
         tokens_equal=tokens_equal,
         altered=altered,
@@ -130,16 +132,7 @@ def _verdict(number: int, log: Log) -> Verdict:
     )
 
 
-def _altered(log: Log) -> tuple[str, ...]:
-    """Return the pools whose content on decode differs from prefill's."""
-    end = log.answered or log.refused
-    if end is None or log.sent is None:
-        return ()
-    ours, theirs = log.sent.fingerprints, end.fingerprints
-    return tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-
-
-def _differences(got: Answered, wanted: Answered) -> dict[str, str]:
+def _differences(got: Answer, wanted: Answer) -> dict[str, str]:
     """Say in which fields two answers differ."""
     found = {}
     bits, expected = (np.frombuffer(each.logits, np.uint16) for each in (got, wanted))
@@ -160,24 +153,14 @@ def _differences(got: Answered, wanted: Answered) -> dict[str, str]:
 
 
 def _components(logs: Sequence[Log]) -> dict[str, Component]:
-    moved: dict[str, Count] = {}
-    pushes: dict[str, int] = {}
-    waits: dict[str, list[float]] = {}
-    for log in logs:
-        if log.sent is None or log.arrived is None:
-            continue
-        for name, count in log.arrived.moved.items():
-            before = moved.get(name, Count(0, 0))
-            moved[name] = Count(before.nbytes + count.nbytes, before.blocks + count.blocks)
-            pushes[name] = pushes.get(name, 0) + log.sent.pushes.get(name, 0)
-            waits.setdefault(name, []).append(1e3 * (log.arrived.at - log.sent.pushed[name]))
-    return {
-        name: Component(
-            nbytes=moved[name].nbytes, blocks=moved[name].blocks, pushes=pushes[name], ms=_mean(waits, name)
+    ends = [(log.sent, log.served) for log in logs if log.sent is not None and log.served is not None]
+    found = {}
+    for name in sorted({name for _, served in ends for name in served.moved}):
+        waits = [1e3 * (served.arrived - sent.pushed[name][-1]) for sent, served in ends]
+        found[name] = Component(
+            nbytes=sum(served.moved[name][0] for _, served in ends),
+            blocks=sum(served.moved[name][1] for _, served in ends),
+            pushes=sum(len(sent.pushed[name]) for sent, _ in ends),
+            ms=round(sum(waits) / len(waits), 3),
         )
-        for name in sorted(moved)
-    }
-
-
-def _mean(waits: Mapping[str, Sequence[float]], name: str) -> float:
-    return round(sum(waits[name]) / len(waits[name]), 3)
+    return found

@@ -1,41 +1,40 @@
-"""What the demo's processes say to one another over their pipes: one JSON object a line.
+"""What the demo's processes say to one another over their pipes.
 
-The parent sends commands, its workers answer with events. Only prefill and the reference are told prompts.
+The parent sends work, its workers answer with events. Only prefill and the reference are told prompts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+CHUNK_TOKENS = 64
+"""Tokens per forward pass of prefill."""
 
-    from statelink_demo.forward import Generation
+Role = Literal["reference", "prefill", "decode"]
 
-__all__ = [
-    "Answered",
-    "Arrived",
-    "Command",
-    "Computed",
-    "Count",
-    "Event",
-    "Expect",
-    "Expected",
-    "Failed",
-    "Finished",
-    "Opened",
-    "Prompt",
-    "Ready",
-    "Refused",
-    "Sent",
-    "Serve",
-    "Solve",
-    "Start",
-    "Stopped",
-    "answered",
-]
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for; every worker is started with it.
+
+    Attributes:
+        backend: Name of the backend.
+        requests: Concurrent requests of each run.
+        tokens: Tokens to generate of each.
+        seed: Of the weights and the prompts.
+        modes: For each run, whether state is pushed by layers.
+        timeout: Seconds that a request, or silence, may take.
+        sabotage: Pools to zero in decode's memory, one request each.
+    """
+
+    backend: str = "tcp"
+    requests: int = 4
+    tokens: int = 32
+    seed: int = 0
+    modes: tuple[bool, ...] = (False, True)
+    timeout: float = 120.0
+    sabotage: tuple[str, ...] = ()
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -59,65 +58,47 @@ class Expected(msgspec.Struct, frozen=True):
     sabotage: str = ""
 
 
-class Count(msgspec.Struct, frozen=True):
-    """How much of one component moved."""
-
-    nbytes: int
-    blocks: int
-
-
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """To all, first: build the model, and on prefill and decode open the link.
-
-    Attributes:
-        seed: Of the model's weights.
-        backend: Name of the backend.
-        chunk_tokens: Tokens per forward pass of prefill.
-        deadline: Seconds that one request may take.
-    """
-
-    seed: int
-    backend: str
-    chunk_tokens: int
-    deadline: float
-
-
-class Solve(msgspec.Struct, frozen=True, tag=True):
-    """To the reference: answer these prompts in one process."""
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """To prefill: compute these prompts and push their state. To the reference: answer them."""
 
     requests: tuple[Prompt, ...]
-    count: int
+    by_layer: bool = False
 
 
 class Expect(msgspec.Struct, frozen=True, tag=True):
-    """To decode: open these rooms with the prefill at `peer`, and generate `count` tokens of each."""
+    """To decode: receive these requests from the prefill at `peer`, and answer them."""
 
     requests: tuple[Expected, ...]
     peer: str
-    count: int
 
 
-class Serve(msgspec.Struct, frozen=True, tag=True):
-    """To prefill: compute these prompts and push their state, by layers or by chunks."""
+class Answer(msgspec.Struct, frozen=True):
+    """What was generated.
 
-    requests: tuple[Prompt, ...]
-    by_layer: bool
+    Attributes:
+        first_token: The token that prefill sampled and decode was fed.
+        first_logprob: Its log-probability, as prefill saw it.
+        logits: Bytes of the logits of decode's first step, in bfloat16.
+        tokens: The tokens that were generated.
+    """
+
+    first_token: int
+    first_logprob: float
+    logits: bytes
+    tokens: tuple[int, ...]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """From all: the model is built. Prefill and decode tell their link's address."""
+    """From all: the model is built. Prefill tells its link's address."""
 
     address: str = ""
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True):
-    """From decode: every room of the command is open."""
-
-
-class Computed(msgspec.Struct, frozen=True, tag=True):
-    """From prefill: one more chunk is computed and pushed."""
+class Solved(msgspec.Struct, frozen=True, tag=True):
+    """From the reference: the answer without any transfer."""
 
     room: int
+    answer: Answer
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
@@ -125,51 +106,33 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         room: The room.
-        pushes: Per component, how many pushes carried some of it.
-        pushed: Per component, when its last push was made, on the machine's monotonic clock.
-        fingerprints: What prefill's pools held of the request.
+        pushed: Per component, when each push that carried some of it was made, on the machine's monotonic clock.
+        digests: What prefill's pools held of the request.
     """
 
     room: int
-    pushes: dict[str, int]
-    pushed: dict[str, float]
-    fingerprints: dict[str, str]
+    pushed: dict[str, list[float]]
+    digests: dict[str, str]
 
 
-class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """From decode: a room has succeeded, at `at` on the machine's monotonic clock."""
-
-    room: int
-    at: float
-    moved: dict[str, Count]
-
-
-class Answered(msgspec.Struct, frozen=True, tag=True):
-    """From decode and the reference: what was generated.
+class Served(msgspec.Struct, frozen=True, tag=True):
+    """From decode: a room has succeeded, and the request is answered.
 
     Attributes:
-        room: The request.
-        first_token: The token that prefill sampled.
-        first_logprob: Its log-probability.
-        logits: Bytes of the first step's logits, in bfloat16.
-        tokens: The tokens that were generated.
-        fingerprints: What decode's pools held of the request; empty from the reference.
+        room: The room.
+        arrived: When everything was visible, on the machine's monotonic clock.
+        moved: Per component, the bytes and blocks.
+        digests: What decode's pools held of the request.
+        answer: What was generated; None if decode refused the metadata row.
+        refused: Why it did.
     """
 
     room: int
-    first_token: int
-    first_logprob: float
-    logits: bytes
-    tokens: tuple[int, ...]
-    fingerprints: dict[str, str] = {}
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """From decode: a room has succeeded, but its metadata row contradicts it."""
-
-    room: int
-    why: str
-    fingerprints: dict[str, str]
+    arrived: float
+    moved: dict[str, tuple[int, int]]
+    digests: dict[str, str]
+    answer: Answer | None = None
+    refused: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -180,7 +143,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """From prefill and decode: the command is done, and all of its memory released."""
+    """From prefill and decode: all requests have ended, and their memory is released."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
@@ -189,17 +152,4 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Command = Start | Solve | Expect | Serve
-Event = Ready | Opened | Computed | Sent | Arrived | Answered | Refused | Failed | Finished | Stopped
-
-
-def answered(room: int, found: Generation, fingerprints: Mapping[str, str] | None = None) -> Answered:
-    """Put what was generated into a message."""
-    return Answered(
-        room=room,
-        first_token=found.first_token,
-        first_logprob=found.first_logprob,
-        logits=found.logits_bytes(),
-        tokens=found.tokens,
-        fingerprints=dict(fingerprints or {}),
-    )
+Event = Ready | Solved | Sent | Served | Failed | Finished | Stopped

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.utils import logging as transformers_logging
 
-__all__ = ["build_model", "model_revision", "tiny_config"]
+__all__ = ["build_model", "configure_torch", "model_revision", "tiny_config"]
 
 
-def tiny_config(layers: int = 8) -> Qwen3NextConfig:
+def configure_torch() -> None:
+    """Fix the thread count and the algorithms, so that equal calls give equal bits in every process."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    # Silences the notice that the pure-torch kernels are in use: here they are the point.
+    transformers_logging.set_verbosity(logging.ERROR)
+
+
+def tiny_config() -> Qwen3NextConfig:
     """Return a Qwen3-Next configuration with every mechanism of the real one, at toy widths.
 
-    Key and value head sizes of the linear layers differ on purpose: a transposed state cannot go unnoticed.
-
-    Args:
-        layers: Decoder layers; every fourth is full attention, the others are gated delta nets.
+    Every fourth of its eight layers is full attention, the others are gated delta nets. Key and value head sizes of
+    the linear layers differ on purpose: a transposed state cannot go unnoticed.
     """
     return Qwen3NextConfig(
         vocab_size=512,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=layers,
+        num_hidden_layers=8,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=32,
@@ -41,19 +49,14 @@ def tiny_config(layers: int = 8) -> Qwen3NextConfig:
     )
 
 
-def build_model(seed: int = 0, layers: int = 8) -> Qwen3NextForCausalLM:
+def build_model(seed: int = 0) -> Qwen3NextForCausalLM:
     """Build the model with weights drawn from `seed`, in bfloat16 and ready for inference.
 
     Attention and experts take the eager path: it is the same arithmetic on every machine of one kind.
-
-    Args:
-        seed: Determines every weight, independently of torch's global generator.
-        layers: Passed to `tiny_config`.
     """
-    config = tiny_config(layers)
     factory: Any = AutoModelForCausalLM
     model: Qwen3NextForCausalLM = factory.from_config(
-        config, dtype=torch.bfloat16, attn_implementation="eager", experts_implementation="eager"
+        tiny_config(), dtype=torch.bfloat16, attn_implementation="eager", experts_implementation="eager"
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

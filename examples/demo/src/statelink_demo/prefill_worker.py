@@ -8,39 +8,34 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import statelink
-from statelink.errors import ClosedError
-from statelink_demo.allocator import OutOfItemsError
-from statelink_demo.fingerprint import fingerprints
-from statelink_demo.inventory import KV, MAMBA, METADATA
-from statelink_demo.linking import linked
-from statelink_demo.messages import Computed, Failed, Finished, Ready, Sent, Serve, Start
-from statelink_demo.model import build_model
-from statelink_demo.pools import StatePools
-from statelink_demo.prefill import PrefillEngine, PrefillRequest
-from statelink_demo.runtime import configure_torch
-from statelink_demo.shape import StateShape
+from statelink_demo.engine import PrefillEngine, PrefillRequest
+from statelink_demo.inventory import linked
+from statelink_demo.messages import Failed, Finished, Ready, Sent, Serve, Settings
+from statelink_demo.model import build_model, configure_torch
+from statelink_demo.pools import KV, MAMBA, METADATA, OutOfItemsError, StatePools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from statelink_demo.control import Control
+    from statelink_demo.messages import Prompt
+    from statelink_demo.processes import Pipe
 
 __all__ = ["run"]
 
-NAP = 0.001
-"""Seconds between looks at the link when there is nothing to compute."""
+NAP = 0.01
+"""Most seconds to wait for the link when there is nothing to compute."""
 
 
-def run(control: Control, start: Start) -> None:
+def run(pipe: Pipe, settings: Settings) -> None:
     """Serve prompts until the parent hangs up."""
     configure_torch()
-    model = build_model(start.seed)
-    pools = StatePools(StateShape.of(model.config), pages=64, slots=8, rows=8, seed=1)
-    with linked("prefill", start, model, pools) as link:
-        control.send(Ready(link.address))
-        server = _Server(control, link, PrefillEngine(model, pools, chunk_tokens=start.chunk_tokens))
-        while (command := control.receive(Serve)) is not None:
-            server.serve(command)
+    model = build_model(settings.seed)
+    pools = StatePools(model.config, pages=64, slots=8, rows=8, seed=1)
+    with linked("prefill", settings, model, pools) as link:
+        pipe.send(Ready(link.address))
+        server = _Server(pipe, link, PrefillEngine(model, pools))
+        while (work := pipe.receive(Serve)) is not None:
+            server.serve(work)
 
 
 @dataclass(eq=False)
@@ -49,9 +44,8 @@ class _Job:
 
     request: PrefillRequest
     room: statelink.Sending
-    pushes: dict[str, int] = field(default_factory=dict)
-    pushed: dict[str, float] = field(default_factory=dict)
-    contents: dict[str, str] = field(default_factory=dict)
+    pushed: dict[str, list[float]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
     reported: bool = False
 
     @property
@@ -64,98 +58,78 @@ class _Job:
         span: tuple[int, int],
         *,
         layers: tuple[int, int] | None = None,
-        last: bool,
+        last: bool = False,
     ) -> None:
         for name in items:
-            self.pushes[name] = self.pushes.get(name, 0) + 1
-            self.pushed[name] = time.monotonic()
-        try:
-            self.room.push(items, span=span, layers=layers, last=last)
-        except ClosedError:
-            # It failed meanwhile. The reason is the room's, and the loop reports it.
-            if self.room.reason is None:
-                raise
+            self.pushed.setdefault(name, []).append(time.monotonic())
+        self.room.push(items, span=span, layers=layers, last=last)
 
 
 class _Server:
-    def __init__(self, control: Control, link: statelink.Link, engine: PrefillEngine) -> None:
-        self._control = control
+    def __init__(self, pipe: Pipe, link: statelink.Link, engine: PrefillEngine) -> None:
+        self._pipe = pipe
         self._link = link
         self._engine = engine
         self._jobs: dict[int, _Job] = {}
-        engine.on_chunk = self._on_chunk
-        engine.on_layer = self._on_layer
-        self._by_layer = False
 
-    def serve(self, command: Serve) -> None:
-        """Compute prompts, a chunk of each in turn; admit the next as soon as memory is released."""
-        self._by_layer = command.by_layer
-        waiting = deque(command.requests)
-        while (waiting or self._jobs) and not self._control.closed:
-            while waiting:
-                room = waiting[0].room
-                try:
-                    request = self._engine.admit(room, waiting[0].prompt)
-                except OutOfItemsError:
-                    break
-                self._jobs[room] = _Job(request, self._link.send(room, request.tokens))
+    def serve(self, work: Serve) -> None:
+        """Compute a chunk of each prompt in turn; admit the next prompt as soon as memory is released."""
+        waiting = deque(work.requests)
+        while waiting or self._jobs:
+            while waiting and self._admit(waiting[0]):
                 waiting.popleft()
-            if not self._compute():
-                time.sleep(NAP)
-            self._reap()
-        if not self._control.closed:
-            self._control.send(Finished())
+            unfinished = [job for job in self._jobs.values() if not job.request.done and not job.over]
+            for job in unfinished:
+                self._compute(job, work.by_layer)
+            self._reap(timeout=0 if unfinished else NAP)
+        self._pipe.send(Finished())
 
-    def _compute(self) -> bool:
-        """Compute a chunk of every unfinished prompt; whether there was one."""
-        unfinished = [job for job in self._jobs.values() if not job.request.done and not job.over]
-        for job in unfinished:
-            self._engine.step(job.request)
-            self._control.send(Computed(job.request.room))
-        return bool(unfinished)
+    def _admit(self, prompt: Prompt) -> bool:
+        """Open a request; false while there is no memory for it."""
+        try:
+            request = self._engine.admit(prompt.room, prompt.prompt)
+        except OutOfItemsError:
+            return False
+        self._jobs[prompt.room] = _Job(request, self._link.send(prompt.room, tokens=len(prompt.prompt)))
+        return True
 
-    def _reap(self) -> None:
+    def _compute(self, job: _Job, by_layer: bool) -> None:
+        """Compute a chunk, and push its state: layer by layer during the forward pass, or all of it afterwards."""
+        request, held = job.request, job.request.held
+        start, stop = request.span
+        # A chunk begins on a page. Recurrent state is final, and pushed, at the end of the prompt.
+        items: dict[str, Sequence[int]] = {
+            KV: held.pages[start // self._engine.pools.page_size : self._engine.pools.pages_for(stop)]
+        }
+        if stop == len(request.prompt):
+            items[MAMBA] = [held.slot]
+
+        def push_layer(layer: int) -> None:
+            name = KV if layer in self._engine.pools.k else MAMBA
+            if name in items:
+                job.push({name: items[name]}, (start, stop), layers=(layer, layer + 1))
+
+        last = self._engine.step(request, push_layer if by_layer else None)
+        rest: dict[str, Sequence[int]] = {} if by_layer else items
+        if last:
+            rest[METADATA] = [held.row]
+        if rest:
+            job.push(rest, (start, stop), last=last)
+        if last:
+            job.digests = self._engine.pools.digests(held, stop)
+
+    def _reap(self, timeout: float) -> None:
         """Report rooms that ended, and release memory that nothing reads any more."""
-        for room in self._link.changes():
+        for room in self._link.changes(timeout):
             job = self._jobs.get(room.room)
             if job is None or not job.over:
                 continue
             if not job.reported:
                 job.reported = True
                 if room.reason is not None:
-                    self._control.send(Failed(room.room, str(room.reason)))
+                    self._pipe.send(Failed(room.room, str(room.reason)))
                 else:
-                    self._control.send(Sent(room.room, job.pushes, job.pushed, job.contents))
+                    self._pipe.send(Sent(room.room, job.pushed, job.digests))
             if room.quiesced:
-                self._engine.release(job.request)
+                self._engine.pools.release(job.request.held)
                 del self._jobs[room.room]
-
-    def _on_layer(self, request: PrefillRequest, layer: int, start: int, stop: int) -> None:
-        """During the forward pass: keys and values of every chunk; of a linear layer, the state at the end."""
-        if not self._by_layer:
-            return
-        job, held = self._jobs[request.room], request.allocation
-        if layer in self._engine.pools.kv.keys:
-            job.push({KV: self._pages(request, start, stop)}, (start, stop), layers=(layer, layer + 1), last=False)
-        elif stop == request.tokens:
-            job.push({MAMBA: [held.slot]}, (start, stop), layers=(layer, layer + 1), last=False)
-
-    def _on_chunk(self, request: PrefillRequest, start: int, stop: int) -> None:
-        """After the forward pass: whatever has not been pushed by layers."""
-        job, held = self._jobs[request.room], request.allocation
-        items: dict[str, Sequence[int]] = {}
-        if not self._by_layer:
-            items[KV] = self._pages(request, start, stop)
-            if request.done:
-                items[MAMBA] = [held.slot]
-        if request.done:
-            items[METADATA] = [held.row]
-        if items:
-            job.push(items, (start, stop), last=request.done)
-        if request.done:
-            job.contents = fingerprints(self._engine.pools, held, request.tokens)
-
-    def _pages(self, request: PrefillRequest, start: int, stop: int) -> tuple[int, ...]:
-        """Pages of the tokens `[start, stop)`, which begin on a page."""
-        pools = self._engine.pools
-        return request.allocation.pages[start // pools.page_size : pools.pages_for(stop)]

@@ -1,7 +1,8 @@
-"""What the user sees at the end."""
+"""What the user sees: a line for what the demo is at, and at the end a table and verdicts."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from textwrap import indent
 from typing import TYPE_CHECKING
 
@@ -9,15 +10,26 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
+    from statelink_demo.demo import Say
     from statelink_demo.judge import RunReport
 
-__all__ = ["print_reports"]
+__all__ = ["print_reports", "progress"]
 
 _CAPTION = "ms: mean, from a component's last push until decode could use the request"
+
+
+@contextmanager
+def progress(console: Console, *, plain: bool) -> Iterator[Say]:
+    """Show one line that changes on a terminal, and a line for each step elsewhere."""
+    if plain or not console.is_terminal:
+        yield lambda line: _say(console, Text(line))
+    else:
+        with console.status("") as status:
+            yield lambda line: status.update(Text(line))
 
 
 def print_reports(console: Console, reports: Sequence[RunReport], backend: str, tokens: int) -> None:
@@ -36,10 +48,8 @@ def print_reports(console: Console, reports: Sequence[RunReport], backend: str, 
         _say(console, Text.assemble((f"{mark:5} ", style), f"{report.title}: {count} {said}"))
         for verdict in report.verdicts:
             for problem in verdict.problems:
-                _say(
-                    console,
-                    Text(f"  request {verdict.request} (room {verdict.room}): {indent(problem, '    ').lstrip()}"),
-                )
+                said = indent(problem, "    ").lstrip()
+                _say(console, Text(f"  request {verdict.request} (room {verdict.room}): {said}"))
 
 
 def _say(console: Console, text: Text) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.expect import Case, carry
 
 from statelink import Status
-from statelink.errors import ClosedError
+from statelink.errors import ClosedError, RoomError
 
 if TYPE_CHECKING:
     from tests.helpers.engine import RoomHandle
@@ -101,6 +101,20 @@ def test_pushes_overlap(pair: Pair, layers: tuple[int, int] | None) -> None:
     which = "layer 1" if layers else "layers 0, 1"
     assert f"positions [112, 128) of {which} were in an earlier push" in text
     pair.spoilt(case)
+
+
+def test_a_page_is_pushed_for_two_positions(pair: Pair) -> None:
+    """In two pushes: the last one is refused, and takes another page."""
+    case = pair.case(64)
+    receiving, sending = pair.begin(case)
+    pools = pair.prefill.memory.pools
+    first, rest = case.span(0, 32, pools), case.span(32, 64, pools)
+    sending.push({name: ids for name, ids in first.items() if name not in ("mamba", "aux")}, span=(0, 32))
+    wrong = {**rest, "kv": [first["kv"][0], *rest["kv"][1:]]}
+    with pytest.raises(RoomError, match="is pushed for two positions"):
+        sending.push(wrong, span=(32, 64))
+    sending.push(rest, span=(32, 64))
+    pair.ended(case, receiving, sending)
 
 
 def test_the_slot_is_pushed_twice(pair: Pair) -> None:
@@ -200,7 +214,8 @@ def test_a_ready_event_raises(pair: Pair, side: str) -> None:
     engine = pair.prefill.engine if side == "prefill" else pair.decode.engine
     gate = engine.gate("bad", raises="device lost")
     case = pair.case(200)
-    receiving, sending = pair.receive(case, **({"ready": gate} if side == "decode" else {})), pair.send(case)
+    receiving = pair.receive(case, **({"ready": gate} if side == "decode" else {}))
+    sending = pair.send(case, to="decode")  # which fails before it asks, and ends only a room that is for it
     pair.push(sending, case, **({"ready": gate} if side == "prefill" else {}))
     text = failed_alike(receiving, sending)
     assert "the engine's ready event failed" in text
@@ -219,7 +234,7 @@ def test_many_rooms_at_once(pair: Pair) -> None:
         receiving[case.room] = pair.receive(case)
 
     def send(case: Case) -> None:
-        sending[case.room] = pair.send(case)
+        sending[case.room] = pair.send(case, to="decode")
         pair.push(sending[case.room], case, *range(16, case.tokens, 16))
 
     for _ in range(3):

@@ -81,6 +81,7 @@ def test_a_room_that_names_a_key_is_for_its_holder(workshop: Workshop) -> None:
         ("tcp://127.0.0.1:9", "an address without a public key"),
         (f"tcp://127.0.0.1:9|{STRANGE['public']}", "a public key that this link does not allow"),
     ],
+    ids=["no name", "no names", "a number among names", "a number", "an address alone", "a key that is not allowed"],
 )
 def test_rooms_that_are_for_nobody(workshop: Workshop, to: Any, text: str) -> None:
     prefill = workshop.open("prefill", **keys(OURS, THEIRS))

@@ -104,6 +104,21 @@ def test_a_page_has_one_position(far: int) -> None:
     assert plan.required(nothing, 32, 0, [7, 7]).ids.tolist() == [7, 7]
 
 
+def test_a_page_has_one_position_in_all_pushes_of_a_room() -> None:
+    component = state.mla_pages({0: pointer(1, 100, 16, 1)}).component
+
+    def check(*pieces: tuple[int, list[int]], prefix: int | None = None) -> None:
+        plan.check_pieces(component, 96, prefix, [plan.Items(np.array(ids), first) for first, ids in pieces])
+
+    check((0, [7, 8]), (2, [9]))
+    check((0, [7, 8]), (0, [7, 8]), (1, [8]))  # those of other layers
+    check((0, [7, 8]), (2, [7, 9]), prefix=32)  # decode holds the first two
+    with pytest.raises(
+        RoomError, match="item 8 of component 'kv' is pushed for two positions: as item 1 and as item 3"
+    ):
+        check((0, [7, 8]), (2, [9, 8]))
+
+
 @pytest.mark.parametrize(
     ("given", "code", "text"),
     [

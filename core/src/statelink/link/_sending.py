@@ -13,7 +13,7 @@ import numpy as np
 from statelink._nearest import did_you_mean
 from statelink.backend import Side
 from statelink.errors import ClosedError, Reason, RoomError
-from statelink.plan import Due, Items, PairPlan, due, item_positions, pushed, whole
+from statelink.plan import Due, Items, PairPlan, check_pieces, due, item_positions, pushed, whole
 from statelink.state import IndexSpace
 
 from ._room import Ready, Room
@@ -160,7 +160,7 @@ class Sending(Room):
         self._pushes = 0
         self._reach = 0
         self._complete = False
-        self._named: dict[str, list[npt.NDArray[np.int64]]] = {}
+        self._named: dict[str, list[Items]] = {}
         self._lock = threading.Lock()
 
     def push(
@@ -229,7 +229,7 @@ class Sending(Room):
             self._reach = max(self._reach, b)
             self._complete = final
             for name, each in checked.items():
-                self._named.setdefault(name, []).append(each.ids)
+                self._named.setdefault(name, []).append(each)
             self._quiesced = False  # from here on the memory is named; worked out anew on the control thread
             self._quiet.clear()
         self._node.post(lambda: self._role.pushed(self, push))
@@ -282,7 +282,19 @@ class Sending(Room):
                 raise self._error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
         if final:
             self._check_complete(known.keys() - checked.keys() - self._named.keys())
+            self._check_pieces(checked)
         return checked
+
+    def _check_pieces(self, last: Mapping[str, Items]) -> None:
+        """No page stands for two positions, in whichever pushes they were."""
+        for component in self._node.inventory.components:
+            if not component.kind.positional:
+                continue
+            pieces = [*self._named.get(component.name, ()), *([last[component.name]] if component.name in last else ())]
+            try:
+                check_pieces(component, self._tokens, self._prefix, pieces)
+            except RoomError as error:
+                raise self._error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
 
     def _check_layered(self, names: Iterable[str], final: bool) -> None:
         """A push of layers moves nothing of a component that has none: that is not what the engine meant."""
@@ -332,7 +344,8 @@ class Sending(Room):
 
     def _held(self) -> tuple[int, str]:
         named = list(self._named.items())  # an engine's thread may be adding to it
-        nbytes = sum(self._bytes_of(name, len(np.unique(np.concatenate(ids)))) for name, ids in named)
+        ids = {name: np.unique(np.concatenate([piece.ids for piece in pieces])) for name, pieces in named}
+        nbytes = sum(self._bytes_of(name, len(each)) for name, each in ids.items())
         for delivery in list(self._deliveries.values()):
             if Side.SOURCE in delivery.unsettled:
                 return nbytes, delivery.unsettled[Side.SOURCE]

@@ -11,7 +11,7 @@ from ._blocks import Blocks
 from ._boxes import Box
 from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
 from ._content import Content
-from ._items import Items, Pages, pushed, required
+from ._items import Items, Pages, check_pieces, pushed, required
 from ._match import differences, match
 from ._move import Move, arrived_content, expected_move, plan_move
 from ._numbers import whole
@@ -37,6 +37,7 @@ __all__ = [
     "Share",
     "Tile",
     "arrived_content",
+    "check_pieces",
     "compile_pair",
     "differences",
     "due",

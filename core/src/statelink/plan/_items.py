@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from ._positions import MAX_TOKENS, held_items, local, required_span
 if TYPE_CHECKING:
     from statelink.state import Component
 
-__all__ = ["Items", "Pages", "item_at", "pushed", "required"]
+__all__ = ["Items", "Pages", "check_pieces", "item_at", "pushed", "required"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -95,11 +96,54 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
     if not component.kind.positional:
         return _one(component, given)
     items = _pushed(component, tokens, prefix, span, given)
-    low, high = required_span(component, tokens, prefix or 0, aligned=False)
-    first, last = held_items(component, tokens, (max(low, span[0]), min(high, span[1])))
-    begin = max(first - items.first, 0)
-    _check_once(component, items.ids[begin : max(last - items.first, begin)], begin)
+    needed, begin = _needed(component, tokens, prefix, items)
+    _check_once(component, needed.ids, begin)
     return items
+
+
+def check_pieces(component: Component, tokens: int, prefix: int | None, pieces: Sequence[Items]) -> None:
+    """Check that no item is named for two positions by the pushes of a room, taken together.
+
+    Pushes may name an item again for its own position: those of other layers do.
+
+    Args:
+        component: Prefill's component, which covers positions.
+        tokens: N.
+        prefix: P, if it is known.
+        pieces: What `pushed` made of each push.
+
+    Raises:
+        RoomError: An item is named for two positions that must arrive.
+    """
+    different: list[Items] = []
+    for piece in pieces:
+        needed, _ = _needed(component, tokens, prefix, piece)
+        same = (each for each in different if each.first == needed.first and len(each.ids) == len(needed.ids))
+        if len(needed.ids) and not any(np.array_equal(each.ids, needed.ids) for each in same):
+            different.append(needed)
+    if len(different) < 2 or not any(buffer.count for buffer in component.buffers):
+        return
+    ids = np.concatenate([each.ids for each in different])
+    numbers = np.concatenate([np.arange(each.first, each.first + len(each.ids)) for each in different])
+    order = np.argsort(ids, kind="stable")
+    ids, numbers = ids[order], numbers[order]
+    clash = np.flatnonzero((ids[1:] == ids[:-1]) & (numbers[1:] != numbers[:-1]))
+    if len(clash):
+        at = int(clash[0])
+        one, other = sorted((int(numbers[at]), int(numbers[at + 1])))
+        raise RoomError(
+            f"item {int(ids[at])} of component {component.name!r} is pushed for two positions",
+            cause=f"as item {one} and as item {other} of the sequence",
+            hint="each position has an item of its own",
+            code="room.items",
+        )
+
+
+def _needed(component: Component, tokens: int, prefix: int | None, items: Items) -> tuple[Items, int]:
+    """Those of a push that must arrive, and the place of the first of them; what lies before may be any item."""
+    first, last = held_items(component, tokens, required_span(component, tokens, prefix or 0, aligned=False))
+    begin = max(first - items.first, 0)
+    return Items(items.ids[begin : max(last - items.first, begin)], items.first + begin), begin
 
 
 def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[int, int], given: Any) -> Items:

@@ -60,16 +60,23 @@ class Watch:
     def attach(self, link: statelink.Link) -> None:
         """Watch a prefill link, the only one of this process."""
         role: Any = link._prefill
-        outgoing: Any = role._outgoing
-        fail, delivered, deliver = role.fail, outgoing._delivered, _deliver
+        outgoing, asking = role._outgoing, role._asking
+        fail, end, delivered, deliver = role.fail, asking._fail, outgoing._delivered, _deliver
 
-        def watched_fail(room: Any, reason: Any, **named: Any) -> None:
+        def note(room: Any, reason: Any) -> None:
             if room.status > Status.FAILED and room.status is not Status.SUCCEEDED:
                 by = "decode" if reason.what.startswith("decode") else "prefill"
                 by = by if reason.code == "room.aborted" else reason.code
                 self.phases[f"{by}: {self._phase(room)}"] += 1
                 self.left += any(each.moving for each in room._deliveries.values())
-            fail(room, reason, **named)
+
+        def watched_fail(room: Any, reason: Any) -> None:
+            note(room, reason)
+            fail(room, reason)
+
+        def watched_end(room: Any, reason: Any, *named: Any) -> None:
+            note(room, reason)
+            end(room, reason, *named)
 
         def watched_deliver(node: Any, delivery: Any, push: Any) -> Any:
             result = yield from deliver(node, delivery, push)
@@ -85,7 +92,7 @@ class Watch:
             if delivery.finished and self._due(room.room, "ending"):
                 room._abort("as planned")
 
-        role.fail, outgoing._delivered = watched_fail, watched_delivered
+        role.fail, asking._fail, outgoing._delivered = watched_fail, watched_end, watched_delivered
         _module.deliver = watched_deliver
         self._break_batches(link._node.backend)
 

@@ -258,7 +258,7 @@ class Prefill(Side):
         room = Active(planned, None, shares, time.monotonic())
         for share, key in zip(shares, room.keys(), strict=True):
             self.memory.fill(share, key)
-        room.room = self.link.send(planned.room, planned.pages * 16)
+        room.room = self.link.send(planned.room, planned.pages * 16, to="decode")
         if planned.aborter == "prefill" and planned.trigger == "unmet":
             room.abort_at = room.started + planned.delay
         return room

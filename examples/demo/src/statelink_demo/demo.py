@@ -59,11 +59,6 @@ class Run:
     logs: dict[int, Log]
 
     @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        """The requests."""
-        return tuple(log.prompt for log in self.logs.values())
-
-    @property
     def failed(self) -> bool:
         """Whether a room of it failed."""
         return any(log.failures for log in self.logs.values())
@@ -140,7 +135,7 @@ def _serve(crew: Crew, run: Run, peer: str, say: Say, name: str) -> None:
     say(f"{name}: {len(run.logs)} requests, {run.title}")
     expected = tuple(Expected(log.prompt.room, len(log.prompt.prompt), log.sabotage) for log in run.logs.values())
     crew.send("decode", Expect(expected, peer))
-    crew.send("prefill", Serve(run.prompts, run.by_layer))
+    crew.send("prefill", Serve(tuple(log.prompt for log in run.logs.values()), run.by_layer))
     busy: set[Role] = {"prefill", "decode"}
     answered = 0
     while busy:

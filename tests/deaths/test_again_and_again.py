@@ -153,6 +153,7 @@ class Repeated:
         self.tally.longest[0] = max(self.tally.longest[0], time.monotonic() - began)
         if stop:
             until(lambda: self._at_rest(self._other), SOON)
+            until(lambda: self._served(pair), SOON)
         else:
             self._other.memory.path.unlink()
             doomed.links.clear()  # and with them, what is mapped of their memory here
@@ -163,6 +164,23 @@ class Repeated:
         self.tally.deaths += 1
         self.tally.recovered += 1
         self.tally.held.append(self._survivor.engine.run("tests.load.rank", "usage"))
+
+    def _served(self, pair: Pair) -> bool:
+        """Whether a room works. A decode that goes on may ask before it has heard that prefill gave it up."""
+        case = pair.case(SMALL)
+        receiving, sending = pair.begin(case)
+        pair.push(sending, case)
+        seen = receiving.wait(SOON)
+        if seen.status is Status.SUCCEEDED:
+            pair.ended(case, receiving, sending)
+            return True
+        assert seen.reason is not None
+        assert seen.reason.code == "peer.lost", seen
+        sending.abort()
+        assert all(room.wait(SOON, quiesced=True).quiesced for room in (receiving, sending))
+        pair.pardon(case)
+        pair.done(case)
+        return False
 
     def _begin(self) -> tuple[list[Case], list[RoomHandle], list[RoomHandle]]:
         """Rooms in several phases: asked for alone, waiting for the rest, and in the middle of a copy."""

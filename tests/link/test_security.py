@@ -9,10 +9,14 @@ import pytest
 import zmq
 from tests.helpers import peers
 from tests.helpers.pair import Pair
+from tests.helpers.pools import Kv
+from tests.link.test_topology import addresses
 
+from statelink import Status
 from statelink.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle
     from tests.link.conftest import Workshop
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
@@ -69,6 +73,41 @@ def test_a_room_that_names_a_key_is_for_its_holder(workshop: Workshop) -> None:
     made.push(sending, case)
     made.ended(case, receiving, sending)
     other.done(case)
+
+
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_ranks_with_other_keys_give_a_room_up_for_nobody(workshop: Workshop, opened: str) -> None:
+    """Also where they say that they are of the instance that the room is for, and its own ranks have yet to ask."""
+    prefill = workshop.open("prefill", (Kv(layers=(0, 1)),), **keys(OURS, THEIRS, STRANGE))
+
+    def ranks(own: dict[str, str]) -> list[LinkHandle]:
+        listen = addresses(2)
+        found = []
+        for rank in range(2):
+            sibling = f"{listen[1 - rank]}|{own['public']}"
+            config = {"rank": rank, "ranks": 2, "listen": listen[rank], "siblings": (sibling,), **keys(own, OURS, own)}
+            found.append(workshop.open("decode", (Kv(layers=(rank,)),), **config))
+        return found
+
+    honest, strange = ranks(THEIRS), ranks(STRANGE)
+    room, to, items = next(_rooms), [THEIRS["public"]], {"kv": [0, 1, 2, 3]}
+    sending = prefill.send(room, 64, to=to) if opened == "before" else None
+    given_up = strange[1].receive(room, prefill.address, 64)
+    given_up.reach(Status.WAITING)
+    if opened == "after":
+        given_up.abort("for all of them")
+        peers.until(lambda: prefill.snapshot()["load"]["gone"] > 0)
+    first = honest[0].receive(room, prefill.address, 64, items)
+    peers.until(lambda: prefill.snapshot()["load"]["early"] == 1)
+    if opened == "before":
+        given_up.abort("for all of them")
+        peers.until(lambda: prefill.snapshot()["load"]["gone"] > 0)
+    sending = sending or prefill.send(room, 64, to=to)
+    second = honest[1].receive(room, prefill.address, 64, items)
+    sending.reach(Status.WAITING)
+    sending.abort("seen enough")
+    assert "seen enough" in first.failed()
+    assert "seen enough" in second.failed()
 
 
 @pytest.mark.parametrize(

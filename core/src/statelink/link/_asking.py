@@ -141,9 +141,10 @@ class Asking:
             self.bind(room)
             return
         for another, asked in self._asked(key, None):  # nobody of its instance waits for what will not come
-            if another.card.inventory.instance == who.instance:
+            other = self._who(another)
+            if other.instance == who.instance and other.key == who.key:  # with another key, it may only say so
                 self.early.drop(key, another.name)
-                gone.uses[another.name] = asked.request.generation
+                self.past.join(gone, other, asked.request.generation)
                 self.answer(another, asked.request, message.reason)
 
     def _reconcile(self, message: wire.Request, peer: Destination) -> None:
@@ -172,8 +173,10 @@ class Asking:
             self.answer(peer, message, end.reason, met=message.generation)
             return True
         gone = self.past.gone(key, (who.instance,))
-        if gone is not None and who.name not in gone.uses and len(gone.uses) < gone.ranks:
-            gone.uses[who.name] = message.generation
+        # Whoever has another key may only say that it is of the instance: then the room decides, once it is open.
+        alike = gone is not None and who.key in {gone.keys[name] for name in gone.uses}
+        if gone is not None and alike and who.name not in gone.uses and len(gone.uses) < gone.ranks:
+            self.past.join(gone, who, message.generation)
             self.answer(peer, message, gone.reason)
             return True
         return False
@@ -295,7 +298,7 @@ class Asking:
                 groups.append(group)
             group[ours.rank] = peer, asked
             gone = self.past.gone(key, (ours.instance,))
-            left = 0 if gone is None else len(gone.uses.keys() - {each.name for each, _ in group.values()})
+            left = 0 if gone is None else len(gone.of(room._to).keys() - {each.name for each, _ in group.values()})
             if len(group) + left >= max(each.expected for each, _ in group.values()):
                 return Group(list(group.values()), gone if left and len(group) < peer.expected else None)
         return None
@@ -350,13 +353,14 @@ class Asking:
     def _belonged(self, room: Sending, gone: Gone) -> dict[str, str]:
         """A room belonged to what an instance gave up: who of it knows."""
         self.past.settle_gone(room._key, gone)
-        for name, generation in gone.uses.items():
+        uses = gone.of(room._to)
+        for name, generation in uses.items():
             use = (name, room.room, generation)
             self.past.meet(use)
             if self._destinations.get(name) is not None and use not in self.past.restless:
                 said = Use(sender=self._node.name, to=name, room=room.room, generation=generation)
                 self._send(wire.Drained(**said, met=generation))
-        return dict.fromkeys(gone.uses, gone.instance)
+        return dict.fromkeys(uses, gone.instance)
 
     def _unmet(self, room: Sending, peer: Destination, asked: Asked) -> int | None:
         """The earliest use that ended on a rank, and that this room may belong to, if there is one."""

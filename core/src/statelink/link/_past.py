@@ -88,6 +88,7 @@ class Gone:
         until: When it stops to count.
         ranks: How many ranks of that instance ask this rank for each room.
         uses: Link name to generation, of those that gave it up.
+        keys: Link name to public key, likewise.
         words: Its instance, and the keys of its ranks.
     """
 
@@ -96,7 +97,12 @@ class Gone:
     until: float
     ranks: int
     uses: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     words: set[str] = field(default_factory=set)
+
+    def of(self, to: To | None) -> dict[str, int]:
+        """Those of ``uses`` who can have a room for ``to``: others may only say that they are of the instance."""
+        return {n: use for n, use in self.uses.items() if to is None or to.admits(self.instance, self.keys[n])}
 
 
 class Past:
@@ -184,11 +190,18 @@ class Past:
         if gone is None:
             gone = Gone(reason, who.instance, 0.0, who.ranks)
         gone.until = self._now() + self.lifetime
-        gone.uses[who.name] = generation
+        gone.ranks = max(gone.ranks, who.ranks)
+        self.join(gone, who, generation)
         gone.words.update(word for word in (who.instance, who.key) if word)
         for word in gone.words:
             _remember(self._gone, (key, word), gone)
         return gone
+
+    @staticmethod
+    def join(gone: Gone, who: Who, generation: int) -> None:
+        """A rank's use is one of those."""
+        gone.uses[who.name] = generation
+        gone.keys[who.name] = who.key
 
     def gone(self, key: RoomKey, words: Iterable[str]) -> Gone | None:
         """What is known of an instance that gave a room up, by its name or by the key of a rank."""

@@ -33,6 +33,7 @@ calls = {
     "accept": lambda: receiving.accept({"kv": [0]}),
     "wait": lambda: receiving.wait(None),
     "abort": lambda: sending.abort(),
+    "check": lambda: sending.check(),
 }
 with prefill._node.lock, decode._node.lock, sending._lock, receiving._lock:
     child = os.fork()  # while threads of the parent may hold every lock

@@ -192,3 +192,14 @@ def test_the_rendezvous_is_in_the_reason(server: str) -> None:
         else:
             assert f"is still resolving; {said} does not answer: {trouble.what}" in room.reason.cause
             assert room.reason.hint == trouble.hint
+
+
+def test_the_rendezvous_is_in_the_reason_of_prefill() -> None:
+    """Decode cannot find a prefill that is not registered, and so never asks it for the room."""
+    address = free()
+    with link_of("prefill", rendezvous=address) as link:
+        room = link.send(1, 4, deadline=3.0)
+        assert room.wait(30) is Status.FAILED
+        assert room.reason is not None
+        said = f"decode never asked for it; the rendezvous server at {address} does not answer: {Trouble.REFUSED.what}"
+        assert (room.reason.cause, room.reason.hint) == (said, Trouble.REFUSED.hint)

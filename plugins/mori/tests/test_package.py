@@ -140,6 +140,7 @@ def test_machine_that_lacks_one_thing(machine: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_backend, "trial", lambda options: (False, "it said so"))
     probe = MoriBackend.probe(Options())
     assert probe.reason == "it said so. For RDMA, this machine lacks: nothing that is known"
+    assert probe.hint == "choose another backend"
     assert probe.details == {"gpus": "1", "active RDMA ports": "mlx5_0/1"}
     monkeypatch.setattr(_machine, "rdma_devices", lambda: {"mlx5_0": []})
     probe = MoriBackend.probe(Options())

@@ -19,6 +19,7 @@ from ._destinations import Destination, Destinations
 from ._hook_room import SendRoom
 from ._mover import reason_of
 from ._outgoing import Outgoing
+from ._rendezvous import Explaining
 from ._sending import Delivery, Push, Sending
 from ._status import ENDED, Status
 from ._use import Use
@@ -336,7 +337,12 @@ class PrefillRole:
             cause = "the engine's ready event never came"
         hooks = ((f"{key}: {name}", hook) for key, d in room._deliveries.items() for name, hook in d.hooks.items())
         cause += waits_of(hooks)
-        self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on prefill", cause))
+        hint = ""
+        rendezvous = self._node.rendezvous
+        if room.status is Status.BOOTSTRAPPING and isinstance(rendezvous, Explaining):
+            said, hint = rendezvous.explain(None)
+            cause += f"; {said}" if said else ""
+        self.fail(room, room._reason_for("room.deadline", "a room passed its deadline on prefill", cause, hint))
 
     def busy(self) -> bool:
         """See `Role.busy`."""

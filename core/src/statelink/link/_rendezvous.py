@@ -32,10 +32,13 @@ class Rendezvous(Protocol):
 class Explaining(Protocol):
     """A rendezvous that can say why it does not find an instance. A `Rendezvous` need not be one."""
 
-    def explain(self, peer: Peer) -> tuple[str, str]:
+    def explain(self, peer: Peer | None) -> tuple[str, str]:
         """Why `Rendezvous.resolve` returns ``None``, and what to look at; empty where it is not known.
 
         Must not block: it is called on the control thread.
+
+        Args:
+            peer: Who was asked for; ``None`` asks why others may not find this link.
         """
 
 

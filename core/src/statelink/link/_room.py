@@ -85,7 +85,7 @@ class Room:
         return self._status
 
     def poll(self) -> Status:
-        """The same as `status`: one attribute read, for a scheduler's loop."""
+        """The same as `status`: one attribute read, for a scheduler's loop. In a forked child it stays as it was."""
         return self._status
 
     @property
@@ -125,6 +125,7 @@ class Room:
         if status is Status.FAILED and self._reason is not None:
             raise RoomError.of(self._reason)
         if status is not Status.SUCCEEDED:
+            self._node.check_process()
             raise RoomError.of(
                 self._reason_for(
                     "room.open",

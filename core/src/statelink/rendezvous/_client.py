@@ -109,12 +109,14 @@ class RendezvousClient:
                 del self._wanted[peer]
             return answer
 
-    def explain(self, peer: Peer) -> tuple[str, str]:
+    def explain(self, peer: Peer | None) -> tuple[str, str]:
         """See `Explaining.explain`. Does not block."""
         server = f"the rendezvous server at {self._server.address}"
         trouble = self._trouble
         if trouble is not None:
             return f"{server} does not answer: {trouble.what}", trouble.hint
+        if peer is None:
+            return "", ""
         present, ranks = self._present.get(str(peer), (0, 0))
         said = f"{present} of its {ranks} ranks are" if ranks else "nobody of this name is"
         hint = "is every rank of prefill registered, under this name, with the same rendezvous server?"

@@ -134,7 +134,7 @@ class MoriBackend(PostingBackend[_Peer]):
                 if not good:
                     lacks = "; ".join(missing(options)) or "nothing that is known"
                     reason = f"{said}. For {wanted}, this machine lacks: {lacks}"
-                    return Probe(ok=False, reason=reason, hint="or choose another backend", details=details)
+                    return Probe(ok=False, reason=reason, hint="choose another backend", details=details)
                 _started[key] = said
         except Exception as error:  # a probe explains, and never raises
             return Probe(ok=False, reason=f"looking for what MoRI needs failed: {type(error).__name__}: {error}")

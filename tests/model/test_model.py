@@ -38,7 +38,7 @@ WORLDS = 60
 """Worlds of a few thousand steps each that every run of the tests explores."""
 REUSED_WORLDS = 25
 """The same in which uses of ids are told apart by nothing but their order."""
-STAGED_WORLDS = 24
+STAGED_WORLDS = 28
 """The same with components that go through rings of one to three parcels."""
 RARE: set[tuple[object, object]] = {
     (Stage.GREETING, InstanceEvent.REFUSED),

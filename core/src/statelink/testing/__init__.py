@@ -33,4 +33,5 @@ def __getattr__(name: str) -> typing.Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import _suite
 
-    return getattr(_suite, name)
+    found = globals()[name] = getattr(_suite, name)
+    return found

@@ -76,7 +76,8 @@ def show(what: str, results: Results) -> None:
 def test_some_load(backend: str) -> None:
     with fleet(backend, 200) as ranks:
         ranks.run(200, 200)
-        before = ranks.run(200, 200)
+        ranks.run(1500, 32)  # until the allocators of all threads have what they need
+        before = ranks.run(600, 32)
         after = ranks.run(600, 32)
         show("after", after)
         # Rooms that stay in memory, of two kibibytes and more each, would be seen here.

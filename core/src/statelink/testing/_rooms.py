@@ -119,9 +119,9 @@ def open_link(
     return host.links[key].address
 
 
-def send(host: Host, key: str, room: int, tokens: int = TOKENS) -> None:
-    """Open a room on prefill."""
-    host.rooms[key, room] = host.links[key].send(room, tokens)
+def send(host: Host, key: str, room: int, tokens: int = TOKENS, to: str | None = None) -> None:
+    """Open a room on prefill; one that is for the link ``to`` also ends if that gives it up before it asks."""
+    host.rooms[key, room] = host.links[key].send(room, tokens, to=to)
 
 
 def push(

@@ -88,7 +88,7 @@ class Rooms(Suite):
         here, there = self._pages(room)
         decode.keys[:] = decode.values[:] = POISON
         if phase != "alone" or side == "prefill":
-            prefill(_rooms.send, room)
+            prefill(_rooms.send, room, TOKENS, decode.key)
         if phase != "alone" or side == "decode":
             decode(_rooms.receive, room, prefill.address, there)
         if phase in ("waiting", "halfway"):

@@ -217,14 +217,14 @@ def test_a_stopped_receiver_is_left_behind_at_the_end(source: Remote) -> None:
     """Closing waits for nobody, and keeps no connection."""
     with extra_process() as target:
         before = source.do("held")
-        join(source, target, drain_timeout=0.1)
+        join(source, target, stall_timeout=0.5, drain_timeout=0.1)
         grant_all(target)
         assert write(source, target).ok
         target.signal(signal.SIGSTOP)
         place = u64(source.address), u64(target.address)
         transfer = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
-        source.do("disconnect", "source", "target")
         assert source.do("outcome", transfer).settled is False
+        source.do("disconnect", "source", "target")
         source.do("close_all")
         assert source.do("held") == before
 

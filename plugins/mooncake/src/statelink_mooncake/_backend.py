@@ -71,7 +71,7 @@ class MooncakeBackend(Backend):
         max_bytes=32 << 20,
         max_transfers=1,
         thread_safe=True,
-        # Over its TCP transport: a call that waits for a stopped peer sleeps, and those to others go on beside it.
+        # Over TCP: calls to others go on beside one that waits for a stopped peer, and that keeps a core busy.
         stalled_peers=32,
         single_process=True,
         priority=40,

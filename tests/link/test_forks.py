@@ -34,6 +34,7 @@ calls = {
     "wait": lambda: receiving.wait(None),
     "abort": lambda: sending.abort(),
     "check": lambda: sending.check(),
+    "poll": lambda: sending.poll(),
 }
 with prefill._node.lock, decode._node.lock, sending._lock, receiving._lock:
     child = os.fork()  # while threads of the parent may hold every lock

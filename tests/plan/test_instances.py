@@ -150,6 +150,12 @@ CONTRADICTING: list[tuple[str, list[Inventory], str, str]] = [
         "axis 'cp' .*rank 0 says 2, rank 1 says 3",
     ),
     (
+        "an axis that one leaves out",
+        instance("x", [kv(0, 2)], [kv(1, 2)], axes=[{"pp": (0, 2)}, {}]),
+        "axes",
+        "rank 1 does not name axis 'pp': rank 0 is 0 of 2 on it",
+    ),
+    (
         "one place twice",
         instance("x", [kv(0, 2)], [kv(1, 2)], axes=[{"cp": (1, 2)}, {"cp": (1, 2)}]),
         "axes",

@@ -85,7 +85,12 @@ class Room:
         return self._status
 
     def poll(self) -> Status:
-        """The same as `status`: one attribute read, for a scheduler's loop. In a forked child it stays as it was."""
+        """The same as `status`, for a scheduler's loop: it never blocks.
+
+        Raises:
+            ClosedError: This is a forked child, where the status stays what it was.
+        """
+        self._node.check_process()
         return self._status
 
     @property

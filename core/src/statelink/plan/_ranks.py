@@ -91,10 +91,15 @@ def _check_axes(inventories: Sequence[Inventory], role: str) -> None:
             if size != axis.size:
                 cause = f"rank {other.rank} says {size}, rank {inventory.rank} says {axis.size}"
                 raise _contradiction(inventory, role, f"the ranks disagree about the size of axis {name!r}", cause)
-    whole = math.prod(size for size, _ in sizes.values()) == len(inventories)
     for inventory in inventories:
-        if not whole or inventory.axes.keys() != sizes.keys():
-            continue
+        lacking = sorted(sizes.keys() - inventory.axes.keys())
+        if lacking:
+            size, other = sizes[lacking[0]]
+            cause = f"rank {other.rank} is {other.axes[lacking[0]].index} of {size} on it"
+            raise _contradiction(inventory, role, f"rank {inventory.rank} does not name axis {lacking[0]!r}", cause)
+    if math.prod(size for size, _ in sizes.values()) != len(inventories):
+        return
+    for inventory in inventories:
         place = tuple((name, inventory.axes[name].index) for name in sorted(sizes))
         twin = places.setdefault(place, inventory)
         if twin is not inventory:

@@ -164,6 +164,20 @@ def test_deadlines(pair: Pair, what: str, side: str, text: str, cause: str) -> N
 
 
 @TCP
+def test_a_decode_that_gave_up_a_room_that_was_not_for_it(pair: Pair) -> None:
+    """It does not end the room, and the reason of the deadline names it."""
+    case = pair.case(200)
+    receiving = pair.decode.receive(case.room, pair.prefill.address, 200)
+    receiving.reach(Status.WAITING)
+    receiving.abort("gone")
+    receiving.failed()
+    text = pair.send(case, deadline=0.5).failed(10)
+    assert "decode instance 'decode' gave it up before it asked (decode aborted the request)" in text
+    assert "this room does not say that it is for that one" in text
+    pair.spoilt(case)
+
+
+@TCP
 def test_a_deadline_while_nobody_is_there(pair: Pair) -> None:
     receiving = pair.decode.receive(12, "tcp://127.0.0.1:9", 64, deadline=0.5)
     assert receiving.see().status is Status.BOOTSTRAPPING

@@ -264,6 +264,11 @@ class Asking:
         others = [each for each in self.early.attempts(room.room) if each != room.attempt]
         if others:
             return f"decode asked for attempt {others[0]} of it, and this is attempt {room.attempt}"
+        instances = {peer.card.inventory.instance for peer in self._destinations.known}
+        left = [gone for gone in (self.past.gone(room._key, (name,)) for name in sorted(instances)) if gone is not None]
+        if left and room._to is None:
+            said = f"decode instance {left[0].instance!r} gave it up before it asked ({left[0].reason.what})"
+            return f"{said}, and this room does not say that it is for that one"
         return "decode never asked for it"
 
     def answer(self, peer: Destination, request: wire.Request, reason: Reason, *, met: int = 0) -> None:

@@ -117,6 +117,11 @@ class Destinations:
         """The destination with this link name, if it is known."""
         return self._destinations.get(name)
 
+    @property
+    def known(self) -> list[Destination]:
+        """Every destination that introduced itself and was not lost."""
+        return list(self._destinations.values())
+
     def handle(self, message: wire.Message) -> None:
         """A message for this link."""
         peer = self._destinations.get(message.sender)

@@ -34,15 +34,15 @@ class Trouble(enum.Enum):
     )
     ENDED = _Said(
         "it ends the connection before it says who it is",
-        "is that the port of a Statelink link, with the key in its address? Do both sides have keys, or neither?",
+        "is that a port of Statelink, with the key in its address? Do both sides have keys, or neither?",
     )
     SILENT = _Said(
         "it takes connections and does not speak",
-        "is that the port of a Statelink link? Is its process stopped, or its machine overloaded?",
+        "is that a port of Statelink? Is its process stopped, or its machine overloaded?",
     )
     MUTE = _Said(
         "it is connected and has not said who it is",
-        "is that the port of a Statelink link? Is its process stopped, or its machine overloaded?",
+        "is that a port of Statelink? Is its process stopped, or its machine overloaded?",
     )
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Process", "free_addresses"]
+__all__ = ["Process"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,12 +66,3 @@ class Process:
         for pipe in (self.process.stdin, self.process.stdout, self.errors):
             if pipe is not None:
                 pipe.close()
-
-
-def free_addresses(count: int) -> list[str]:
-    """Addresses on loopback at which nobody listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return found

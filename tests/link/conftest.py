@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _numbers = itertools.count()
+LINGERS = 10.0
+"""Seconds that a library may need to find that a peer is dead, while its thread is waited for."""
 FORCED: dict[str, Any] = {"mode": "always", "ring_bytes": 96 << 10, "parcel_bytes": 32 << 10}
 """Staging of everything, in rings that are a fraction of a request, and parcels that are a few items."""
 
@@ -90,12 +93,21 @@ class Workshop:
             engine.links.clear()
             if not engine.answer() and not untidy:
                 problems.append(f"{engine.name}: close() says that not everything ended")
-            left = [name for name in engine.call("threads") if name.startswith(("statelink-", "tcp-"))]
+            left = self._threads(engine)
+            until = time.monotonic() + LINGERS
+            while untidy and left and time.monotonic() < until:  # a call about a dead peer may still be in the library
+                time.sleep(0.05)
+                left = self._threads(engine)
             problems += [f"{engine.name} leaves threads {left}"] if left else []
             problems += [f"{engine.name}: {each}" for each in engine.call("take_errors")]
             if engine not in (self.prefill, self.decode):
                 engine.dismiss()
         assert not problems, "\n".join(problems)
+
+    @staticmethod
+    def _threads(engine: Engine) -> list[str]:
+        """Threads of links that a process has."""
+        return [name for name in engine.call("threads") if name.startswith(("statelink-", "tcp-"))]
 
     def dismiss(self) -> list[Engine]:
         """End its processes; those that are still to be waited for."""

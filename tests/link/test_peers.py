@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
 
 from statelink import Status
+from statelink.testing._ranks import addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import Engine, LinkHandle, RoomHandle
@@ -38,12 +38,6 @@ def on(name: str, *cases: tuple[str, object], later: Sequence[tuple[str, object]
     marks = (pytest.mark.soak, pytest.mark.staged)
     chosen = [*cases, *(pytest.param(*each, marks=marks, id=f"{each[0]}-{each[1]}-staged") for each in later)]
     return pytest.mark.parametrize(("backend", name), chosen, indirect=["backend"], scope="session")
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 def threads(engine: Engine) -> list[str]:
@@ -169,7 +163,7 @@ def test_decode_is_killed(workshop: Workshop, when: str) -> None:
 )
 def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) -> None:
     """With other pools, too: nothing of its former self is believed."""
-    address = free_address()
+    address = addresses(1)[0]
     decode = workshop.open("decode", **LIVE)
     doomed = workshop.engine()
     first = Pair(workshop.open("prefill", engine=doomed, listen=address, **LIVE), decode)
@@ -205,7 +199,7 @@ def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) 
 @TCP
 def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
     """Nothing was asked of it yet, so nothing is lost."""
-    address = free_address()
+    address = addresses(1)[0]
     decode = workshop.open("decode", **LIVE)
     early = decode.receive(90, address, 200)
     assert early.see().status is Status.BOOTSTRAPPING

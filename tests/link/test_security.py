@@ -10,10 +10,10 @@ import zmq
 from tests.helpers import peers
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Kv
-from tests.link.test_topology import addresses
 
 from statelink import Status
 from statelink.errors import ConfigError
+from statelink.testing._ranks import addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle

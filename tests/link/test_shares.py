@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.link.test_topology import addresses
 
 import statelink
 from statelink import Link, Status, state
 from statelink.errors import ConfigError
+from statelink.testing._ranks import addresses
 
 SLOTS, RING, HEADS, DIM, WINDOW, TOKENS = 4, 24, 4, 6, 16, 50
 Pools = dict[str, npt.NDArray[np.uint8]]

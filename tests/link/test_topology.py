@@ -6,7 +6,6 @@ A process hosts the links of one side. What replicated ranks hold is the same by
 from __future__ import annotations
 
 import itertools
-import socket
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from tests.helpers.expect import Case, carry, held
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, Memory, hybrid
 
 from statelink import Status
+from statelink.testing._ranks import addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
@@ -27,16 +27,6 @@ TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session"
 TCP_AND_NIXL = pytest.mark.parametrize("backend", ["tcp", "nixl"], indirect=True, scope="session")
 FAST: dict[str, Any] = {"heartbeat": 0.25, "liveness": 5.0}
 _rooms = itertools.count(40_000)
-
-
-def addresses(count: int) -> list[str]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    found = [f"tcp://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
-    return found
 
 
 class Group:

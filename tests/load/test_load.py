@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.helpers.processes import Process, free_addresses
+from tests.helpers.processes import Process
 from tests.load.rank import RANKS
+
+from statelink.testing._ranks import addresses
 
 MIB = 1 << 20
 Results = dict[str, dict[str, Any]]
@@ -18,11 +20,11 @@ class Fleet:
     """The four ranks."""
 
     def __init__(self, backend: str, pages: int) -> None:
-        own = {role: free_addresses(RANKS) for role in ("prefill", "decode")}
+        own = {role: addresses(RANKS) for role in ("prefill", "decode")}
         self.ranks: dict[str, Process] = {}
-        for role, addresses in own.items():
-            for n, address in enumerate(addresses):
-                siblings = [other for other in addresses if other != address and role == "decode"]
+        for role, listed in own.items():
+            for n, address in enumerate(listed):
+                siblings = [other for other in listed if other != address and role == "decode"]
                 process = Process("tests.load.rank", role, n, backend, pages, address, *siblings)
                 self.ranks[f"{role} {n}"] = process
         for process in self.ranks.values():

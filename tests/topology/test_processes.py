@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from tests.helpers.processes import Process, free_addresses
+from tests.helpers.processes import Process
 from tests.topology.rank import ROOMS
 from tests.topology.world import TOPOLOGIES, Topology
+
+from statelink.testing._ranks import addresses
 
 
 @pytest.fixture
@@ -38,16 +40,16 @@ def test_every_decode_rank_gets_its_slice(ranks: dict[str, list[Process]], topol
         for process in prefill:
             port = {str(room): "tcp://127.0.0.1:0" for room in ROOMS}
             process.say(listen=port, siblings={str(room): [] for room in ROOMS})
-        own = {room: free_addresses(len(decode)) for room in ROOMS}
+        own = {room: addresses(len(decode)) for room in ROOMS}
         for n, process in enumerate(decode):
             siblings = {str(room): [a for m, a in enumerate(own[room]) if m != n] for room in ROOMS}
             process.say(listen={str(room): own[room][n] for room in ROOMS}, siblings=siblings)
         for room in ROOMS:
-            addresses = [process.hear()["address"] for process in prefill]
+            peers = [process.hear()["address"] for process in prefill]
             for process in decode:
                 assert process.hear()["address"]
             for process in decode:
-                process.say(peers=addresses)
+                process.say(peers=peers)
             for process in decode:
                 assert process.hear() == {"room": room, "wrong": 0, "quiesced": True}, topology.name
             assert all(process.hear()["moved"] > 0 for process in prefill), topology.name

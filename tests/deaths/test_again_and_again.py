@@ -100,12 +100,13 @@ class Repeated:
         way: How bytes move.
         side: Which side dies.
         seed: Of the moments.
+        stop: Whether it is only stopped: then nothing proves that its library reads no more.
     """
 
-    def __init__(self, workshop: Workshop, way: str, side: str, seed: int) -> None:
+    def __init__(self, workshop: Workshop, way: str, side: str, seed: int, *, stop: bool) -> None:
         self._workshop = workshop
         self._config = {**LIVE, "options": WAYS[way]}
-        self._keeps = way in KEEPS and side == "decode"
+        self._keeps = stop and way in KEEPS and side == "decode"
         workshop.untidy |= self._keeps
         self._order = random.Random(seed)
         self._role = side
@@ -221,7 +222,7 @@ def on(now: Sequence[tuple[str, int]], later: Sequence[tuple[str, int]]) -> pyte
 
 def run(workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str], None], *, stop: bool) -> None:
     seed = int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
-    repeated = Repeated(workshop, way, side, seed)
+    repeated = Repeated(workshop, way, side, seed, stop=stop)
     try:
         for _ in range(times):
             repeated.die(stop=stop)

@@ -22,7 +22,7 @@ from tests.helpers.peers import until
 from tests.helpers.pools import Aux, Kv
 
 from statelink import Status
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
@@ -111,7 +111,7 @@ class Repeated:
         self._order = random.Random(seed)
         self._role = side
         self._survivor_role = SIDES[1 - SIDES.index(side)]
-        self._address = addresses(1)[0]
+        self._address = free_addresses(1)[0]
         self._survivor = workshop.open(self._survivor_role, POOLS, **self._config)
         self._pair = self._together(self._open())
         self.tally = Tally()

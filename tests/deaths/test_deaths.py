@@ -17,7 +17,7 @@ from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
 
 from statelink import Status
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.deaths.conftest import Cable
@@ -139,7 +139,7 @@ def show(what: str, took: list[float]) -> None:
 )
 def test_prefill_dies_and_comes_back(workshop: Workshop, choice: str) -> None:
     """Killed, and started anew at its address. What was not asked of it yet is served by the new process."""
-    address = addresses(1)[0]
+    address = free_addresses(1)[0]
     doomed = workshop.engine()
     decode = workshop.open("decode", POOLS, **LIVE)
     pair = Pair(workshop.open("prefill", POOLS, engine=doomed, listen=address, **LIVE), decode)
@@ -169,7 +169,7 @@ def test_prefill_dies_and_comes_back(workshop: Workshop, choice: str) -> None:
 
 @on("tcp", later=["nixl", "mooncake", "tcp staged", "nixl staged", "mooncake staged"])
 def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
-    address = addresses(1)[0]
+    address = free_addresses(1)[0]
     doomed = workshop.engine()
     prefill = workshop.open("prefill", POOLS, **LIVE)
     pair = Pair(prefill, workshop.open("decode", POOLS, engine=doomed, listen=address, **LIVE))

@@ -15,7 +15,7 @@ from statelink import Status, state
 from statelink.errors import ConfigError, RoomError
 from statelink.link import _node
 from statelink.link._early import Early
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 from statelink.wire import MAX_INDICES, ItemList, Request, decode, encode
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def test_a_request_of_too_many_indices_is_refused_at_the_call() -> None:
     pools = np.zeros((2, count, 1, 1, 1), np.uint8)
     inventory = state.describe("decode", [state.kv_pages({0: (pools[0], pools[1])}, heads=1)])
     with statelink.open({"role": "decode", "backend": "tcp"}, inventory) as link:
-        room = link.receive(1, addresses(1)[0], count)
+        room = link.receive(1, free_addresses(1)[0], count)
         with pytest.raises(RoomError, match=r"names 4194305 indices .* at most 4194304") as error:
             room.accept({"kv": np.arange(count)})
         assert error.value.code == "room.items"
@@ -155,7 +155,7 @@ def test_who_never_asks_for_changes_keeps_no_rooms(monkeypatch: pytest.MonkeyPat
     pool = np.zeros((4, 2, 1, 8), np.uint8)
     inventory = state.describe("decode", [state.kv_pages({0: (pool, pool.copy())}, heads=1)])
     with statelink.open({"role": "decode", "backend": "tcp"}, inventory) as link:
-        address = addresses(1)[0]
+        address = free_addresses(1)[0]
         rooms = [link.receive(room, address, 2) for room in range(1, 11)]
         for room in rooms:
             room.abort()

@@ -18,7 +18,7 @@ from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
 
 from statelink import Status
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import Engine, LinkHandle, RoomHandle
@@ -163,7 +163,7 @@ def test_decode_is_killed(workshop: Workshop, when: str) -> None:
 )
 def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) -> None:
     """With other pools, too: nothing of its former self is believed."""
-    address = addresses(1)[0]
+    address = free_addresses(1)[0]
     decode = workshop.open("decode", **LIVE)
     doomed = workshop.engine()
     first = Pair(workshop.open("prefill", engine=doomed, listen=address, **LIVE), decode)
@@ -199,7 +199,7 @@ def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) 
 @TCP
 def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
     """Nothing was asked of it yet, so nothing is lost."""
-    address = addresses(1)[0]
+    address = free_addresses(1)[0]
     decode = workshop.open("decode", **LIVE)
     early = decode.receive(90, address, 200)
     assert early.see().status is Status.BOOTSTRAPPING

@@ -13,7 +13,7 @@ from tests.helpers.pools import Kv
 
 from statelink import Status
 from statelink.errors import ConfigError
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
@@ -81,7 +81,7 @@ def test_ranks_with_other_keys_give_a_room_up_for_nobody(workshop: Workshop, ope
     prefill = workshop.open("prefill", (Kv(layers=(0, 1)),), **keys(OURS, THEIRS, STRANGE))
 
     def ranks(own: dict[str, str]) -> list[LinkHandle]:
-        listen = addresses(2)
+        listen = free_addresses(2)
         found = []
         for rank in range(2):
             sibling = f"{listen[1 - rank]}|{own['public']}"

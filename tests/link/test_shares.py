@@ -14,7 +14,7 @@ import pytest
 import statelink
 from statelink import Link, Status, state
 from statelink.errors import ConfigError
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 SLOTS, RING, HEADS, DIM, WINDOW, TOKENS = 4, 24, 4, 6, 16, 50
 Pools = dict[str, npt.NDArray[np.uint8]]
@@ -41,7 +41,7 @@ class Fleet:
         self.pools: dict[str, list[Pools]] = {}
         self.links: dict[str, list[Link]] = {}
         for role, ranks in shares.items():
-            listen = addresses(len(ranks))
+            listen = free_addresses(len(ranks))
             self.pools[role], self.links[role] = [], []
             for number, share in enumerate(ranks):
                 part = heads(*share)
@@ -110,7 +110,7 @@ def test_a_stage_without_state_is_a_rank_like_any_other() -> None:
     """It opens, hears of each request, and succeeds; a rank that is alone in its instance has state to move."""
     rng = np.random.default_rng(1)
     pages, arrived = rng.integers(0, 256, (8, 4, 64), np.uint8), np.zeros((8, 4, 64), np.uint8)
-    listen = addresses(2)
+    listen = free_addresses(2)
     ranks: list[list[state.Described]] = [[], [state.mla_pages({0: pages})]]
     with contextlib.ExitStack() as stack:
         prefill = [

@@ -17,7 +17,7 @@ from tests.helpers.expect import Case, carry, held
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, Memory, hybrid
 
 from statelink import Status
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
@@ -33,7 +33,7 @@ class Group:
     """The ranks of one side, and a request over all of them."""
 
     def __init__(self, workshop: Workshop, role: str, pools: Sequence[Sequence[Component]], **more: Any) -> None:
-        listen = addresses(len(pools))
+        listen = free_addresses(len(pools))
         self.links: list[LinkHandle] = []
         for rank, each in enumerate(pools):
             config: dict[str, Any] = {"listen": listen[rank], "rank": rank, "ranks": len(pools), **FAST, **more}

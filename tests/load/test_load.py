@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.processes import Process
 from tests.load.rank import RANKS
 
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 MIB = 1 << 20
 Results = dict[str, dict[str, Any]]
@@ -20,7 +20,7 @@ class Fleet:
     """The four ranks."""
 
     def __init__(self, backend: str, pages: int) -> None:
-        own = {role: addresses(RANKS) for role in ("prefill", "decode")}
+        own = {role: free_addresses(RANKS) for role in ("prefill", "decode")}
         self.ranks: dict[str, Process] = {}
         for role, listed in own.items():
             for n, address in enumerate(listed):

@@ -9,7 +9,7 @@ from tests.helpers.processes import Process
 from tests.topology.rank import ROOMS
 from tests.topology.world import TOPOLOGIES, Topology
 
-from statelink.testing._ranks import addresses
+from statelink.testing import free_addresses
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_every_decode_rank_gets_its_slice(ranks: dict[str, list[Process]], topol
         for process in prefill:
             port = {str(room): "tcp://127.0.0.1:0" for room in ROOMS}
             process.say(listen=port, siblings={str(room): [] for room in ROOMS})
-        own = {room: addresses(len(decode)) for room in ROOMS}
+        own = {room: free_addresses(len(decode)) for room in ROOMS}
         for n, process in enumerate(decode):
             siblings = {str(room): [a for m, a in enumerate(own[room]) if m != n] for room in ROOMS}
             process.say(listen={str(room): own[room][n] for room in ROOMS}, siblings=siblings)

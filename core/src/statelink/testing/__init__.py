@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import typing
 
+from ._addresses import free_addresses
+
 if typing.TYPE_CHECKING:
     from ._suite import BackendTests, StrategyTests
 
-__all__ = ["BackendTests", "StrategyTests"]
+__all__ = ["BackendTests", "StrategyTests", "free_addresses"]
 
 
 def __getattr__(name: str) -> typing.Any:

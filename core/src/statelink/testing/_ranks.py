@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +13,9 @@ from . import _pools
 if TYPE_CHECKING:
     from ._worker import Host
 
-__all__ = ["addresses", "open_ranks", "receive", "send"]
+__all__ = ["open_ranks", "receive", "send"]
 
 ROOM = 3
-_ports = itertools.islice(itertools.cycle(range(20_000, 32_000)), os.getpid() * 61 % 12_000, None)
-"""Ports below those that Linux hands out by itself, from a place of this process's own on: tests that run in several
-processes do not take each other's between here and their use."""
-
-
-def addresses(count: int) -> list[str]:
-    """So many addresses at which nobody listens, for ranks that know each other's before they open."""
-    found: list[str] = []
-    while len(found) < count:
-        port = next(_ports)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(f"tcp://127.0.0.1:{port}")
-    return found
 
 
 def open_ranks(

@@ -10,6 +10,7 @@ from statelink.backend import ANY
 from statelink.errors import UnsupportedError
 
 from .. import _ranks
+from .._addresses import free_addresses
 from .._lab import Lab, Suite, needs
 from .._pools import LABELS
 from .._saying import refused
@@ -69,7 +70,7 @@ class StateTypes(Suite):
         sources, targets = lab.ranks(0, prefill), lab.ranks(1, decode)
         try:
             peers = cls._open(subject, sources, "prefill", [ANYWHERE] * prefill, labels)
-            cls._open(subject, targets, "decode", _ranks.addresses(decode), labels)
+            cls._open(subject, targets, "decode", free_addresses(decode), labels)
             if lab.processes == 1:
                 found = lab.workers[0](_ranks.both, peers, subject.patience)
             else:

@@ -117,7 +117,7 @@ def test_an_id_that_another_process_has_by_now(child: Child) -> None:
 def test_who_is_not_of_this_host_has_no_witness(child: Child) -> None:
     assert child.witness() is not None
     assert child.witness(boot="00000000-0000-0000-0000-000000000000") is None
-    assert child.witness(space=child.id.space + 1) is None
+    assert child.witness(pid_namespace=child.id.pid_namespace + 1) is None
     assert child.witness(start=child.id.start + 1) is None
     assert child.witness(pid=2**31 - 1) is None
     for elsewhere in ("tcp://192.0.2.7:1", "tcp://[2001:db8::7]:1", "tcp://nobody.invalid:1"):
@@ -131,7 +131,7 @@ def test_a_process_of_another_pid_namespace_is_never_taken_for_ours(root: None) 
         ours = this_process()
         assert ours is not None
         assert child.id.boot == ours.boot
-        assert child.id.space != ours.space
+        assert child.id.pid_namespace != ours.pid_namespace
         assert child.witness() is None
     finally:
         child.end()

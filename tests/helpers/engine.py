@@ -240,7 +240,7 @@ class RoomHandle:
 
     def failed(self, timeout: float = 20.0) -> str:
         """Wait for the end, which is a failure: its reason, as text, without how the room stood."""
-        return str(msgspec.structs.replace(self.why(timeout), standing={}))
+        return str(msgspec.structs.replace(self.why(timeout), diagnostics={}))
 
     def why(self, timeout: float = 20.0) -> Reason:
         """Wait for the end, which is a failure: all of its reason."""

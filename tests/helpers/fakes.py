@@ -57,7 +57,7 @@ class Fake:
             brings = Region(self.ring.address, ring, "dram")
             inventory = msgspec.structs.replace(inventory, regions=(*inventory.regions, brings))
         self.backend.register(inventory.regions)
-        self.card = wire.Card(
+        self.card = wire.Handshake(
             link=self.name,
             protocol=wire.PROTOCOL,
             version="0",
@@ -71,7 +71,7 @@ class Fake:
         )
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.heard: list[wire.Message] = []
-        self.theirs: wire.Card | None = None
+        self.theirs: wire.Handshake | None = None
 
     @property
     def peer(self) -> str:
@@ -128,8 +128,8 @@ class FakeDecode(Fake):
             self._take(self._socket.recv_multipart())
 
     def greet(self) -> None:
-        self.say(wire.Hello(sender=self.name, card=wire.write_card(self.card)))
-        self.theirs = wire.read_card(self.hear(wire.Welcome).card)
+        self.say(wire.Hello(sender=self.name, handshake=wire.write_handshake(self.card)))
+        self.theirs = wire.read_handshake(self.hear(wire.Welcome).handshake)
 
     def plan(self) -> tuple[wire.Attach, PairPlan]:
         """The right part for prefill, and what it compiles to."""
@@ -202,9 +202,9 @@ class FakePrefill(Fake):
 
     def welcome(self, **changes: Any) -> None:
         """Answer a hello."""
-        self.theirs = wire.read_card(self.hear(wire.Hello).card)
+        self.theirs = wire.read_handshake(self.hear(wire.Hello).handshake)
         card = msgspec.structs.replace(self.card, **changes)
-        self.say(wire.Welcome(sender=self.name, to=self.peer, card=wire.write_card(card)))
+        self.say(wire.Welcome(sender=self.name, to=self.peer, handshake=wire.write_handshake(card)))
 
     def attached(self, **changes: Any) -> None:
         """Answer all of a handshake."""

@@ -258,7 +258,7 @@ def test_what_prefill_does_not_fall_for(pair: Pair, decode: FakeDecode) -> None:
     decode.say(wire.Failed(**use(decode, case, 4), reason=Reason("x", "an earlier use of the room")))
     assert decode.hear(wire.Drained).generation == 4
     decode.say(wire.Finished(**use(decode, case, 5), digest=bytes(16), moved={}, chunks=1))
-    decode.say(wire.Chunk(**use(decode, case, 5), number=1 << 62, grains={"kv": (0, 1 << 62)}))
+    decode.say(wire.Chunk(**use(decode, case, 5), number=1 << 62, granules={"kv": (0, 1 << 62)}))
     decode.say(wire.Ping(sender=decode.name, to="somebody else"))
     assert decode.hear(wire.Unknown).sender == pair.prefill.name
     assert sending.see().status is Status.WAITING
@@ -354,9 +354,12 @@ def test_what_decode_does_not_fall_for(pair: Pair, prefill: FakePrefill) -> None
         wire.Drained(**use(prefill, case, request.generation + 1)),
         wire.Accepted(**use(prefill, case, request.generation)),
         wire.Chunk(
-            **use(prefill, case, request.generation), number=2**62, grains={"no": (0, 2**62)}, layers=(-(2**62), 2**62)
+            **use(prefill, case, request.generation),
+            number=2**62,
+            granules={"no": (0, 2**62)},
+            layers=(-(2**62), 2**62),
         ),
-        wire.Welcome(sender=prefill.name, to=prefill.peer, card=wire.write_card(prefill.card)),
+        wire.Welcome(sender=prefill.name, to=prefill.peer, handshake=wire.write_handshake(prefill.card)),
     ):
         prefill.say(wrong)
     for frames in ([b"finished", b"\x80"], [b"failed", b"\xff"], [b"x"]):

@@ -61,7 +61,7 @@ def test_room_that_waits(workshop: Workshop) -> None:
     assert room["waits_for"] == "kv, aux from rank 0"
     assert there["rooms"]["waiting"] == 1
     (rank,) = there["ranks"]
-    assert (rank["peer"], rank["rank"], rank["stage"]) == (made.prefill.name, 0, "ready")
+    assert (rank["peer"], rank["rank"], rank["state"]) == (made.prefill.name, 0, "ready")
     assert 0 <= rank["heard"] < 10
     # Four pages of four layers of keys and values, and a row.
     wanted = 4 * 4 * 2 * (16 * 4 * 16 * 2) + 16 * 4 + 20 * 4

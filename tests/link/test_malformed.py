@@ -43,7 +43,7 @@ def examples(link: LinkHandle, name: str) -> list[list[bytes]]:
         wire.Attach(sender=name, to=link.name, assignment=Assignment(0, 0, ()), destinations=1, digest=bytes(16)),
         wire.Attached(sender=name, to=link.name, digest=bytes(16)),
         wire.Request(**use, tokens=200, prefix=0, items=items, prepared={"kv": b"x"}),
-        wire.Chunk(**use, number=0, grains={"kv": (0, 3)}, layers=(0, 2), nbytes=77),
+        wire.Chunk(**use, number=0, granules={"kv": (0, 3)}, layers=(0, 2), nbytes=77),
         wire.Finished(**use, digest=bytes(16), moved={"kv": Moved(1, 2)}, chunks=1),
         wire.Accepted(**use),
         wire.Failed(**use, reason=why),
@@ -168,7 +168,7 @@ def test_introductions_that_are_almost_right(link: LinkHandle) -> None:
             tree["link"] = "stranger"
             _spoil(tree, order)
             raw = msgspec.msgpack.encode(tree)
-            body = msgspec.msgpack.encode({"sender": "stranger", "to": "", "card": order.choice([raw, tree])})
+            body = msgspec.msgpack.encode({"sender": "stranger", "to": "", "handshake": order.choice([raw, tree])})
             socket.send_multipart([b"hello", body])
             answers()
         peers.until(lambda: answers() + dropped(link) - before >= sent)

@@ -24,12 +24,13 @@ EVERYTHING = "kv, swa, dsa, mamba, aux"
 
 def stood(reason: Reason, side: str, stage: str, missing: str, *, heard: str = r"\d+\.\d s ago") -> None:
     """How the room stood, as the reason says it to people."""
-    told = {**reason.who, **reason.standing}
+    told = {**reason.who, **reason.diagnostics}
     assert told["room"]
     assert told["backend"]
-    assert (told["side"], told["stage"], told["missing"]) == (side, stage, missing)
+    assert (told["side"], told["status"], told["missing"]) == (side, stage, missing)
     assert re.fullmatch(heard, told["heard"]), told["heard"]
-    assert f"\nstood: side {side}, stage {stage}, " in str(reason) or f"side {side}, stage {stage}, " in str(reason)
+    words = f"side {side}, status {stage}, "
+    assert f"\nat failure: {words}" in str(reason) or words in str(reason)
 
 
 def same(*rooms: RoomHandle) -> Reason:
@@ -66,8 +67,8 @@ def test_deadline_on_prefill(pair: Pair, asked: bool) -> None:
     reason = same(sending, pair.receive(case))
     missing = f"the engine's first push, with {EVERYTHING}"
     stood(reason, "prefill rank 0", "waiting", missing)
-    assert reason.standing["peer"] == pair.decode.name
-    assert reason.standing["rank"] == "0"
+    assert reason.diagnostics["peer"] == pair.decode.name
+    assert reason.diagnostics["rank"] == "0"
     pair.done(case)
 
 

@@ -67,7 +67,7 @@ def test_a_hook_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         assert status is Status.FAILED
         assert receiving.reason is not None
         assert receiving.reason.cause == f"not ended here: the receive hook of component 'kv' for {prefill.name}"
-        assert receiving.reason.standing["missing"] == "the receive hook of component 'kv' for what came from rank 0"
+        assert receiving.reason.diagnostics["missing"] == "the receive hook of component 'kv' for what came from rank 0"
 
 
 def test_attempts_that_differ_are_named() -> None:

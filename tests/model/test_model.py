@@ -180,7 +180,7 @@ class Stranger:
         self.lines: dict[str, Connection] = {}
         for prefill in world.living("prefill"):
             line = self.lines[prefill.name] = world.network.dial(self, prefill.address)  # type: ignore[arg-type]
-            line.there.append(wire.encode(wire.Hello(sender="stranger", card=wire.write_card(card))))
+            line.there.append(wire.encode(wire.Hello(sender="stranger", handshake=wire.write_handshake(card))))
             part = parts[prefill.name]
             if attached and part.assignment is not None:
                 plan = compile_pair(prefill.node.inventory, inventory, part.assignment)

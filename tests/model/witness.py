@@ -22,7 +22,7 @@ def witnessed(process: Process) -> ProcessId:
     """An id by which the end of a process can be told."""
     number = next(_numbers)
     _processes[number] = process
-    return ProcessId(pid=number, start=1, space=1, boot=BOOT)
+    return ProcessId(pid=number, start=1, pid_namespace=1, boot=BOOT)
 
 
 class SimWitness:

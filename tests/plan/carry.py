@@ -66,8 +66,8 @@ def carry(case: Case) -> Carried:
         pair = compile_both(source, target, part)
         for component in pair.components.values():
             owed = plan.due(component.source, component.target, case.tokens, case.prefix)
-            planned += component.grain_nbytes * len(owed)
-            assert component.grain_nbytes == sum(component.layer_nbytes.values())
+            planned += component.granule_nbytes * len(owed)
+            assert component.granule_nbytes == sum(component.layer_nbytes.values())
             name = component.target.name
             content = plan.arrived_content(component, _required(case, component, target.ids[name]), owed)
             arrived.append(((part.source, part.target, name), content))

@@ -257,7 +257,7 @@ def deliver(scene: Scene, parcel: int = 0) -> Counter[str]:
         known = plan.compile_pair(source.seen, target.inventory, part)
         for name, component in compile_both(source, target, part).components.items():
             owed = plan.due(component.source, component.target, scene.tokens, scene.prefix)
-            planned += component.grain_nbytes * len(owed)
+            planned += component.granule_nbytes * len(owed)
             wanted = plan.required(
                 component.target, scene.tokens, scene.prefix, target.indices(pools[name], scene.prefix)
             )

@@ -47,7 +47,7 @@ def test_what_route_assigns_is_taken() -> None:
     (part,) = plan.route([source], [target_only])
     assert part.shares == (Share("kv", ("layers.0.k", "layers.0.v"), (RIGHT,)),)
     compiled = plan.compile_pair(source, target, told(*part.shares))
-    assert compiled.components["kv"].grain_nbytes == 2 * 2 * 3 * 2
+    assert compiled.components["kv"].granule_nbytes == 2 * 2 * 3 * 2
     assert compiled.components["kv"].layers == [0]
     assert compiled.assignment == told(*part.shares)
 
@@ -148,7 +148,7 @@ def test_a_destination_whose_layouts_shatter_everything_is_refused() -> None:
     with pytest.raises(MismatchError, match="the two sides cut each other into too many pieces"):
         plan.compile_pair(source, target, Assignment(0, 0, shares))
     few = (Share("aux", names[:4], (Box((0, 0), shape),)),)
-    assert plan.compile_pair(source, target, Assignment(0, 0, few)).components["aux"].grain_nbytes == 4 * rows * width
+    assert plan.compile_pair(source, target, Assignment(0, 0, few)).components["aux"].granule_nbytes == 4 * rows * width
 
 
 def test_a_buffer_without_items_cannot_be_assigned() -> None:
@@ -206,4 +206,4 @@ def test_components_that_share_a_layout_are_cut_each_in_its_own_way() -> None:
         shares = tuple(Share(name, ("layers.0.latent",), (Box((0,), (2,)),)) for name in names)
         components = plan.compile_pair(source, target, Assignment(0, 0, shares)).components
         assert {name: each.granule for name, each in components.items()} == {"kv": 8, "dealt": 1}
-        assert {name: each.grain_nbytes for name, each in components.items()} == {"kv": 16, "dealt": 2}
+        assert {name: each.granule_nbytes for name, each in components.items()} == {"kv": 16, "dealt": 2}

@@ -82,7 +82,7 @@ class Target:
 
     def hello(self, name: str, **changes: Any) -> list[bytes]:
         """An introduction."""
-        return [b"hello", msgspec.msgpack.encode({"sender": name, "card": self.tree(name, **changes)})]
+        return [b"hello", msgspec.msgpack.encode({"sender": name, "handshake": self.tree(name, **changes)})]
 
 
 @contextlib.contextmanager
@@ -200,7 +200,7 @@ def laborious_introductions(target: Target, count: int, order: random.Random) ->
     for name in spread(target, count):
         with speaker(target, name) as socket:
             for _ in range(min(count, A_NAME)):
-                send(socket, b"hello", {"sender": name, "card": msgspec.Raw(order.choice(cards)["card"])})
+                send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(order.choice(cards)["card"])})
                 drain(socket)
 
 
@@ -210,7 +210,7 @@ def largest_introductions(target: Target, count: int, order: random.Random) -> N
     for number in range(count):
         name = target.named()
         with speaker(target, name) as socket:
-            send(socket, b"hello", {"sender": name, "card": msgspec.Raw(cards[number % len(cards)]["card"])})
+            send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(cards[number % len(cards)]["card"])})
 
 
 def largest_requests(target: Target, count: int, order: random.Random) -> None:

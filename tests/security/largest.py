@@ -28,10 +28,10 @@ def _fill(entry: Callable[[int], Any], nbytes: int) -> list[Any]:
 
 
 def _card(nbytes: int, **changes: Any) -> Tree:
-    tree: Tree = msgspec.msgpack.decode(bytes(wire.write_card(card())))
+    tree: Tree = msgspec.msgpack.decode(bytes(wire.write_handshake(card())))
     for name, value in changes.items():
         (tree["inventory"] if name in tree["inventory"] else tree)[name] = value
-    return {**LINK, "card": tree}
+    return {**LINK, "handshake": tree}
 
 
 def _buffers(layout: Callable[[int], Tree], nbytes: int, **changes: Any) -> Tree:
@@ -110,7 +110,7 @@ CASES: dict[str, Callable[[int], Tree]] = {
     "hello: kinds": lambda n: _card(n, kinds=[msgspec.to_builtins(state.state_type("kv"))] * (n // 150)),
     "hello: strategies": lambda n: _card(n, strategies=_of_names("direct", n)),
     "hello: a descriptor": lambda n: _card(n, descriptor=bytes(n)),
-    "hello: nested": lambda n: {**LINK, "card": {"x": [[[[[]]]]] * (n // 6)}},
+    "hello: nested": lambda n: {**LINK, "handshake": {"x": [[[[[]]]]] * (n // 6)}},
     "welcome: 2 slabs": lambda n: _buffers(_shattered(2, 1 << 15), n),
     "attach: shares": lambda n: _assigned(n, lambda k: {"component": "aux", "buffers": [], "boxes": []}),
     "attach: boxes": lambda n: _assigned(n, lambda k: {"component": "aux", "buffers": [f"b{k}"], "boxes": BOXES}),
@@ -131,7 +131,7 @@ CASES: dict[str, Callable[[int], Tree]] = {
         "prepared": {f"c{k}": bytes(64 << 10) for k in range(n >> 16)},
     },
     "request: elsewhere": lambda n: {**USE, "tokens": 1, "prefix": 0, "elsewhere": ["x" * 200] * min(1024, n // 200)},
-    "chunk": lambda n: {**USE, "number": 0, "grains": _of_names((0, 1), n)},
+    "chunk": lambda n: {**USE, "number": 0, "granules": _of_names((0, 1), n)},
     "finished": lambda n: {
         **USE,
         "digest": b"",
@@ -166,7 +166,7 @@ def read(name: str, frames: list[bytes]) -> None:
     """What a link does with a message before it knows whether it is right, on whatever thread."""
     message = wire.decode(frames, {**KINDS, **RENDEZVOUS_KINDS})
     if isinstance(message, (wire.Hello, wire.Welcome)):
-        wire.read_card(message.card)
+        wire.read_handshake(message.handshake)
     elif isinstance(message, wire.Attach):
         compile_pair(_here, _here, message.assignment)
     elif isinstance(message, wire.Request):

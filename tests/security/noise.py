@@ -84,7 +84,7 @@ def _decoders() -> dict[str, Decoder]:
     for each in rendezvous_messages():
         kind, body = wire.encode(each)
         made[kind.decode()] = Decoder(_body_of(kind, wire.RENDEZVOUS_KINDS), body)
-    made["card"] = Decoder(lambda raw: wire.read_card(msgspec.Raw(raw)), bytes(wire.write_card(card())))
+    made["card"] = Decoder(lambda raw: wire.read_handshake(msgspec.Raw(raw)), bytes(wire.write_handshake(card())))
     made["items"] = Decoder(lambda raw: wire.unpack_items(wire.ItemList(0, raw)), bytes(80))
     buffers = wire.pack_list_of_buffers([b"abc", b"", b"0123456789"])
     made["list of buffers"] = Decoder(wire.unpack_list_of_buffers, buffers)

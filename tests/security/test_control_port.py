@@ -52,7 +52,7 @@ def holder(address: str, own: dict[str, str], name: str, server: str = "") -> It
 def hello(link: statelink.Link, name: str) -> list[bytes]:
     """A right introduction of a decode link that is like this prefill link otherwise."""
     card = msgspec.structs.replace(link._node.card, link=name, role="decode")
-    return wire.encode(wire.Hello(sender=name, card=wire.write_card(card)))
+    return wire.encode(wire.Hello(sender=name, handshake=wire.write_handshake(card)))
 
 
 def greeted(prefill: statelink.Link, name: str) -> bool:
@@ -230,7 +230,7 @@ def test_inventories_that_promise_too_much(field: str, value: Any) -> None:
         assert field in tree["inventory"]
         tree["inventory"][field] = value
         memory = resident()
-        for frames in cut([b"hello", msgspec.msgpack.encode({"sender": "vast", "card": tree})]):
+        for frames in cut([b"hello", msgspec.msgpack.encode({"sender": "vast", "handshake": tree})]):
             vast.send_multipart(frames)
         assert vast.poll(20_000)
         assert vast.recv_multipart()[0] == b"refuse"

@@ -90,5 +90,5 @@ def test_a_card_of_many_pieces_is_refused_after_a_bounded_number_of_them() -> No
     assert isinstance(message, wire.Hello)
     for effort in (wire.MAX_EFFORT, 1 << 12):
         with pytest.raises(WireError, match="a description takes too long to check") as caught:
-            wire.read_card(message.card, effort)
+            wire.read_handshake(message.handshake, effort)
         assert caught.value.code == "wire.effort"

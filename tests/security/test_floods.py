@@ -228,7 +228,7 @@ def test_parts_are_put_together_and_bounded() -> None:
 
 
 def test_the_largest_introduction_is_taken_in_parts(listening: wire.Channel) -> None:
-    body = wire.encode(wire.Hello(sender="stranger", card=_raw(wire.MAX_CARD)))[1]
+    body = wire.encode(wire.Hello(sender="stranger", handshake=_raw(wire.MAX_HANDSHAKE)))[1]
     with stranger(listening.endpoint.address) as socket:
         for frames in cut([b"hello", body]):
             socket.send_multipart(frames)
@@ -237,7 +237,7 @@ def test_the_largest_introduction_is_taken_in_parts(listening: wire.Channel) -> 
         while not got and time.monotonic() < until:
             got += [message for message, _ in listening.receive(0.05)]
     assert isinstance(got[0], wire.Hello)
-    assert len(bytes(got[0].card)) == wire.MAX_CARD
+    assert len(bytes(got[0].handshake)) == wire.MAX_HANDSHAKE
     assert not listening.dropped
 
 

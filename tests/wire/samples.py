@@ -18,7 +18,7 @@ LINK: Any = {"sender": "decode.0-ab", "to": "prefill.1-cd"}
 USE: Any = {**LINK, "room": (1 << 64) - 1, "generation": (1 << 63) - 1}
 
 
-def card() -> wire.Card:
+def card() -> wire.Handshake:
     """A card whose inventory has every struct that an inventory can have."""
     pages = {layer: (_pointer(2 * layer, (8, 4, 2, 3)), _pointer(2 * layer + 1, (8, 4, 2, 3))) for layer in (0, 3)}
     described = [
@@ -37,7 +37,7 @@ def card() -> wire.Card:
     inventory = state.describe(
         "decode", described, rank=1, ranks=2, axes={"tp": (1, 2), "pp": (0, 1)}, model="rev-1+lora"
     )
-    return wire.Card(
+    return wire.Handshake(
         link=LINK["sender"],
         protocol=(1, 1),
         version="0.1.0",
@@ -48,7 +48,7 @@ def card() -> wire.Card:
         strategies={"kv": "direct"},
         descriptor=b"\x00\xffdescriptor",
         inventory=inventory,
-        process=wire.ProcessId(pid=4711, start=99, space=4026531836, boot="0c1f"),
+        process=wire.ProcessId(pid=4711, start=99, pid_namespace=4026531836, boot="0c1f"),
     )
 
 
@@ -59,15 +59,15 @@ def _pointer(number: int, shape: tuple[int, ...]) -> state.Memory:
 def messages() -> dict[str, wire.Message]:
     """By kind."""
     box = Box((0, 1), (4, 2))
-    raw = wire.write_card(card())
+    raw = wire.write_handshake(card())
     made = (
-        wire.Hello(**LINK, card=raw),
-        wire.Welcome(**LINK, card=raw),
+        wire.Hello(**LINK, handshake=raw),
+        wire.Welcome(**LINK, handshake=raw),
         wire.Refuse(**LINK, reason=REASON),
         wire.Attach(
             **LINK,
             assignment=Assignment(1, 0, (Share("kv", ("layers.0.k", "layers.0.v"), (box, box)),)),
-            near=True,
+            same_host=True,
             destinations=1 << 16,
             digest=b"\x01" * 16,
         ),
@@ -80,10 +80,10 @@ def messages() -> dict[str, wire.Message]:
             prepared={"kv": b"ring"},
             elsewhere=["kv"],
             attempt=(1 << 63) - 1,
-            lasts=120_000,
+            lifetime_ms=120_000,
             unmet=(wire.Unmet(0, 0), wire.Unmet((1 << 62) + 5, 1500)),
         ),
-        wire.Chunk(**USE, number=3, grains={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),
+        wire.Chunk(**USE, number=3, granules={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),
         wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4),
         wire.Accepted(**USE),
         wire.Failed(**USE, reason=REASON, attempt=3, met=(1 << 63) - 1),
@@ -92,6 +92,6 @@ def messages() -> dict[str, wire.Message]:
         wire.Ping(**LINK),
         wire.Pong(**LINK),
         wire.Unknown(**LINK),
-        wire.Bye(**LINK, quiet=True),
+        wire.Bye(**LINK, drained=True),
     )
     return {type(message).__name__.lower(): message for message in made}

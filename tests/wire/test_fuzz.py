@@ -98,7 +98,7 @@ def test_changed_messages_decode_or_are_one_kind_of_error() -> None:
 
 
 def test_changed_cards_decode_or_are_refused() -> None:
-    body = bytes(wire.write_card(card()))
+    body = bytes(wire.write_handshake(card()))
     seen: Counter[str] = Counter()
 
     @settings(PROFILE, max_examples=200)
@@ -106,17 +106,17 @@ def test_changed_cards_decode_or_are_refused() -> None:
     def check(seed: int) -> None:
         rng = random.Random(seed)
         for _ in range(40):
-            got = attempt(wire.read_card, msgspec.Raw(mutated(rng, body)))
+            got = attempt(wire.read_handshake, msgspec.Raw(mutated(rng, body)))
             if isinstance(got, StatelinkError):
-                assert (type(got), got.code) in ((WireError, "wire.card"), (PeerError, "peer.state_type"))
+                assert (type(got), got.code) in ((WireError, "wire.handshake"), (PeerError, "peer.state_type"))
                 seen[got.code] += 1
             else:
-                assert type(got) is wire.Card
+                assert type(got) is wire.Handshake
                 seen["taken"] += 1
 
     check()
     assert seen.total() >= 8_000
-    assert min(seen["wire.card"], seen["taken"], seen["peer.state_type"]) > 0, seen
+    assert min(seen["wire.handshake"], seen["taken"], seen["peer.state_type"]) > 0, seen
 
 
 @settings(PROFILE, max_examples=300)

@@ -101,8 +101,8 @@ def test_unknown_kinds_and_frame_counts_have_codes_of_their_own() -> None:
         ("finished", {"moved": {"kv": {"nbytes": -1, "blocks": 1}}}),
         ("finished", {"moved": {"kv": {"nbytes": 1, "blocks": -1}}}),
         ("chunk", {"number": -1}),
-        ("chunk", {"grains": {"kv": [0, 1, 2]}}),
-        ("chunk", {"grains": {"kv": [-1, 1]}}),
+        ("chunk", {"granules": {"kv": [0, 1, 2]}}),
+        ("chunk", {"granules": {"kv": [-1, 1]}}),
         ("chunk", {"nbytes": 1 << 63}),
         ("note", {"payload": b"\x00" * ((64 << 10) + 1)}),
         ("failed", {"reason": {"code": "x", "what": "y" * 9000}}),
@@ -172,20 +172,20 @@ def test_reasons_are_clipped_rather_than_lost() -> None:
 
 def test_a_card_survives_the_trip() -> None:
     sent = card()
-    got = wire.decode(wire.encode(wire.Hello(**LINK, card=wire.write_card(sent))))
+    got = wire.decode(wire.encode(wire.Hello(**LINK, handshake=wire.write_handshake(sent))))
     assert isinstance(got, wire.Hello)
-    back = wire.read_card(got.card)
+    back = wire.read_handshake(got.handshake)
     assert back == sent
     assert back.inventory.digest() == sent.inventory.digest()
     assert back.inventory.regions == sent.inventory.regions
 
 
 def test_a_card_with_a_type_that_is_unknown_here_is_refused_by_name() -> None:
-    raw = msgspec.msgpack.decode(wire.write_card(card()))
+    raw = msgspec.msgpack.decode(wire.write_handshake(card()))
     raw["kinds"].append({"name": "vendor_ring", "index": "slot", "coverage": "request"})
     raw["inventory"]["components"].append({"name": "ring", "type": "vendor_ring", "buffers": []})
     with pytest.raises(PeerError) as caught:
-        wire.read_card(msgspec.Raw(msgspec.msgpack.encode(raw)))
+        wire.read_handshake(msgspec.Raw(msgspec.msgpack.encode(raw)))
     assert caught.value.code == "peer.state_type"
     known = ", ".join(kind.name for kind in state.state_types())
     assert str(caught.value) == (
@@ -199,19 +199,19 @@ def test_a_card_with_a_type_that_is_unknown_here_is_refused_by_name() -> None:
     ["link", "protocol", "version", "role", "backend", "ops", "kinds", "strategies", "descriptor", "inventory"],
 )
 def test_a_card_without_a_field_is_malformed(path: str) -> None:
-    raw = msgspec.msgpack.decode(wire.write_card(card()))
+    raw = msgspec.msgpack.decode(wire.write_handshake(card()))
     del raw[path]
     with pytest.raises(WireError) as caught:
-        wire.read_card(msgspec.Raw(msgspec.msgpack.encode(raw)))
-    assert caught.value.code == "wire.card"
+        wire.read_handshake(msgspec.Raw(msgspec.msgpack.encode(raw)))
+    assert caught.value.code == "wire.handshake"
     assert f"`{path}`" in str(caught.value)
 
 
 def test_a_card_whose_inventory_contradicts_itself_is_malformed() -> None:
-    raw = msgspec.msgpack.decode(wire.write_card(card()))
+    raw = msgspec.msgpack.decode(wire.write_handshake(card()))
     raw["inventory"]["components"][0]["buffers"][0]["count"] = 1 << 40
     with pytest.raises(WireError, match=r"leaves its region"):
-        wire.read_card(msgspec.Raw(msgspec.msgpack.encode(raw)))
+        wire.read_handshake(msgspec.Raw(msgspec.msgpack.encode(raw)))
 
 
 def test_moved_is_what_both_sides_compare() -> None:

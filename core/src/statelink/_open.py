@@ -24,7 +24,7 @@ from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
-from statelink.wire import PROTOCOL, Card, Channel, Keys, check_descriptors, is_loopback, no_descriptors
+from statelink.wire import PROTOCOL, Channel, Handshake, Keys, check_descriptors, is_loopback, no_descriptors
 
 if TYPE_CHECKING:
     import os
@@ -203,7 +203,7 @@ def _card(
     backend: Backend,
     strategies: Mapping[str, Strategy],
     inventory: Inventory,
-) -> Card:
+) -> Handshake:
     try:
         descriptor = backend.descriptor()
     except StatelinkError:
@@ -213,7 +213,7 @@ def _card(
             f"backend {backend.name!r} cannot say how it is reached", cause=f"{type(error).__name__}: {error}"
         ) from error
     kinds: dict[str, StateType] = {component.kind.name: component.kind for component in inventory.components}
-    return Card(
+    return Handshake(
         link=name,
         protocol=PROTOCOL,
         version=__version__,

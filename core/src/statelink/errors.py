@@ -64,8 +64,9 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         who: Name/value pairs that say whom it concerns (backend, peer, rank, room, component, ...).
         cause: Why, as exactly as is known.
         hint: What the reader can do about it; may be empty.
-        standing: How a room stood when it failed, on the side where the reason arose: its ``side``, ``stage``, ``peer``
-            and the peer's ``rank``, what was still ``missing``, when the peer was last ``heard``. Empty elsewhere.
+        diagnostics: The state of a room when it failed, on the side where the reason arose: its ``side``,
+            ``status`` and ``peer``, the peer's ``rank``, what was ``missing``, and when the peer was last ``heard``.
+            Empty elsewhere.
     """
 
     code: Short
@@ -73,7 +74,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     who: Annotated[dict[Short, Text], msgspec.Meta(max_length=32)] = {}
     cause: Text = ""
     hint: Text = ""
-    standing: Annotated[dict[Short, Text], msgspec.Meta(max_length=16)] = {}
+    diagnostics: Annotated[dict[Short, Text], msgspec.Meta(max_length=16)] = {}
 
     def clipped(self) -> Reason:
         """The same reason, cut to what may be sent, in characters that can be."""
@@ -83,7 +84,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
             _sendable_pairs(self.who, 32),
             _sendable(self.cause, MAX_TEXT),
             _sendable(self.hint, MAX_TEXT),
-            _sendable_pairs(self.standing, 16),
+            _sendable_pairs(self.diagnostics, 16),
         )
 
     def __str__(self) -> str:
@@ -91,9 +92,9 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         text = f"{self.what} ({who})" if who else self.what
         if self.cause:
             text = f"{text}: {self.cause}"
-        if self.standing:
-            named = {"peer's rank" if key == "rank" else key: value for key, value in self.standing.items()}
-            text = f"{text}\nstood: {', '.join(f'{key} {value}' for key, value in named.items())}"
+        if self.diagnostics:
+            named = {"peer's rank" if key == "rank" else key: value for key, value in self.diagnostics.items()}
+            text = f"{text}\nat failure: {', '.join(f'{key} {value}' for key, value in named.items())}"
         if self.hint:
             text = f"{text}\nhint: {self.hint}"
         return text

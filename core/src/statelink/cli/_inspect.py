@@ -67,7 +67,7 @@ def _show(console: Console, path: Path, seen: dict[str, Any]) -> None:
     )
     for line in lines:
         console.print(Text(line))
-    _table(console, "peers", seen["ranks"], ("peer", "rank", "instance", "stage", "age", "heard", "transport"))
+    _table(console, "peers", seen["ranks"], ("peer", "rank", "instance", "state", "age", "heard", "transport"))
     _table(console, "oldest rooms", seen["oldest"], ("room", "status", "age", "holds", "waits_for", "reason"))
     console.print()
 

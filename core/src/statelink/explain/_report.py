@@ -14,6 +14,7 @@ from statelink.errors import ConfigError
 from statelink.plan import (
     ComponentPlan,
     Items,
+    checked_int,
     compile_pair,
     due,
     indices_of,
@@ -23,7 +24,6 @@ from statelink.plan import (
     pushed,
     required,
     route,
-    whole,
 )
 from statelink.state import Component, Coverage, IndexSpace, Inventory
 
@@ -129,7 +129,7 @@ def explain(prefill: Side, decode: Side, *, tokens: int, prefix: int = 0) -> Rep
         RoomError: The prefix ends inside a page, or is longer than the request.
         ConfigError: The request does not fit into a side's pools.
     """
-    whole(prefix, "the prefix", 0, tokens, code="room.prefix")
+    checked_int(prefix, "the prefix", 0, tokens, code="room.prefix")
     sources, targets = inventories(prefill), inventories(decode)
     match(sources, targets)
     theirs, ours = _Request(prefill, tokens, prefix, role=0), _Request(decode, tokens, prefix, role=1)

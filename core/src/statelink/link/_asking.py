@@ -155,7 +155,7 @@ class Asking:
             if not earlier.generation:
                 continue
             if not self.past.met(use):
-                end = self.past.due(key, who, message.lasts / 1000 + earlier.ago / 1000)
+                end = self.past.due(key, who, message.lifetime_ms / 1000 + earlier.ended_ms_ago / 1000)
                 if end is None or end.many:
                     continue
                 self.past.settle(key, who, end)
@@ -167,7 +167,7 @@ class Asking:
     def _settled(self, message: wire.Request, peer: Destination) -> bool:
         """Whether a request is for a room that has ended on either side; it is answered then."""
         key, who = key_of(message), self._who(peer)
-        end = self.past.due(key, who, message.lasts / 1000)
+        end = self.past.due(key, who, message.lifetime_ms / 1000)
         if end is not None:
             self.past.settle(key, who, end)
             self.answer(peer, message, end.reason, met=message.generation)
@@ -326,7 +326,7 @@ class Asking:
     def _stale(self, room: Sending, peer: Destination, asked: Asked) -> Stale | None:
         """Which use a request or a room may be of, other than each other; that one is settled by the answer."""
         who = self._who(peer)
-        lasts = asked.request.lasts / 1000 + self._node.now() - asked.at
+        lasts = asked.request.lifetime_ms / 1000 + self._node.now() - asked.at
         end = self.past.due(room._key, who, lasts)
         if end is not None:
             self.past.settle(room._key, who, end)
@@ -370,7 +370,7 @@ class Asking:
     def _unmet(self, room: Sending, peer: Destination, asked: Asked) -> int | None:
         """The earliest use that ended on a rank, and that this room may belong to, if there is one."""
         for earlier in asked.request.unmet:
-            ended = asked.at - earlier.ago / 1000
+            ended = asked.at - earlier.ended_ms_ago / 1000
             met = earlier.generation and self.past.met((peer.name, room.room, earlier.generation))
             if not met and room._opened < ended + self.past.lifetime:
                 return earlier.generation

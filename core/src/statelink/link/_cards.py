@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from statelink.errors import WireError
-from statelink.wire import MAX_CARD, MAX_EFFORT, read_card
+from statelink.wire import MAX_EFFORT, MAX_HANDSHAKE, read_handshake
 
 from ._mover import reason_of
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from statelink.errors import Reason
-    from statelink.wire import Card
+    from statelink.wire import Handshake
 
     from ._node import Node
 
@@ -25,7 +25,7 @@ log = logging.getLogger("statelink.link")
 
 SMALL_CARD, SMALL_EFFORT = 16 << 10, 1 << 12
 """Bytes up to which, and effort with which, a card is read on the control thread: it takes milliseconds at most."""
-MAX_WAITING = 4 * MAX_CARD
+MAX_WAITING = 4 * MAX_HANDSHAKE
 """Most bytes of cards that wait to be read."""
 
 Made = TypeVar("Made")
@@ -47,7 +47,7 @@ class Cards:
         self,
         peer: str,
         raw: msgspec.Raw,
-        check: Callable[[Card], Made],
+        check: Callable[[Handshake], Made],
         then: Callable[[Made | None, Reason | None], None],
     ) -> None:
         """Read a card and check it; a large one on a thread of its own, one of a peer at a time.
@@ -88,8 +88,8 @@ class Cards:
         self._node.cards.submit(("card",), job)
 
 
-def _read(raw: msgspec.Raw, check: Callable[[Card], Made], effort: int) -> tuple[Made | None, Reason | None]:
+def _read(raw: msgspec.Raw, check: Callable[[Handshake], Made], effort: int) -> tuple[Made | None, Reason | None]:
     try:
-        return check(read_card(raw, effort)), None
+        return check(read_handshake(raw, effort)), None
     except BaseException as error:  # whatever is in it, it is the peer's
         return None, reason_of(error)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from statelink.wire import Card
+    from statelink.wire import Handshake
 
     from ._node import Node
 
@@ -24,7 +24,7 @@ class Connection:
 
     __slots__ = ("card", "made", "users")
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: Handshake) -> None:
         self.card = card
         self.users = 0
         self.made = False
@@ -46,7 +46,7 @@ class Connections:
         self._tried: dict[str, Connection] = {}
         """Per peer, the connection that the backend was last asked for. Each belongs to the peer's line."""
 
-    def join(self, card: Card) -> Connection:
+    def join(self, card: Handshake) -> Connection:
         """The connection to a peer, which one more counts on. It is made by `make`, in a job that is submitted now."""
         connection = self._wanted.get(card.link)
         if connection is None:

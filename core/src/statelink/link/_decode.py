@@ -79,9 +79,9 @@ class DecodeRole:
         if isinstance(message, wire.Chunk):
             room._set(Status.TRANSFERRING)
             room._chunks = max(room._chunks, message.number + 1)
-            writer.came.update(message.grains.keys() & writer.expected.keys())
+            writer.came.update(message.granules.keys() & writer.expected.keys())
             if room.status not in ENDED:
-                for name, grains in message.grains.items():
+                for name, grains in message.granules.items():
                     arrival = Arrival(message.number, grains, message.layers)
                     self._incoming.arrived(room, writer, name, arrival)
         elif isinstance(message, wire.Finished):
@@ -237,7 +237,7 @@ class DecodeRole:
                 prepared=writer.prepared,
                 elsewhere=writer.elsewhere,
                 attempt=room.attempt,
-                lasts=int(1000 * (room._deadline - room._opened)) + 1,
+                lifetime_ms=int(1000 * (room._deadline - room._opened)) + 1,
                 unmet=self._unmet.named(room._key, writer.source.name),
             )
             if not self._node.send(request, writer.source.address):

@@ -122,7 +122,7 @@ def _overlap(owed: Due, plan: ComponentPlan, piece: Move, covered: npt.NDArray[n
     if not plan.target.page:
         return f"its item{where} was"
     places = np.arange(len(owed))[piece.due][np.any(before, axis=0)]
-    grains = places + owed.first if owed.grains is None else owed.grains[places]
+    grains = places + owed.first if owed.granules is None else owed.granules[places]
     gaps = np.flatnonzero(np.diff(grains) != 1)
     last = int(grains[gaps[0]] if len(gaps) else grains[-1]) + 1
     return f"positions [{int(grains[0]) * plan.granule}, {last * plan.granule}){where} were"
@@ -142,7 +142,7 @@ def _check_covered(delivery: Delivery) -> None:
         holes = np.argwhere(~covered) if covered is not None else np.array([[0, 0]])
         row, place = (int(n) for n in holes[0])
         layer = plan.layers[row]
-        grain = owed.first + place if owed.grains is None else int(owed.grains[place])
+        grain = owed.first + place if owed.granules is None else int(owed.granules[place])
         where = f"position {grain * plan.granule}" if plan.target.page else "its item"
         raise RoomError(
             f"the last push leaves component {name!r} incomplete",

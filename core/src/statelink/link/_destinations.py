@@ -50,7 +50,7 @@ class Destination:
     """
 
     name: str
-    card: wire.Card
+    card: wire.Handshake
     regions: RegionTable
     heard: float
     stage: Contact = Contact.GREETED
@@ -156,27 +156,27 @@ class Destinations:
     def _hello(self, message: wire.Hello) -> None:
         ours, backend = self._node.card, self._node.backend.name
 
-        def check(card: wire.Card) -> tuple[wire.Card, RegionTable]:
+        def check(card: wire.Handshake) -> tuple[wire.Handshake, RegionTable]:
             check_card(ours, card)
             return card, RegionTable(card.inventory.regions, backend)
 
-        def then(made: tuple[wire.Card, RegionTable] | None, reason: Reason | None) -> None:
+        def then(made: tuple[wire.Handshake, RegionTable] | None, reason: Reason | None) -> None:
             if made is not None:
                 reason = self._greet(message.sender, *made)
             if reason is not None:
                 log.warning("refused a peer: %s", reason)
                 self._node.send(wire.Refuse(sender=self._node.name, to=message.sender, reason=reason))
 
-        self._cards.read(message.sender, message.card, check, then)
+        self._cards.read(message.sender, message.handshake, check, then)
 
-    def _greet(self, sender: str, card: wire.Card, regions: RegionTable) -> Reason | None:
+    def _greet(self, sender: str, card: wire.Handshake, regions: RegionTable) -> Reason | None:
         """Welcome a peer whose card goes with ours; why not, if there are too many."""
         if card.role == "decode" and card.link not in self._destinations and card.link == sender:
             if len(self._destinations) >= MAX_PEERS:
                 return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._node.name})
             now = self._node.now()
             self._destinations[card.link] = Destination(card.link, card, regions, now, since=now)
-        self._node.send(wire.Welcome(sender=self._node.name, to=sender, card=self._node.introduction))
+        self._node.send(wire.Welcome(sender=self._node.name, to=sender, handshake=self._node.introduction))
         return None
 
     def _attach(self, message: wire.Attach, peer: Destination) -> None:
@@ -191,7 +191,7 @@ class Destinations:
 
         def compile_part() -> None:
             try:
-                if message.near and peer.witness is None:
+                if message.same_host and peer.witness is None:
                     peer.witness = Witness.of(peer.card.process, None)
                 plan = self._compile(message, peer)
             except BaseException as error:
@@ -280,7 +280,7 @@ class Destinations:
     def close(self, loud: set[str]) -> None:
         """Say goodbye; ``loud`` are destinations to which a write may still be in flight."""
         for name in self._destinations:
-            self._node.send(wire.Bye(sender=self._node.name, to=name, quiet=name not in loud))
+            self._node.send(wire.Bye(sender=self._node.name, to=name, drained=name not in loud))
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
         """Every known rank: its stage, how long it has been known, and seconds since it was heard."""
@@ -289,7 +289,7 @@ class Destinations:
                 "peer": peer.name,
                 "rank": peer.card.inventory.rank,
                 "instance": peer.card.inventory.instance,
-                "stage": peer.stage.value,
+                "state": peer.stage.value,
                 "age": round(now - peer.since, 3),
                 "heard": round(now - peer.heard, 3),
                 "transport": peer.carried(self._node),

@@ -8,12 +8,12 @@ from statelink.backend import Op
 from statelink.errors import PeerError
 
 if TYPE_CHECKING:
-    from statelink.wire import Card
+    from statelink.wire import Handshake
 
 __all__ = ["check_card"]
 
 
-def check_card(ours: Card, theirs: Card) -> None:
+def check_card(ours: Handshake, theirs: Handshake) -> None:
     """Refuse a peer whose card does not go with ours.
 
     Raises:

@@ -14,7 +14,7 @@ from ._stages import INSTANCE, InstanceEvent, Stage
 
 if TYPE_CHECKING:
     from statelink.state import Inventory
-    from statelink.wire import Card, Endpoint
+    from statelink.wire import Endpoint, Handshake
 
     from ._connections import Connection
     from ._process import Witness
@@ -44,7 +44,7 @@ class Source:
 
     endpoint: Endpoint
     heard: float
-    card: Card | None = None
+    card: Handshake | None = None
     assignment: Assignment | None = None
     plan: PairPlan | None = None
     readers: int = 1
@@ -94,7 +94,7 @@ class Instance:
     since: float
     stage: Stage = Stage.RESOLVING
     sources: dict[str, Source] = field(default_factory=dict)
-    siblings: dict[str, Card | None] = field(default_factory=dict)
+    siblings: dict[str, Handshake | None] = field(default_factory=dict)
     rooms: dict[int, Receiving] = field(default_factory=dict)
     reason: Reason | None = None
     suspect: bool = False
@@ -139,7 +139,7 @@ class Route:
     parts: dict[str, tuple[Assignment, PairPlan, int]]
 
 
-def plan_instance(ours: Card, siblings: Sequence[Card], sources: dict[str, Card]) -> Route:
+def plan_instance(ours: Handshake, siblings: Sequence[Handshake], sources: dict[str, Handshake]) -> Route:
     """Check that the ranks are complete, match the instances, route every byte, and compile our part.
 
     Raises:

@@ -147,7 +147,7 @@ class Instances:
         if instance.asked % REDIAL == 0:
             for address in instance.unanswered:
                 self._redial(address)
-        hello = wire.Hello(sender=self._node.name, card=self._node.introduction)
+        hello = wire.Hello(sender=self._node.name, handshake=self._node.introduction)
         for address in instance.unanswered:
             self._node.send(hello, address)
 
@@ -161,15 +161,15 @@ class Instances:
             return
         ours = self._node.card
 
-        def check(card: wire.Card) -> wire.Card:
+        def check(card: wire.Handshake) -> wire.Handshake:
             if card.link != message.sender:
                 raise PeerError("a peer describes itself as another", cause=f"{card.link!r:.80}", code="peer.name")
             check_card(ours, card)
             return card
 
-        self._cards.read(address, message.card, check, lambda card, reason: self._met(address, card, reason))
+        self._cards.read(address, message.handshake, check, lambda card, reason: self._met(address, card, reason))
 
-    def _met(self, address: str, card: wire.Card | None, reason: Reason | None) -> None:
+    def _met(self, address: str, card: wire.Handshake | None, reason: Reason | None) -> None:
         """Who listens at an address has said who it is."""
         for instance in self._of_address(address):
             if instance.stage is not Stage.GREETING:
@@ -237,7 +237,7 @@ class Instances:
             assignment=source.assignment,
             destinations=source.readers,
             digest=source.plan.digest,
-            near=source.witness is not None,
+            same_host=source.witness is not None,
         )
         self._node.send(attach, source.address)
 
@@ -359,19 +359,21 @@ class Instances:
         ours = self._node.card
 
         def then(_: None, reason: Reason | None) -> None:
-            answer: wire.Message = wire.Welcome(sender=self._node.name, to=message.sender, card=self._node.introduction)
+            answer: wire.Message = wire.Welcome(
+                sender=self._node.name, to=message.sender, handshake=self._node.introduction
+            )
             if reason is not None:
                 answer = wire.Refuse(sender=self._node.name, to=message.sender, reason=reason)
             self._node.send(answer)
 
-        self._cards.read(message.sender, message.card, lambda card: check_card(ours, card), then)
+        self._cards.read(message.sender, message.handshake, lambda card: check_card(ours, card), then)
 
     def _from_source(self, message: wire.Message, instance: Instance, source: Source) -> None:
         if isinstance(message, wire.Attached):
             if source.plan is not None and message.digest == source.plan.digest:
                 self._attached(instance, source, message.transport or UNKNOWN)
         elif isinstance(message, wire.Bye):
-            if message.quiet:
+            if message.drained:
                 self._watcher.goodbye(source)
             self._lose(instance, source, "it closed")
         else:
@@ -440,7 +442,7 @@ class Instances:
                 "peer": source.name or source.endpoint.address,
                 "rank": source.card.inventory.rank if source.card else None,
                 "instance": instance.key,
-                "stage": f"{instance.stage.value}{' (suspect)' if instance.suspect else ''}",
+                "state": f"{instance.stage.value}{' (suspect)' if instance.suspect else ''}",
                 "age": round(now - instance.since, 3),
                 "heard": round(now - source.heard, 3) if source.card else None,
                 "transport": source.transport,

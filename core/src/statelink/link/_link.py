@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ClosedError, ConfigError, RoomError, StatelinkError
-from statelink.plan import whole
+from statelink.plan import checked_int
 from statelink.wire import parse_endpoint
 
 from ._decode import DecodeRole
@@ -190,9 +190,9 @@ class Link:
         if self._closed:
             raise ClosedError("the link is closed", link=self.name)
         try:
-            room = whole(room, "a room id", 1, MAX_ROOM, code="room.id")
-            tokens = whole(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
-            attempt = whole(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
+            room = checked_int(room, "a room id", 1, MAX_ROOM, code="room.id")
+            tokens = checked_int(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
+            attempt = checked_int(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
             if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
                 raise RoomError(
                     f"the deadline of room {room} is {deadline!r:.80}", cause="seconds above zero are expected"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from statelink.backend import RegionTable
 from statelink.errors import ClosedError, PeerError, TransferError, WireError
-from statelink.wire import write_card
+from statelink.wire import write_handshake
 
 from ._lanes import Lane
 from ._loop import Loop
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from statelink.backend import Backend, Strategy
     from statelink.config import LinkConfig
     from statelink.state import Inventory
-    from statelink.wire import Card, Channel, Message
+    from statelink.wire import Channel, Handshake, Message
 
     from ._rendezvous import Rendezvous
     from ._room import Room
@@ -95,7 +95,7 @@ class Node:
         config: LinkConfig,
         channel: Channel,
         backend: Backend,
-        card: Card,
+        card: Handshake,
         strategies: Mapping[str, Strategy],
         rendezvous: Rendezvous,
         hooks: pluggy.PluginManager,
@@ -111,7 +111,7 @@ class Node:
         self.channel = channel
         self.backend = backend
         self.card = card
-        self.introduction = write_card(card)
+        self.introduction = write_handshake(card)
         self.strategies = strategies
         self.rendezvous = rendezvous
         self.rejected = dict(rejected or {})
@@ -185,7 +185,7 @@ class Node:
         """Seconds on a clock that never goes back. Any thread."""
         return self._loop.now()
 
-    def connect(self, card: Card) -> None:
+    def connect(self, card: Handshake) -> None:
         """Connect the backend to a peer. Blocks; for data threads.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from statelink import wire
 from statelink.backend import Moved, Side
 from statelink.errors import MismatchError, Reason, StatelinkError
-from statelink.plan import Items, required, whole
+from statelink.plan import Items, checked_int, required
 
 from ._asking import Asking
 from ._deadlines import Deadlines, waits_of
@@ -147,7 +147,7 @@ class PrefillRole:
                 cause=f"{room.tokens} on prefill, {request.tokens} on decode",
                 code="room.tokens",
             )
-        whole(request.prefix, "the prefix of a request", 0, room.tokens, code="room.prefix")
+        checked_int(request.prefix, "the prefix of a request", 0, room.tokens, code="room.prefix")
         for other in others.values():
             if other.request.prefix != request.prefix:
                 raise MismatchError(
@@ -223,7 +223,7 @@ class PrefillRole:
             if delivery is next(iter(room._deliveries.values())):
                 room._chunks += 1
             chunk = wire.Chunk(
-                **use, number=push.number, grains=result.grains, layers=push.layers, nbytes=moving.nbytes
+                **use, number=push.number, granules=result.grains, layers=push.layers, nbytes=moving.nbytes
             )
             self._send(chunk)
             if push.last:

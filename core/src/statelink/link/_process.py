@@ -37,7 +37,7 @@ class Witness:
             address: Where it was reached; ``None`` where it reached us, and says that it saw us on its own host.
         """
         ours = this_process()
-        if process is None or ours is None or (process.boot, process.space) != (ours.boot, ours.space):
+        if process is None or ours is None or (process.boot, process.pid_namespace) != (ours.boot, ours.pid_namespace):
             return None
         if _look(process.pid)[1] != process.start or not (address is None or _is_here(address)):
             return None
@@ -70,7 +70,7 @@ def this_process() -> ProcessId | None:
     except OSError:
         return None
     start = _look(pid)[1]
-    return ProcessId(pid=pid, start=start, space=space, boot=boot) if start and boot else None
+    return ProcessId(pid=pid, start=start, pid_namespace=space, boot=boot) if start and boot else None
 
 
 def _look(pid: int) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink._nearest import did_you_mean
 from statelink.errors import ClosedError, Reason, RoomError
-from statelink.plan import Items, PairPlan, due, required, whole
+from statelink.plan import Items, PairPlan, checked_int, due, required
 from statelink.wire import MAX_INDICES
 
 from ._room import Ready, Room
@@ -140,7 +140,7 @@ class Receiving(Room):
                     "a room cannot be accepted", cause="it was accepted before", room=self._room, code="room.closed"
                 )
             try:
-                prefix = whole(prefix, "the prefix of a room", 0, self._tokens, code="room.prefix")
+                prefix = checked_int(prefix, "the prefix of a room", 0, self._tokens, code="room.prefix")
             except RoomError as error:
                 raise self._error(error.reason.what, error.reason.cause, code=error.code) from None
             self._check_given(items, ready, "room.items")
@@ -205,7 +205,7 @@ class Receiving(Room):
         """Bytes that a writer must move, per component: computed here, never taken from the writer."""
         expected = {}
         for name, part in plan.components.items():
-            expected[name] = part.grain_nbytes * len(due(part.source, part.target, self._tokens, self._prefix or 0))
+            expected[name] = part.granule_nbytes * len(due(part.source, part.target, self._tokens, self._prefix or 0))
         return expected
 
     def _settle(self) -> None:

@@ -211,14 +211,14 @@ class Room:
 
     def _explained(self, reason: Reason, *others: Party) -> Reason:
         """The reason, with how the room stands, unless it arose on the other side, which has said so already."""
-        if reason.standing:
+        if reason.diagnostics:
             return reason
         node = self._node
         stands = {
             "room": str(self._room),
             "backend": node.backend.name,
             "side": f"{node.config.role} rank {node.inventory.rank}",
-            "stage": self._status.name.lower(),
+            "status": self._status.name.lower(),
         }
         return explained(reason, stands, [*self._parties(), *others], self._missing(), node.now())
 

@@ -13,7 +13,7 @@ import numpy as np
 from statelink._nearest import did_you_mean
 from statelink.backend import Side
 from statelink.errors import ClosedError, Reason, RoomError
-from statelink.plan import Due, Items, PairPlan, check_pieces, due, item_positions, pushed, whole
+from statelink.plan import Due, Items, PairPlan, check_pieces, checked_int, due, item_positions, pushed
 from statelink.state import IndexSpace
 
 from ._room import Ready, Room
@@ -246,7 +246,9 @@ class Sending(Room):
         except (TypeError, ValueError):
             raise self._error(f"{what} {given!r:.80} of a push", cause="a pair [first, last) is expected") from None
         try:
-            return whole(first, f"{what} of a push begins", 0, high), whole(last, f"{what} of a push ends", 0, high)
+            return checked_int(first, f"{what} of a push begins", 0, high), checked_int(
+                last, f"{what} of a push ends", 0, high
+            )
         except RoomError as error:
             raise self._error(error.reason.what, error.reason.cause) from None
 

@@ -59,7 +59,7 @@ def explained(reason: Reason, stands: dict[str, str], parties: Sequence[Party], 
         "heard": "; ".join(ages) or "never",
     }
     told = {key: value for key, value in standing.items() if value and key not in reason.who}
-    return msgspec.structs.replace(reason, standing=told)
+    return msgspec.structs.replace(reason, diagnostics=told)
 
 
 def party_of(source: Source) -> Party:

@@ -78,7 +78,7 @@ def digest_of(
     for part in parts:
         if stop is not None and stop.is_set():
             break
-        grains, piece = part.grains.tolist(), part.piece
+        grains, piece = part.granules.tolist(), part.piece
         width = part.offsets.shape[1] * piece
         first, last = int(part.offsets.min()), int(part.offsets.max()) + piece
         starts = (part.offsets[:, 0] - first).tolist()

@@ -14,7 +14,7 @@ from ._content import Content
 from ._items import Items, Pages, check_pieces, pushed, required
 from ._match import differences, match
 from ._move import Move, arrived_content, expected_move, plan_move
-from ._numbers import whole
+from ._numbers import checked_int
 from ._pack import Places, Tile
 from ._pairing import Due, due
 from ._payload import indices_of
@@ -38,6 +38,7 @@ __all__ = [
     "Tile",
     "arrived_content",
     "check_pieces",
+    "checked_int",
     "compile_pair",
     "differences",
     "due",
@@ -50,5 +51,4 @@ __all__ = [
     "required",
     "required_span",
     "route",
-    "whole",
 ]

@@ -73,7 +73,7 @@ class ComponentPlan(NamedTuple):
         granule: Positions that move together; 1 where items do not stand for positions.
         groups: All buffer pairs, by geometry and layer.
         fused: The same bytes with buffers of one region joined where that makes longer runs; for pushes of all layers.
-        grain_nbytes: Bytes of one granule over all buffers.
+        granule_nbytes: Bytes of one granule over all buffers.
         layer_nbytes: The same per model layer (`NO_LAYER` for buffers without one).
         parts: Which part of the model's state each buffer is, for digests.
     """
@@ -83,7 +83,7 @@ class ComponentPlan(NamedTuple):
     granule: int
     groups: tuple[Group, ...]
     fused: tuple[Group, ...]
-    grain_nbytes: int
+    granule_nbytes: int
     layer_nbytes: dict[int, int]
     parts: Parts
 
@@ -91,7 +91,7 @@ class ComponentPlan(NamedTuple):
     def block_nbytes(self) -> float:
         """Mean bytes of the blocks of a granule; items that are neighbours on both sides make them longer."""
         blocks = sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
-        return self.grain_nbytes / blocks if blocks else 0.0
+        return self.granule_nbytes / blocks if blocks else 0.0
 
     @property
     def layers(self) -> list[int]:
@@ -218,7 +218,7 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
         granule=granule_of(theirs, ours),
         groups=groups,
         fused=_groups(source, target, fused) if len(fused) < len(pairs) else groups,
-        grain_nbytes=sum(layer_nbytes.values()),
+        granule_nbytes=sum(layer_nbytes.values()),
         layer_nbytes=layer_nbytes,
         parts=Parts(theirs, ours, [(pair.source, pair.target, pair.boxes) for pair in pairs]),
     )

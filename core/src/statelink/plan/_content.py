@@ -29,21 +29,21 @@ U64 = npt.NDArray[np.uint64]
 class Content(NamedTuple):
     """Some granules of some buffers of one geometry, as they lie on one side.
 
-    The bytes of one granule of one buffer are its pieces in order. Seeds and grains say which part of the model's state
-    they are, and each side computes them from its own description; addresses and offsets say where they lie on this
-    one.
+    The bytes of one granule of one buffer are its pieces in order. Seeds and granules say which part of the model's
+    state they are. Each side computes them from its own description. Addresses and offsets say where the bytes are on
+    this side.
 
     Attributes:
         seeds: Per buffer, which part of the model's state it moves; see `Parts`. Below 2^63; uint64.
         addresses: Per buffer, the address of item 0; uint64.
-        grains: Per granule, its number in the sequence; int64.
+        granules: Per granule, its number in the sequence; int64.
         offsets: ``[granules, pieces]`` bytes from item 0; int64.
         piece: Bytes of each piece.
     """
 
     seeds: U64
     addresses: U64
-    grains: I64
+    granules: I64
     offsets: I64
     piece: int
 
@@ -94,7 +94,7 @@ def contents(
         pairs: Granules on both sides; only this side's items are looked at.
         side: Which side.
     """
-    grains = np.arange(*pairs.grains) if pairs.numbers is None else pairs.numbers
+    granules = np.arange(*pairs.granules) if pairs.numbers is None else pairs.numbers
     seeds = parts.seeds(side)
     items, within_item = (pairs.source, pairs.source_part) if side == "source" else (pairs.target, pairs.target_part)
     for group in groups:
@@ -115,4 +115,4 @@ def contents(
             if within_item is not None:
                 offsets += within_item[chosen, None] * steps
             addresses = group.source if side == "source" else group.target
-            yield Content(seeds[group.numbers], addresses, grains[chosen], offsets, piece)
+            yield Content(seeds[group.numbers], addresses, granules[chosen], offsets, piece)

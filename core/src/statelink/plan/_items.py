@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from statelink.errors import RoomError
 
-from ._numbers import whole
+from ._numbers import checked_int
 from ._positions import MAX_TOKENS, held_items, local, required_span
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def item_at(component: Component, start: Any) -> int:
     Raises:
         RoomError: No item begins there.
     """
-    position = whole(start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
+    position = checked_int(start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
     number, rest = divmod(local(component.partition, position), component.page)
     if rest:
         raise RoomError(

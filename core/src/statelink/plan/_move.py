@@ -53,15 +53,15 @@ class Move:
         self.component = plan.target.name
         self.layers = layers
         if layers is None:
-            grain = plan.grain_nbytes
+            per_granule = plan.granule_nbytes
         else:
-            grain = sum(n for layer, n in plan.layer_nbytes.items() if layers[0] <= layer < layers[1])
-        self.nbytes = grain * len(pairs)
+            per_granule = sum(n for layer, n in plan.layer_nbytes.items() if layers[0] <= layer < layers[1])
+        self.nbytes = per_granule * len(pairs)
 
     @property
     def grains(self) -> tuple[int, int]:
         """``[first, last)`` granules of the sequence between which everything lies that moves."""
-        return self._pairs.grains
+        return self._pairs.granules
 
     @property
     def due(self) -> slice | I64:
@@ -114,8 +114,8 @@ class Move:
         Raises:
             RoomError: There is no such geometry; a peer may have sent it.
         """
-        buffers, grains = (last - first for first, last in (tile.buffers, tile.grains))
-        return max(0, buffers) * max(0, grains) * self._group(tile).runs.total
+        buffers, granules = (last - first for first, last in (tile.buffers, tile.granules))
+        return max(0, buffers) * max(0, granules) * self._group(tile).runs.total
 
     def marks(self) -> npt.NDArray[np.bool_]:
         """What `claim` notes in: a row for each buffer of the component, a column for each granule that moves."""
@@ -146,9 +146,9 @@ class Move:
         if len(self._pairs) == len(group.runs.nbytes) == 1 and buffers <= max_blocks:
             yield _single(group, self._pairs)
             return
-        grains = max(1, MAX_OFFSETS // len(group.runs.nbytes))
-        for begin in range(0, len(self._pairs), grains):
-            offsets = _offsets(group, self._pairs, slice(begin, begin + grains))
+        granules = max(1, MAX_OFFSETS // len(group.runs.nbytes))
+        for begin in range(0, len(self._pairs), granules):
+            offsets = _offsets(group, self._pairs, slice(begin, begin + granules))
             count = len(offsets[0])
             if buffers * count <= max_blocks:
                 yield _spread(group, offsets)

@@ -9,10 +9,10 @@ import numpy as np
 
 from statelink.errors import RoomError
 
-__all__ = ["whole"]
+__all__ = ["checked_int"]
 
 
-def whole(value: Any, what: str, low: int, high: int, *, code: str = "room.number") -> int:
+def checked_int(value: Any, what: str, low: int, high: int, *, code: str = "room.number") -> int:
     """``value`` as a Python integer in ``[low, high]``.
 
     Raises:

@@ -34,12 +34,12 @@ class Tile(NamedTuple):
     Attributes:
         group: Which geometry.
         buffers: ``[first, last)`` among its buffers of the layers that move.
-        grains: ``[first, last)`` places among the granules that are due.
+        granules: ``[first, last)`` places among the granules that are due.
     """
 
     group: int
     buffers: tuple[int, int]
-    grains: tuple[int, int]
+    granules: tuple[int, int]
 
 
 class Places(NamedTuple):
@@ -145,7 +145,7 @@ def claim(group: Group, pairs: Pairs, tile: Tile, marks: Bools) -> None:
 
 def _found(group: Group, pairs: Pairs, tile: Tile) -> tuple[int, int]:
     """Which of ``pairs`` a tile is about; a peer may have sent it."""
-    first, last = tile.grains
+    first, last = tile.granules
     known = pairs.due
     if isinstance(known, slice):
         low, high = first - known.start, last - known.start

@@ -31,15 +31,15 @@ class Due(NamedTuple):
     Attributes:
         first: Number of the first granule in the sequence.
         last: One past the last.
-        grains: Which ones, where not all in between; int64, ascending.
+        granules: Which ones, where not all in between; int64, ascending.
     """
 
     first: int
     last: int
-    grains: I64 | None = None
+    granules: I64 | None = None
 
     def __len__(self) -> int:
-        return self.last - self.first if self.grains is None else len(self.grains)
+        return self.last - self.first if self.granules is None else len(self.granules)
 
 
 class Pairs(NamedTuple):
@@ -51,7 +51,7 @@ class Pairs(NamedTuple):
         source_part: Which granule of the source's item; int64, or ``None`` where it is always 0.
         target_part: Which granule of the destination's item; likewise.
         due: Their places among the granules that are due.
-        grains: ``[first, last)`` numbers of granules between which they lie.
+        granules: ``[first, last)`` numbers of granules between which they lie.
         numbers: Their numbers, where not all in between; int64.
     """
 
@@ -60,7 +60,7 @@ class Pairs(NamedTuple):
     source_part: I64 | None
     target_part: I64 | None
     due: slice | I64
-    grains: tuple[int, int]
+    granules: tuple[int, int]
     numbers: I64 | None = None
 
     def __len__(self) -> int:
@@ -102,10 +102,10 @@ def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
     first, last = low // granule, max(low, high) // granule
     if not dealt:
         return Due(first, last)
-    grains = np.arange(first, last, dtype=np.int64)
+    granules = np.arange(first, last, dtype=np.int64)
     for side in (source, target):
-        grains = grains[_holds(side.partition, grains, granule)]
-    return Due(first, last, grains)
+        granules = granules[_holds(side.partition, granules, granule)]
+    return Due(first, last, granules)
 
 
 def pair(source: Component, target: Component, theirs: Items, ours: Items, owed: Due) -> Pairs:
@@ -122,9 +122,9 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
         return Pairs(theirs.ids, ours.ids, None, None, slice(0, 1), (0, 1))
     granule = granule_of(source, target)
     per_source, per_target = source.page // granule, target.page // granule
-    if owed.grains is not None:
-        local_source = _numbered(source.partition, owed.grains, granule)
-        local_target = _numbered(target.partition, owed.grains, granule)
+    if owed.granules is not None:
+        local_source = _numbered(source.partition, owed.granules, granule)
+        local_target = _numbered(target.partition, owed.granules, granule)
         item_source = local_source // per_source - theirs.first
         item_target = local_target // per_target - ours.first
         both = (item_source >= 0) & (item_source < len(theirs.ids)) & (item_target >= 0) & (item_target < len(ours.ids))
@@ -135,10 +135,10 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
             local_source[places] % per_source,
             local_target[places] % per_target,
             places,
-            (int(owed.grains[places[0]]), int(owed.grains[places[-1]]) + 1)
+            (int(owed.granules[places[0]]), int(owed.granules[places[-1]]) + 1)
             if len(places)
             else (owed.first, owed.first),
-            owed.grains[places],
+            owed.granules[places],
         )
     low = max(theirs.first * per_source, ours.first * per_target, owed.first)
     ends = (theirs.first + len(theirs.ids)) * per_source, (ours.first + len(ours.ids)) * per_target
@@ -153,28 +153,28 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
             places_range,
             (low, high),
         )
-    grains = np.arange(low, high, dtype=np.int64)
+    granules = np.arange(low, high, dtype=np.int64)
     return Pairs(
-        theirs.ids[grains // per_source - theirs.first],
-        ours.ids[grains // per_target - ours.first],
-        grains % per_source,
-        grains % per_target,
+        theirs.ids[granules // per_source - theirs.first],
+        ours.ids[granules // per_target - ours.first],
+        granules % per_source,
+        granules % per_target,
         places_range,
         (low, high),
     )
 
 
-def _holds(partition: Partition, grains: I64, granule: int) -> npt.NDArray[np.bool_]:
+def _holds(partition: Partition, granules: I64, granule: int) -> npt.NDArray[np.bool_]:
     """Which granules a rank with this partition holds; contiguous ranges are dealt with before."""
     if partition.kind != "cyclic":
-        return np.ones(len(grains), np.bool_)
-    held: npt.NDArray[np.bool_] = grains // (partition.block // granule) % partition.size == partition.index
+        return np.ones(len(granules), np.bool_)
+    held: npt.NDArray[np.bool_] = granules // (partition.block // granule) % partition.size == partition.index
     return held
 
 
-def _numbered(partition: Partition, grains: I64, granule: int) -> I64:
+def _numbered(partition: Partition, granules: I64, granule: int) -> I64:
     """The rank's own numbers of granules that it holds."""
     if partition.kind != "cyclic":
-        return grains
+        return granules
     block = partition.block // granule
-    return grains // (block * partition.size) * block + grains % block
+    return granules // (block * partition.size) * block + granules % block

@@ -11,7 +11,7 @@ from statelink.errors import RoomError
 from statelink.state import Component, Coverage, IndexSpace
 
 from ._items import Pages, item_at
-from ._numbers import whole
+from ._numbers import checked_int
 from ._positions import MAX_TOKENS, held_items, required_span
 
 __all__ = ["indices_of"]
@@ -61,8 +61,8 @@ def indices_of(
     Raises:
         RoomError: An argument is missing, too short, or does not fit the type.
     """
-    tokens = whole(tokens, "the number of tokens", 1, MAX_TOKENS)
-    prefix = whole(prefix, "the prefix", 0, tokens, code="room.prefix")
+    tokens = checked_int(tokens, "the number of tokens", 1, MAX_TOKENS)
+    prefix = checked_int(prefix, "the prefix", 0, tokens, code="room.prefix")
     kind = component.kind
     if not kind.positional:
         return np.array([_slot(component, slot)], np.int64)
@@ -114,13 +114,13 @@ def _taken(component: Component, given: Any, places: I64) -> I64:
 def _slot(component: Component, slot: int | None) -> int:
     if slot is None:
         raise _missing(component, "its type needs 'slot'")
-    return whole(slot, f"the slot of component {component.name!r}", 0, 1 << 48)
+    return checked_int(slot, f"the slot of component {component.name!r}", 0, 1 << 48)
 
 
 def _ring(component: Component, ring: int | None, least: int) -> int:
     if ring is None:
         raise _missing(component, "its type needs 'ring'")
-    return whole(ring, f"the ring of component {component.name!r}", max(least, 1), 1 << 40)
+    return checked_int(ring, f"the ring of component {component.name!r}", max(least, 1), 1 << 40)
 
 
 def _missing(component: Component, cause: str) -> RoomError:

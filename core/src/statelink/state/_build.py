@@ -12,7 +12,7 @@ from statelink.errors import StateError
 
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
-from ._shares import pair, whole
+from ._shares import as_int, pair
 
 if TYPE_CHECKING:
     from ._memory import Memory
@@ -101,7 +101,7 @@ def component(
                 stride=memory.strides[0] if count > 1 else layout.nbytes,
                 count=count,
                 layout=layout,
-                layer=None if view.layer is None else whole(view.layer, f"the layer of buffer {view.name!r}"),
+                layer=None if view.layer is None else as_int(view.layer, f"the layer of buffer {view.name!r}"),
                 optional=view.optional,
                 scale=None if view.scale is None else float(view.scale),
             )
@@ -110,10 +110,10 @@ def component(
         name=name,
         type=type_,
         buffers=tuple(buffers),
-        page=whole(page, f"the page of component {name!r}"),
-        window=None if window is None else whole(window, f"the window of component {name!r}"),
-        group=whole(group, f"the group of component {name!r}"),
-        keep=whole(keep, f"what component {name!r} keeps"),
+        page=as_int(page, f"the page of component {name!r}"),
+        window=None if window is None else as_int(window, f"the window of component {name!r}"),
+        group=as_int(group, f"the group of component {name!r}"),
+        keep=as_int(keep, f"what component {name!r} keeps"),
         partition=partition or Partition(),
         format=format,
         share=None if tp is None else Axis(*pair(tp, f"the rank and width of component {name!r}")),
@@ -132,7 +132,7 @@ def _layout(component: str, view: View) -> Layout:
     counts = tuple(memory.shape[1 + axis] for axis in view.order)
     strides = tuple(memory.strides[1 + axis] for axis in view.order)
     shape, *edges = (
-        tuple(whole(n, f"an extent of buffer {view.name!r}") for n in numbers)
+        tuple(as_int(n, f"an extent of buffer {view.name!r}") for n in numbers)
         for numbers in (view.shape, *(edge for box in view.boxes for edge in box))
     )
     slabs = []
@@ -219,8 +219,8 @@ def describe(
         built.append(msgspec.structs.replace(each.component, buffers=tuple(buffers)))
     return Inventory(
         instance=instance,
-        rank=whole(rank, "the rank"),
-        ranks=whole(ranks, "the number of ranks"),
+        rank=as_int(rank, "the rank"),
+        ranks=as_int(ranks, "the number of ranks"),
         axes={
             name: Axis(*pair(coordinate, f"the coordinate on axis {name!r}"))
             for name, coordinate in (axes or {}).items()

@@ -14,7 +14,7 @@ from statelink.errors import StateError
 from ._layout import MAX_BYTES, Layout
 from ._overlap import check_apart
 from ._replicas import check_shares
-from ._shares import whole
+from ._shares import as_int
 from ._types import Coverage, IndexSpace, StateType, state_type
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Partition(msgspec.Struct, frozen=True):
         for field in ("size", "index", "block"):
             given = getattr(self, field)
             if type(given) is not int:
-                msgspec.structs.force_setattr(self, field, whole(given, f"the {field} of a partition"))
+                msgspec.structs.force_setattr(self, field, as_int(given, f"the {field} of a partition"))
         if self.kind not in ("all", "contiguous", "cyclic"):
             raise StateError(f"no partition kind {self.kind!r}", hint="'all', 'contiguous' or 'cyclic'")
         if self.size < 1 or not 0 <= self.index < self.size or self.block < 1:

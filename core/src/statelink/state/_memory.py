@@ -11,7 +11,7 @@ import numpy as np
 from statelink.errors import StateError
 
 from ._inventory import Region
-from ._shares import whole
+from ._shares import as_int
 
 __all__ = ["Memory"]
 
@@ -79,8 +79,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             region: The allocation around it; the array's own extent when not given.
             kind: Memory kind of that extent.
         """
-        address, itemsize = whole(address, "the address of an array"), whole(itemsize, "the size of an element")
-        shape = tuple(whole(n, "an extent of an array") for n in shape)
+        address, itemsize = as_int(address, "the address of an array"), as_int(itemsize, "the size of an element")
+        shape = tuple(as_int(n, "an extent of an array") for n in shape)
         if min(shape, default=1) < 0 or itemsize < 1 or (strides is not None and len(strides) != len(shape)):
             raise StateError(
                 "an array has an extent of zero or more and a stride on each axis, and elements of a byte or more",
@@ -90,7 +90,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             return _empty(shape, dtype, itemsize, region.kind if region else kind)
         if strides is None:
             strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        strides = tuple(whole(n, "a stride of an array") for n in strides)
+        strides = tuple(as_int(n, "a stride of an array") for n in strides)
         if region is None:
             span = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + itemsize
             region = Region(address, span, kind)

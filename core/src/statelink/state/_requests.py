@@ -16,7 +16,7 @@ from statelink.errors import StateError
 
 from ._build import Described, View, component
 from ._memory import Memory
-from ._shares import entries, expect_axes, pair, share, whole
+from ._shares import as_int, entries, expect_axes, pair, share
 
 if TYPE_CHECKING:
     from ._inventory import Partition
@@ -222,7 +222,7 @@ def whole_view(label: str, memory: Memory, layer: int | None, optional: bool, sp
     inner = memory.shape[1:]
     axes = tuple(f"axis{axis}" for axis in range(len(inner)))
     rows, rest = inner[0], inner[1:]
-    if whole(spare, f"the number of spare rows of {label!r}") and not 0 < spare < rows:
+    if as_int(spare, f"the number of spare rows of {label!r}") and not 0 < spare < rows:
         raise StateError(f"{spare} rows of {label!r} cannot be spare", cause=f"an item has {rows}")
     edges = [0, rows - spare, rows] if spare else [0, rows]
     zeros = (0,) * len(rest)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ._build import View
     from ._memory import Memory
 
-__all__ = ["entries", "expect_axes", "page_of", "pair", "share", "whole"]
+__all__ = ["as_int", "entries", "expect_axes", "page_of", "pair", "share"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -29,7 +29,7 @@ def entries(given: Mapping[Key, Value], what: str) -> ItemsView[Key, Value]:
     return given.items()
 
 
-def whole(value: Any, what: str) -> int:
+def as_int(value: Any, what: str) -> int:
     """``value`` as a Python integer, which it may be numpy's or torch's of.
 
     Raises:
@@ -49,7 +49,7 @@ def pair(given: Any, what: str) -> tuple[int, int]:
     """
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise StateError(f"{what} is {given!r:.80}", cause="a pair of whole numbers is expected")
-    return whole(given[0], what), whole(given[1], what)
+    return as_int(given[0], what), as_int(given[1], what)
 
 
 def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: bool = True) -> tuple[int, int]:
@@ -62,7 +62,7 @@ def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: 
         StateError: Neither divides the other, or ``replicate`` is off and the ranks do not divide the total.
     """
     rank, width = pair(tp, f"the rank and width of {label!r}")
-    total = whole(total, f"the number of {what}s of {label!r}")
+    total = as_int(total, f"the number of {what}s of {label!r}")
     if total < 1 or width < 1 or not 0 <= rank < width:
         raise StateError(f"rank {rank} of {width} cannot hold a share of {total} {what}s of {label!r}")
     if total % width == 0:

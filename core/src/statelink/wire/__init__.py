@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ._channel import Channel
-from ._codec import MAX_EFFORT, decode, encode, pack_items, read_card, unpack_items, write_card
+from ._codec import MAX_EFFORT, decode, encode, pack_items, read_handshake, unpack_items, write_handshake
 from ._descriptors import check_descriptors, no_descriptors
 from ._dialling import Trouble
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
-from ._limits import MAX_CARD, MAX_FRAME, MAX_INVENTORY, limit_of
+from ._limits import MAX_FRAME, MAX_HANDSHAKE, MAX_INVENTORY, limit_of
 from ._lists import (
     pack_int_lists,
     pack_list_of_buffers,
@@ -23,11 +23,11 @@ from ._messages import (
     Attach,
     Attached,
     Bye,
-    Card,
     Chunk,
     Drained,
     Failed,
     Finished,
+    Handshake,
     Hello,
     ItemList,
     Message,
@@ -47,9 +47,9 @@ from ._security import Endpoint, host_of, is_loopback, parse_endpoint
 __all__ = [
     "ENVIRONMENT",
     "KINDS",
-    "MAX_CARD",
     "MAX_EFFORT",
     "MAX_FRAME",
+    "MAX_HANDSHAKE",
     "MAX_INDICES",
     "MAX_INVENTORY",
     "MAX_RANKS",
@@ -60,13 +60,13 @@ __all__ = [
     "Attach",
     "Attached",
     "Bye",
-    "Card",
     "Channel",
     "Chunk",
     "Drained",
     "Endpoint",
     "Failed",
     "Finished",
+    "Handshake",
     "Hello",
     "ItemList",
     "Keys",
@@ -97,10 +97,10 @@ __all__ = [
     "pack_items",
     "pack_list_of_buffers",
     "parse_endpoint",
-    "read_card",
+    "read_handshake",
     "read_secret",
     "unpack_int_lists",
     "unpack_items",
     "unpack_list_of_buffers",
-    "write_card",
+    "write_handshake",
 ]

@@ -14,11 +14,11 @@ from statelink.state import StateType, state_types
 from statelink.state._effort import SpentError, bounded
 from statelink.state._inventory import MAX_EFFORT
 
-from ._limits import MAX_CARD, MAX_INVENTORY, limit_of
-from ._messages import KINDS, MAX_DESCRIPTOR, Card, Failed, Few, ItemList, Message, Name, Refuse
+from ._limits import MAX_HANDSHAKE, MAX_INVENTORY, limit_of
+from ._messages import KINDS, MAX_DESCRIPTOR, Failed, Few, Handshake, ItemList, Message, Name, Refuse
 from ._rendezvous import RENDEZVOUS_KINDS
 
-__all__ = ["MAX_EFFORT", "decode", "encode", "pack_items", "read_card", "unpack_items", "write_card"]
+__all__ = ["MAX_EFFORT", "decode", "encode", "pack_items", "read_handshake", "unpack_items", "write_handshake"]
 
 _encoder = msgspec.msgpack.Encoder()
 _kind_of = {type_: kind for kind, type_ in {**KINDS, **RENDEZVOUS_KINDS}.items()}
@@ -83,7 +83,7 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
 
 
 class _Introduction(msgspec.Struct):
-    """What of a card can be read without knowing any state type."""
+    """What of a handshake can be read without knowing any state type."""
 
     link: Name
     version: Name
@@ -92,38 +92,38 @@ class _Introduction(msgspec.Struct):
 
 
 _introductions = msgspec.msgpack.Decoder(_Introduction)
-_cards = msgspec.msgpack.Decoder(Card)
+_handshakes = msgspec.msgpack.Decoder(Handshake)
 
 
-def write_card(card: Card) -> msgspec.Raw:
-    """A card in the form that `Hello` and `Welcome` carry.
+def write_handshake(ours: Handshake) -> msgspec.Raw:
+    """A handshake in the form that `Hello` and `Welcome` carry.
 
     Raises:
         WireError: It is larger than peers take.
     """
     for what, nbytes, most in (
-        ("this rank's inventory", len(_encoder.encode(card.inventory)), MAX_INVENTORY),
-        (f"what backend {card.backend!r} says of how it is reached", len(card.descriptor), MAX_DESCRIPTOR),
+        ("this rank's inventory", len(_encoder.encode(ours.inventory)), MAX_INVENTORY),
+        (f"what backend {ours.backend!r} says of how it is reached", len(ours.descriptor), MAX_DESCRIPTOR),
     ):
         if nbytes > most:
             raise WireError(f"{what} is {nbytes} bytes long", cause=f"at most {most} are sent", code="wire.size")
-    return msgspec.Raw(_encoder.encode(card))
+    return msgspec.Raw(_encoder.encode(ours))
 
 
-def read_card(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Card:
-    """A card that a peer sent. Takes time that grows with its length and with the effort.
+def read_handshake(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Handshake:
+    """The handshake that a peer sent. Takes time that grows with its length and with the effort.
 
     Args:
-        raw: The card.
+        raw: The handshake.
         effort: What checking its layouts may cost; the most that an inventory can, when not given.
 
     Raises:
         PeerError: It holds a state type that is not known here.
         WireError: It is malformed, too large, or costs more to check (``wire.effort``).
     """
-    if len(memoryview(raw)) > MAX_CARD:
-        cause = f"it is {len(memoryview(raw))} bytes long; at most {MAX_CARD} are read"
-        raise WireError("a peer's description is malformed", cause=cause, code="wire.card")
+    if len(memoryview(raw)) > MAX_HANDSHAKE:
+        cause = f"it is {len(memoryview(raw))} bytes long; at most {MAX_HANDSHAKE} are read"
+        raise WireError("a peer's description is malformed", cause=cause, code="wire.handshake")
     try:
         introduction = _introductions.decode(raw)
         size = len(memoryview(introduction.inventory))
@@ -140,15 +140,15 @@ def read_card(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Card:
                     peer=introduction.link,
                 )
         with bounded(effort):
-            card = _cards.decode(raw)
+            theirs = _handshakes.decode(raw)
     except PeerError:
         raise
     except Exception as error:
         what, cause = "a peer's description is malformed", _first_line(error)
         if isinstance(error.__cause__, SpentError):
             raise WireError(what, cause=cause, code="wire.effort") from error
-        raise WireError(what, cause=cause, code="wire.card") from error
-    return card
+        raise WireError(what, cause=cause, code="wire.handshake") from error
+    return theirs
 
 
 def pack_items(ids: npt.NDArray[np.int64], first: int) -> ItemList:

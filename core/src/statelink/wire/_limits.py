@@ -18,7 +18,7 @@ from ._messages import (
 )
 from ._rendezvous import Resolved
 
-__all__ = ["MAX_CARD", "MAX_FRAME", "MAX_INVENTORY", "SMALL", "limit_of"]
+__all__ = ["MAX_FRAME", "MAX_HANDSHAKE", "MAX_INVENTORY", "SMALL", "limit_of"]
 
 MAX_FRAME = 256 << 10
 """Most bytes of one frame. ZeroMQ cuts off who sends a larger one; a larger message travels in several frames."""
@@ -26,12 +26,12 @@ SMALL = 16 << 10
 """Most bytes of a message without a list, and of anything but `Hello` that a peer says before it introduced itself."""
 MAX_INVENTORY = 4 << 20
 """Most bytes of an encoded inventory."""
-MAX_CARD = MAX_INVENTORY + MAX_DESCRIPTOR + (1 << 20)
-"""Most bytes of an encoded card."""
+MAX_HANDSHAKE = MAX_INVENTORY + MAX_DESCRIPTOR + (1 << 20)
+"""Most bytes of an encoded handshake."""
 
 _LIMITS: dict[type[Message], int] = {
-    Hello: MAX_CARD + SMALL,
-    Welcome: MAX_CARD + SMALL,
+    Hello: MAX_HANDSHAKE + SMALL,
+    Welcome: MAX_HANDSHAKE + SMALL,
     Attach: 2 * MAX_INVENTORY,  # it names no more buffers than an inventory has
     Request: 8 * MAX_INDICES + (4 << 20),
     # A line for each component, or a reason at its longest.

@@ -23,11 +23,11 @@ __all__ = [
     "Attach",
     "Attached",
     "Bye",
-    "Card",
     "Chunk",
     "Drained",
     "Failed",
     "Finished",
+    "Handshake",
     "Hello",
     "ItemList",
     "Message",
@@ -78,17 +78,17 @@ class ProcessId(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: Its id, in its own pid namespace.
         start: When it started, in ticks since boot; tells it from a later process with its id.
-        space: Its pid namespace.
+        pid_namespace: Its pid namespace.
         boot: Id of its kernel's boot.
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
     start: Count
-    space: Count
+    pid_namespace: Count
     boot: Annotated[str, msgspec.Meta(max_length=64)]
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
+class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     """Who a link is and what it holds; exchanged in the handshake.
 
     Attributes:
@@ -136,16 +136,17 @@ class Hello(Message, frozen=True, kw_only=True):
     """A link introduces itself, and asks the other to.
 
     Attributes:
-        card: A `Card`, encoded: it is read in two steps, so that what this side does not know can be refused by name.
+        handshake: A `Handshake`, encoded. It is decoded in two steps, so that a state type that this side does not know
+            is refused by name.
     """
 
-    card: msgspec.Raw
+    handshake: msgspec.Raw
 
 
 class Welcome(Message, frozen=True, kw_only=True):
     """The answer to `Hello`."""
 
-    card: msgspec.Raw
+    handshake: msgspec.Raw
 
 
 class Refuse(Message, frozen=True, kw_only=True):
@@ -161,13 +162,13 @@ class Attach(Message, frozen=True, kw_only=True):
         assignment: What it writes for this destination.
         destinations: Decode ranks that will ask it for each room.
         digest: Decode's digest of the compiled plan.
-        near: Whether decode sees the source's process on its own host, at the address that it dialled.
+        same_host: Whether decode sees the source's process on its own host, at the address that it dialled.
     """
 
     assignment: Assignment
     destinations: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
-    near: bool = False
+    same_host: bool = False
 
 
 class Attached(Message, frozen=True, kw_only=True):
@@ -187,11 +188,11 @@ class Unmet(msgspec.Struct, frozen=True):
 
     Attributes:
         generation: Which; 0 for any number of uses that are not known one by one.
-        ago: Milliseconds since it ended.
+        ended_ms_ago: Milliseconds since it ended.
     """
 
     generation: Generation
-    ago: Count
+    ended_ms_ago: Count
 
 
 MAX_UNMET = 8
@@ -210,7 +211,7 @@ class Request(Message, frozen=True, kw_only=True):
         prepared: What each receive hook prepared for this writer.
         elsewhere: Components whose receive hook wants the bytes somewhere else than in decode's items.
         attempt: Which use of the room id this is, as the engines of both sides say.
-        lasts: Milliseconds that this use may take on decode, from its beginning to its deadline.
+        lifetime_ms: Milliseconds that this use may take on decode, from its beginning to its deadline.
         unmet: Earlier uses of the same room and attempt, in the order in which they ended.
     """
 
@@ -222,7 +223,7 @@ class Request(Message, frozen=True, kw_only=True):
     prepared: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=MAX_PREPARED)]], Few] = {}
     elsewhere: Annotated[list[Name], Few] = []
     attempt: Attempt = 0
-    lasts: Count = 0
+    lifetime_ms: Count = 0
     unmet: Annotated[tuple[Unmet, ...], msgspec.Meta(max_length=MAX_UNMET)] = ()
 
 
@@ -233,7 +234,7 @@ class Chunk(Message, frozen=True, kw_only=True):
         room: The request.
         generation: Which use of the room id.
         number: Number of the push, from 0.
-        grains: Per component ``[first, last)`` granules that moved.
+        granules: Per component ``[first, last)`` granules that moved.
         layers: ``[first, last)`` model layers, or ``None`` for all buffers.
         nbytes: Payload bytes of the push.
     """
@@ -241,7 +242,7 @@ class Chunk(Message, frozen=True, kw_only=True):
     room: Room
     generation: Generation
     number: Count
-    grains: Annotated[dict[Name, tuple[Count, Count]], Few]
+    granules: Annotated[dict[Name, tuple[Count, Count]], Few]
     layers: tuple[int, int] | None = None
     nbytes: Count = 0
 
@@ -340,10 +341,10 @@ class Bye(Message, frozen=True, kw_only=True):
     """The sender closes.
 
     Attributes:
-        quiet: Whether none of its writes is in flight, and it is certain that none will land later.
+        drained: Whether none of its writes is in flight, and it is certain that none will land later.
     """
 
-    quiet: bool = False
+    drained: bool = False
 
 
 KINDS: dict[bytes, type[Message]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink.state._build import Described, component
-from statelink.state._shares import share, whole
+from statelink.state._shares import as_int, share
 
 from ._lists import Named, band, by_id, by_layer, has, refuse
 from ._views import Source, head_views, own_view, row_view, whole_views
@@ -118,7 +118,7 @@ class Walk:
             raise refuse(pool, name, f"it is {own}; the geometry says {given} {what}")
         if not own and not given:
             raise refuse(pool, name, f"nobody says how many {what} there are", "give it with the geometry")
-        return whole(own or given, f"{type(pool).__name__}.{name}")
+        return as_int(own or given, f"{type(pool).__name__}.{name}")
 
     def page(self, pool: Any) -> int:
         """Tokens of a page of the full pool."""
@@ -127,7 +127,7 @@ class Walk:
     def sliding_page(self) -> int:
         """Tokens of a page of the sliding pool."""
         inner = getattr(self.pool, "swa_kv_pool", None)
-        return whole(getattr(inner, "page_size", None) or self.page(self.pool), "the page size of the sliding pool")
+        return as_int(getattr(inner, "page_size", None) or self.page(self.pool), "the page size of the sliding pool")
 
     def window(self) -> int:
         """Tokens that sliding layers look back."""

@@ -86,8 +86,6 @@ def _decoders() -> dict[str, Decoder]:
         made[kind.decode()] = Decoder(_body_of(kind, wire.RENDEZVOUS_KINDS), body)
     made["card"] = Decoder(lambda raw: wire.read_handshake(msgspec.Raw(raw)), bytes(wire.write_handshake(card())))
     made["items"] = Decoder(lambda raw: wire.unpack_items(wire.ItemList(0, raw)), bytes(80))
-    buffers = wire.pack_list_of_buffers([b"abc", b"", b"0123456789"])
-    made["list of buffers"] = Decoder(wire.unpack_list_of_buffers, buffers)
     handshakes: list[Any] = [
         _handshake.Hello("prefill", "decode", bytes(32)),
         _handshake.Challenge(bytes(32), bytes(32)),

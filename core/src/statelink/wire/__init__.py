@@ -8,12 +8,6 @@ from ._descriptors import check_descriptors, no_descriptors
 from ._dialling import Trouble
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
 from ._limits import MAX_FRAME, MAX_HANDSHAKE, MAX_INVENTORY, limit_of
-from ._lists import (
-    pack_int_lists,
-    pack_list_of_buffers,
-    unpack_int_lists,
-    unpack_list_of_buffers,
-)
 from ._messages import (
     KINDS,
     MAX_INDICES,
@@ -93,14 +87,15 @@ __all__ = [
     "is_loopback",
     "limit_of",
     "no_descriptors",
-    "pack_int_lists",
     "pack_items",
-    "pack_list_of_buffers",
     "parse_endpoint",
     "read_handshake",
     "read_secret",
-    "unpack_int_lists",
     "unpack_items",
+<<<<<<< HEAD
     "unpack_list_of_buffers",
     "write_handshake",
+=======
+    "write_card",
+>>>>>>> 4da3fae (Delete the codecs for lists that no message uses)
 ]

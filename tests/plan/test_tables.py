@@ -1,61 +1,62 @@
-"""The memory of blocks: taken again, and never while somebody holds a part of it."""
+"""The memory of large batches: used again once nobody holds any of it, and never before."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from statelink.plan._tables import KEPT, SMALLEST, table
+from statelink import plan, state
+from statelink.plan import Blocks
 
-MOST = 4 * SMALLEST
+from .small import describe, pointer
 
-
-def place_of(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+PAGES, LAYERS = 512, 32
+SCATTERED = np.random.default_rng(5).permutation(PAGES)
 
 
-def test_is_taken_again_when_nobody_holds_it() -> None:
-    places = set()
-    for _ in range(50):
-        places.add(place_of(table(MOST, MOST)))
-    assert len(places) <= KEPT
+def room(turn: int = 0) -> Iterator[Blocks]:
+    """The batches of a room of 16,384 blocks; those of another turn have other bytes."""
+    p, d = (describe(name, state.mla_pages({n: pointer(n + 1, PAGES, 2, 4) for n in range(LAYERS)})) for name in "pd")
+    component = plan.compile_pair(p, d, plan.route([p], [d])[0]).components["kv"]
+    tokens = 2 * PAGES
+    here, there = np.roll(SCATTERED, turn), np.roll(SCATTERED[::-1], turn)
+    items = plan.pushed(component.source, tokens, 0, (0, tokens), there)
+    wanted = plan.required(component.target, tokens, 0, here)
+    return plan.plan_move(component, items, wanted, plan.due(component.source, component.target, tokens, 0)).blocks()
 
 
-def test_is_not_taken_while_the_smallest_view_of_it_is_held() -> None:
-    held = table(MOST, MOST)[5:6].view(np.uint32)[1:]
-    held[0] = 77
-    for _ in range(4 * KEPT):
-        table(MOST, MOST)[:] = 1
-    assert held[0] == 77
+def test_memory_that_nobody_holds_is_used_again() -> None:
+    places = {int(batch.source.ctypes.data) for turn in range(40) for batch in room(turn)}
+    assert len(places) <= 3
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, MOST + 9), st.integers(0, 5)), min_size=1, max_size=40))
-def test_no_two_holders_share_a_byte(steps: list[tuple[int, int]]) -> None:
-    held: list[tuple[np.ndarray, int]] = []
-    for number, (nelements, kept) in enumerate(steps):
-        mine = table(nelements, MOST)
-        assert len(mine) == nelements
-        mine[:] = number
-        held.append((mine[nelements // 2 :], number))
-        del mine
-        for array, value in held:
-            assert (array == value).all()
-        held = held[-kept:] if kept else []
+def test_memory_is_not_used_again_while_the_smallest_view_of_it_is_held() -> None:
+    held: list[tuple[np.ndarray, list[int]]] = []
+    for turn in range(30):
+        for batch in room(turn):
+            column = (batch.source, batch.target, batch.nbytes, batch.target_region)[turn % 4]
+            view = column[turn : turn + 3].view(np.uint32)[1:]
+            held.append((view, view.tolist()))
+        if turn % 3 == 2:
+            del held[turn // 3]
+    assert len(held) > 15
+    for view, was in held:
+        assert view.tolist() == was
 
 
 def test_threads_do_not_share() -> None:
     wrong: list[int] = []
+    first, second = (Blocks.concatenate([batch[:] for batch in room(turn)]) for turn in (0, 1))
 
     def work(number: int) -> None:
-        for _ in range(200):
-            mine = table(MOST, MOST)
-            mine[:] = number
-            if not (mine == number).all():
-                wrong.append(number)
+        expected = (first, second)[number % 2]
+        for _ in range(40):
+            for batch in room(number % 2):
+                same = np.array_equal(batch.source, expected.source) and np.array_equal(batch.target, expected.target)
+                if not same:
+                    wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:

@@ -15,14 +15,14 @@ from ._content import Content, contents
 from ._items import Items
 from ._pack import Places, Tile, claim, parcels, places
 from ._pairing import Due, Pairs, pair
-from ._tables import table
+from ._tables import LARGEST, table
 
 if TYPE_CHECKING:
     from ._compile import ComponentPlan, Group
 
 __all__ = ["Move", "arrived_content", "expected_move", "plan_move"]
 
-MAX_BATCH = 1 << 15
+MAX_BATCH = LARGEST // 4
 """Most blocks in one batch of `Move.blocks`. It bounds what stands in memory, not what is moved."""
 MAX_OFFSETS = 1 << 18
 """Most offsets that are worked out at once; what goes on in each other is glued within them."""
@@ -318,7 +318,7 @@ def _spread(group: Group, offsets: tuple[U64, U64, U64]) -> Blocks:
             group.source_region.copy(),
             group.target_region.copy(),
         )
-    wide = table(4 * buffers * count, 4 * MAX_BATCH).reshape(4, buffers, count)
+    wide = table(4 * buffers * count).reshape(4, buffers, count)
     narrow = wide[3].view(np.uint32).reshape(2, buffers, count)
     # numpy copies rows that are shorter than its buffer, which for all but the shortest takes longer than adding.
     nbuffer = np.setbufsize(SMALLEST_BUFFER) if count >= LONG_ROW else None

@@ -92,10 +92,5 @@ __all__ = [
     "read_handshake",
     "read_secret",
     "unpack_items",
-<<<<<<< HEAD
-    "unpack_list_of_buffers",
     "write_handshake",
-=======
-    "write_card",
->>>>>>> 4da3fae (Delete the codecs for lists that no message uses)
 ]

@@ -116,7 +116,7 @@ def test_attempts_tell_the_uses_of_an_id_apart(pair: Pair, asks: str) -> None:
     pair.push(first, case)
     if late is not None:  # it waits for its own
         late.reach(Status.WAITING)
-        until(lambda: pair.prefill.snapshot()["load"]["early"] == 1)
+        until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
         assert first.see().status is Status.BOOTSTRAPPING
     first.abort("the user left")
     assert first.wait(quiesced=True).quiesced
@@ -141,7 +141,7 @@ def test_a_use_that_decode_gave_up_gets_no_later_use_of_decode(workshop: Worksho
     early.abort("the user left")
     early.failed()
     receiving = made.receive(case)
-    until(lambda: made.prefill.snapshot()["load"]["early"] == 1)
+    until(lambda: made.prefill.snapshot()["load"]["pending_requests"] == 1)
     sending = made.send(case)
     made.push(sending, case)
     assert receiving.why().code == sending.why().code == "room.reused"
@@ -175,7 +175,7 @@ def test_ends_that_were_forgotten_count_as_such(monkeypatch: pytest.MonkeyPatch)
     past = _past.Past(clock, 120.0)
     for room in range(1, 5001):
         past.ended((room, 0), GONE, None, {})
-    assert past.load()["ends"] == 100
+    assert past.load()["tombstones"] == 100
     known = [past.due((room, 0), WHO, 60.0) is not None or past.forgot((room, 0)) for room in range(1, 5001)]
     assert all(known)
     assert sum(past.forgot((room, 1)) for room in range(1, 5001)) < 5
@@ -208,7 +208,7 @@ def test_a_rank_is_told_of_each_end_once() -> None:
         end = past.due((9, 0), WHO, 60.0)
         assert end is not None, "so many that they are not counted any more"
         past.settle((9, 0), WHO, end)
-    assert past.load()["ends"] < 20
+    assert past.load()["tombstones"] < 20
 
 
 def test_decode_remembers_what_prefill_may_not_have_met(monkeypatch: pytest.MonkeyPatch) -> None:

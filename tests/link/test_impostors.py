@@ -174,7 +174,7 @@ def test_a_room_that_names_its_decode_is_for_no_other(pair: Pair, decode: FakeDe
     case = pair.case()
     if early:
         decode.say(decode.request(case, 1))
-        peers.until(lambda: pair.prefill.snapshot()["load"]["early"] == 1)
+        peers.until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
     sending = pair.send(case, to="decode")
     if not early:
         decode.say(decode.request(case, 1))
@@ -207,7 +207,7 @@ def test_a_rank_that_is_missing_keeps_nobody_from_the_room(pair: Pair, decode: F
     case = pair.case()
     sending = pair.send(case)
     decode.say(decode.request(case, 1))
-    peers.until(lambda: pair.prefill.snapshot()["load"]["early"] == 1)
+    peers.until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
     served(pair, case, sending)
     assert decode.hear(wire.Failed).reason.code == "room.instances"
 
@@ -428,14 +428,14 @@ def test_an_attached_peer_that_asks_for_much(workshop: Workshop, tmp_path: Path)
         fake.attach()
         early = pair.case()
         receiving = pair.receive(early)
-        peers.until(lambda: pair.prefill.snapshot()["load"]["early"] == 1)
+        peers.until(lambda: pair.prefill.snapshot()["load"]["pending_requests"] == 1)
         before = resident(pair.prefill.engine.process.pid)
         items = {"kv": wire.ItemList(0, bytes(4 << 20))}
         for room in range(1, 60):
             usual: dict[str, Any] = {"room": (1 << 50) + room, "generation": 1, "tokens": 1, "prefix": 0}
             fake.say(wire.Request(sender=fake.name, to=fake.peer, **usual, items=items))
         fake.hear(wire.Failed, (1 << 50) + 57, timeout=60)
-        assert pair.prefill.snapshot()["load"]["early_bytes"] <= limit
+        assert pair.prefill.snapshot()["load"]["pending_request_bytes"] <= limit
         assert resident(pair.prefill.engine.process.pid) - before < limit + (96 << 20)
         sending = pair.send(early)
         pair.push(sending, early)

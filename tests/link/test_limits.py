@@ -70,7 +70,7 @@ def test_too_many_bytes_of_early_requests(workshop: Workshop) -> None:
     rooms = [made.receive(case) for case in cases]
     assert "too many requests wait for prefill" in rooms[0].failed()
     load = made.prefill.snapshot()["load"]
-    assert 0 < load["early_bytes"] <= 6500
+    assert 0 < load["pending_request_bytes"] <= 6500
     sending = made.send(cases[2])
     made.push(sending, cases[2])
     rooms[2].succeeded()

@@ -65,7 +65,7 @@ def test_a_room_that_names_a_key_is_for_its_holder(workshop: Workshop) -> None:
     other = Pair(prefill, workshop.open("decode", **keys(STRANGE, OURS)))
     case = other.case()
     asked = other.receive(case)
-    peers.until(lambda: prefill.snapshot()["load"]["early"] == 1)
+    peers.until(lambda: prefill.snapshot()["load"]["pending_requests"] == 1)
     sending = other.send(case, to=[THEIRS["public"]])
     assert asked.why().code == "room.instances"
     made = Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS)))
@@ -98,7 +98,7 @@ def test_ranks_with_other_keys_give_a_room_up_for_nobody(workshop: Workshop, ope
         given_up.abort("for all of them")
         peers.until(lambda: prefill.snapshot()["load"]["gone"] > 0)
     first = honest[0].receive(room, prefill.address, 64, items)
-    peers.until(lambda: prefill.snapshot()["load"]["early"] == 1)
+    peers.until(lambda: prefill.snapshot()["load"]["pending_requests"] == 1)
     if opened == "before":
         given_up.abort("for all of them")
         peers.until(lambda: prefill.snapshot()["load"]["gone"] > 0)

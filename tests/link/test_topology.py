@@ -241,7 +241,7 @@ def test_one_decode_rank_leaves_before_it_asks(workshop: Workshop, who: int, ord
         if step == "ask":
             rooms.append(other.receive(case.room, fleet.peer, 64, only(case.target, other), deadline=30))
             if order.startswith("ask"):
-                peers.until(lambda: prefill.snapshot()["load"]["early"] == 1)
+                peers.until(lambda: prefill.snapshot()["load"]["pending_requests"] == 1)
         elif step == "open":
             rooms.append(prefill.send(case.room, 64, deadline=30, to="decode"))
             if order == "ask open leave":

@@ -106,7 +106,7 @@ def settle(target: Target, socket: Socket, name: str) -> None:
         socket.send_multipart(question)  # again: who sent what is too large is cut off, and with it what comes next
         while socket.poll(50 if answered else 2000):
             answered |= socket.recv_multipart()[0] in answers
-    until(lambda: not target.link.snapshot()["load"]["cards"], PATIENCE)
+    until(lambda: not target.link.snapshot()["load"]["handshakes"], PATIENCE)
 
 
 def drain(socket: Socket) -> None:

@@ -109,7 +109,7 @@ def stranger(address: str) -> Iterator[zmq.Socket[bytes]]:
 def test_deadlines_are_met_beside_a_flood(kind: str) -> None:
     """Of what no peer may send, and of introductions that take long to read."""
     with link_of("prefill") as prefill, link_of("decode") as decode, flood(prefill.address, kind):
-        peers.until(lambda: dropped(prefill) > 0 or prefill.snapshot()["load"]["cards"] > 0)
+        peers.until(lambda: dropped(prefill) > 0 or prefill.snapshot()["load"]["handshakes"] > 0)
         memory = resident()
         late = 0.0
         for number in range(1, 6):

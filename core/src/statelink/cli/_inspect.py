@@ -15,7 +15,7 @@ from statelink.link import ask, sockets
 
 __all__ = ["inspect"]
 
-REMEMBERED = frozenset({"ends", "gone", "seen", "unmet"})
+REMEMBERED = frozenset({"tombstones", "gone", "seen", "unmet"})
 """Of the load: rooms of the past, which wait for nothing."""
 
 

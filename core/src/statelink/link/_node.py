@@ -258,7 +258,7 @@ class Node:
             "setups": self.setup,
             "fences": self.fences,
             "checks": self.verifiers,
-            "cards": self.cards,
+            "handshakes": self.cards,
         }
         return {
             "pushes": self._pushes,

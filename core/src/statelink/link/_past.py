@@ -225,7 +225,7 @@ class Past:
 
     def load(self) -> dict[str, int]:
         """What is kept, by kind."""
-        return {"ends": self._ends_count, "gone": len(self._gone), "seen": len(self._uses)}
+        return {"tombstones": self._ends_count, "gone": len(self._gone), "seen": len(self._uses)}
 
 
 def _remember(table: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:

@@ -364,8 +364,8 @@ class PrefillRole:
     def load(self) -> dict[str, int]:
         """What is kept for rooms that are not open here, by kind."""
         return {
-            "early": len(self._asking.early),
-            "early_bytes": self._asking.early.nbytes,
+            "pending_requests": len(self._asking.early),
+            "pending_request_bytes": self._asking.early.nbytes,
             **self._asking.past.load(),
         }
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 import zmq
+from tests.helpers.peers import cut, handshake_of, routing_id
 from tests.helpers.pools import Component, Index, Kv, Memory
 
 from statelink import wire
 from statelink.backend import Backend, BackendContext
-from statelink.link._instance import plan_instance
+from statelink.plan import compile_pair, route
 from statelink.registry import load_backend
-from statelink.staged._memory import HostMemory
 from statelink.state import Region
-from statelink.wire._channel import MARK
-from statelink.wire._parts import cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,24 +49,15 @@ class Fake:
         options: Any = msgspec.convert({}, kind.Options)
         self.backend: Backend = kind(BackendContext(options=options, link=self.name))
         inventory = self.memory.inventory(self.name)
-        self.ring = HostMemory(ring)
+        self.ring = np.zeros(ring, np.uint8)
         self.ring_region = len(inventory.regions)
         if ring:
-            brings = Region(self.ring.address, ring, "dram")
+            brings = Region(self.ring.ctypes.data, ring, "dram")
             inventory = msgspec.structs.replace(inventory, regions=(*inventory.regions, brings))
         self.backend.register(inventory.regions)
-        self.card = wire.Handshake(
-            link=self.name,
-            protocol=wire.PROTOCOL,
-            version="0",
-            role=role,
-            backend="tcp",
-            ops=("write",),
-            kinds=tuple({each.kind.name: each.kind for each in inventory.components}.values()),
-            strategies={each.name: "staged" if ring else "direct" for each in inventory.components},
-            descriptor=self.backend.descriptor(),
-            inventory=inventory,
-        )
+        strategies = {each.name: "staged" if ring else "direct" for each in inventory.components}
+        descriptor = self.backend.descriptor()
+        self.card = handshake_of(self.name, role, inventory, descriptor=descriptor, strategies=strategies)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.heard: list[wire.Message] = []
         self.theirs: wire.Handshake | None = None
@@ -115,7 +104,7 @@ class FakeDecode(Fake):
         super().__init__(folder, "decode", pools, ring)
         self.address = address
         self._socket = self.context.socket(zmq.DEALER)
-        self._socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}0")
+        self._socket.routing_id = routing_id(self.name)
         self._socket.connect(address)
 
     def say(self, message: wire.Message) -> None:
@@ -134,10 +123,9 @@ class FakeDecode(Fake):
     def plan(self) -> tuple[wire.Attach, PairPlan]:
         """The right part for prefill, and what it compiles to."""
         assert self.theirs is not None
-        ((assignment, plan, readers),) = plan_instance(self.card, [], {"x": self.theirs}).parts.values()
-        attach = wire.Attach(
-            sender=self.name, to=self.peer, assignment=assignment, destinations=readers, digest=plan.digest
-        )
+        (assignment,) = route([self.theirs.inventory], [self.card.inventory])
+        plan = compile_pair(self.theirs.inventory, self.card.inventory, assignment)
+        attach = wire.Attach(sender=self.name, to=self.peer, assignment=assignment, destinations=1, digest=plan.digest)
         return attach, plan
 
     def attach(self) -> PairPlan:
@@ -208,8 +196,6 @@ class FakePrefill(Fake):
 
     def attached(self, **changes: Any) -> None:
         """Answer all of a handshake."""
-        from statelink.plan import compile_pair
-
         self.welcome()
         assert self.theirs is not None
         attach = self.hear(wire.Attach)

@@ -4,16 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from statelink.wire._channel import MARK
+from statelink import wire
 
-__all__ = ["dialled", "raw_bytes", "until"]
+if TYPE_CHECKING:
+    from statelink.state import Inventory
+
+__all__ = ["PART", "cut", "dialled", "handshake_of", "raw_bytes", "routing_id", "until"]
 
 Socket = zmq.Socket[bytes]
+PART = wire.MAX_FRAME - 1024
+"""Most bytes of a body in one message; a larger one is cut into parts."""
+
+
+def handshake_of(name: str, role: str, inventory: Inventory, **changes: Any) -> wire.Handshake:
+    """How a link over tcp introduces itself, with some fields changed."""
+    usual: dict[str, Any] = {
+        "link": name,
+        "protocol": wire.PROTOCOL,
+        "version": "0",
+        "role": role,
+        "backend": "tcp",
+        "ops": ("write",),
+        "kinds": tuple({each.kind.name: each.kind for each in inventory.components}.values()),
+        "strategies": {each.name: "direct" for each in inventory.components},
+        "descriptor": b"",
+        "inventory": inventory,
+    }
+    return wire.Handshake(**{**usual, **changes})
+
+
+def routing_id(name: str) -> bytes:
+    """How the socket of a link's first connection introduces itself."""
+    return f"{name}#0".encode()
+
+
+def cut(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """The messages that a kind and a body travel in: of a large one kind, part, and where that begins of how much."""
+    kind, body = frames
+    if len(body) <= PART:
+        yield [kind, body]
+        return
+    for first in range(0, len(body), PART):
+        yield [kind, body[first : first + PART], struct.pack("<QQ", first, len(body))]
 
 
 def until(true: Callable[[], bool], timeout: float = 20.0) -> None:
@@ -31,7 +70,7 @@ def dialled(address: str, name: str = "") -> Iterator[Socket]:
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     if name:
-        dealer.setsockopt_string(zmq.ROUTING_ID, f"{name}{MARK}0")
+        dealer.routing_id = routing_id(name)
     dealer.connect(address)
     try:
         yield dealer

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tests.link.conftest import Workshop
 
 
+EVERYBODYS = Path("/tmp") / f"statelink-{os.getuid()}"
+
+
 def inspect(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["inspect", *arguments])
 
@@ -38,8 +41,13 @@ def of(pid: int) -> list[dict[str, Any]]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A runtime directory in which only this test's links are; its path is short, as a socket's has to be."""
     with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setattr("statelink.link._inspect.folders", lambda: [Path(folder) / "statelink"])
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder) / "statelink"
+
+
+def there(folder: Path) -> list[Path]:
+    """Sockets in a runtime directory; others of this user may be in the one that is everybody's."""
+    return [path for path in sockets() if path.parent == folder]
 
 
 def opened(**config: Any) -> statelink.Link:
@@ -81,8 +89,7 @@ def test_room_that_waits(workshop: Workshop) -> None:
 
 def test_only_its_user_may_ask(alone: Path) -> None:
     with opened() as link:
-        (path,) = sockets()
-        assert path.parent == alone
+        (path,) = there(alone)
         assert stat.S_IMODE(alone.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert ask(path)["link"] == link.name
@@ -91,7 +98,7 @@ def test_only_its_user_may_ask(alone: Path) -> None:
 
 @pytest.mark.parametrize("harm", ["open to others", "a link", "no directory"])
 def test_link_opens_without(alone: Path, harm: str, tmp_path: Path) -> None:
-    """A directory that is not this user's alone is not used; and nothing else changes."""
+    """A directory that is not this user's alone is not used, but the next one is; and nothing else changes."""
     if harm == "open to others":
         alone.mkdir()
         alone.chmod(0o755)
@@ -101,7 +108,9 @@ def test_link_opens_without(alone: Path, harm: str, tmp_path: Path) -> None:
     else:
         alone.write_text("")
     with opened() as link:
-        assert sockets() == []
+        assert there(alone) == []
+        incarnation = link.name.rpartition("-")[2]
+        assert [path.parent for path in sockets() if incarnation in path.name] == [EVERYBODYS]
         assert link.snapshot()["ranks"] == []
 
 
@@ -117,23 +126,25 @@ def test_socket_of_a_dead_process_goes(alone: Path) -> None:
         left.bind(str(dead))
     with opened() as link:
         assert not dead.exists()
-        assert [ask(path)["link"] for path in sockets()] == [link.name]
+        assert [ask(path)["link"] for path in there(alone)] == [link.name]
 
 
 def test_who_asks_and_does_not_read(alone: Path) -> None:
     """Others are answered after a while, and the link goes on and closes."""
     with opened() as link:
-        (path,) = sockets()
+        (path,) = there(alone)
         with socket.socket(socket.AF_UNIX) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             rude.connect(str(path))
             assert ask(path)["link"] == link.name
             assert link.close()
-    assert sockets() == []
+    assert there(alone) == []
 
 
-def test_nobody_there(alone: Path) -> None:
-    assert "no link" in inspect().stdout
+def test_nobody_there(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 4_000_000_000)  # somebody else, who has no link
+        assert "no link" in inspect().stdout
     result = inspect(str(os.getpid()))
     assert result.exit_code == 1
     assert f"process {os.getpid()} has no open link" in result.stderr

@@ -13,8 +13,6 @@ from tests.helpers.peers import until
 import statelink
 from statelink import Status, state
 from statelink.errors import ConfigError, RoomError
-from statelink.link import _node
-from statelink.link._early import Early
 from statelink.testing import free_addresses
 from statelink.wire import MAX_INDICES, ItemList, Request, decode, encode
 
@@ -79,53 +77,6 @@ def test_too_many_bytes_of_early_requests(workshop: Workshop) -> None:
     rooms[1].failed()
 
 
-def ask(room: int, nbytes: int) -> Request:
-    items = {"kv": ItemList(0, bytes(nbytes))}
-    return Request(sender="d", to="p", room=room, generation=1, tokens=1, prefix=0, items=items)
-
-
-def test_early_requests_are_counted() -> None:
-    early = Early(3, 20_000)
-    assert early.put("a", ask(1, 800)) == []
-    assert early.put("b", ask(1, 8)) == []
-    assert early.put("a", ask(2, 800)) == []
-    before = early.nbytes
-    assert early.put("a", ask(2, 800)) == []
-    assert early.nbytes == before, "the same one again takes its place"
-    assert [(who, each.room) for who, each in early.put("a", ask(3, 1600))] == [("a", 1)]
-    assert len(early) == 3
-    assert early.get((3, 0), "a") is not None
-    early.forget("a")
-    assert len(early) == 1
-    assert early.get((3, 0), "a") is None
-    assert list(early.of((1, 0))) == ["b"]
-    assert early.of((1, 1)) == {}, "another attempt is another room"
-    early.drop((1, 0), "b")
-    assert (len(early), early.nbytes) == (0, 0)
-    assert [(who, each.room) for who, each in early.put("a", ask(4, 20_000))] == [("a", 4)], "one that is too large"
-    assert (len(early), early.nbytes) == (0, 0)
-
-
-def test_who_asks_for_much_gives_way_before_who_asks_for_little() -> None:
-    """A peer that fills what is kept loses its own requests, the oldest first, and nobody else any."""
-    early = Early(1000, 100_000)
-    assert early.put("honest", ask(1, 5000)) == []
-    dropped = [each for room in range(2, 200) for each in early.put("greedy", ask(room, 9000))]
-    assert {who for who, _ in dropped} == {"greedy"}
-    assert [each.room for _, each in dropped] == list(range(2, 2 + len(dropped)))
-    assert early.get((1, 0), "honest") is not None
-    assert early.nbytes <= 100_000
-
-
-def test_names_count_as_bytes() -> None:
-    """A request of a thousand names and not one index takes memory, too."""
-    early = Early(1000, 1 << 20)
-    names = {f"component {number}": ItemList(0, b"") for number in range(1000)}
-    for room in range(1, 20):
-        early.put("d", Request(sender="d", to="p", room=room, generation=1, tokens=1, prefix=0, items=names))
-    assert len(early) < 5
-
-
 def test_a_request_of_too_many_indices_is_refused_at_the_call() -> None:
     """What can be accepted can be sent, and read on the other side."""
     count = MAX_INDICES + 1
@@ -138,7 +89,17 @@ def test_a_request_of_too_many_indices_is_refused_at_the_call() -> None:
         assert error.value.code == "room.items"
         room.accept({"kv": np.arange(count - 1)}, prefix=1)
         room.abort()
-    frames = encode(ask(1, 8 * MAX_INDICES))
+    frames = encode(
+        Request(
+            sender="d",
+            to="p",
+            room=1,
+            generation=1,
+            tokens=1,
+            prefix=0,
+            items={"kv": ItemList(0, bytes(8 * MAX_INDICES))},
+        )
+    )
     message = decode(frames)
     assert isinstance(message, Request)
     assert len(message.items["kv"].ids) == 8 * MAX_INDICES
@@ -150,20 +111,21 @@ def test_a_limit_is_above_zero(name: str) -> None:
         statelink.LinkConfig.read({"role": "decode", "backend": "tcp", name: 0})
 
 
-def test_who_never_asks_for_changes_keeps_no_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_node, "UNASKED_CHANGES", 3)
+def test_who_never_asks_for_changes_keeps_no_rooms() -> None:
+    """The latest 4096 that changed, and no more; from the first question on, all of them."""
+    count = 4096 + 7
     pool = np.zeros((4, 2, 1, 8), np.uint8)
     inventory = state.describe("decode", [state.kv_pages({0: (pool, pool.copy())}, heads=1)])
     with statelink.open({"role": "decode", "backend": "tcp"}, inventory) as link:
         address = free_addresses(1)[0]
-        rooms = [link.receive(room, address, 2) for room in range(1, 11)]
+        rooms = [link.receive(room, address, 2) for room in range(1, count + 1)]
         for room in rooms:
             room.abort()
         for room in rooms:
             assert room.wait(20) is Status.FAILED
         until(lambda: link.snapshot()["load"]["changes_dropped"] == 7)
         assert link.changes(1.0) == rooms[7:]
-        more = [link.receive(room, address, 2) for room in range(11, 21)]
+        more = [link.receive(room, address, 2) for room in range(count + 1, 2 * count)]
         for room in more:
             room.abort()
         for room in more:

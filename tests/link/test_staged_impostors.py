@@ -17,11 +17,11 @@ from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.pools import Kv
 from tests.link.conftest import FORCED
 from tests.link.test_impostors import use
+from tests.staged.words import ask, gathered, lent, raw, read, ring_at, written
 
 from statelink import Status, wire
 from statelink.backend import Batch, Blocks, Moved, Op
 from statelink.plan import Tile, due, plan_move, pushed, required
-from statelink.staged._messages import Ask, Lent, Place, Written, read, read_place, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,50 +73,49 @@ def whole(link: LinkHandle) -> None:
 
 
 def note(fake: FakeDecode | FakePrefill, case: Case, generation: int, said: Any) -> wire.Note:
-    payload = said if isinstance(said, bytes) else write(said)
-    return wire.Note(**use(fake, case, generation), component="kv", payload=payload)
+    return wire.Note(**use(fake, case, generation), component="kv", payload=raw(said))
 
 
 def asked(made: Pair, decode: FakeDecode, generation: int, prepared: bytes | None = None) -> tuple[Case, RoomHandle]:
     """A room of which prefill has asked for space, if what was prepared allows it."""
     case = made.case()
-    ring = write(Place(decode.ring_region, decode.ring.address, RING)) if prepared is None else prepared
+    ring = ring_at(decode.ring_region, decode.ring.ctypes.data, RING) if prepared is None else prepared
     sending = made.send(case, deadline=30)
     made.push(sending, case)
     decode.say(decode.request(case, generation, prepared={"kv": ring}))
     if prepared is None:
-        assert read(decode.hear(wire.Note, case.room).payload) == Ask(0, FORCED["parcel_bytes"])
+        assert read(decode.hear(wire.Note, case.room).payload) == ask(0, FORCED["parcel_bytes"])
     return case, sending
 
 
 def test_a_decode_that_lies(made: Pair, decode: FakeDecode) -> None:
-    beyond = decode.ring.address + RING
+    beyond = decode.ring.ctypes.data + RING
     rings: list[tuple[bytes, str]] = [
         (b"nonsense", "a staging ring cannot be read"),
-        (msgspec.msgpack.encode((1, -5, 64)), "a staging ring cannot be read"),
-        (write(Place(1, 0, 0)), "cannot be divided, and a parcel has 0 at most"),
+        (raw((1, -5, 64)), "a staging ring cannot be read"),
+        (ring_at(1, 0, 0), "cannot be divided, and a parcel has 0 at most"),
     ]
     credits: list[tuple[list[Any], str]] = [
         ([b"nonsense"], "a staging message cannot be read"),
-        ([msgspec.msgpack.encode(("lent", 0, -1))], "a staging message cannot be read"),
-        ([Lent(99, 0)], "decode lends space that nobody asked for"),
-        ([Lent(1, 0), Lent(1, 0)], "decode lends space that nobody asked for"),
-        ([Lent(0, RING)], "decode lends space beyond its ring"),
-        ([Lent(0, FAR)], "decode lends space beyond its ring"),
-        ([Ask(0, 64)], "decode says 'ask'"),
+        ([lent(0, -1)], "a staging message cannot be read"),
+        ([lent(99, 0)], "decode lends space that nobody asked for"),
+        ([lent(1, 0), lent(1, 0)], "decode lends space that nobody asked for"),
+        ([lent(0, RING)], "decode lends space beyond its ring"),
+        ([lent(0, FAR)], "decode lends space beyond its ring"),
+        ([ask(0, 64)], "decode says 'ask'"),
     ]
-    places: list[tuple[Place, int, str]] = [
-        (Place(99, decode.ring.address, RING), 0, "registered by the peer"),
-        (Place(decode.ring_region, beyond, RING), 0, "registered by the peer"),
-        (Place(decode.ring_region, (1 << 64) - RING, RING), 0, "registered by the peer"),
-        (Place(decode.ring_region, decode.ring.address, FAR), RING - 1, "registered by the peer"),
-        (Place(0, decode.ring.address, RING), 0, "registered by the peer"),
+    places: list[tuple[bytes, int, str]] = [
+        (ring_at(99, decode.ring.ctypes.data, RING), 0, "registered by the peer"),
+        (ring_at(decode.ring_region, beyond, RING), 0, "registered by the peer"),
+        (ring_at(decode.ring_region, (1 << 64) - RING, RING), 0, "registered by the peer"),
+        (ring_at(decode.ring_region, decode.ring.ctypes.data, FAR), RING - 1, "registered by the peer"),
+        (ring_at(0, decode.ring.ctypes.data, RING), 0, "registered by the peer"),
     ]
     before = decode.memory.copy()
     lies: list[tuple[bytes | None, list[Any], str]] = [
         *((prepared, [], text) for prepared, text in rings),
         *((None, said, text) for said, text in credits),
-        *((write(place), [Lent(0, offset)], text) for place, offset, text in places),
+        *((place, [lent(0, offset)], text) for place, offset, text in places),
     ]
     for generation, (prepared, said, text) in enumerate(lies, 1):
         case, sending = asked(made, decode, generation, prepared)
@@ -140,9 +139,9 @@ def test_credits_of_other_rooms_and_uses(made: Pair, decode: FakeDecode) -> None
     """They are nobody's: what they name was not asked for in this use of this room, or is not looked at."""
     case, sending = asked(made, decode, 5)
     other = made.case()
-    for said in (note(decode, case, 4, Lent(0, 0)), note(decode, other, 5, Lent(0, 0))):
+    for said in (note(decode, case, 4, lent(0, 0)), note(decode, other, 5, lent(0, 0))):
         decode.say(said)
-    decode.say(msgspec.structs.replace(note(decode, case, 5, Lent(0, 0)), component="no"))
+    decode.say(msgspec.structs.replace(note(decode, case, 5, lent(0, 0)), component="no"))
     decode.say(wire.Ping(sender=decode.name, to=made.prefill.name))
     decode.hear(wire.Pong)
     assert sending.see().status is Status.TRANSFERRING
@@ -166,7 +165,7 @@ class Writer:
             assert fake.theirs is not None
             fake.backend.connect(fake.peer, fake.theirs.descriptor, fake.theirs.inventory.regions)
         self.request = fake.hear(wire.Request)
-        self.place = read_place(self.request.prepared["kv"])
+        self.there, self.start, _ = read(self.request.prepared["kv"])
         assert fake.plan is not None
         plan = fake.plan.components["kv"]
         owed = due(plan.source, plan.target, 200, 0)
@@ -183,17 +182,22 @@ class Writer:
     def stage(self, number: int, tiles: tuple[Tile, ...]) -> None:
         """Ask for a parcel's space, and write to it."""
         nbytes = self.nbytes(tiles)
-        self.say(Ask(number, nbytes))
-        lent = read(self.fake.hear(wire.Note, self.case.room).payload)
-        assert isinstance(lent, Lent)
-        self.fake.ring.pack([self.move.places(tile, "source") for tile in tiles], 0)
-        self.write(lent.offset, nbytes)
+        self.say(ask(number, nbytes))
+        offset = self.offset_lent()
+        self.fake.ring[:nbytes] = gathered(self.move, tiles)
+        self.write(offset, nbytes)
+
+    def offset_lent(self) -> int:
+        """Where decode lends space."""
+        word, _, offset = read(self.fake.hear(wire.Note, self.case.room).payload)
+        assert word == "lent"
+        return int(offset)
 
     def write(self, offset: int, nbytes: int) -> bool:
         """Write to decode's ring; whether that was let through."""
         fake = self.fake
-        wide = np.array([[fake.ring.address], [self.place.address + offset], [nbytes]], np.uint64)
-        narrow = np.array([[fake.ring_region], [self.place.region]], np.uint32)
+        wide = np.array([[fake.ring.ctypes.data], [self.start + offset], [nbytes]], np.uint64)
+        narrow = np.array([[fake.ring_region], [self.there]], np.uint32)
         blocks = Blocks(*wide, *narrow)
         transfer = fake.backend.submit(fake.peer, Batch(Op.WRITE, blocks, self.case.room, self.request.generation))
 
@@ -226,7 +230,7 @@ def test_an_honest_prefill(made: Pair, prefill: FakePrefill) -> None:
     writer = Writer(made, prefill, attached=False)
     for number, tiles in enumerate(writer.parcels):
         writer.stage(number, tiles)
-        writer.say(Written(number, None, list(tiles)))
+        writer.say(written(number, None, list(tiles)))
     writer.finished()
     prefill.hear(wire.Accepted)
     writer.receiving.succeeded()
@@ -239,37 +243,37 @@ def test_an_honest_prefill(made: Pair, prefill: FakePrefill) -> None:
 def test_a_prefill_that_lies(made: Pair, prefill: FakePrefill) -> None:
     lies: list[tuple[list[Any], str]] = [
         ([b"nonsense"], "a staging message cannot be read"),
-        ([msgspec.msgpack.encode(("ask", 0, -1))], "a staging message cannot be read"),
-        ([Ask(3, 64)], "prefill asks for too much space at once, or twice"),
-        ([Ask(0, 64), Ask(0, 64)], "prefill asks for too much space at once, or twice"),
-        ([Ask(number, 64) for number in range(17)], "prefill asks for too much space at once, or twice"),
-        ([Ask(0, RING + 1)], f"it has {RING + 1} bytes, and the ring {RING}"),
-        ([Lent(0, 0)], "prefill says 'lent'"),
-        ([Written(0, None, [])], "prefill wrote where nothing was lent"),
+        ([ask(0, -1)], "a staging message cannot be read"),
+        ([ask(3, 64)], "prefill asks for too much space at once, or twice"),
+        ([ask(0, 64), ask(0, 64)], "prefill asks for too much space at once, or twice"),
+        ([ask(number, 64) for number in range(17)], "prefill asks for too much space at once, or twice"),
+        ([ask(0, RING + 1)], f"it has {RING + 1} bytes, and the ring {RING}"),
+        ([lent(0, 0)], "prefill says 'lent'"),
+        ([written(0, None, [])], "prefill wrote where nothing was lent"),
     ]
     for number, (said, text) in enumerate(lies):
         writer = Writer(made, prefill, attached=number > 0)
         for each in said:
             writer.say(each)
         writer.failed(text)
-    written: list[tuple[list[Any], str]] = [
+    parcels: list[tuple[list[Any], str]] = [
         ([(0, (0, 999), (0, 1))], "bytes asked for"),
         ([(9, (0, 1), (0, 1))], "what is not due"),
         ([(0, (0, 1), (0, FAR))] * 256, "bytes asked for"),
     ]
-    for tiles, text in written:
+    for tiles, text in parcels:
         writer = Writer(made, prefill, attached=True)
         writer.stage(0, writer.parcels[0])
-        writer.say(Written(0, None, tiles))
+        writer.say(written(0, None, tiles))
         writer.failed(text)
     writer = Writer(made, prefill, attached=True)
     for number in range(2):  # the same twice
         writer.stage(number, writer.parcels[0])
-        writer.say(Written(number, None, list(writer.parcels[0])))
+        writer.say(written(number, None, list(writer.parcels[0])))
     writer.failed("a tile names what has come before")
     writer = Writer(made, prefill, attached=True)
     writer.stage(0, writer.parcels[0])
-    writer.say(Written(0, None, list(writer.parcels[0])))
+    writer.say(written(0, None, list(writer.parcels[0])))
     writer.finished()  # but for most of it
     writer.failed("a writer did not stage what the plan promised")
     made.run()
@@ -280,15 +284,14 @@ def test_a_prefill_that_writes_where_nothing_was_lent(made: Pair, prefill: FakeP
     """Decode's backend lets nothing through into its ring, or its pages, but what was lent."""
     writer = Writer(made, prefill, attached=False)
     assert not writer.write(0, 64)
-    writer.say(Ask(0, 64))
-    lent = read(prefill.hear(wire.Note).payload)
-    assert isinstance(lent, Lent)
-    assert not writer.write(lent.offset, 65)
-    assert not writer.write(lent.offset + 256, 64)
-    assert writer.write(lent.offset, 64)
+    writer.say(ask(0, 64))
+    offset = writer.offset_lent()
+    assert not writer.write(offset, 65)
+    assert not writer.write(offset + 256, 64)
+    assert writer.write(offset, 64)
     writer.receiving.abort()
     assert writer.receiving.wait(quiesced=True).quiesced
-    assert not writer.write(lent.offset, 64), "it is somebody else's"
+    assert not writer.write(offset, 64), "it is somebody else's"
     made.spoilt(writer.case)
     whole(made.decode)
     made.run()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import zmq
@@ -16,8 +14,8 @@ from tests.helpers import peers
 from tests.security.links import DECODE, PREFILL, STRANGE, keys, link_of
 
 import statelink
-from statelink import Status
-from statelink.link import _unanswered
+from statelink import Status, wire
+from statelink.errors import Reason
 from statelink.rendezvous import RendezvousServer
 from statelink.wire import Trouble
 
@@ -144,35 +142,22 @@ def test_a_connection_that_is_made_anew_keeps_what_was_found() -> None:
         ends(stranger, {"a key that is not allowed": (prefill.address, Trouble.KEY)}, 3.0)
 
 
-def test_the_log_says_so_after_a_while(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for each stage in which an instance waits, not with every beat."""
-    monkeypatch.setattr(_unanswered, "PATIENCE", 0.3)
-    caplog.set_level(logging.WARNING, "statelink.link")
-    with link_of("decode", heartbeat=0.05) as link:
-        address = free()
-        room = link.receive(1, address, 4, deadline=60)
-
-        def said() -> list[str]:
-            return [text for text in map(logging.LogRecord.getMessage, caplog.records) if "no answer from" in text]
-
-        peers.until(lambda: bool(said()))
-        time.sleep(0.5)  # many beats
-        room.abort()
-        assert room.wait(20) is Status.FAILED
-    assert len(said()) == 1
-    assert Trouble.REFUSED.what in said()[0]
-    assert Trouble.REFUSED.hint in said()[0]
-
-
 def test_nothing_watches_a_peer_that_has_answered() -> None:
-    """A link that is at work costs as many file descriptors and wake-ups as without."""
-    with link_of("prefill") as prefill, link_of("decode") as decode:
-        receiving, sending = decode.receive(1, prefill.address, 32, {"kv": [0, 1]}), prefill.send(1, 32)
-        sending.push({"kv": [0, 1]})
-        assert receiving.wait(20) is Status.SUCCEEDED
-        channel: Any = decode._node.channel
-        assert channel._dialled.keys() == {prefill.address}
-        assert not channel._unheard
+    """Why it does not answer is watched until it does: a link that is at work has no file descriptors for that."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.ROUTER) as peer, link_of("decode") as decode:
+        port = peer.bind_to_random_port("tcp://127.0.0.1")
+        room = decode.receive(1, f"tcp://127.0.0.1:{port}", 32)
+        routing = peer.recv_multipart()[0]
+        before = descriptors()
+        refusal = wire.Refuse(sender="p", to=decode.name, reason=Reason("x.y", "not now"))
+        peer.send_multipart([routing, *wire.encode(refusal)])
+        assert room.wait(20) is Status.FAILED
+        peers.until(lambda: descriptors() < before)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("server", ["not there", "does not allow the key", "knows nobody"])

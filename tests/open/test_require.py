@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.open.links import Rank, hand_over
 
+from statelink import Status
 from statelink.errors import RoomError, UnsupportedError
-from statelink.link._transport import allows
+from statelink.tcp import TcpBackend
 
 if TYPE_CHECKING:
     from tests.registry.sites import Site
@@ -28,11 +29,21 @@ SOCKETS = {"options": {"same_host_copy": False}}
         (("rdma", "shm"), "shm", True),
         (("rdma", "cuda_ipc"), "rdma+cuda_ipc", True),
         (("rdma",), "rdma+tcp", False),
-        (("unknown",), "unknown", False),
     ],
 )
-def test_what_is_allowed(require: tuple[str, ...], transport: str, allowed: bool) -> None:
-    assert allows(require, transport) is allowed
+def test_what_is_allowed(
+    require: tuple[str, ...], transport: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part of a transport is required, and known; the side that requires it refuses its peer otherwise."""
+    monkeypatch.setattr(TcpBackend, "transports", lambda options: frozenset(require))
+    monkeypatch.setattr(TcpBackend, "transport", lambda self, peer: transport)
+    source, target = Rank("p", 1), Rank("d")
+    with source.open(TCP, require=require) as prefill, target.open(TCP, role="decode") as decode:
+        receiving = decode.receive(1, prefill.address, 160)
+        while receiving.status is Status.BOOTSTRAPPING:
+            decode.changes(0.1)
+        assert (receiving.status is not Status.FAILED) is allowed
+        assert receiving.reason is None or receiving.reason.code == "peer.transport"
 
 
 @pytest.mark.parametrize(("options", "transport"), [({}, "process_vm"), (SOCKETS, "socket")])
@@ -112,7 +123,7 @@ def test_a_transport_that_changes_fails_the_room(monkeypatch: pytest.MonkeyPatch
         while sending.status < 2:
             assert sending.status, sending.reason
             sending.wait(0.01)
-        monkeypatch.setattr(type(prefill._node.backend), "transport", lambda self, peer: "socket")
+        monkeypatch.setattr(TcpBackend, "transport", lambda self, peer: "socket")
         sending.push({"kv": range(10)})
         assert receiving.wait(20) == 0
         assert receiving.reason is not None

@@ -7,7 +7,6 @@ last of them. Nobody here holds a key: the links under attack have none.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import time
@@ -16,16 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 import zmq
-from tests.helpers.peers import dialled, raw_bytes, until
+from tests.helpers.fakes import FakeDecode
+from tests.helpers.peers import PART, cut, dialled, handshake_of, raw_bytes, until
 from tests.link.test_malformed import examples, mutated
 from tests.security.largest import CASES
 
-import statelink
-from statelink import state, wire
+from statelink import wire
 from statelink.errors import Reason
-from statelink.wire._parts import PART, cut
 
 if TYPE_CHECKING:
     import random
@@ -56,19 +53,12 @@ class Target:
     Attributes:
         link: It.
         role: Its role.
-        card: Its card, as a tree.
         rooms: Room ids that honest peers use about this time.
     """
 
     link: LinkHandle
     role: str
-    card: dict[str, Any]
     rooms: Callable[[], range]
-
-    @classmethod
-    def of(cls, link: LinkHandle, role: str, rooms: Callable[[], range]) -> Target:
-        """A link that lives in a worker process."""
-        return cls(link, role, msgspec.msgpack.decode(link.engine.call("card", link.key)), rooms)
 
     def named(self) -> str:
         """A name that nobody has had."""
@@ -77,8 +67,9 @@ class Target:
     def tree(self, name: str, **changes: Any) -> dict[str, Any]:
         """The card of a link that would go with it, as a tree; ``changes`` are of its inventory."""
         role = {"prefill": "decode", "decode": "prefill"}[self.role]
-        inventory = {**self.card["inventory"], "instance": "evil", **changes}
-        return {**self.card, "link": name, "role": role, "inventory": inventory}
+        card = handshake_of(name, role, self.link.memory.inventory("evil"))
+        tree: dict[str, Any] = msgspec.msgpack.decode(bytes(wire.write_handshake(card)))
+        return {**tree, "inventory": {**tree["inventory"], **changes}}
 
     def hello(self, name: str, **changes: Any) -> list[bytes]:
         """An introduction."""
@@ -264,28 +255,29 @@ def frames_of_63_megabytes(target: Target, count: int, order: random.Random) -> 
 
 def requests_of_an_attached_decode(target: Target, count: int, order: random.Random) -> None:
     """From a right link that prefill has attached: rooms that its engine never opens, and large lists."""
-    pages = np.zeros((2, 8, 16, 1, 16), np.uint8)
-    inventory = state.describe("evil", [state.kv_pages({0: (pages[0], pages[1])}, heads=1)])
-    address = target.link.address
-    with statelink.open({"role": "decode", "backend": "tcp", "deadline": 300.0}, inventory) as link:
-        room = link.receive(ELSEWHERE, address, 16, {"kv": [1]})
-        until(lambda: target.link.snapshot()["peers"].get(link.name) == "attached")
-        node = link._node
+    fake = FakeDecode(target.link.memory.path.parent, target.link.address, target.link.memory.pools)
+    fake.attach()
+    try:
         for number in range(count):
-            request = wire.Request(
-                sender=link.name,
-                to=target.link.name,
-                room=ELSEWHERE + order.randrange(1, 1 << 20),
-                generation=number + 1,
-                tokens=1 << 30,
-                prefix=0,
-                items={"kv": wire.ItemList(0, bytes(8 * order.choice((1, 100, 10_000, 50_000))))},
-                prepared={f"x{n}": b"" for n in range(order.choice((0, 1, 1000)))},
+            fake.say(
+                wire.Request(
+                    sender=fake.name,
+                    to=target.link.name,
+                    room=ELSEWHERE + order.randrange(1, 1 << 20),
+                    generation=number + 1,
+                    tokens=1 << 30,
+                    prefix=0,
+                    items={"kv": wire.ItemList(0, bytes(8 * order.choice((1, 100, 10_000, 50_000))))},
+                    prepared={f"x{n}": b"" for n in range(order.choice((0, 1, 1000)))},
+                )
             )
-            node.post(functools.partial(said, node, request, address))
-        room.abort("nobody wants it")
-        room.wait(PATIENCE, quiesced=True)
-        assert room.quiesced, "prefill has not answered"
+            fake.silent(wire.Failed, 0.0)
+        fake.say(wire.Ping(sender=fake.name, to=target.link.name))
+        fake.hear(wire.Pong, timeout=PATIENCE)
+        fake.say(wire.Bye(sender=fake.name, to=target.link.name))
+        until(lambda: fake.name not in target.link.snapshot()["peers"])
+    finally:
+        fake.close()
 
 
 def largest_frames(target: Target, count: int, order: random.Random) -> None:
@@ -297,11 +289,6 @@ def largest_frames(target: Target, count: int, order: random.Random) -> None:
         for number in range(count):
             kind = order.choice([b"hello", b"request", b"failed", b"nothing"])
             sockets[number % SOCKETS].send_multipart([kind, body], copy=False)
-
-
-def said(node: Any, message: wire.Message, address: str) -> None:
-    """On the control thread of a link: say something."""
-    node.send(message, address)
 
 
 class Kind(NamedTuple):

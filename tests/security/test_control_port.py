@@ -17,8 +17,6 @@ from tests.link.test_malformed import examples, mutated
 from statelink import wire
 from statelink.errors import Reason
 from statelink.wire import _channel
-from statelink.wire._channel import MARK
-from statelink.wire._parts import cut
 
 from .links import DECODE, PREFILL, STRANGE, Recorder, connect, keys, link_of, state_of
 from .noise import resident
@@ -38,7 +36,7 @@ def holder(address: str, own: dict[str, str], name: str, server: str = "") -> It
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made = context.socket(zmq.DEALER)
     made.linger = 0
-    made.setsockopt_string(zmq.ROUTING_ID, f"{name}{MARK}0")
+    made.routing_id = peers.routing_id(name)
     made.curve_serverkey = (server or address.partition("|")[2]).encode()
     made.curve_secretkey, made.curve_publickey = own["secret"].encode(), own["public"].encode()
     made.connect(address.partition("|")[0])
@@ -51,7 +49,7 @@ def holder(address: str, own: dict[str, str], name: str, server: str = "") -> It
 
 def hello(link: statelink.Link, name: str) -> list[bytes]:
     """A right introduction of a decode link that is like this prefill link otherwise."""
-    card = msgspec.structs.replace(link._node.card, link=name, role="decode")
+    card = peers.handshake_of(name, "decode", link.inventory)
     return wire.encode(wire.Hello(sender=name, handshake=wire.write_handshake(card)))
 
 
@@ -225,12 +223,13 @@ def test_inventories_that_promise_too_much(field: str, value: Any) -> None:
     """One field of an introduction of an allowed peer is out of all bounds: it is refused, and takes no memory."""
     with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill, holder(prefill.address, DECODE, "vast") as vast:
         before = state_of(prefill)
-        tree = msgspec.msgpack.decode(msgspec.msgpack.encode(prefill._node.card))
-        tree.update(link="vast", role="decode")
+        tree = msgspec.msgpack.decode(
+            bytes(wire.write_handshake(peers.handshake_of("vast", "decode", prefill.inventory)))
+        )
         assert field in tree["inventory"]
         tree["inventory"][field] = value
         memory = resident()
-        for frames in cut([b"hello", msgspec.msgpack.encode({"sender": "vast", "handshake": tree})]):
+        for frames in peers.cut([b"hello", msgspec.msgpack.encode({"sender": "vast", "handshake": tree})]):
             vast.send_multipart(frames)
         assert vast.poll(20_000)
         assert vast.recv_multipart()[0] == b"refuse"

@@ -83,7 +83,7 @@ def test_each_kind_has_a_largest_size(kind: bytes) -> None:
     assert caught.value.code == "wire.body"
 
 
-def test_a_card_of_many_pieces_is_refused_after_a_bounded_number_of_them() -> None:
+def test_a_handshake_of_many_pieces_is_refused_after_a_bounded_number_of_them() -> None:
     """Each of its layouts is a few KB long, and falls apart into 65,536 pieces."""
     (kind, body) = frames_of("hello: 64 slabs", 66 << 10)
     message = wire.decode([kind, body])

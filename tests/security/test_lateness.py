@@ -62,7 +62,7 @@ class Siege:
         sides = KINDS[kind].sides
         began = time.monotonic()
         for role in sides:
-            KINDS[kind].send(Target.of(self.links[role], role, self.rooms), -(-count // len(sides)), order)
+            KINDS[kind].send(Target(self.links[role], role, self.rooms), -(-count // len(sides)), order)
             self.sent += -(-count // len(sides))
         self.phases.append((kind, began, time.monotonic()))
 

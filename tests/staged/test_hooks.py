@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from tests.staged.words import ask, gathered, lent, raw, read, ring_at, written
 
 from statelink import plan, state
-from statelink.backend import Blocks
+from statelink.backend import Blocks, ReceiveHook, SendHook
 from statelink.errors import RoomError, StatelinkError, WireError
 from statelink.plan import Tile
-from statelink.staged._memory import HostMemory
-from statelink.staged._messages import Ask, Lent, Place, Written, write
-from statelink.staged._receive import MOST, StagedReceive
-from statelink.staged._ring import Ring
-from statelink.staged._send import StagedSend
+from statelink.registry import load_backend
+from statelink.staged import Staged
 
+Hook = ReceiveHook | SendHook
+MOST = 16
+"""Parcels of one room that a writer may ask for ahead."""
 WHOLE = {"lent": 0, "waiting": 0, "quarantined": 0}
 LAYERS, PAGES, HEADS, DIM = 2, 6, 2, 4
 GRANULE = 4 * DIM
@@ -37,32 +39,37 @@ def pages(rank: int | None, fill: int) -> tuple[dict[int, Any], state.Described]
 class Context:
     """What a hook sees of its room; notes what it does."""
 
-    room, generation, peer, component = 7, 1, "peer", "kv"
+    room, generation, component = 7, 1, "kv"
 
-    def __init__(self, expected: plan.Move) -> None:
+    def __init__(self, expected: plan.Move, peer: str = "peer") -> None:
         self._expected = expected
+        self.peer = peer
+        self.told: Callable[[], object] = lambda: None
+        """Called when it gets space."""
         self.said: list[Any] = []
         self.lent: list[tuple[int, int]] = []
         self.woken = 0
 
     def message(self, payload: bytes) -> None:
-        self.said.append(msgspec.msgpack.Decoder(Ask | Lent | Written).decode(payload))
+        self.said.append(read(payload))
 
     def wake(self) -> None:
         self.woken += 1
+        self.told()
 
     def expected(self) -> plan.Move:
         return self._expected
 
     def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
         self.lent.append((address, nbytes))
+        self.told()
         then()
 
 
 class Scene:
     """A prefill rank with half of the heads, a decode rank, and a request of four pages."""
 
-    def __init__(self, ring_bytes: int = 2048) -> None:
+    def __init__(self, ring_bytes: int = 2048, *, block_seconds: float = 0.5) -> None:
         self.source, ours = pages(0, 1)
         _, beside = pages(1, 2)
         self.target, theirs = pages(None, 0)
@@ -75,39 +82,36 @@ class Scene:
         self.move = plan.plan_move(component, plan.pushed(component.source, 16, 0, (0, 16), [0, 3, 4, 1]), items, owed)
         self.expected = plan.expected_move(component, items, owed)
         self.context = Context(self.expected)
-        self.ring = Ring(HostMemory(ring_bytes), 1)
+        declared = dataclasses.replace(load_backend("tcp").capabilities, block_seconds=block_seconds)
+        self.staged = Staged(declared, ring_bytes=ring_bytes, parcel_bytes=ASKED, modes={"kv": "auto"})
+        (self.ring,) = self.staged.open(target, ["kv"])
 
-    def receiver(self) -> StagedReceive:
-        hook = StagedReceive({"kv": self.ring}, lambda component, move: True)
-        assert hook.prepare(self.context)
+    def receiver(self, context: Context | None = None) -> ReceiveHook:
+        hook = self.staged.receiver()
+        _, address, nbytes = read(hook.prepare(context or self.context))
+        assert (address, nbytes) == (self.ring.address, self.ring.nbytes)
         return hook
 
-    def sender(self, ring_bytes: int = 4096) -> StagedSend:
-        hook = StagedSend({"kv": self.ring}, ASKED)
-        hook.open(self.context, write(Place(9, 1 << 40, ring_bytes)))
+    def sender(self, ring_bytes: int = 4096, context: Context | None = None) -> SendHook:
+        hook = self.staged.sender()
+        hook.open(context or self.context, ring_at(9, 1 << 40, ring_bytes))
         return hook
 
-    def say(self, hook: StagedReceive | StagedSend, *messages: Any) -> None:
+    def say(self, hook: Hook, *messages: Any) -> None:
         for each in messages:
-            hook.message(self.context, each if isinstance(each, bytes) else write(each))
+            hook.message(self.context, raw(each))
 
-    def end(self, hook: StagedReceive | StagedSend) -> None:
+    def end(self, hook: Hook) -> None:
         """The room fails, and nothing is on the move any more."""
         hook.abort(self.context)
         hook.released(self.context)
-        assert whole(self.ring) == WHOLE
+        assert self.space() == WHOLE
+
+    def space(self) -> dict[str, int]:
+        return {name: number for name, number in self.staged.snapshot().items() if name != "bytes"}
 
     def untouched(self) -> bool:
         return not any(array.any() for pair in self.target.values() for array in pair)
-
-
-def whole(ring: Ring) -> dict[str, int]:
-    return {name: number for name, number in ring.snapshot().items() if name != "bytes"}
-
-
-def raw(*fields: Any) -> bytes:
-    """A message by its fields, whatever they are."""
-    return msgspec.msgpack.encode(fields)
 
 
 def tiles(first: int = 0, last: int = 1, buffers: tuple[int, int] = (0, 4), group: int = 0) -> list[Any]:
@@ -119,12 +123,13 @@ def test_what_both_say_when_all_is_well() -> None:
     scene = Scene()
     hook = scene.receiver()
     for page in range(4):
-        scene.say(hook, Ask(page, ASKED))
-        at = scene.context.lent[page][0] - scene.ring.memory.address
-        scene.ring.memory.pack([scene.move.places(Tile(0, (0, 4), (page, page + 1)), "source")], at)
-        scene.say(hook, Written(page, None, tiles(page, page + 1)))
+        scene.say(hook, ask(page, ASKED))
+        address, nbytes = scene.context.lent[page]
+        there = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+        there[:] = gathered(scene.move, [Tile(0, (0, 4), (page, page + 1))])
+        scene.say(hook, written(page, None, tiles(page, page + 1)))
     hook.finish(scene.context)
-    assert whole(scene.ring) == WHOLE
+    assert scene.space() == WHOLE
     for key, value in scene.target.values():
         for array in (key, value):
             assert (array[[5, 1, 2, 4], :, 0] == 1).all()
@@ -140,12 +145,12 @@ def test_what_both_say_that_they_wait_for() -> None:
     steps = iter(sender.chunk(here.context, here.move))
     assert next(steps) is None
     assert sender.waits() == f"{4 * ASKED} bytes of decode's staging ring of 4096"
-    here.say(sender, Lent(0, 0), Lent(1, ASKED))
+    here.say(sender, lent(0, 0), lent(1, ASKED))
     own = (
         f"{ASKED} bytes of this side's staging ring ({ASKED} of its {ASKED} bytes are lent, 0 of those are quarantined)"
     )
     assert sender.waits() == f"{2 * ASKED} bytes of decode's staging ring of 4096 and {own}"
-    there.say(receiver, Ask(0, ASKED), Ask(1, ASKED))
+    there.say(receiver, ask(0, ASKED), ask(1, ASKED))
     assert receiver.waits() == f"{own} and {ASKED} bytes that prefill has space for in this side's staging ring"
     here.end(sender)
     there.end(receiver)
@@ -155,37 +160,37 @@ FAR = (1 << 62) - 1
 LIES: list[tuple[list[Any], str]] = [
     ([b""], "cannot be read"),
     ([b"\xc1nonsense"], "cannot be read"),
-    ([raw("ask", 0, -1)], "cannot be read"),
-    ([raw("ask", -1, ASKED)], "cannot be read"),
-    ([raw("ask", 0, 1 << 62)], "cannot be read"),
-    ([raw("ask", 0, 1.5)], "cannot be read"),
-    ([raw("more", 0, ASKED)], "cannot be read"),
-    ([Ask(0, 0)], "it has 0 bytes, and the ring 2048"),
-    ([Ask(0, 2049)], "it has 2049 bytes, and the ring 2048"),
-    ([Ask(0, FAR)], "can never fit into the staging memory"),
-    ([Ask(1, ASKED)], "too much space at once, or twice"),
-    ([Ask(0, ASKED), Ask(0, ASKED)], "too much space at once, or twice"),
-    ([Ask(n, ASKED) for n in range(MOST + 1)], "too much space at once"),
-    ([Lent(0, 0)], "prefill says 'lent'"),
-    ([Written(0, None, tiles())], "prefill wrote where nothing was lent"),
-    ([Ask(0, ASKED), Written(1, None, tiles())], "prefill wrote where nothing was lent"),
-    ([Ask(0, ASKED), Written(0, None, tiles()), Written(0, None, tiles())], "prefill wrote where nothing was lent"),
-    ([Ask(0, 2048), Ask(1, 2048), Written(1, None, tiles())], "prefill wrote where nothing was lent"),
-    ([Ask(0, ASKED), Written(0, None, [])], "64 bytes asked for, 0 written"),
-    ([Ask(0, ASKED), Written(0, None, tiles(0, 2))], "64 bytes asked for, 128 written"),
-    ([Ask(0, ASKED), Written(0, (1, 2), tiles())], "what is not due"),
-    ([Ask(0, ASKED), Written(0, (7, 9), tiles())], "what is not due"),
-    ([Ask(0, ASKED), Written(0, (-(1 << 62), 1 << 62), tiles(4, 5))], "what is not due"),
-    ([Ask(0, ASKED), Written(0, None, tiles(group=1))], "what is not due"),
-    ([Ask(0, ASKED), Written(0, None, tiles(4, 5))], "what is not due"),
-    ([Ask(0, ASKED), Written(0, None, tiles(FAR - 1, FAR))], "what is not due"),
-    ([Ask(0, ASKED), Written(0, None, tiles(buffers=(1, 5)))], "what is not due"),
-    ([Ask(0, ASKED), Written(0, None, tiles(3, 7, (3, 4)))], "what is not due"),
-    ([Ask(0, ASKED), Written(0, None, tiles(1, 0))], "64 bytes asked for, 0 written"),
-    ([Ask(0, ASKED), Written(0, None, tiles(0, FAR) * 256)], "64 bytes asked for, "),
-    ([Ask(0, ASKED), raw("written", 0, None, tiles() * 257)], "cannot be read"),
-    ([Ask(0, ASKED), raw("written", 0, None, tiles(-1, 0))], "cannot be read"),
-    ([Ask(0, ASKED), Written(0, None, tiles(buffers=(0, 2)) * 2)], "what has come before"),
+    ([raw(("ask", 0, -1))], "cannot be read"),
+    ([raw(("ask", -1, ASKED))], "cannot be read"),
+    ([raw(("ask", 0, 1 << 62))], "cannot be read"),
+    ([raw(("ask", 0, 1.5))], "cannot be read"),
+    ([raw(("more", 0, ASKED))], "cannot be read"),
+    ([ask(0, 0)], "it has 0 bytes, and the ring 2048"),
+    ([ask(0, 2049)], "it has 2049 bytes, and the ring 2048"),
+    ([ask(0, FAR)], "can never fit into the staging memory"),
+    ([ask(1, ASKED)], "too much space at once, or twice"),
+    ([ask(0, ASKED), ask(0, ASKED)], "too much space at once, or twice"),
+    ([ask(n, ASKED) for n in range(MOST + 1)], "too much space at once"),
+    ([lent(0, 0)], "prefill says 'lent'"),
+    ([written(0, None, tiles())], "prefill wrote where nothing was lent"),
+    ([ask(0, ASKED), written(1, None, tiles())], "prefill wrote where nothing was lent"),
+    ([ask(0, ASKED), written(0, None, tiles()), written(0, None, tiles())], "prefill wrote where nothing was lent"),
+    ([ask(0, 2048), ask(1, 2048), written(1, None, tiles())], "prefill wrote where nothing was lent"),
+    ([ask(0, ASKED), written(0, None, [])], "64 bytes asked for, 0 written"),
+    ([ask(0, ASKED), written(0, None, tiles(0, 2))], "64 bytes asked for, 128 written"),
+    ([ask(0, ASKED), written(0, (1, 2), tiles())], "what is not due"),
+    ([ask(0, ASKED), written(0, (7, 9), tiles())], "what is not due"),
+    ([ask(0, ASKED), written(0, (-(1 << 62), 1 << 62), tiles(4, 5))], "what is not due"),
+    ([ask(0, ASKED), written(0, None, tiles(group=1))], "what is not due"),
+    ([ask(0, ASKED), written(0, None, tiles(4, 5))], "what is not due"),
+    ([ask(0, ASKED), written(0, None, tiles(FAR - 1, FAR))], "what is not due"),
+    ([ask(0, ASKED), written(0, None, tiles(buffers=(1, 5)))], "what is not due"),
+    ([ask(0, ASKED), written(0, None, tiles(3, 7, (3, 4)))], "what is not due"),
+    ([ask(0, ASKED), written(0, None, tiles(1, 0))], "64 bytes asked for, 0 written"),
+    ([ask(0, ASKED), written(0, None, tiles(0, FAR) * 256)], "64 bytes asked for, "),
+    ([ask(0, ASKED), raw(("written", 0, None, tiles() * 257))], "cannot be read"),
+    ([ask(0, ASKED), raw(("written", 0, None, tiles(-1, 0)))], "cannot be read"),
+    ([ask(0, ASKED), written(0, None, tiles(buffers=(0, 2)) * 2)], "what has come before"),
 ]
 
 
@@ -197,7 +202,7 @@ def test_decode_believes_no_parcel_that_does_not_add_up(said: list[Any], text: s
     scene.say(hook, *said[:-1])
     with pytest.raises(StatelinkError, match=text):
         scene.say(hook, said[-1])
-    if not any(isinstance(each, Written) for each in said[:-1]):
+    if not any(each[0] == "written" for each in said[:-1]):
         assert scene.untouched()
     scene.end(hook)
 
@@ -206,9 +211,9 @@ def test_decode_takes_no_piece_twice() -> None:
     """Twice the first page, and never the second: the bytes add up, and the room must not succeed."""
     scene = Scene()
     hook = scene.receiver()
-    scene.say(hook, Ask(0, ASKED), Written(0, None, tiles()), Ask(1, ASKED))
+    scene.say(hook, ask(0, ASKED), written(0, None, tiles()), ask(1, ASKED))
     with pytest.raises(RoomError, match="what has come before"):
-        scene.say(hook, Written(1, (0, 1), tiles(buffers=(0, 2)) + tiles(1, 2, (0, 2))))
+        scene.say(hook, written(1, (0, 1), tiles(buffers=(0, 2)) + tiles(1, 2, (0, 2))))
     with pytest.raises(RoomError, match="256 bytes promised, 64 written"):
         hook.finish(scene.context)
     scene.end(hook)
@@ -228,22 +233,22 @@ def test_a_parcel_that_says_much_costs_little() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan.Move, "places", counted)
-        scene.say(hook, Ask(0, ASKED))
+        scene.say(hook, ask(0, ASKED))
         with pytest.raises(WireError, match="asked for"):
-            scene.say(hook, Written(0, None, tiles(0, 4) * 256))
+            scene.say(hook, written(0, None, tiles(0, 4) * 256))
     assert not worked_out
     scene.end(hook)
 
 
 PLACES = [
     (b"\xc1nonsense", "cannot be read"),
-    (raw(-1, 0, 64), "cannot be read"),
-    (raw(1 << 32, 0, 64), "cannot be read"),
-    (raw(1, 0, -64), "cannot be read"),
-    (raw(1, 0, 1 << 62), "cannot be read"),
-    (raw(1, -1, 64), "64 bytes at -0x1"),
-    (raw(1, (1 << 64) - 63, 64), "64 bytes at 0xffffffffffffffc1"),
-    (raw(1, 0), "cannot be read"),
+    (raw((-1, 0, 64)), "cannot be read"),
+    (raw((1 << 32, 0, 64)), "cannot be read"),
+    (raw((1, 0, -64)), "cannot be read"),
+    (raw((1, 0, 1 << 62)), "cannot be read"),
+    (raw((1, -1, 64)), "64 bytes at -0x1"),
+    (raw((1, (1 << 64) - 63, 64)), "64 bytes at 0xffffffffffffffc1"),
+    (raw((1, 0)), "cannot be read"),
 ]
 
 
@@ -251,7 +256,7 @@ PLACES = [
 def test_prefill_takes_no_ring_that_cannot_be(prepared: bytes, text: str) -> None:
     scene = Scene()
     with pytest.raises(WireError, match=text):
-        StagedSend({"kv": scene.ring}, ASKED).open(scene.context, prepared)
+        scene.staged.sender().open(scene.context, prepared)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, GRANULE - 1])
@@ -265,13 +270,13 @@ def test_prefill_says_what_never_fits_into_the_others_ring(nbytes: int) -> None:
 
 CREDITS: list[tuple[list[Any], str]] = [
     ([b"\x80"], "cannot be read"),
-    ([raw("lent", 0, -1)], "cannot be read"),
-    ([raw("lent", 0, 1 << 62)], "cannot be read"),
-    ([Ask(0, ASKED)], "decode says 'ask'"),
-    ([Written(0, None, [])], "decode says 'written'"),
-    ([Lent(4, 0)], "decode lends space that nobody asked for"),
-    ([Lent(FAR, FAR)], "decode lends space that nobody asked for"),
-    ([Lent(0, 0), Lent(0, 256)], "decode lends space that nobody asked for"),
+    ([raw(("lent", 0, -1))], "cannot be read"),
+    ([raw(("lent", 0, 1 << 62))], "cannot be read"),
+    ([ask(0, ASKED)], "decode says 'ask'"),
+    ([written(0, None, [])], "decode says 'written'"),
+    ([lent(4, 0)], "decode lends space that nobody asked for"),
+    ([lent(FAR, FAR)], "decode lends space that nobody asked for"),
+    ([lent(0, 0), lent(0, 256)], "decode lends space that nobody asked for"),
 ]
 
 
@@ -281,7 +286,7 @@ def test_prefill_believes_no_credit_that_nobody_gave(said: list[Any], text: str)
     hook = scene.sender()
     blocks = iter(hook.chunk(scene.context, scene.move))
     assert next(blocks) is None
-    assert scene.context.said == [Ask(n, ASKED) for n in range(4)]
+    assert scene.context.said == [ask(n, ASKED) for n in range(4)]
     scene.say(hook, *said[:-1])
     with pytest.raises(WireError, match=text):
         scene.say(hook, said[-1])
@@ -294,7 +299,7 @@ def test_prefill_writes_nothing_beyond_the_others_ring(offset: int) -> None:
     hook = scene.sender()
     blocks = iter(hook.chunk(scene.context, scene.move))
     next(blocks)
-    scene.say(hook, Lent(0, offset))
+    scene.say(hook, lent(0, offset))
     with pytest.raises(WireError, match=f"64 bytes at {offset} of 4096"):
         next(blocks)
     scene.end(hook)
@@ -305,56 +310,56 @@ def test_a_credit_at_the_end_of_the_ring_is_used() -> None:
     hook = scene.sender()
     blocks = iter(hook.chunk(scene.context, scene.move))
     next(blocks)
-    scene.say(hook, Lent(0, 4096 - ASKED))
+    scene.say(hook, lent(0, 4096 - ASKED))
     block = next(blocks)
     assert isinstance(block, Blocks)
     assert (int(block.target[0]), int(block.nbytes[0])) == ((1 << 40) + 4096 - ASKED, ASKED)
     assert next(blocks) is None
-    assert whole(scene.ring)["lent"] == ASKED, "it may still be read"
+    assert scene.space()["lent"] == ASKED, "it may still be read"
     scene.end(hook)
 
 
 @pytest.mark.parametrize("end", [("abort",), ("abort", "released"), ("released",)])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_room_that_ends_while_space_is_on_its_way(side: str, end: tuple[str, ...]) -> None:
-    """The ring has just decided for it, on another thread, when its hook hears of the end."""
+    """The ring has decided for two rooms at once; the other ends while the first is told."""
     scene = Scene()
-    hook: StagedReceive | StagedSend = scene.receiver() if side == "decode" else scene.sender()
-    if isinstance(hook, StagedSend):
-        next(iter(hook.chunk(scene.context, scene.move)))
-    ask = scene.ring.ask
-
-    def late(owner: object, nbytes: int, then: Callable[[int], None], *, peer: str) -> None:
-        def decided(at: int) -> None:
-            for each in end:
-                getattr(hook, each)(scene.context)
-            then(at)
-
-        ask(owner, nbytes, decided, peer=peer)
-
-    scene.ring.ask = late  # type: ignore[method-assign]
-    scene.say(hook, Ask(0, ASKED) if side == "decode" else Lent(0, 0))
+    all_of_it, first, other = (Context(scene.expected, peer) for peer in ("x", "y", "z"))
+    holder = scene.receiver(all_of_it)
+    holder.message(all_of_it, raw(ask(0, scene.ring.nbytes)))
+    hooks: list[Hook] = []
+    for context in (first, other):
+        hook: Hook = scene.receiver(context) if side == "decode" else scene.sender(context=context)
+        if isinstance(hook, SendHook):
+            next(iter(hook.chunk(context, scene.move)))
+        hook.message(context, raw(ask(0, ASKED) if side == "decode" else lent(0, 0)))
+        hooks.append(hook)
+    assert scene.space()["waiting"] == 2
+    first.told = lambda: [getattr(hooks[1], each)(other) for each in end]
+    holder.released(all_of_it)
+    assert first.woken or first.lent
+    hooks[0].released(first)
     if "released" not in end:
-        hook.released(scene.context)
-    assert whole(scene.ring) == WHOLE
-    assert not scene.context.woken
+        hooks[1].released(other)
+    assert scene.space() == WHOLE
+    assert not other.woken
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_room_that_has_ended_asks_for_nothing(side: str) -> None:
     scene = Scene()
-    hook: StagedReceive | StagedSend = scene.receiver() if side == "decode" else scene.sender()
-    if isinstance(hook, StagedSend):
+    hook: Hook = scene.receiver() if side == "decode" else scene.sender()
+    if isinstance(hook, SendHook):
         next(iter(hook.chunk(scene.context, scene.move)))
     scene.end(hook)
-    scene.say(hook, Ask(0, ASKED) if side == "decode" else Lent(0, 0))
-    assert whole(scene.ring) == WHOLE
+    scene.say(hook, ask(0, ASKED) if side == "decode" else lent(0, 0))
+    assert scene.space() == WHOLE
 
 
 def test_a_component_that_is_not_staged_hears_nothing() -> None:
-    scene = Scene()
-    hook = StagedReceive({"kv": scene.ring}, lambda component, move: False)
+    scene = Scene(block_seconds=0.0)
+    hook = scene.staged.receiver()
     assert hook.prepare(scene.context) == b""
     with pytest.raises(WireError, match="'ask' of a component that is not staged"):
-        scene.say(hook, Ask(0, ASKED))
+        scene.say(hook, ask(0, ASKED))
     scene.end(hook)

@@ -191,7 +191,7 @@ def laborious_introductions(target: Target, count: int, order: random.Random) ->
     for name in spread(target, count):
         with speaker(target, name) as socket:
             for _ in range(min(count, A_NAME)):
-                send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(order.choice(cards)["card"])})
+                send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(order.choice(cards)["handshake"])})
                 drain(socket)
 
 
@@ -201,7 +201,7 @@ def largest_introductions(target: Target, count: int, order: random.Random) -> N
     for number in range(count):
         name = target.named()
         with speaker(target, name) as socket:
-            send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(cards[number % len(cards)]["card"])})
+            send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(cards[number % len(cards)]["handshake"])})
 
 
 def largest_requests(target: Target, count: int, order: random.Random) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from statelink.testing._report import Report
+from statelink.testing.report import Report
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -1,9 +1,14 @@
-"""The backend keeps its contract."""
+"""The backend keeps its contract, and its package is complete."""
 
 from __future__ import annotations
 
-from statelink.testing import BackendTests
+from statelink.testing import BackendTests, PackageTests
 
 
 class TestShmBackend(BackendTests):
     backend = "shm"
+
+
+class TestPackage(PackageTests):
+    backend = "shm"
+    library = ()  # modules of your library that are imported late, such as ("vendor",)

@@ -8,47 +8,26 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
+from tests.helpers.availability import environment_of
 
-import statelink_ascend
-from statelink.backend import Fence, MemoryKinds, SubmitMode, Verdict
+from statelink.backend import MemoryKinds, Verdict
 from statelink.cli._loopback import Meant, loopback
+from statelink.testing import PackageTests
 from statelink_ascend import AscendBackend, Options, _machine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_public_names() -> None:
-    public = [name for name in vars(statelink_ascend) if not name.startswith("_") and name != "annotations"]
-    assert sorted(public) == statelink_ascend.__all__
-
-
-@pytest.mark.parametrize("probe", ["", "; statelink_ascend.AscendBackend.probe(statelink_ascend.Options())"])
-def test_neither_import_nor_probe_imports_the_library(probe: str) -> None:
-    """The probe has another process do it, and what the library prints there stays there."""
-    code = f"import statelink_ascend{probe}; print(sorted(sys.modules.keys() & {{'memfabric_hybrid', 'torch'}}))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_declaration() -> None:
-    assert (AscendBackend.api_version, AscendBackend.name) == (1, "ascend")
-    assert AscendBackend.capabilities.submit_mode is SubmitMode.BLOCKING
-    assert set(AscendBackend.capabilities.fences.values()) == {Fence.MOVER}
-    assert not AscendBackend.capabilities.single_process
-    assert list(AscendBackend.strategies) == ["*"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+class TestPackage(PackageTests):
+    backend = "ascend"
+    library = ("memfabric_hybrid",)
+    environment = environment_of("ascend", "npu:0")
+    memory = "npu:0"
+    allocator = "npu_memory:Memory" if environment else ""
+    probes_elsewhere = True
+    refused_options = [
         {"port": 1},
         {"data_op_type": "SDMA or so"},
         {"data_op_type": 1},
@@ -56,11 +35,7 @@ def test_declaration() -> None:
         {"data_op_type": "HOST_RDMA"},
         {"data_op_type": "HOST_RDMA", "nic": "mlx5_0"},
         {"connect_timeout": 0},
-    ],
-)
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(options, Options)
+    ]
 
 
 @pytest.fixture

@@ -11,40 +11,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from plugins.mooncake.tests.peer import make, move
+from plugins.mooncake.tests.peer import make
 
-import statelink_mooncake
-from statelink.backend import BackendContext, Blocks, Fence, Region, SubmitMode
+from statelink.backend import BackendContext, Region
 from statelink.errors import BackendUnavailableError, TransferError
+from statelink.testing import PackageTests
 from statelink_mooncake import MooncakeBackend, Options, _quiet
 
 HERE = MooncakeBackend.probe(Options())
 needs_mooncake = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
 
 
-def test_public_names() -> None:
-    public = [name for name in vars(statelink_mooncake) if not name.startswith("_") and name != "annotations"]
-    assert sorted(public) == statelink_mooncake.__all__
-
-
-def test_importing_the_plugin_imports_no_library() -> None:
-    code = "import statelink_mooncake, sys; print([name for name in sys.modules if name.startswith('mooncake')])"
-    assert run(code).stdout == "[]\n"
-
-
-def test_declaration() -> None:
-    assert (MooncakeBackend.api_version, MooncakeBackend.name) == (1, "mooncake")
-    assert MooncakeBackend.capabilities.submit_mode is SubmitMode.BLOCKING
-    assert set(MooncakeBackend.capabilities.fences.values()) == {Fence.MOVER}
-    assert list(MooncakeBackend.strategies) == ["*"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+class TestPackage(PackageTests):
+    backend = "mooncake"
+    library = ("mooncake",)
+    refused_options = [
         {"tls": "tcp"},
         {"protocol": ""},
         {"protocol": "a b"},
@@ -54,11 +37,7 @@ def test_declaration() -> None:
         {"mc": {"FORCE_TCP": "1"}},
         {"mc": {"MC_MTU": "4096"}},
         {"mc": {"mtu": "4096"}},
-    ],
-)
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(options, Options)
+    ]
 
 
 def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +45,6 @@ def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = MooncakeBackend.probe(Options())
     assert (probe.ok, probe.reason) == (False, "Mooncake's TransferEngine is not installed")
     assert probe.hint == "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
-    with pytest.raises(BackendUnavailableError, match="TransferEngine is not installed"):
-        make("nobody")
 
 
 def test_probe_without_shared_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,28 +92,12 @@ def test_probe() -> None:
 
 
 @needs_mooncake
-@pytest.mark.parametrize("protocol", ["auto", "tcp"])
-def test_two_links_in_one_process(protocol: str) -> None:
-    """Which is also the shortest life that a backend has."""
-    here, there = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
-    backends = [make("one", {"protocol": protocol}), make("two", {"protocol": protocol})]
+def test_the_environment_is_as_it_was_once_an_engine_has_started() -> None:
+    backend = make("one", {"protocol": "tcp"})
+    backend.close()
     assert "MC_FORCE_TCP" not in os.environ
-    tables = []
-    for backend, array in zip(backends, (here, there), strict=True):
-        tables.append((Region(array.ctypes.data, 100),))
-        backend.register(tables[-1])
-    backends[0].connect("two", backends[1].descriptor(), tables[1])
-    address, zero = np.array([0], np.uint64), np.array([0], np.uint32)
-    blocks = Blocks(address + here.ctypes.data, address + there.ctypes.data, address + np.uint64(100), zero, zero)
-    move(backends[0], "two", blocks)
-    assert np.array_equal(here, there)
-    for backend in (*backends, *backends):
-        backend.close()
-    for call in (backends[0].descriptor, lambda: move(backends[0], "two", blocks)):
-        with pytest.raises(TransferError, match="the backend is closed"):
-            call()
-    backends[0].disconnect("two")
-    backends[0].poll([])
+    with pytest.raises(TransferError, match="the backend is closed"):
+        backend.descriptor()
 
 
 @needs_mooncake
@@ -152,19 +113,6 @@ def test_regions_that_cannot_be_registered() -> None:
         backend.register(())
     finally:
         backend.close()
-
-
-@needs_mooncake
-def test_process_that_ends_without_closing() -> None:
-    """Its exit status is 0, and it printed nothing."""
-    done = run(
-        "from plugins.mooncake.tests.peer import make\n"
-        "one, two = make('one'), make('two')\n"
-        "one.register(()), two.register(())\n"
-        "one.connect('two', two.descriptor(), ())\n"
-        "two.connect('one', one.descriptor(), ())\n"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @needs_mooncake

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.peer import make, move
+from plugins.mori.tests.peer import make
+from tests.helpers.availability import environment_of
 
-import statelink_mori
 from statelink.backend import (
     UNKNOWN,
     BackendContext,
     Batch,
     Blocks,
     Ends,
-    Fence,
     Op,
     Region,
     RegionTable,
-    SubmitMode,
     Verdict,
 )
 from statelink.errors import BackendUnavailableError, TransferError
+from statelink.testing import PackageTests
 from statelink_mori import MoriBackend, Options, _backend, _machine
 from statelink_mori._tables import Offer, covering, parts_of
 
@@ -35,38 +33,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def of(**options: Any) -> Options:
-    return msgspec.convert(options, Options)
-
-
-def test_public_names() -> None:
-    public = [name for name in vars(statelink_mori) if not name.startswith("_") and name != "annotations"]
-    assert sorted(public) == statelink_mori.__all__
-
-
-@pytest.mark.parametrize("probe", ["", "; statelink_mori.MoriBackend.probe(statelink_mori.Options())"])
-def test_neither_import_nor_probe_imports_the_library(probe: str) -> None:
-    code = f"import statelink_mori{probe}; print(sorted(sys.modules.keys() & {{'mori', 'mori.io', 'torch'}}))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_declaration() -> None:
-    assert (MoriBackend.api_version, MoriBackend.name) == (1, "mori")
-    assert MoriBackend.capabilities.submit_mode is SubmitMode.BLOCKING
-    assert set(MoriBackend.capabilities.fences.values()) == {Fence.MOVER}
-    assert MoriBackend.capabilities.landing_seconds == 5  # for TCP, whose sockets hold much
-    assert list(MoriBackend.strategies) == ["*"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+class TestPackage(PackageTests):
+    backend = "mori"
+    library = ("mori",)
+    environment = environment_of("mori")
+    probes_elsewhere = True
+    refused_options = [
         {"transport": "RDMA"},
         {"backends": {}},
         {"backends": {"FABRIC": {}}},
@@ -77,14 +49,11 @@ def test_declaration() -> None:
         {"backends": {"XGMI": {}, "RDMA": {"poll_cq_mode": "event"}}},
         {"port": 1},
         {"port": 65536},
-    ],
-)
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(options, Options)
+    ]
 
 
-# The probe
+def of(**options: Any) -> Options:
+    return msgspec.convert(options, Options)
 
 
 @pytest.fixture
@@ -317,30 +286,10 @@ def test_keys_are_of_one_incarnation() -> None:
         backend = make("same")
         keys.add(backend._engine.desc.key)  # type: ignore[attr-defined]
         backend.close()
+        with pytest.raises(TransferError, match="the backend is closed"):
+            backend.descriptor()
     assert len(keys) == 2
     assert all(key.startswith("same-") for key in keys)
-
-
-def test_two_links_in_one_process() -> None:
-    """Which is also the shortest life that a backend has."""
-    here, there = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
-    backends = [make("one"), make("two")]
-    tables = []
-    for backend, array in zip(backends, (here, there), strict=True):
-        tables.append((Region(array.ctypes.data, 100),))
-        backend.register(tables[-1])
-    backends[0].connect("two", backends[1].descriptor(), tables[1])
-    address, zero = np.array([0], np.uint64), np.array([0], np.uint32)
-    blocks = Blocks(address + here.ctypes.data, address + there.ctypes.data, np.array([100], np.uint64), zero, zero)
-    move(backends[0], "two", blocks)
-    np.testing.assert_array_equal(here, there)
-    for backend in (*backends, *backends):
-        backend.close()
-    for call in (backends[0].descriptor, lambda: move(backends[0], "two", blocks)):
-        with pytest.raises(TransferError, match="the backend is closed"):
-            call()
-    backends[0].poll([])
-    backends[0].disconnect("two")
 
 
 @pytest.mark.usefixtures("simulated")
@@ -407,22 +356,3 @@ def test_sessions_that_cover_all_places(local: list[tuple[str, int, int]], remot
     pairs = covering(memories(*local), memories(*remote))
     found = {(local[near], remote[far]) for near, far in pairs}
     assert found == {(near, far) for near in local for far in remote}
-
-
-def test_process_that_ends_without_closing() -> None:
-    """Its exit status is 0, and nothing was printed, on the way or at the end."""
-    code = (
-        "from plugins.mori.tests.peer import make, MoriBackend\n"
-        "assert MoriBackend.probe(MoriBackend.Options()).ok\n"
-        "one, two = make('one'), make('two')\n"
-        "one.register(()), two.register(())\n"
-        "one.connect('two', two.descriptor(), ())\n"
-        "two.connect('one', one.descriptor(), ())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -10,16 +10,14 @@ import subprocess
 import sys
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from plugins.nixl.tests.peer import make, move
+from plugins.nixl.tests.peer import make
 
-import statelink_nixl
-from statelink.backend import Batch, Blocks, Ends, Fence, Op, Region, SubmitMode
+from statelink.backend import Batch, Blocks, Ends, Op, Region
 from statelink.errors import BackendUnavailableError, TransferError
+from statelink.testing import PackageTests
 from statelink_nixl import NixlBackend, Options
-from statelink_nixl._library import Library
 from statelink_nixl._tables import Table, parts_of
 
 needs_nixl = pytest.mark.skipif(
@@ -27,46 +25,10 @@ needs_nixl = pytest.mark.skipif(
 )
 
 
-def test_public_names() -> None:
-    public = [name for name in vars(statelink_nixl) if not name.startswith("_") and name != "annotations"]
-    assert sorted(public) == statelink_nixl.__all__
-
-
-def imported_by(code: str) -> str:
-    """Which of these libraries a fresh process has imported after some code."""
-    code = f"{code}; print(*sorted(sys.modules.keys() & {{'nixl', 'nixl._api', 'torch'}}))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-def test_importing_the_plugin_imports_no_library() -> None:
-    assert imported_by("import statelink_nixl") == ""
-
-
-@needs_nixl
-def test_importing_nixl_imports_no_torch() -> None:
-    """Its front would, to see that torch has no CUDA; what it does where torch is imported already is left to it."""
-    probe = "from statelink_nixl import *; assert NixlBackend.probe(Options()).ok"
-    assert imported_by(probe) == "nixl nixl._api"
-    pytest.importorskip("torch")
-    assert imported_by(f"import torch; {probe}") == "nixl nixl._api torch"
-
-
-def test_declaration() -> None:
-    assert (NixlBackend.api_version, NixlBackend.name) == (1, "nixl")
-    assert NixlBackend.capabilities.submit_mode is SubmitMode.BLOCKING
-    assert set(NixlBackend.capabilities.fences.values()) == {Fence.MOVER}
-    assert list(NixlBackend.strategies) == ["*"]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
+class TestPackage(PackageTests):
+    backend = "nixl"
+    library = ("nixl", "nixl_cu12", "nixl_cu13")
+    refused_options = [
         {"tls": "tcp"},
         {"backends": {}},
         {"connect_timeout": -1},
@@ -76,24 +38,28 @@ def test_declaration() -> None:
         {"devices": ["a,b"]},
         {"devices": ["lo"], "backends": {"LIBFABRIC": {}}},
         {"devices": ["lo"], "ucx": {"NET_DEVICES": "lo"}},
-    ],
-)
-def test_refused_options(options: dict[str, object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(options, Options)
+    ]
+
+
+@needs_nixl
+def test_torch_that_is_imported_already_is_left_to_the_library() -> None:
+    """NIXL's front imports torch, to see that torch has no CUDA; the probe hides torch where it is not imported yet."""
+    pytest.importorskip("torch")
+    code = (
+        "import sys, torch; from statelink_nixl import *; assert NixlBackend.probe(Options()).ok; sys.modules['torch']"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
     probe = NixlBackend.probe(Options())
     assert (probe.ok, probe.reason, probe.hint) == (False, "NIXL is not installed", "pip install nixl")
-    with pytest.raises(BackendUnavailableError, match="NIXL is not installed"):
-        make("nobody")
 
 
 @needs_nixl
 def test_probe_with_a_broken_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    Library()  # importing NIXL for the first time would put the module back
+    assert NixlBackend.probe(Options()).ok  # importing NIXL for the first time would put the module back
     monkeypatch.setitem(sys.modules, "nixl._api", None)
     probe = NixlBackend.probe(Options())
     assert not probe.ok
@@ -215,29 +181,6 @@ def test_errors_where_none_are_expected(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @needs_nixl
-def test_two_links_in_one_process() -> None:
-    """Which is also the shortest life that a backend has."""
-    here, there = np.arange(100, dtype=np.uint8), np.zeros(100, np.uint8)
-    backends = [make("one"), make("two")]
-    tables = []
-    for backend, array in zip(backends, (here, there), strict=True):
-        tables.append((Region(array.ctypes.data, 100),))
-        backend.register(tables[-1])
-    backends[0].connect("two", backends[1].descriptor(), tables[1])
-    address, zero = np.array([0], np.uint64), np.array([0], np.uint32)
-    blocks = Blocks(address + here.ctypes.data, address + there.ctypes.data, np.array([100], np.uint64), zero, zero)
-    move(backends[0], "two", blocks)
-    np.testing.assert_array_equal(here, there)
-    for backend in (*backends, *backends):
-        backend.close()
-    for call in (backends[0].descriptor, lambda: move(backends[0], "two", blocks)):
-        with pytest.raises(TransferError, match="the backend is closed"):
-            call()
-    backends[0].poll([])
-    backends[0].disconnect("two")
-
-
-@needs_nixl
 def test_region_that_cannot_be_registered() -> None:
     """CUDA memory, where there is none."""
     array = np.zeros(100, np.uint8)
@@ -250,6 +193,8 @@ def test_region_that_cannot_be_registered() -> None:
             backend.register((Region(1, 1, "npu:0"),))
     finally:
         backend.close()
+    with pytest.raises(TransferError, match="the backend is closed"):
+        backend.descriptor()
 
 
 def test_kinds_of_memory_go_into_transfers_of_their_own() -> None:
@@ -276,23 +221,3 @@ def test_kinds_of_memory_go_into_transfers_of_their_own() -> None:
     assert all(array.dtype == np.uint64 and array.flags.c_contiguous for array in arrays)
     (part,) = parts_of(Ends.of(Batch(Op.READ, blocks[1:2], 1, 1), far, near), far, near)
     assert (part.near.tolist(), part.far.tolist()) == ([[4096, 2, 7]], [[4100, 2, 2]])
-
-
-@needs_nixl
-def test_process_that_ends_without_closing() -> None:
-    """Its exit status is 0, and nothing was printed, on the way or at the end."""
-    code = (
-        "from plugins.nixl.tests.peer import make, NixlBackend\n"
-        "assert NixlBackend.probe(NixlBackend.Options()).ok\n"
-        "one, two = make('one'), make('two')\n"
-        "one.register(()), two.register(())\n"
-        "one.connect('two', two.descriptor(), ())\n"
-        "two.connect('one', one.descriptor(), ())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

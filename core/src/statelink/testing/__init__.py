@@ -2,11 +2,16 @@
 
 Installed with ``statelink[testing]``. A plugin's whole file::
 
-    from statelink.testing import BackendTests
+    from statelink.testing import BackendTests, PackageTests
 
 
     class TestMine(BackendTests):
         backend = "mine"
+
+
+    class TestPackage(PackageTests):
+        backend = "mine"
+        library = ("vendor",)  # what `import vendor` imports
 
 and for a strategy::
 
@@ -24,9 +29,9 @@ import typing
 from ._addresses import free_addresses
 
 if typing.TYPE_CHECKING:
-    from ._suite import BackendTests, StrategyTests
+    from ._suite import BackendTests, PackageTests, StrategyTests
 
-__all__ = ["BackendTests", "StrategyTests", "free_addresses"]
+__all__ = ["BackendTests", "PackageTests", "StrategyTests", "free_addresses"]
 
 
 def __getattr__(name: str) -> typing.Any:

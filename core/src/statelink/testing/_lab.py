@@ -13,10 +13,14 @@ from . import _inside, _rooms
 from ._bench import LAYOUT, Bench, End, Pair, Subject
 from ._memory import MIB
 from ._process import ARENA, Pool, Worker
-from ._report import FAILED, NOT_APPLICABLE
 from ._rooms import LinkEnd
 
-__all__ = ["Lab", "Suite", "needs"]
+__all__ = ["FAILED", "NOT_APPLICABLE", "Lab", "Suite", "needs"]
+
+FAILED = pytest.StashKey[bool]()
+"""Whether a test failed, for the fixtures that clean up after it."""
+NOT_APPLICABLE = "not applicable: "
+"""How the reason of a skip begins that no machine can change."""
 
 
 LARGE = 128 * MIB

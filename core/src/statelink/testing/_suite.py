@@ -8,13 +8,14 @@ from .clauses._dying import Dying
 from .clauses._fencing import Fencing
 from .clauses._leaking import Leaking
 from .clauses._moving import Moving
+from .clauses._packaging import Packaging
 from .clauses._refusing import Refusing
 from .clauses._registration import Registration
 from .clauses._rooms import Rooms
 from .clauses._states import StateTypes
 from .clauses._strategies import Strategies
 
-__all__ = ["BackendTests", "StrategyTests"]
+__all__ = ["BackendTests", "PackageTests", "StrategyTests"]
 
 
 # pytest takes the last base first.
@@ -49,4 +50,17 @@ class StrategyTests(Strategies):
         state_type: The state type that it carries.
         backend: The backend over which it does.
         config: What links are configured with so that it does.
+    """
+
+
+class PackageTests(Packaging):
+    """Every clause on the package that brings a backend: its metadata, its names, its options, and its library.
+
+    Derive a class whose name begins with ``Test``, and name the backend in it. Of the attributes of `BackendTests`,
+    ``backend``, ``options``, ``environment``, ``memory`` and ``deviations`` count.
+
+    Attributes:
+        library: Top-level modules of the libraries that the plugin imports late; the tests take them away.
+        probes_elsewhere: Whether the probe leaves the import of the library to another process.
+        refused_options: Options that are wrong, one after the other.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 from statelink import __version__
 
 from ._fixtures import memory_of, statelink_lab, statelink_pool, statelink_pools, subject
+from ._lab import FAILED, NOT_APPLICABLE
 from ._process import Died
-from ._report import FAILED, NOT_APPLICABLE, Cell, Clause, Report, Run, Verdict, kind_of_reason
 from ._worker import Hung, Unexpected
+from .report import Cell, Clause, Report, Run, Verdict
 
 __all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
 
@@ -121,7 +123,7 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport, error: BaseE
     says, todo = (says, todo) if says else (todo, "")
     if run.clauses and run.clauses[-1].name == item.name:
         run.clauses.pop()  # it passed, and failed when it was cleaned up after
-    alike = item.nodeid.rpartition("::")[0], verdict, kind_of_reason(reason)
+    alike = item.nodeid.rpartition("::")[0], verdict, _kind_of_reason(reason)
     first = item.config.stash[_SEEN].setdefault(alike, item.name) if verdict in ("failed", "deviates") else item.name
     kept = Clause(
         name=item.name,
@@ -219,6 +221,11 @@ def _explain(report: pytest.TestReport, clause: Clause, *, traceback: bool) -> N
         report.longrepr = longrepr
     else:
         report.sections.append(("the clause", "\n".join(lines)))
+
+
+def _kind_of_reason(reason: str) -> str:
+    """What reasons have in common that say the same thing of other places: the first line, without its numbers."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", reason.partition("\n")[0])
 
 
 def _suite_of(item: pytest.Item) -> Any:

@@ -82,7 +82,7 @@ class MooncakeBackend(Backend):
     def __init__(self, context: BackendContext) -> None:
         try:
             self._library = Library(context.options)
-        except ImportError as error:
+        except Exception as error:  # whatever its native modules raise
             reason, hint = absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
         if ":" in context.host and "MC_USE_IPV6" not in os.environ:

@@ -86,7 +86,7 @@ class Library:
         return any(names for groups in topology.values() for names in groups)
 
 
-def absent(error: ImportError) -> tuple[str, str]:
+def absent(error: Exception) -> tuple[str, str]:
     """Why Mooncake cannot be imported, and what helps."""
     if isinstance(error, Unusable):
         return str(error), error.hint

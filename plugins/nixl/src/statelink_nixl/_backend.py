@@ -92,7 +92,7 @@ class NixlBackend(PostingBackend[_Peer]):
         options = context.options
         try:
             self._library = Library()
-        except ImportError as error:
+        except Exception as error:  # whatever its native modules raise
             reason, hint = _absent(error)
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
         self._link = context.link
@@ -351,7 +351,7 @@ class NixlBackend(PostingBackend[_Peer]):
             raise Descriptor.refused(peer, cause)
 
 
-def _absent(error: ImportError) -> tuple[str, str]:
+def _absent(error: Exception) -> tuple[str, str]:
     """Why NIXL cannot be imported, and what helps."""
     if isinstance(error, ModuleNotFoundError) and error.name == "nixl":
         return "NIXL is not installed", "pip install nixl"

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from statelink.testing._report import Clause, Report
+from statelink.testing.report import Clause, Report
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -44,15 +44,15 @@ ALSO = {"TakesGarbage": {"test_a_descriptor_of_somebody_else_is_refused"}}
 """What else follows from the same defect."""
 
 
-def broken(file: str) -> dict[str, tuple[str, str]]:
+def broken(file: str) -> dict[str, Any]:
     """The table of a file that cannot be imported here: what it tests is not installed."""
     tree = ast.parse((HERE / file).read_text())
     (table,) = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    found: dict[str, tuple[str, str]] = ast.literal_eval(table)
+    found: dict[str, Any] = ast.literal_eval(table)
     return found
 
 
-BROKEN = broken("wrong.py")
+BROKEN: dict[str, tuple[str, str]] = broken("wrong.py")
 
 
 def kit(report: Path, *arguments: str, packages: Sequence[Path] = (HERE / "packages",)) -> dict[str, list[Clause]]:

@@ -1,24 +1,15 @@
-"""What a run of the kit found, as JSON."""
+"""What a run of the kit found: the structure of the JSON that ``--statelink-report`` writes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
-import pytest
 
-__all__ = ["FAILED", "NOT_APPLICABLE", "Cell", "Clause", "Report", "Run", "Verdict", "kind_of_reason"]
+__all__ = ["Cell", "Clause", "Report", "Run", "Verdict"]
 
 Verdict = Literal["passed", "failed", "deviates", "not applicable", "not run"]
-
-
-FAILED = pytest.StashKey[bool]()
-"""Whether a test failed, for the fixtures that clean up after it."""
-
-NOT_APPLICABLE = "not applicable: "
-"""How the reason of a skip begins that no machine can change."""
 
 
 class Clause(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +83,3 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
     statelink: str
     runs: list[Run]
-
-
-def kind_of_reason(reason: str) -> str:
-    """What reasons have in common that say the same thing of other places: the first line, without its numbers."""
-    return re.sub(r"0x[0-9a-f]+|\d+", "#", reason.partition("\n")[0])

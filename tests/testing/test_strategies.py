@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from tests.kit.test_kit import HERE, ROOT, broken, kit
+from tests.testing.test_kit import HERE, ROOT, broken, kit
 
 from statelink.testing import StrategyTests
 
 if TYPE_CHECKING:
-    from statelink.testing._report import Clause
+    from statelink.testing.report import Clause
 
 THIRD_PARTY = ROOT / "tests" / "third_party"
-BROKEN = broken("wrong_strategies.py")
+BROKEN: dict[str, tuple[str, str]] = broken("wrong_strategies.py")
 KEPT = "test_it_carries_its_state_type"
 
 

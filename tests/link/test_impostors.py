@@ -15,7 +15,7 @@ from tests.helpers import peers
 from tests.helpers.expect import Case, carry
 from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.pools import hybrid
-from tests.security.noise import resident
+from tests.wire.noise import resident
 
 from statelink import Status, wire
 from statelink.backend import Moved

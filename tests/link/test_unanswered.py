@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 from tests.helpers import peers
-from tests.security.links import DECODE, PREFILL, STRANGE, keys, link_of
+from tests.helpers.links import DECODE, PREFILL, STRANGE, keys, link_of
 
 import statelink
 from statelink import Status, wire

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.helpers import peers
+from tests.helpers.links import link_of
 from tests.link.test_unanswered import free
-from tests.security.links import link_of
 
 from statelink import Status
 from statelink.link import _unanswered

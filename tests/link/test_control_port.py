@@ -12,14 +12,13 @@ import msgspec
 import pytest
 import zmq
 from tests.helpers import peers
+from tests.helpers.links import DECODE, PREFILL, STRANGE, Recorder, connect, keys, link_of, state_of
 from tests.link.test_malformed import examples, mutated
+from tests.wire.noise import resident
 
 from statelink import wire
 from statelink.errors import Reason
 from statelink.wire import _channel
-
-from .links import DECODE, PREFILL, STRANGE, Recorder, connect, keys, link_of, state_of
-from .noise import resident
 
 if TYPE_CHECKING:
     import socket

@@ -16,7 +16,7 @@ from statelink.tcp._iovec import Vectors
 from statelink.tcp._ranges import Ranges
 from statelink.tcp._stream import Lost
 
-from .helpers.tcp_common import (
+from .common import (
     HEADER,
     MODES,
     POISON,
@@ -26,7 +26,7 @@ from .helpers.tcp_common import (
     join,
     u64,
 )
-from .helpers.tcp_node import Node, make_file
+from .node import Node, make_file
 
 # Nothing is left behind.
 

@@ -19,7 +19,7 @@ import zmq
 from tests.helpers.fakes import FakeDecode
 from tests.helpers.peers import PART, cut, dialled, handshake_of, raw_bytes, until
 from tests.link.test_malformed import examples, mutated
-from tests.security.largest import CASES
+from tests.wire.largest import CASES
 
 from statelink import wire
 from statelink.errors import Reason

@@ -14,15 +14,14 @@ import msgspec
 import pytest
 import zmq
 from tests.helpers import peers
+from tests.helpers.links import link_of
+from tests.wire.noise import resident
 
 from statelink import Status, wire
 from statelink.errors import WireError
 from statelink.wire import _channel
 from statelink.wire._channel import TURN_BYTES, UNREAD
 from statelink.wire._parts import PART, Parts, cut
-
-from .links import link_of
-from .noise import resident
 
 if TYPE_CHECKING:
     import statelink
@@ -31,7 +30,7 @@ MEGABYTE = 1 << 20
 FLOOD = """
 import itertools, sys, zmq
 import msgspec
-from tests.security.largest import CASES
+from tests.wire.largest import CASES
 from statelink.wire._parts import cut
 address, kind = sys.argv[1:]
 context = zmq.Context()
@@ -53,7 +52,7 @@ for frames in itertools.cycle(messages):
 EVERYTHING = """
 import contextlib, itertools, random, sys, zmq
 import msgspec
-from tests.security.largest import CASES
+from tests.wire.largest import CASES
 from tests.wire.test_fuzz import mutated
 from statelink import wire
 from statelink.wire._parts import cut

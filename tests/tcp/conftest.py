@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from .helpers.tcp_common import POISON, SPACE
-from .helpers.tcp_node import Node, Remote, make_file
+from .common import POISON, SPACE
+from .node import Node, Remote, make_file
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pytest
-from tests.backends.helpers.tcp_common import HEADER, POISON, Caller, grant_all, u64, untouched
-from tests.backends.helpers.tcp_node import Node, make_file, wait_for
+from tests.helpers.links import Recorder
+from tests.tcp.common import HEADER, POISON, Caller, grant_all, u64, untouched
+from tests.tcp.node import Node, make_file, wait_for
 
 from statelink.tcp import _frames, _handshake
 from statelink.tcp._descriptor import Descriptor
 from statelink.tcp._stream import Lost, Stream
-
-from .links import Recorder
 
 if TYPE_CHECKING:
     import socket

@@ -14,7 +14,7 @@ from statelink.backend import BackendContext, Op, Region, RegionTable
 from statelink.errors import TransferError, UnsupportedError
 from statelink.tcp import Options, TcpBackend
 
-from .helpers.tcp_common import (
+from .common import (
     MODES,
     POISON,
     SPACE,
@@ -26,7 +26,7 @@ from .helpers.tcp_common import (
     untouched,
     write,
 )
-from .helpers.tcp_node import Node, Remote, make_file, wait_for
+from .node import Node, Remote, make_file, wait_for
 
 # Bytes arrive, and nothing else changes.
 

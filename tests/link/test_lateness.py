@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.helpers.pools import Kv
-from tests.security import honest
-from tests.security.hostile import KINDS, Target
-from tests.security.noise import resident
+from tests.link import honest
+from tests.link.hostile import KINDS, Target
+from tests.wire.noise import resident
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
@@ -75,7 +75,7 @@ class Siege:
 
     def _here(self, role: str, function: str, *arguments: object) -> honest.Found:
         link = self.links[role]
-        found: honest.Found = link.engine.call("run_here", "tests.security.honest", function, (link.key, *arguments))
+        found: honest.Found = link.engine.call("run_here", "tests.link.honest", function, (link.key, *arguments))
         return found
 
 

@@ -19,7 +19,7 @@ from statelink.tcp import _frames, _handshake, _iovec
 from statelink.tcp._descriptor import pair_key
 from statelink.tcp._stream import Lost
 
-from .helpers.tcp_common import (
+from .common import (
     HEADER,
     Caller,
     grant_all,
@@ -32,7 +32,7 @@ from .helpers.tcp_common import (
 if TYPE_CHECKING:
     import socket
 
-    from .helpers.tcp_node import Node, Remote
+    from .node import Node, Remote
 
 # Strangers at the data port.
 

@@ -16,7 +16,7 @@ from statelink.tcp import Options, _handshake
 from statelink.tcp._descriptor import Descriptor, pair_key
 from statelink.tcp._stream import Stream, Waker
 
-from .tcp_node import Node, Remote
+from .node import Node, Remote
 
 U64 = npt.NDArray[np.uint64]
 

@@ -15,7 +15,7 @@ from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Side
 from statelink.errors import BackendUnavailableError, ConfigError, TransferError
 from statelink.tcp import Options, TcpBackend, _iovec
 
-from .helpers.tcp_common import (
+from .common import (
     MODES,
     POISON,
     SMALL_BUFFERS,
@@ -27,7 +27,7 @@ from .helpers.tcp_common import (
     untouched,
     write,
 )
-from .helpers.tcp_node import Node, Remote, wait_for
+from .node import Node, Remote, wait_for
 
 # Descriptors, options, declarations.
 

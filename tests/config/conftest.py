@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.open.conftest import clean
+
+__all__ = ["clean"]

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tools import pictures
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "statelink"
@@ -83,6 +84,10 @@ def test_every_error_code_in_the_source_is_documented_and_no_other() -> None:
     documented = set(re.findall(r'<a id="([a-z_.]+)">', (ROOT / "docs" / "errors.md").read_text()))
     assert found - documented == set()
     assert documented - found == set()
+
+
+def test_the_pictures_and_the_table_of_layers_match_the_import_rules() -> None:
+    assert list(pictures.defects()) == []
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from statelink import state
 from statelink._open import _card
-from statelink._stage import open_strategies, stage
+from statelink._staging import choose_staging, open_strategies
 from statelink.backend import BackendContext, Strategy
 from statelink.config import LinkConfig
 from statelink.errors import PeerError
@@ -139,7 +139,7 @@ class Process:
         backend = kind(BackendContext(options=(world, self), link=self.name))
         self.backend: SimBackend = backend
         direct: dict[str, Strategy] = {component.name: backend.strategies["*"] for component in inventory.components}
-        strategies = stage(direct, kind, staging(world.shape.staged, world.shape.ring, direct))
+        strategies = choose_staging(direct, kind, staging(world.shape.staged, world.shape.ring, direct))
         inventory = open_strategies(strategies, inventory, ExitStack())
         self.rings = rings_of(strategies)
         for ring in self.rings:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statelink._select import pick
-from statelink._stage import open_strategies, stage
+from statelink._staging import choose_staging, open_strategies
 from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
@@ -103,7 +103,7 @@ def _open(
     for setting in device_settings(checked):
         log.warning("rank %d of %s: %s", inventory.rank, inventory.instance, setting)
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
-    picked = picked._replace(strategies=stage(picked.strategies, picked.kind, settings.staging))
+    picked = picked._replace(strategies=choose_staging(picked.strategies, picked.kind, settings.staging))
     with contextlib.ExitStack() as opened:  # what is closed again, the last first, if something fails
         inventory = open_strategies(picked.strategies, inventory, opened)
         if settings.verify != "off":

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from statelink import state
 from statelink._select import pick
-from statelink._stage import open_strategies, stage
+from statelink._staging import choose_staging, open_strategies
 from statelink.config import read_config
 from statelink.plan import Move, compile_pair, due, expected_move, plan_move, pushed, required, route
 from statelink.registry import plugin_manager
@@ -157,7 +157,7 @@ def _rank(
     inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
     given = read_config({"role": role, "backend": subject.name, "options": dict(subject.options), **subject.config})
     picked = pick(given, inventory, plugin_manager())
-    strategies = stage(picked.strategies, picked.kind, given.config.staging)
+    strategies = choose_staging(picked.strategies, picked.kind, given.config.staging)
     opened.callback(held.clear)  # they own the memory
     items = {each.described.component.name: each.ids for each in held.values()}
     return open_strategies(strategies, inventory, opened), strategies, items

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from statelink.config import Staging
     from statelink.state import Inventory
 
-__all__ = ["open_strategies", "stage"]
+__all__ = ["choose_staging", "open_strategies"]
 
 
-def stage(
+def choose_staging(
     strategies: Mapping[str, Strategy], backend_type: type[Backend], settings: Staging | None
 ) -> dict[str, Strategy]:
     """Stage what is configured to be, of the components that would move directly.

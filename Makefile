@@ -56,7 +56,7 @@ $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix stranger soak fix clean distclean libraries
+.PHONY: help setup demo check test again matrix third-party soak fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
@@ -97,10 +97,10 @@ matrix: $(DEV) ## Write the README's table of what moves over what from the last
 	$(BIN)/python -m tools.matrix $(FOUND)/*.json $(if $(CI),,--write)
 
 # Type-checked from outside, against the core that is installed there.
-stranger: $(DEV) ## Install a backend as a stranger would, into a venv of its own, and run its tests
-	tools/stranger.sh build/stranger
-	for package in $(abspath examples/backend-shm build/stranger/first); do cd $$package && $(abspath $(BIN))/mypy \
-	  --python-executable $(abspath build/stranger)/venv/bin/python --cache-dir $(abspath build/stranger)/mypy; done
+third-party: $(DEV) ## Install a backend as a third party would, into a venv of its own, and run its tests
+	tools/third-party.sh build/third-party
+	for package in $(abspath examples/backend-shm build/third-party/first); do cd $$package && $(abspath $(BIN))/mypy \
+	  --python-executable $(abspath build/third-party)/venv/bin/python --cache-dir $(abspath build/third-party)/mypy; done
 
 # Whatever library is importable; where none is, the simulator of a plugin that has one.
 CONFORM := $(PLUGINS:%=conform-%)

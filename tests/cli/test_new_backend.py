@@ -41,7 +41,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_package_is_complete_and_its_backend_is_ready(tmp_path: Path, site: Site) -> None:
-    """Installed by its own metadata, here without pip; `make stranger` uses pip, checks types, and runs the kit."""
+    """Installed by its own metadata, here without pip; `make third-party` uses pip, checks types, and runs the kit."""
     folder = tmp_path / "made"
     printed = run("my-own", "--directory", folder)
     assert f"pip install -e '{folder}[test]'" in printed

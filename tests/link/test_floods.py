@@ -194,7 +194,7 @@ def test_a_stranger_says_hello_and_nothing_else_that_is_large(listening: wire.Ch
             for part in parts:
                 who.send_multipart(part)
         # Of the stranger two that are large, and each part; what is left is malformed, the whole of all parts included.
-        expected = {"wire.stranger": 2 + len(parts), "wire.body": 1 + 3 + 1}
+        expected = {"wire.unintroduced": 2 + len(parts), "wire.body": 1 + 3 + 1}
         until = time.monotonic() + 20
         while listening.dropped.total() < sum(expected.values()) and time.monotonic() < until:
             assert list(listening.receive(0.05)) == []

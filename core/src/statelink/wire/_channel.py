@@ -36,8 +36,8 @@ UNREAD = 128
 """Messages of one connection that ZeroMQ holds before it stops to read from it: together at most 32 MiB."""
 UNFINISHED = 128 << 20
 """Most bytes of messages in parts of which parts are missing, of all peers that introduced themselves."""
-UNFINISHED_OF_STRANGERS = 32 << 20
-"""The same of all others: at least two introductions."""
+UNFINISHED_UNINTRODUCED = 32 << 20
+"""The same limit for all other peers together. It has space for at least two introductions."""
 MAX_ROUTES = 65536
 """Most peers whose connections are remembered for answers, and most whose keys are."""
 HANDSHAKE = 5000
@@ -109,7 +109,7 @@ class Channel:
         self._max_frame = max_frame
         self._kinds = kinds
         self._owners: OrderedDict[str, str] = OrderedDict()
-        self._parts, self._strangers = Parts(UNFINISHED), Parts(UNFINISHED_OF_STRANGERS)
+        self._parts, self._unintroduced = Parts(UNFINISHED), Parts(UNFINISHED_UNINTRODUCED)
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context, keys.allow) if keys else None
         self._router = self._socket(zmq.ROUTER)
@@ -331,10 +331,10 @@ class Channel:
             return frames  # for the decoder to refuse
         parts = self._parts
         if routing is not None and not self.knows(routing.rpartition(MARK.encode())[0].decode(errors="replace")):
-            parts = self._strangers
+            parts = self._unintroduced
             if kind is not Hello and (len(frames) > 2 or sum(map(len, frames)) > SMALL):
                 what = "a peer that has not introduced itself sent a large message"
-                raise WireError(what, cause=f"of kind {frames[0].decode()}", code="wire.stranger")
+                raise WireError(what, cause=f"of kind {frames[0].decode()}", code="wire.unintroduced")
         if len(frames) != 3:
             return frames
         return parts.add(routing if address is None else address, frames, limit_of(kind))

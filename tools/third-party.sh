@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What a stranger does who writes a backend: a virtual environment of their own, everything installed with pip from
-# built packages, no part of this checkout on the path. Runs the kit on the example, and on what `new-backend` makes.
-# usage: tools/stranger.sh [FOLDER]      (PYTHON picks the interpreter; the folder is made anew)
+# Does what a third party does who writes a backend: it makes a virtual environment, installs built packages with pip, and
+# has no part of this checkout on the path. It runs the kit on the example, and on what `new-backend` makes.
+# usage: tools/third-party.sh [FOLDER]      (PYTHON picks the interpreter; the folder is made anew)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 root=$PWD
-folder=${1:-build/stranger}
+folder=${1:-build/third-party}
 unset PYTHONPATH
-# Nobody's choice of backends or keys but the stranger's.
+# The caller's choice of backends and keys must not count.
 while IFS='=' read -r name _; do unset "$name"; done < <(env | grep '^STATELINK_' || true)
 
 rm -rf "$folder"

@@ -10,18 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
-import zmq
 from tests.helpers import peers
 from tests.helpers.links import link_of
 from tests.wire.noise import resident
 
-from statelink import Status, wire
-from statelink.errors import WireError
-from statelink.wire import _channel
-from statelink.wire._channel import TURN_BYTES, UNREAD
-from statelink.wire._parts import PART, Parts, cut
+from statelink import Status
 
 if TYPE_CHECKING:
     import statelink
@@ -31,7 +25,7 @@ FLOOD = """
 import itertools, sys, zmq
 import msgspec
 from tests.wire.largest import CASES
-from statelink.wire._parts import cut
+from tests.helpers.peers import cut
 address, kind = sys.argv[1:]
 context = zmq.Context()
 socket = context.socket(zmq.DEALER)
@@ -55,7 +49,7 @@ import msgspec
 from tests.wire.largest import CASES
 from tests.wire.test_fuzz import mutated
 from statelink import wire
-from statelink.wire._parts import cut
+from tests.helpers.peers import cut
 address, number = sys.argv[1], int(sys.argv[2])
 context = zmq.Context()
 socket = context.socket(zmq.DEALER)
@@ -98,12 +92,6 @@ def flood(address: str, kind: str) -> Iterator[None]:
         process.stdout.close()
 
 
-@contextlib.contextmanager
-def stranger(address: str) -> Iterator[zmq.Socket[bytes]]:
-    with peers.dialled(address, "stranger") as made:
-        yield made
-
-
 @pytest.mark.parametrize("kind", ["nothing", "hello: 2 slabs", "hello: few pieces"])
 def test_deadlines_are_met_beside_a_flood(kind: str) -> None:
     """Of what no peer may send, and of introductions that take long to read."""
@@ -126,122 +114,6 @@ def test_deadlines_are_met_beside_a_flood(kind: str) -> None:
 
 def dropped(link: statelink.Link) -> int:
     return sum(link.snapshot()["dropped_frames"].values())
-
-
-@pytest.fixture
-def listening() -> Iterator[wire.Channel]:
-    channel = wire.Channel("p", "tcp://127.0.0.1:0", advertise="", keys=None, insecure=False)
-    channel.knows = lambda name: name == "friend"
-    yield channel
-    channel.close()
-
-
-def test_one_turn_takes_a_bounded_number_of_bytes(listening: wire.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_channel, "TURN_SECONDS", 60.0)
-    size = 200_000
-    with stranger(listening.endpoint.address) as socket:
-        for _ in range(64):
-            socket.send_multipart([b"x", bytes(size)])
-        peers.until(lambda: list(listening.receive(0.05)) == [] and listening.dropped.total() > 0)
-        most = TURN_BYTES // size + 2
-        while listening.dropped.total() < 64:
-            before = listening.dropped.total()
-            assert list(listening.receive(5.0)) == []
-            assert listening.dropped.total() - before <= most
-
-
-def test_one_turn_takes_a_bounded_time(listening: wire.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who handles messages slowly takes one of them, and then the others have their turn."""
-    monkeypatch.setattr(_channel, "TURN_SECONDS", 0.0)
-    with stranger(listening.endpoint.address) as socket:
-        for _ in range(8):
-            socket.send_multipart(wire.encode(wire.Ping(sender="stranger")))
-        counts: list[int] = []
-        while sum(counts) < 8:
-            taken = 0
-            for _ in listening.receive(5.0):
-                taken += 1
-                time.sleep(0.001)
-            counts.append(taken)
-        assert max(counts) == 1
-
-
-def test_little_is_held_of_who_is_not_read(listening: wire.Channel) -> None:
-    """ZeroMQ stops to read from a connection; the rest waits at its sender."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.linger, socket.sndhwm, socket.sndtimeo = 0, 1, 500
-    socket.connect(listening.endpoint.address)
-    sent = 0
-    try:
-        with contextlib.suppress(zmq.Again):
-            while sent < 10 * UNREAD:
-                socket.send_multipart([b"x", bytes(250_000)])
-                sent += 1
-    finally:
-        socket.close()
-        context.term()
-    assert sent < 2 * UNREAD + 64, "and what the kernel's buffers hold"
-
-
-def test_a_stranger_says_hello_and_nothing_else_that_is_large(listening: wire.Channel) -> None:
-    large = {name: bytes(20_000) for name in ("request", "attach", "hello")}
-    with stranger(listening.endpoint.address) as unknown, peers.dialled(listening.endpoint.address, "friend") as friend:
-        for who in (unknown, friend):
-            for kind, body in large.items():
-                who.send_multipart([kind.encode(), body])
-            parts = list(cut([b"request", bytes(2 * PART)]))
-            for part in parts:
-                who.send_multipart(part)
-        # Of the stranger two that are large, and each part; what is left is malformed, the whole of all parts included.
-        expected = {"wire.unintroduced": 2 + len(parts), "wire.body": 1 + 3 + 1}
-        until = time.monotonic() + 20
-        while listening.dropped.total() < sum(expected.values()) and time.monotonic() < until:
-            assert list(listening.receive(0.05)) == []
-    assert listening.dropped == expected
-
-
-def test_parts_are_put_together_and_bounded() -> None:
-    body = bytes(range(256)) * 5000
-    first, *rest = cut([b"hello", body])
-    parts = Parts(1 << 30)
-    whole = [parts.add("a", part, 1 << 30) for part in (first, *rest)][-1]
-    assert whole == [b"hello", body]
-    assert parts.nbytes == 0
-    for bad in ([b"hello", b"x", b"short"], rest[1], [b"other", *rest[0][1:]], [b"hello", b"", first[2]]):
-        parts.add("a", first, 1 << 30)
-        with pytest.raises(WireError) as caught:
-            parts.add("a", bad, 1 << 30)
-        assert caught.value.code == "wire.frames"
-        assert parts.nbytes == 0, "what came before it is forgotten"
-    with pytest.raises(WireError) as caught:
-        parts.add("a", first, len(body) - 1)
-    assert caught.value.code == "wire.size"
-    few = Parts(3 * PART)
-    for number in range(10):
-        few.add(number, first, 1 << 30)
-    assert few.nbytes <= 3 * PART, "whoever has said nothing for longest gives way"
-    with pytest.raises(WireError):
-        few.add(0, rest[0], 1 << 30)
-    assert few.add(9, rest[0], 1 << 30) is None
-
-
-def test_the_largest_introduction_is_taken_in_parts(listening: wire.Channel) -> None:
-    body = wire.encode(wire.Hello(sender="stranger", handshake=_raw(wire.MAX_HANDSHAKE)))[1]
-    with stranger(listening.endpoint.address) as socket:
-        for frames in cut([b"hello", body]):
-            socket.send_multipart(frames)
-        got: list[wire.Message] = []
-        until = time.monotonic() + 20
-        while not got and time.monotonic() < until:
-            got += [message for message, _ in listening.receive(0.05)]
-    assert isinstance(got[0], wire.Hello)
-    assert len(bytes(got[0].handshake)) == wire.MAX_HANDSHAKE
-    assert not listening.dropped
-
-
-def _raw(nbytes: int) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(bytes(nbytes - 5)))
 
 
 @pytest.mark.soak

@@ -17,7 +17,7 @@ from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.pools import Kv
 from tests.link.conftest import FORCED
 from tests.link.test_impostors import use
-from tests.staged.words import ask, gathered, lent, raw, read, ring_at, written
+from tests.staged.scene import ask, gathered, lent, raw, read, ring_at, written
 
 from statelink import Status, wire
 from statelink.backend import Batch, Blocks, Moved, Op

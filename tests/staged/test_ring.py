@@ -5,122 +5,145 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.staged.scene import Context, Scene, ask, raw
 
 from statelink.errors import RoomError
-from statelink.staged._memory import HostMemory
-from statelink.staged._ring import Ring
 
 
-def made(nbytes: int) -> Ring:
-    return Ring(HostMemory(nbytes), 0)
+class Room:
+    """What one room asks for, from one writer."""
+
+    def __init__(self, ring: Scene, peer: str) -> None:
+        self.context = Context(ring.expected, peer)
+        self.hook = ring.receiver(self.context)
+        self._asked = 0
+
+    def ask(self, nbytes: int) -> Room:
+        self.hook.message(self.context, raw(ask(self._asked, nbytes)))
+        self._asked += 1
+        return self
+
+    @property
+    def lent(self) -> int:
+        """Parcels that it has space for."""
+        return len(self.context.lent)
+
+    def fail(self) -> None:
+        """It fails; what it holds may still be written to."""
+        self.hook.abort(self.context)
+
+    def give(self) -> None:
+        """It gives back all that it holds."""
+        self.hook.released(self.context)
+
+
+def asks(ring: Scene, peer: str, *sizes: int) -> Room:
+    room = Room(ring, peer)
+    for nbytes in sizes:
+        room.ask(nbytes)
+    return room
 
 
 def test_space_is_never_lent_twice_and_everybody_is_served() -> None:
     rng = random.Random(5)
-    ring = made(10_000)
-    lent: dict[int, int] = {}
+    ring = Scene(10_000)
+    lent: dict[int, tuple[int, Room]] = {}
     order: list[int] = []
 
     def take(number: int, nbytes: int) -> None:
-        def then(at: int) -> None:
-            assert at + nbytes <= 10_000
-            assert all(at + nbytes <= other or other + size <= at for other, size in lent.items())
-            lent[at] = nbytes
+        room = Room(ring, str(number))
+
+        def told() -> None:
+            ((address, size),) = room.context.lent
+            at = address - ring.ring.address
+            assert 0 <= at <= at + size <= 10_000
+            assert all(at + nbytes <= other or other + held[0] <= at for other, held in lent.items())
+            lent[at] = nbytes, room
             order.append(number)
 
-        ring.ask(number, nbytes, then, peer=str(number))
+        room.context.told = told
+        room.ask(nbytes)
 
     for number in range(2000):
         take(number, rng.randint(1, 10_000 if number % 50 == 0 else 3000))
         while lent and rng.random() < 0.7:
-            at = rng.choice(list(lent))
-            del lent[at]
-            ring.give(at)
+            lent.pop(rng.choice(list(lent)))[1].give()
     while lent:
-        at = rng.choice(list(lent))
-        del lent[at]
-        ring.give(at)
+        lent.pop(rng.choice(list(lent)))[1].give()
     assert order == list(range(2000)), "who asked first is served first"
-    assert ring.snapshot() == {"bytes": 10_000, "lent": 0, "quarantined": 0, "waiting": 0}
+    assert ring.staged.snapshot() == {"bytes": 10_000, "lent": 0, "quarantined": 0, "waiting": 0}
 
 
 def test_a_small_one_does_not_get_past_a_large_one() -> None:
-    ring = made(4096)
-    served: list[str] = []
-    held: list[int] = []
-    ring.ask("a", 3000, held.append, peer="a")
-    ring.ask("large", 4096, lambda at: served.append("large"), peer="large")
-    ring.ask("small", 100, lambda at: served.append("small"), peer="small")
-    assert served == []
-    ring.give(held[0])
-    assert served == ["large"]
+    ring = Scene(4096)
+    first = asks(ring, "a", 3000)
+    large, small = asks(ring, "large", 4096), asks(ring, "small", 100)
+    assert (large.lent, small.lent) == (0, 0)
+    first.give()
+    assert (large.lent, small.lent) == (1, 0)
 
 
 def test_who_fails_waits_no_more_and_its_space_is_quarantined() -> None:
-    ring = made(4096)
-    held: list[int] = []
-    served: list[str] = []
-    ring.ask("dead", 3000, held.append, peer="one")
-    ring.ask("dead", 3000, lambda at: served.append("dead"), peer="another")
-    ring.ask("alive", 1000, lambda at: served.append("alive"), peer="alive")
-    ring.drop("dead")
-    assert served == ["alive"], "what waited in front of it is gone"
-    assert ring.snapshot() == {"bytes": 4096, "lent": 4000, "quarantined": 3000, "waiting": 0}
-    ring.ask("next", 3000, lambda at: served.append("next"), peer="next")
-    assert served == ["alive"], "quarantined space is nobody's"
-    ring.give(held[0])
-    assert served == ["alive", "next"]
-    assert ring.snapshot()["quarantined"] == 0
+    ring = Scene(4096)
+    dead = asks(ring, "one", 3000, 3000)
+    alive = asks(ring, "alive", 1000)
+    assert (dead.lent, alive.lent) == (1, 1)
+    behind = asks(ring, "behind", 3000)
+    dead.fail()
+    assert ring.space() == {"lent": 4000, "quarantined": 3000, "waiting": 1}
+    assert (dead.lent, behind.lent) == (1, 0), "quarantined space is nobody's"
+    dead.give()
+    assert (dead.lent, behind.lent) == (1, 1)
+    assert ring.space()["quarantined"] == 0
+
+
+def test_what_waits_for_a_room_that_failed_is_in_nobodys_way() -> None:
+    ring = Scene(4096)
+    first = asks(ring, "first", 3000)
+    dead, alive = asks(ring, "dead", 3000), asks(ring, "alive", 1000)
+    assert (first.lent, dead.lent, alive.lent) == (1, 0, 0)
+    dead.fail()
+    assert alive.lent == 1
 
 
 def test_no_peer_takes_all_of_it() -> None:
     """Half of what is left, and the next ones get past; what a dead one keeps is shared by nobody."""
-    ring = made(8 * 256)
-    held: list[tuple[str, int]] = []
-
-    def ask(peer: str, count: int) -> None:
-        for _ in range(count):
-            ring.ask(peer, 256, lambda at: held.append((peer, at)), peer=peer)
-
-    ask("a", 6)
-    assert [peer for peer, _ in held] == ["a"] * 4
-    ask("b", 3)
-    assert [peer for peer, _ in held] == ["a"] * 4 + ["b"] * 3
-    ring.drop("a")
-    assert ring.snapshot() == {"bytes": 2048, "lent": 7 * 256, "quarantined": 4 * 256, "waiting": 0}
-    ask("c", 2)
-    ask("d", 1)
-    assert [peer for peer, _ in held[7:]] == ["c"], "there is no more"
-    ring.give(held[4][1])
-    assert [peer for peer, _ in held[7:]] == ["c", "c"], "in the order in which they asked"
-    ring.give(held[5][1])
-    assert [peer for peer, _ in held[7:]] == ["c", "c", "d"]
+    ring = Scene(8 * 256)
+    a = asks(ring, "a", *[256] * 6)
+    assert a.lent == 4
+    b = [asks(ring, "b", 256) for _ in range(3)]
+    assert [each.lent for each in b] == [1, 1, 1]
+    a.fail()
+    assert ring.space() == {"lent": 7 * 256, "quarantined": 4 * 256, "waiting": 0}
+    c, d = asks(ring, "c", 256, 256), asks(ring, "d", 256)
+    assert (c.lent, d.lent) == (1, 0), "there is no more"
+    b[0].give()
+    assert (c.lent, d.lent) == (2, 0), "in the order in which they asked"
+    b[1].give()
+    assert (c.lent, d.lent) == (2, 1)
 
 
 def test_a_peer_may_always_have_one_parcel() -> None:
-    ring = made(1000)
-    held: list[int] = []
-    for _ in range(2):
-        ring.ask("a", 1000, held.append, peer="a")
-    assert held == [0]
-    ring.give(0)
-    assert held == [0, 0]
+    ring = Scene(1000)
+    first, second = asks(ring, "a", 1000), asks(ring, "a", 1000)
+    assert (first.lent, second.lent) == (1, 0)
+    first.give()
+    assert second.lent == 1
 
 
 def test_what_can_never_be_had_names_both_sizes() -> None:
     with pytest.raises(RoomError, match="it has 4097 bytes, and the ring 4096") as error:
-        made(4096).ask("a", 4097, print, peer="a")
+        asks(Scene(4096), "a", 4097)
     assert error.value.code == "room.staging"
 
 
 def test_who_waits_says_for_what() -> None:
-    ring = made(4096)
-    for owner in ("dead", "next", "next", "last"):
-        ring.ask(owner, 2500, lambda at: None, peer=owner)
+    ring = Scene(4096)
+    dead, following, last = asks(ring, "x", 2500), asks(ring, "y", 2500, 2500), asks(ring, "z", 2500)
     standing = "of this side's staging ring (2500 of its 4096 bytes are lent, {} of those are quarantined)"
-    assert ring.waits("dead") == ""
-    assert ring.waits("next") == f"5000 bytes {standing.format(0)}"
-    ring.drop("dead")
-    assert ring.waits("last") == f"2500 bytes {standing.format(2500)}"
-    ring.give(0)
-    assert ring.waits("next").startswith("2500 bytes ")
+    assert dead.hook.waits() == "2500 bytes that prefill has space for in this side's staging ring"
+    assert following.hook.waits() == f"5000 bytes {standing.format(0)}"
+    dead.fail()
+    assert last.hook.waits() == f"2500 bytes {standing.format(2500)}"
+    dead.give()
+    assert following.hook.waits().startswith("2500 bytes ")

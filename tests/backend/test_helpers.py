@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +19,6 @@ from statelink.backend.native import (
     Located,
     Posted,
     Remote,
-    _machine,
     _pinning,
     check_pinnable,
     elsewhere,
@@ -26,6 +26,7 @@ from statelink.backend.native import (
     lacking,
     loads,
     needs,
+    on_machine,
     rdma_devices,
     session,
     settings,
@@ -34,9 +35,7 @@ from statelink.backend.native import (
     unregistered,
 )
 from statelink.errors import TransferError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from statelink.testing import bare_machine
 
 HERE = RegionTable((Region(4096, 100), Region(8192, 100)), "any")
 THERE = RegionTable((Region(1 << 40, 100),), "any")
@@ -370,14 +369,27 @@ def test_memory_that_torch_does_not_know(kind: str) -> None:
         torch_place(Region(4096, 10, kind), "Any", backend="any")
 
 
-def test_rdma_devices_and_their_active_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_machine, "INFINIBAND", tmp_path / "infiniband")
-    assert rdma_devices() == {}
+def test_a_machine_is_what_a_test_puts_there(tmp_path: Path) -> None:
+    with bare_machine(tmp_path):
+        assert not loads("libc.so.6")
+        assert on_machine("/dev/card") == tmp_path / "dev" / "card"
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "libc.so.6").touch()
+        assert loads("libc.so.6")
+        assert loads("/usr/lib/libc.so.6")
+    assert on_machine("/dev/card") == Path("/dev/card")
+
+
+def test_rdma_devices_and_their_active_ports(tmp_path: Path) -> None:
+    with bare_machine(tmp_path):
+        assert rdma_devices() == {}
     states = {"mlx5_1/ports/1": "1: DOWN", "mlx5_0/ports/1": "4: ACTIVE", "mlx5_0/ports/2": "2: INIT"}
     for name, state in states.items():
-        (tmp_path / "infiniband" / name).mkdir(parents=True)
-        (tmp_path / "infiniband" / name / "state").write_text(f"{state}\n")
-    assert rdma_devices() == {"mlx5_0": ["1"], "mlx5_1": []}
+        folder = tmp_path / "sys/class/infiniband" / name
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+    with bare_machine(tmp_path):
+        assert rdma_devices() == {"mlx5_0": ["1"], "mlx5_1": []}
 
 
 def test_the_environment_is_as_before_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import sys
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from plugins.mooncake.tests.peer import make
 from plugins.mooncake.tests.test_package import needs_mooncake
 
 from statelink.backend import Verdict
-from statelink_mooncake import MooncakeBackend, Options, _backend, _diagnosis
-from statelink_mooncake._library import Library
+from statelink.testing import bare_machine
+from statelink_mooncake import MooncakeBackend, Options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INFINIBAND = "sys/class/infiniband"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Path]:
+    """A machine with nothing, but for what a test puts there."""
+    with bare_machine(tmp_path):
+        yield tmp_path
 
 
 @pytest.mark.parametrize(
@@ -27,26 +40,46 @@ from statelink_mooncake._library import Library
     ],
 )
 def test_what_an_engine_may_use(
-    monkeypatch: pytest.MonkeyPatch, protocol: str, devices: list[str], may: set[str]
+    machine: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, devices: list[str], may: set[str]
 ) -> None:
     monkeypatch.delenv("MC_FORCE_TCP", raising=False)
-    monkeypatch.setattr(_backend, "rdma_devices", lambda: devices)
+    for device in devices:
+        (machine / INFINIBAND / device).mkdir(parents=True)
     assert MooncakeBackend.transports(Options(protocol=protocol)) == may
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     assert MooncakeBackend.transports(Options(protocol=protocol)) == may - {"rdma"}
 
 
 @needs_mooncake
-def test_the_librarys_own_topology_decides_where_it_may_be_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_backend, "rdma_devices", lambda: ["mlx5_0"])
-    backend: Any = make("near")
+@pytest.mark.parametrize(("topology", "word"), [("[[], []]", "tcp"), ('[["mlx5_0"], []]', "rdma")])
+def test_the_librarys_own_topology_decides_where_it_may_be_either(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, topology: str, word: str
+) -> None:
+    library: Any = importlib.import_module("mooncake.engine")
+    engine = type(
+        "Engine", (library.TransferEngine,), {"get_local_topology": lambda self, devices: f'{{"cpu:0": {topology}}}'}
+    )
+    monkeypatch.setattr(library, "TransferEngine", engine)
+    (machine / INFINIBAND / "mlx5_0").mkdir(parents=True)
+    near, far = make("near"), make("far")
     try:
-        assert backend._transport == "tcp"  # the library finds no such device here
-        assert backend.transport("nobody") == "unknown"
+        assert isinstance(near, MooncakeBackend)
+        near.connect("far", far.descriptor(), ())
+        assert near.transport("far") == word
+        assert near.transport("nobody") == "unknown"
     finally:
-        backend.close()
-    found = SimpleNamespace(get_local_topology=lambda devices: '{"cpu:0": [["mlx5_0"], []]}')
-    assert Library(Options()).finds_devices(found, Options())
+        near.close()
+        far.close()
+
+
+def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the loader load everything but one library."""
+
+    def load(library: str) -> None:
+        if library == name:
+            raise OSError(library)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
 
 
 def say(options: Options | None = None) -> dict[str, tuple[Verdict, str]]:
@@ -55,7 +88,7 @@ def say(options: Options | None = None) -> dict[str, tuple[Verdict, str]]:
 
 
 def test_a_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_diagnosis, "loads", lambda name: name != "libibverbs.so.1")
+    without("libibverbs.so.1", monkeypatch)
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     said = say()
     assert said["libibverbs.so.1"] == (Verdict.PROBLEM, "sudo apt-get install -y libibverbs1")
@@ -64,7 +97,7 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyP
 
 @needs_mooncake
 def test_a_library_that_this_build_does_without_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_diagnosis, "loads", lambda name: name != "libibverbs.so.1")
+    without("libibverbs.so.1", monkeypatch)
     assert say()["libibverbs.so.1"][0] is Verdict.NOT_APPLICABLE
 
 
@@ -79,8 +112,8 @@ def test_builds_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert say()["package"][0] is Verdict.PROBLEM
 
 
+@pytest.mark.usefixtures("machine")
 def test_settings_that_do_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_diagnosis, "rdma_devices", list)
     assert say(Options(protocol="rdma"))["protocol rdma"][0] is Verdict.PROBLEM
     assert say(Options(devices="mlx5_9"))["devices"][0] is Verdict.PROBLEM
     monkeypatch.delenv("MC_TCP_PROTO", raising=False)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from plugins.nixl.tests.peer import Memory, Peer, make, move
 
 from statelink.backend import Backend, Blocks, Region
 from statelink.errors import TransferError
-from statelink_nixl._tables import Descriptor
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
@@ -66,11 +65,25 @@ def works(world: World) -> None:
     assert np.array_equal(world.peer.memory.arrays[3][:100], NOISE[:100])
 
 
+FORMAT, LINK, LIBRARY, SCRATCH, METADATA, CHECKSUM = range(6)
+"""Fields of a descriptor, in their order."""
+
+
+def changed(raw: bytes, fields: dict[int, Any]) -> bytes:
+    """A descriptor with other fields, and the checksum of its metadata where only these are given."""
+    found = msgspec.msgpack.decode(raw)
+    for number, value in fields.items():
+        found[number] = value
+    if METADATA in fields and CHECKSUM not in fields:
+        found[CHECKSUM] = hashlib.blake2b(fields[METADATA], digest_size=16).digest()
+    return msgspec.msgpack.encode(found)
+
+
 def test_a_peer_that_takes_no_first_write_is_not_connected(world: World) -> None:
     """The library refuses it here, since the peer's scratch is not among what it registered."""
-    theirs = Descriptor.decode(world.peer.descriptor, world.peer.link)
+    raw = changed(world.peer.descriptor, {SCRATCH: 4096})
     with pytest.raises(TransferError, match=r"cannot be connected over NIXL .*NIXL_ERR_NOT_FOUND"):
-        world.backend.connect(world.peer.link, replace(theirs, scratch=4096).encode(), world.peer.regions)
+        world.backend.connect(world.peer.link, raw, world.peer.regions)
     with pytest.raises(TransferError, match="the peer is not connected"):
         works(world)
     world.backend.connect(world.peer.link, world.peer.descriptor, world.peer.regions)
@@ -79,22 +92,22 @@ def test_a_peer_that_takes_no_first_write_is_not_connected(world: World) -> None
 
 def test_refused_descriptors(world: World) -> None:
     """Garbage of every kind is refused, and the peers that are connected stay."""
-    mine = Descriptor.decode(world.backend.descriptor(), world.link)
-    theirs = Descriptor.decode(world.peer.descriptor, world.peer.link)
-    good = Descriptor.of("stranger", "nixl", 4096, b"garbage")
+    theirs = changed(world.peer.descriptor, {LINK: "stranger"})
+    good = changed(theirs, {LIBRARY: "nixl", SCRATCH: 4096, METADATA: b"garbage"})
+    whole: list[bytes] = msgspec.msgpack.decode(theirs)
     cases = {
         b"": "does not decode",
         b"\xff" * 100: "does not decode",
-        good.encode()[:-1]: "does not decode",
+        good[:-1]: "does not decode",
         msgspec.msgpack.encode({"link": "x"}): "does not decode",
         world.peer.descriptor: f"that of a link called '{world.peer.link}'",
-        replace(good, format=2).encode(): "has format 2, this plugin speaks 1",
-        replace(good, scratch=0).encode(): "has the address 0",
-        replace(theirs, link="stranger", metadata=theirs.metadata[:200]).encode(): "is damaged",
-        good.encode(): "NIXL_ERR_MISMATCH for metadata of nixl; this is nixl-cu",
-        Descriptor.of("stranger", "nixl", 4096, b"").encode(): "NIXL_ERR",
-        replace(theirs, link="stranger").encode(): f"metadata is that of an agent called '{world.peer.link}'",
-        replace(mine, link="stranger").encode(): "NIXL_ERR_INVALID_PARAM",
+        changed(good, {FORMAT: 2}): "has format 2, this plugin speaks 1",
+        changed(good, {SCRATCH: 0}): "has the address 0",
+        changed(theirs, {METADATA: whole[METADATA][:200], CHECKSUM: whole[CHECKSUM]}): "is damaged",
+        good: "NIXL_ERR_MISMATCH for metadata of nixl; this is nixl-cu",
+        changed(good, {METADATA: b""}): "NIXL_ERR",
+        theirs: f"metadata is that of an agent called '{world.peer.link}'",
+        changed(world.backend.descriptor(), {LINK: "stranger"}): "NIXL_ERR_INVALID_PARAM",
     }
     for raw, cause in cases.items():
         with pytest.raises(TransferError, match=cause):

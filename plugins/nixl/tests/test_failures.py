@@ -10,7 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -192,11 +193,26 @@ def test_nothing_is_read_over_a_broken_connection(tcp: World, stopped: Peer) -> 
     backend.close()
 
 
-def test_poll_does_not_wait_for_another_thread(tcp: World, stopped: Peer) -> None:
+def test_poll_does_not_wait_for_another_thread(tcp: World, stopped: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that copies, say; that one looks for everyone before it leaves."""
+    import nixl._api as api
+
+    inside, leave = threading.Event(), threading.Event()
+    real = api.nixl_agent.get_agent_metadata
+
+    def slow(agent: Any) -> Any:
+        inside.set()
+        assert leave.wait(30)
+        return real(agent)
+
+    monkeypatch.setattr(api.nixl_agent, "get_agent_metadata", slow)
     transfer = tcp.backend.submit(stopped.link, everything(tcp, stopped))
-    with tcp.backend._lock:  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(1) as threads:
+        busy = threads.submit(tcp.backend.descriptor)
+        assert inside.wait(30)
         tcp.backend.poll([transfer])
+        assert not busy.done()
+        leave.set()
     stopped.signal(signal.SIGCONT)
     deadline = time.monotonic() + 30
     while transfer.outcome is None and time.monotonic() < deadline:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plugins.nixl.tests import stub
 from plugins.nixl.tests.peer import make
 
-from statelink.backend import Batch, Blocks, Ends, Op, Region
+from statelink.backend import Batch, Blocks, Op, Region
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink.testing import PackageTests
 from statelink_nixl import NixlBackend, Options
-from statelink_nixl._tables import Table, parts_of
 
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
@@ -120,22 +120,28 @@ def test_options_that_reach_the_library(mode: str, monkeypatch: pytest.MonkeyPat
     """Threads and devices, as the library reports them; the environment is as it was."""
     import nixl._api as api
 
-    modes = []
+    modes, agents = [], []
     real = api.nixl_agent_config
+
+    class Agent(api.nixl_agent):  # type: ignore[misc]
+        def __init__(self, *settings: object) -> None:
+            super().__init__(*settings)
+            agents.append(self)
 
     def config(**settings: Any) -> Any:
         modes.append(settings["sync_mode"].name)
         return real(**settings)
 
     monkeypatch.setattr(api, "nixl_agent_config", config)
+    monkeypatch.setattr(api, "nixl_agent", Agent)
     options = {"devices": ["lo"], "num_threads": 2, "sync_mode": mode, "ucx": {"TLS": "tcp"}}
     backend = make("one", options)
     try:
-        assert isinstance(backend, NixlBackend)
-        assert backend._agent.get_backend_params("UCX")["num_threads"] == "2"
+        assert agents.pop().get_backend_params("UCX")["num_threads"] == "2"
         assert modes[-1] == f"NIXL_THREAD_SYNC_{mode.upper()}"
         assert "UCX_NET_DEVICES" not in os.environ
     finally:
+        agents.clear()
         backend.close()
     with pytest.raises(BackendUnavailableError, match="NIXL could not be started"):
         make("two", {**options, "devices": ["no_such_device"]})
@@ -166,18 +172,34 @@ def test_library_that_finds_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_nixl
 def test_errors_where_none_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are errors of ours, and the agent goes all the same."""
-    backend: Any = make("one")
+    import nixl._api as api
 
-    def broken(*_: object) -> None:
-        raise backend._library.disconnected("NIXL_ERR_ANY")
+    agent = stub.installed(monkeypatch)
+    region = Region(4096, 10)
+    backend = stub.pair((region,), (region,), {"connect_timeout": 0})
 
-    monkeypatch.setattr(backend._agent, "get_agent_metadata", broken)
-    with pytest.raises(TransferError, match=r"does not say how peers reach .*NIXL_ERR_ANY"):
-        backend.descriptor()
-    monkeypatch.setattr(backend._ledger, "close", broken)
-    with pytest.raises(backend._library.disconnected):
+    def broken(*_: object) -> bytes:
+        raise api.nixlBind.nixlRemoteDisconnectError("NIXL_ERR_ANY")
+
+    def absurd(_: object) -> str:
+        raise KeyError("no such state")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "get_agent_metadata", broken)
+        with pytest.raises(TransferError, match=r"does not say how peers reach .*NIXL_ERR_ANY"):
+            backend.descriptor()
+    monkeypatch.setattr(agent, "post", staticmethod(lambda _: "PROC"))
+    monkeypatch.setattr(agent, "check", staticmethod(absurd))
+    one, zero = np.ones(1, np.uint64), np.zeros(1, np.uint32)
+    Blocks(one << np.uint64(12), one << np.uint64(12), one, zero, zero)
+    with pytest.raises(KeyError):
+        backend.submit(
+            "far", Batch(Op.WRITE, Blocks(one << np.uint64(12), one << np.uint64(12), one, zero, zero), 1, 1)
+        )
+    with pytest.raises(KeyError):
         backend.close()
-    assert backend._agent is None
+    with pytest.raises(TransferError, match="the backend is closed"):
+        backend.descriptor()
 
 
 @needs_nixl
@@ -197,11 +219,14 @@ def test_region_that_cannot_be_registered() -> None:
         backend.descriptor()
 
 
-def test_kinds_of_memory_go_into_transfers_of_their_own() -> None:
+@needs_nixl
+def test_kinds_of_memory_go_into_transfers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """NIXL wants one kind of memory on each side of a transfer; devices may differ from block to block."""
     high = (1 << 64) - 4096
-    near = Table((Region(high, 4096), Region(4096, 4096, "cuda:2"), Region(8192, 4096, "cuda")))
-    far = Table((Region(4096, 4096, "cuda:7"), Region(12288, 4096)))
+    agent = stub.installed(monkeypatch)
+    near = (Region(high, 4096), Region(4096, 4096, "cuda:2"), Region(8192, 4096, "cuda"))
+    far = (Region(4096, 4096, "cuda:7"), Region(12288, 4096))
+    backend = stub.pair(near, far, {"connect_timeout": 0})
     blocks = Blocks(
         np.array([high + 1, 4100, high, 8192, 4096], np.uint64),
         np.array([4097, 4096, 12288, 12290, 4200], np.uint64),
@@ -209,15 +234,16 @@ def test_kinds_of_memory_go_into_transfers_of_their_own() -> None:
         np.array([0, 1, 0, 2, 1], np.uint32),
         np.array([0, 0, 1, 1, 0], np.uint32),
     )
-    expected = [
-        ("DRAM", [[high, 3, 0]], "DRAM", [[12288, 3, 0]]),
-        ("DRAM", [[high + 1, 1, 0]], "VRAM", [[4097, 1, 7]]),
-        ("VRAM", [[8192, 4, 0]], "DRAM", [[12290, 4, 0]]),
-        ("VRAM", [[4100, 2, 2], [4096, 5, 2]], "VRAM", [[4096, 2, 7], [4200, 5, 7]]),
+    assert backend.submit("far", Batch(Op.WRITE, blocks, 1, 1)).outcome == (True, "", True)
+    assert agent.moved == [
+        ("WRITE", "DRAM", [[high, 3, 0]], "DRAM", [[12288, 3, 0]]),
+        ("WRITE", "DRAM", [[high + 1, 1, 0]], "VRAM", [[4097, 1, 7]]),
+        ("WRITE", "VRAM", [[8192, 4, 0]], "DRAM", [[12290, 4, 0]]),
+        ("WRITE", "VRAM", [[4100, 2, 2], [4096, 5, 2]], "VRAM", [[4096, 2, 7], [4200, 5, 7]]),
     ]
-    parts = parts_of(Ends.of(Batch(Op.WRITE, blocks, 1, 1), near, far), near, far)
-    assert [(part[0], part[1].tolist(), part[2], part[3].tolist()) for part in parts] == expected
-    arrays = [array for part in parts for array in (part.near, part.far)]
-    assert all(array.dtype == np.uint64 and array.flags.c_contiguous for array in arrays)
-    (part,) = parts_of(Ends.of(Batch(Op.READ, blocks[1:2], 1, 1), far, near), far, near)
-    assert (part.near.tolist(), part.far.tolist()) == ([[4096, 2, 7]], [[4100, 2, 2]])
+    agent.moved.clear()
+    one, zero = np.ones(1, np.uint64), np.zeros(1, np.uint32)
+    back = Blocks(one * np.uint64(4096), one * np.uint64(4100), one * np.uint64(2), zero, zero + np.uint32(1))
+    backend.submit("far", Batch(Op.READ, back, 1, 1))
+    assert agent.moved == [("READ", "VRAM", [[4100, 2, 2]], "VRAM", [[4096, 2, 7]])]
+    backend.close()

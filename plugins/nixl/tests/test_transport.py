@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import socket
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from plugins.nixl.tests import stub
 from plugins.nixl.tests.peer import Memory, Peer, make
 from plugins.nixl.tests.test_package import needs_nixl
 
-from statelink.backend import Verdict
-from statelink_nixl import NixlBackend, Options, _diagnosis, _transport
+from statelink.backend import Region, Verdict
+from statelink.testing import bare_machine
+from statelink_nixl import NixlBackend, Options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ALL = frozenset({"rdma", "tcp", "shm", "cuda_ipc"})
+RDMA, BOOT = "sys/class/infiniband/mlx5_0/ports/1/state", "proc/sys/kernel/random/boot_id"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Path]:
+    """A machine with nothing, but for what a test puts there."""
+    with bare_machine(tmp_path):
+        yield tmp_path
+
+
+def put(machine: Path, name: str, text: str = "") -> None:
+    (machine / name).parent.mkdir(parents=True, exist_ok=True)
+    (machine / name).write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -34,49 +51,64 @@ ALL = frozenset({"rdma", "tcp", "shm", "cuda_ipc"})
         ("something_new", ALL),
     ],
 )
-def test_what_a_setting_leaves(setting: str, may: frozenset[str]) -> None:
-    assert _transport._of_setting(setting) == may
+def test_what_a_setting_leaves(machine: Path, setting: str, may: frozenset[str]) -> None:
+    put(machine, RDMA, "4: ACTIVE")
+    put(machine, "dev/nvidiactl")
+    assert NixlBackend.transports(Options(ucx={"TLS": setting})) == may
 
 
-def test_devices_and_other_backends_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transport, "rdma_devices", lambda: ["mlx5_0"])
-    assert "rdma" in _transport.possible(Options(), {})
-    assert _transport.possible(Options(), {"UCX_TLS": "rc"}) == {"rdma"}
-    assert _transport.possible(Options(ucx={"TLS": "tcp"}), {"UCX_TLS": "rc"}) == {"tcp"}
-    assert not _transport.possible(Options(backends={"LIBFABRIC": {}}), {})
-    monkeypatch.setattr(_transport, "rdma_devices", list)
-    assert "rdma" not in _transport.possible(Options(), {})
+def test_devices_and_other_backends_count(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert NixlBackend.transports(Options()) == {"tcp", "shm"}
+    put(machine, RDMA, "4: ACTIVE")
+    assert NixlBackend.transports(Options()) == {"tcp", "shm", "rdma"}
+    monkeypatch.setenv("UCX_TLS", "rc")
+    assert NixlBackend.transports(Options()) == {"rdma"}
+    assert NixlBackend.transports(Options(ucx={"TLS": "tcp"})) == {"tcp"}
+    assert not NixlBackend.transports(Options(backends={"LIBFABRIC": {}}))
 
 
+@needs_nixl
 @pytest.mark.parametrize(
-    ("may", "near", "dram", "over_tcp", "word"),
+    ("tls", "near", "kind", "over_tcp", "word"),
     [
-        ({"rdma"}, True, True, None, "rdma"),
-        ({"rdma", "tcp", "shm"}, False, True, None, "unknown"),
-        ({"rdma", "tcp", "shm"}, False, True, False, "rdma"),
-        ({"rdma", "tcp", "shm"}, False, True, True, "tcp"),
-        ({"rdma", "tcp", "shm"}, True, True, False, "unknown"),
-        ({"tcp", "shm"}, True, True, False, "shm"),
-        ({"rdma", "tcp"}, False, False, False, "unknown"),
-        ({"tcp", "cuda_ipc"}, True, False, None, "unknown"),
-        (set(), False, True, True, "unknown"),
+        ("rc", True, "dram", None, "rdma"),
+        ("rc,tcp,sm", False, "dram", None, "unknown"),
+        ("rc,tcp,sm", False, "dram", False, "rdma"),
+        ("rc,tcp,sm", False, "dram", True, "tcp"),
+        ("rc,tcp,sm", True, "dram", False, "unknown"),
+        ("tcp,sm", True, "dram", False, "shm"),
+        ("rc,tcp", False, "cuda:0", False, "unknown"),
+        ("tcp,cuda", True, "cuda:0", None, "unknown"),
     ],
 )
-def test_what_is_left(may: set[str], near: bool, dram: bool, over_tcp: bool | None, word: str) -> None:
-    assert _transport.told(frozenset(may), near=near, dram=dram, over_tcp=over_tcp) == word
+def test_what_is_left(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, tls: str, near: bool, kind: str, over_tcp: bool | None, word: str
+) -> None:
+    """Of what may carry bytes, by where the peer is, by the memory, and by what the kernel saw of the first bytes."""
+    put(machine, RDMA, "4: ACTIVE")
+    put(machine, "dev/nvidiactl")
+    agent, regions = stub.installed(monkeypatch), (Region(4096, 10, kind),)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client, server = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    with client, server:
 
+        def carry(nbytes: int) -> None:
+            for _ in range(0, nbytes, 4096):
+                client.sendall(bytes(4096))
+                server.recv(4096, socket.MSG_WAITALL)
 
-def test_the_kernel_counts_what_tcp_sent() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(listener.getsockname())
-    server, _ = listener.accept()
-    with listener, client, server:
-        before = _transport.sent_over_tcp()
-        client.sendall(bytes(100_000))
-        received = 0
-        while received < 100_000:
-            received += len(server.recv(1 << 20))
-        assert 100_000 <= _transport.sent_over_tcp() - before < 110_000
+        if over_tcp:
+            monkeypatch.setattr(agent, "carry", staticmethod(carry))
+        options = {"ucx": {"TLS": tls}, "connect_timeout": 0 if over_tcp is None else 30}
+        here, there = make("here", options), make("there", options)
+        here.register(regions)
+        put(machine, BOOT, "one host")
+        descriptor = there.descriptor()
+        put(machine, BOOT, "one host" if near else "another")
+        here.connect("there", descriptor, regions)
+        assert isinstance(here, NixlBackend)
+        assert here.transport("there") == word
 
 
 @needs_nixl
@@ -107,7 +139,12 @@ def test_a_real_peer(tls: str, word: str, tmp_path: Path) -> None:
 
 def test_the_packages_of_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
     def say(installed: dict[str, str], cuda: int | None) -> dict[str, tuple[Verdict, str]]:
-        monkeypatch.setattr(_diagnosis, "_version", lambda name: installed.get(name, ""))
+        def version(name: str) -> str:
+            if name not in installed:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return installed[name]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
         monkeypatch.setitem(sys.modules, "nixl_meta_utils", SimpleNamespace(detect_cuda_major=lambda: cuda))
         return {check.what: (check.verdict, check.hint) for check in NixlBackend.diagnose(Options())}
 

@@ -27,11 +27,12 @@ from __future__ import annotations
 import typing
 
 from ._addresses import free_addresses
+from ._machine import bare_machine
 
 if typing.TYPE_CHECKING:
     from ._suite import BackendTests, PackageTests, StrategyTests
 
-__all__ = ["BackendTests", "PackageTests", "StrategyTests", "free_addresses"]
+__all__ = ["BackendTests", "PackageTests", "StrategyTests", "bare_machine", "free_addresses"]
 
 
 def __getattr__(name: str) -> typing.Any:

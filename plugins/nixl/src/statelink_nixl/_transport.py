@@ -12,11 +12,10 @@ import socket
 import struct
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statelink.backend import UNKNOWN
-from statelink.backend.native import rdma_devices
+from statelink.backend.native import on_machine, rdma_devices
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -44,7 +43,7 @@ def possible(options: Options, environment: Mapping[str, str] = os.environ) -> f
         return frozenset()
     found = _of_setting(options.ucx.get("TLS", environment.get("UCX_TLS", "all")))
     found -= set() if rdma_devices() else {RDMA}
-    return found if Path("/dev/nvidiactl").exists() else found - {CUDA}
+    return found if on_machine("/dev/nvidiactl").exists() else found - {CUDA}
 
 
 def told(may: frozenset[str], *, near: bool, dram: bool, over_tcp: bool | None) -> str:
@@ -84,7 +83,7 @@ def sent_over_tcp() -> int:
 def boot_id() -> str:
     """What tells this host's kernel from any other's; empty if it does not say."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return on_machine("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ._descriptor import Descriptor, Located, session
 from ._errors import torch_place, unreachable, unregistered
 from ._ledger import Ledger, Posted, Remote
-from ._machine import Ended, elsewhere, environment, lacking, loads, needs, rdma_devices, settings
+from ._machine import Ended, elsewhere, environment, lacking, loads, needs, on_machine, rdma_devices, settings
 from ._pinning import check_pinnable
 from ._posting import PostingBackend
 
@@ -26,6 +26,7 @@ __all__ = [
     "lacking",
     "loads",
     "needs",
+    "on_machine",
     "rdma_devices",
     "session",
     "settings",

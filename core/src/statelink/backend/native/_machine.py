@@ -13,9 +13,21 @@ from typing import NamedTuple
 
 from statelink.backend._capabilities import Check, Verdict
 
-__all__ = ["Ended", "elsewhere", "environment", "lacking", "loads", "needs", "rdma_devices", "settings"]
+__all__ = [
+    "Ended",
+    "elsewhere",
+    "environment",
+    "lacking",
+    "loads",
+    "needs",
+    "on_machine",
+    "rdma_devices",
+    "seen_in",
+    "settings",
+]
 
-INFINIBAND = Path("/sys/class/infiniband")
+_root = Path("/")
+"""Where this machine's files are looked for; `seen_in` sets it."""
 
 
 class Ended(NamedTuple):
@@ -70,6 +82,25 @@ def elsewhere(code: str, *arguments: str, patience: float = 60.0) -> Ended:
     return Ended(status, how, done.stdout, done.stderr)
 
 
+def on_machine(path: str) -> Path:
+    """Where to look for a device file or a setting of this machine, given as an absolute path.
+
+    That is the path itself, but in a test that uses `statelink.testing.bare_machine`. Any thread.
+    """
+    return _root / path.lstrip("/")
+
+
+@contextlib.contextmanager
+def seen_in(root: Path) -> Iterator[None]:
+    """Look for this machine's files and shared libraries below a folder; for the whole process, one after the other."""
+    global _root
+    before, _root = _root, root
+    try:
+        yield
+    finally:
+        _root = before
+
+
 def lacking(library: object, needed: Mapping[str, str]) -> list[str]:
     """What this version of a library does not have, as ``Class.method``.
 
@@ -83,6 +114,8 @@ def lacking(library: object, needed: Mapping[str, str]) -> list[str]:
 
 def loads(library: str) -> bool:
     """Whether the loader loads a shared library, by name or path; a process of its own tries, and this one waits."""
+    if _root != Path("/"):
+        return (_root / "lib" / Path(library).name).exists()
     return elsewhere("import ctypes, sys; ctypes.CDLL(sys.argv[1])", library).status == 0
 
 
@@ -106,7 +139,7 @@ def rdma_devices() -> dict[str, list[str]]:
     """RDMA devices of this host, whatever the state of their ports, and the numbers of those ports that are active."""
     found: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
-        for device in sorted(INFINIBAND.iterdir()):
+        for device in sorted(on_machine("/sys/class/infiniband").iterdir()):
             ports = sorted(device.glob("ports/*"))
             found[device.name] = [port.name for port in ports if _text(port / "state").endswith("ACTIVE")]
     return found

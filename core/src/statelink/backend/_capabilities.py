@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["ANY", "Capabilities", "Check", "Fence", "Op", "Probe", "Side", "SubmitMode", "Verdict"]
 
 ANY: Final = frozenset({"*"})
-"""As ``Capabilities.state_types``: every registered state type."""
+"""A value of ``Capabilities.state_types``: every registered state type."""
 
 MAX_STALLED: Final = 64
 
@@ -20,13 +20,13 @@ class Op(enum.Enum):
     """A one-sided operation."""
 
     WRITE = "write"
-    """Local memory to a peer's memory."""
+    """From local memory to a peer's memory."""
     READ = "read"
-    """A peer's memory to local memory."""
+    """From a peer's memory to local memory."""
 
 
 class Verdict(enum.Enum):
-    """What a diagnosis says of one thing."""
+    """The result of one check of the machine."""
 
     OK = "ok"
     PROBLEM = "problem"
@@ -34,56 +34,57 @@ class Verdict(enum.Enum):
 
 
 class Side(enum.Enum):
-    """Which end of the data flow a piece of memory is at."""
+    """Whether memory is read (the source) or written (the target) by a transfer."""
 
     SOURCE = "source"
     TARGET = "target"
 
 
 class SubmitMode(enum.Enum):
-    """Whether ``submit`` can block, as the worst case over the library's transports."""
+    """Whether ``submit`` can block. State the worst case over the library's transports."""
 
     ASYNC = "async"
     BLOCKING = "blocking"
 
 
 class Fence(enum.Enum):
-    """Who can prove that a transfer touches a side's memory no more, short of its completion."""
+    """Who can prove that a transfer that did not complete has stopped touching one side's memory."""
 
     OWNER = "owner"
-    """The memory's owner can stop it alone; the backend implements `Fencing`."""
+    """The memory's owner can stop the transfer alone. The backend implements `Fencing`."""
     MOVER = "mover"
-    """Only the drain, or the proven end, of the process that moves the bytes."""
+    """Only the process that moves the bytes: it says that it has drained, or it is proven to have ended."""
     NONE = "none"
     """Nobody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capabilities:
-    """A backend's declaration. What is not declared is refused by the core before the backend is called.
+    """What a backend declares about itself. The core refuses what is not declared before it calls the backend.
 
     Attributes:
-        memory_kinds: Kinds of memory it can register, without device numbers: ``dram``, ``cuda``, ``npu``, ...
-        ops: Operations it offers.
+        memory_kinds: Kinds of memory that it can register, without device numbers: ``dram``, ``cuda``, ``npu``, ...
+        ops: Operations that it offers.
         submit_mode: Whether ``submit`` can block.
-        fences: Per operation and side, who can stop it; every pair of an offered operation is stated.
-        state_types: State types that it moves; `ANY`, or a set of names.
-        max_blocks: Most blocks in one ``submit``; the core cuts larger batches.
-        max_bytes: Most bytes in one ``submit``; the core cuts larger batches, and larger blocks down to a MiB.
-        max_transfers: Most transfers to one peer that are submitted and not finished.
+        fences: For each offered operation and each side: who can prove that a transfer has stopped.
+        state_types: State types that it moves: `ANY`, or a set of names.
+        max_blocks: Most blocks in one ``submit``. The core cuts larger batches.
+        max_bytes: Most bytes in one ``submit``. The core cuts larger batches. It cuts blocks into pieces of at least 1
+            MiB.
+        max_transfers: Most transfers to one peer that are submitted and have not ended.
         thread_safe: Whether calls may come from several threads at once. If not, the core serialises them all.
-        stalled_peers: For a ``submit`` that can block: how many peers may each keep one waiting while those to others
-            go on. The core has a thread for each of them. 0, where one such call keeps all others, or nobody knows;
-            ``None``, where no call waits for a peer, as if ``submit`` were asynchronous.
+        stalled_peers: For a ``submit`` that can block: how many peers may each block one call while calls to other
+            peers go on. The core has a thread for each of them. 0 if one such call blocks all others, or if nobody
+            knows. ``None`` if no call waits for a peer, as if ``submit`` were asynchronous.
         single_process: Whether two links in one process can reach each other.
-        priority: Which of several backends that can run here ``auto`` takes: the highest, and of equals the first by
-            name. 0 is a last resort, 100 what needs hardware that nobody has by accident.
-        links_per_process: Most links of one process that are open at once, for a library that cannot start again while
-            it runs; the core refuses one more. ``None`` where there is no such limit.
-        block_seconds: What one more block of a batch costs beside its bytes, as measured; 0.0 where nobody measured it.
-            Staging is chosen by it.
-        landing_seconds: Of a target fenced by `Fence.MOVER`: seconds for which its process has to have run after the
-            mover's end, until nothing lands any more. What a kernel still held of a dead writer's arrives until then.
+        priority: Of the backends that can run here, ``auto`` takes the one with the highest priority, and of equals
+            the first by name. 0 is a last resort. 100 is for a backend that needs special hardware.
+        links_per_process: Most links of one process that can be open at once, for a library that cannot start twice.
+            The core refuses one more. ``None`` if there is no such limit.
+        block_seconds: Measured cost of one more block in a batch, without its bytes; 0.0 if nobody measured it. The
+            core decides about staging with it.
+        landing_seconds: For a target with `Fence.MOVER`: after the mover's process has ended, bytes that a kernel still
+            holds may land for this time. Only the time in which the target's process runs counts.
     """
 
     memory_kinds: frozenset[str]
@@ -120,13 +121,13 @@ class Capabilities:
 
     @property
     def most_stalled(self) -> int | None:
-        """Peers that may be stopped at once without delaying what goes to others; ``None`` for any number."""
+        """How many peers may stall at once without delaying transfers to others; ``None`` for any number."""
         if not self.thread_safe:
             return 0
         return None if self.submit_mode is SubmitMode.ASYNC else self.stalled_peers
 
     def moves(self, state_type: str) -> bool:
-        """Whether it declares this state type."""
+        """Whether the backend declares this state type."""
         return self.state_types == ANY or state_type in self.state_types
 
 
@@ -135,8 +136,8 @@ class Probe:
     """Whether a backend can run on this machine.
 
     Attributes:
-        ok: Whether it can.
-        reason: If not: exactly why. If so: what it found, in a few words.
+        ok: Whether the backend can run here.
+        reason: If it cannot: exactly why. If it can: what the probe found, in a few words.
         hint: What to do about it.
         details: Versions, devices and paths found.
     """
@@ -149,12 +150,12 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One line of a diagnosis.
+    """The result of one check, for ``statelink doctor``.
 
     Attributes:
-        what: What was looked at, in a few words, such as ``libibverbs.so.1``.
-        verdict: How it stands.
-        found: What was found; for a problem: exactly what is wrong.
+        what: What was checked, in a few words, such as ``libibverbs.so.1``.
+        verdict: The result.
+        found: What was found. For a problem: exactly what is wrong.
         hint: What to do about a problem.
     """
 

@@ -1,6 +1,6 @@
-"""The field's codec for descriptors of registered memory, strict on input.
+"""Encodes lists of memory descriptors as other connectors do. It is strict on input.
 
-It is here, and not with the messages, because those who need it are backends whose library hands out such descriptors.
+It is part of the plugin API, because backends need it whose library returns such descriptors.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["pack_descriptors", "unpack_descriptors"]
 
 
 def pack_descriptors(nested: Sequence[Sequence[bytes | None]] | Sequence[bytes]) -> bytes:
-    """Descriptors as a msgpack array of bin, or of arrays of bin or nil (a buffer that keeps its place).
+    """Descriptors as a msgpack array of bin, or of arrays of bin and nil. Nil stands for a buffer without one.
 
-    An empty outer list is zero bytes.
+    An empty outer list is encoded as zero bytes.
 
     Raises:
-        WireError: An entry is something else.
+        WireError: An entry has another type.
     """
     if not isinstance(nested, (list, tuple)):
         raise WireError("a list of descriptors is expected", cause=f"got {nested!r:.80}", code="wire.list")
@@ -54,7 +54,7 @@ def unpack_descriptors(data: bytes, *, nested: bool) -> list[list[bytes | None]]
     """The inverse of `pack_descriptors`.
 
     Raises:
-        WireError: It is not such an array.
+        WireError: The bytes are not such an array.
     """
     if not data:
         return []

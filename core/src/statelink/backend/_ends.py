@@ -1,4 +1,4 @@
-"""A batch as libraries for one-sided transfers take it: what is here, and what is there, whichever way the bytes go."""
+"""A batch in the form that libraries for one-sided transfers take: local blocks and remote blocks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Ends(NamedTuple):
     """The columns of a batch, one entry for each block.
 
     Attributes:
-        here: First byte of each block in this process; uint64.
+        here: Address of each block in this process; uint64.
         here_region: Its region in the local table; uint32.
-        there: First byte of each block at the peer; uint64.
+        there: Address of each block at the peer; uint64.
         there_region: Its region in the peer's table; uint32.
         nbytes: Length of each block; uint64.
     """
@@ -40,10 +40,10 @@ class Ends(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, local: RegionTable, remote: RegionTable) -> Ends:
-        """The ends of a batch, every block of which is inside the regions that it names. Copies nothing.
+        """Check that each block of a batch is inside its regions, and return the batch's ends. Copies nothing.
 
         Raises:
-            TransferError: One is not; or the batch is empty, or its columns differ in length.
+            TransferError: A block is outside its region, the batch is empty, or its columns differ in length.
         """
         blocks = batch.blocks
         counts = {len(getattr(blocks, name)) for name in blocks.__slots__}

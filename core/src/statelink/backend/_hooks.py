@@ -1,4 +1,4 @@
-"""pluggy hook specifications: what any installed package may add, replace or observe."""
+"""Hooks for pluggy. Any installed package may implement them to add, replace or observe something."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ hookimpl = pluggy.HookimplMarker("statelink")
 
 @hookspec(firstresult=True)
 def statelink_strategy(backend: str, state_type: str) -> Strategy | None:
-    """Replace one cell of one backend's table: the strategy for ``state_type`` over ``backend``, or ``None``.
+    """Return the strategy for ``state_type`` over ``backend``, or ``None`` to leave the choice to the backend.
 
-    Asked once per state type when a link opens, before the backend's own table.
+    Called once for each state type when a link opens. It comes before the backend's own table.
     """
     return None
 
 
 @hookspec
 def statelink_state_types() -> Sequence[StateType]:
-    """State types to register before any link opens."""
+    """Return state types that are to be registered before any link opens."""
     return ()
 
 
 @hookspec
 def statelink_room_ended(report: RoomReport) -> None:
-    """A room ended, on this side, in success or failure. Called on the link's control thread: return promptly."""
+    """Called when a room has succeeded or failed on this side.
+
+    Runs on the link's control thread: return promptly.
+    """

@@ -1,4 +1,4 @@
-"""The one class that a backend plugin implements."""
+"""The class that a backend plugin implements, and the optional protocols beside it."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ __all__ = [
 ]
 
 API_VERSION = 1
-"""The plugin API that this core speaks. A plugin states the number it was written for, and never imports this one."""
+"""Version of the plugin API of this core. A plugin states its own version as a literal, and never imports this one."""
 
 UNKNOWN = "unknown"
-"""The transport of a peer, where nobody can tell it."""
+"""The transport of a peer if nobody can tell it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendContext:
-    """What a backend is constructed with. Fields may be added; a backend reads the ones it needs.
+    """What the core passes to a backend's constructor. Later versions may add fields.
 
     Attributes:
         options: An instance of the backend's ``Options``.
-        link: Name of this link, unique among all processes that were ever started; it is what peers call us.
-        host: Address at which peers can reach this process, as an IP literal.
-        loopback: Whether peers are all on this machine.
+        link: Name of this link. No other process ever has the same name. Peers use it.
+        host: IP address at which peers can reach this process.
+        loopback: Whether all peers are on this machine.
         role: ``prefill`` or ``decode``, for a library whose two sides start differently; empty where nobody said.
-        require: Transports, one of which the engine requires; empty for any. A backend that has to find its transport
-            out does so in ``connect`` then: see `Transports`.
+        require: The engine requires one of these transports; empty for any. If it is not empty, ``connect`` finds out
+            which transport carries the bytes: see `Transports`.
     """
 
     options: Any
@@ -65,10 +65,11 @@ class Outcome(NamedTuple):
     """How a transfer ended.
 
     Attributes:
-        ok: Whether all of its bytes are visible to a reader at the destination.
-        reason: If not: why, in the library's own words where it has any.
-        settled: Where it is certain that its bytes have stopped: on both sides (``True``), on neither, or on one only.
-            On the source's: no more of its memory is read. On the target's: nothing more lands. A success is settled.
+        ok: Whether a reader at the destination can see all of its bytes.
+        reason: Why it failed, in the library's own words if it has any.
+        settled: On which sides it is certain that the bytes have stopped: both (``True``), none (``False``), or one. At
+            the source this means that no more memory is read; at the target, that nothing more lands. A success is
+            settled on both.
     """
 
     ok: bool
@@ -77,15 +78,16 @@ class Outcome(NamedTuple):
 
     @property
     def unsettled(self) -> frozenset[Side]:
-        """The sides on which bytes may still be on the move."""
+        """The sides on which the transfer may still be in flight."""
         return frozenset(side for side in Side if self.settled is not True and self.settled is not side)
 
 
 class Transfer:
     """One submitted batch. A backend may subclass it to keep its handles.
 
-    The backend that made it sets ``outcome`` once, from whatever thread; the core reads it. A backend keeps whatever
-    the library needs (handles, arrays) alive until then. A failure that was not settled may be so later: see `settle`.
+    The backend that made it sets ``outcome`` once, from any thread, and the core reads it. Until then, the backend
+    keeps alive what the library needs, such as handles and arrays. A failure that was not settled may be settled later:
+    see `settle`.
     """
 
     __slots__ = ("outcome",)
@@ -94,21 +96,21 @@ class Transfer:
         self.outcome = outcome
 
     def succeed(self) -> None:
-        """All bytes are visible at the destination."""
+        """Report that all bytes are visible at the destination."""
         self.outcome = Outcome(True)
 
     def fail(self, reason: str, *, settled: bool | Side) -> None:
-        """The batch failed; ``settled`` says where its bytes have certainly stopped, as in `Outcome`.
+        """Report that the batch failed. ``settled`` says where its bytes have certainly stopped, as in `Outcome`.
 
-        Often the two sides differ: a socket that is closed reads no memory any more, and what it took before still
-        lands. Each side's memory is given back on its own word, so claim what is certain, and nothing else.
+        The two sides often differ. A closed socket, for example, reads no more memory, but what it has read may still
+        land. The core gives each side's memory back when that side is settled, so claim only what is certain.
         """
         self.outcome = Outcome(False, reason, settled)
 
     def settle(self) -> None:
-        """It failed without being settled, and by now it is known that its bytes have stopped on both sides.
+        """Report that the bytes of a transfer that failed before have certainly stopped on both sides.
 
-        The core passes such transfers to ``poll`` for as long as they keep memory in quarantine.
+        The core passes failed transfers that are not settled to ``poll`` while they keep memory in quarantine.
         """
         if self.outcome is not None and not self.outcome.ok:
             self.outcome = self.outcome._replace(settled=True)
@@ -119,7 +121,7 @@ class Batch(NamedTuple):
 
     Attributes:
         op: WRITE or READ.
-        blocks: At least one block. The arrays are not changed by the core afterwards.
+        blocks: At least one block. The core does not change the arrays afterwards.
         room: The request that the bytes belong to.
         generation: Which use of the room id it is.
     """
@@ -142,19 +144,19 @@ class Backend(ABC):
     Threads: ``poll`` and, for ``SubmitMode.ASYNC``, ``submit`` must return promptly. Every other method may block for
     as long as its library needs and runs on a data thread of the core. Calls are serialised unless
     ``capabilities.thread_safe``; even then, the core never runs two calls for one *peer* at once, except ``poll``,
-    ``grant`` and ``revoke``. Expect a ``disconnect`` while a ``submit`` to that peer is under way, though: the
-    conformance kit makes one, and what the transfer then says of its bytes has to hold.
+    ``grant`` and ``revoke``. There is one exception: the conformance kit calls ``disconnect`` while a ``submit`` to
+    that peer runs. What the transfer then says about its bytes must be true.
 
     Failure: raise `statelink.errors.TransferError` (or fail the `Transfer`) with the library's reason. Any other
-    exception fails the room as well, and is reported as a defect of the backend; raised by ``submit``, it leaves
-    unknown what became of the batch, and its memory stays in quarantine. Nothing is ever skipped silently.
+    exception fails the room, too, and is reported as a defect of the backend. If ``submit`` raises another exception,
+    the fate of the batch is unknown, and its memory stays in quarantine. A backend never skips anything silently.
 
     Attributes:
-        api_version: The literal plugin API number that the author wrote against.
+        api_version: The version of the plugin API for which the backend was written, as a literal.
         name: Entry-point name, and the value in an engine's config.
         Options: A ``msgspec.Struct`` of typed options, all with defaults.
         capabilities: What it declares.
-        strategies: State type to the strategy that carries it; the key ``"*"`` stands for every other type.
+        strategies: State type to the strategy that moves it. The key ``"*"`` stands for every other type.
     """
 
     api_version: ClassVar[int]
@@ -174,26 +176,27 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def probe(cls, options: Any) -> Probe:
-        """Say whether it can run here, and if not, why and what to do.
+        """Say whether the backend can run here, and if not, why and what to do.
 
-        Called before construction and by diagnostics. May import the library; never raises, never ends the process.
+        Called before construction, and by ``statelink doctor``. May import the library. Must not raise, and must not
+        end the process.
         """
 
     @abstractmethod
     def register(self, regions: Sequence[Region]) -> None:
-        """Make memory known to the library. Called once, before ``descriptor``.
+        """Register memory with the library. Called once, before ``descriptor``.
 
         Args:
             regions: This rank's region table; `Blocks` refer to it by index. Regions do not overlap. The memory
                 belongs to the engine and outlives the backend.
 
         Raises:
-            TransferError: A region cannot be registered; names it.
+            TransferError: A region cannot be registered. The error names it.
         """
 
     @abstractmethod
     def descriptor(self) -> bytes:
-        """What a peer needs to reach this backend and its registered memory; at most 16 MiB. Opaque to the core."""
+        """What a peer needs to reach this backend and its memory; at most 16 MiB. The core does not look into it."""
 
     @abstractmethod
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
@@ -201,7 +204,7 @@ class Backend(ABC):
 
         Args:
             peer: The peer's link name.
-            descriptor: What its ``descriptor`` returned; may be garbage, and must then be refused.
+            descriptor: What its ``descriptor`` returned. It may be garbage, and must then be refused.
             regions: Its region table.
 
         Raises:
@@ -212,33 +215,33 @@ class Backend(ABC):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Start moving a batch.
 
-        All blocks are inside regions of both sides (the core has checked); a backend whose library checks less than
-        that checks again. A batch of a WRITE is visible at the destination before its transfer is reported done.
+        The core has checked that all blocks are inside regions of both sides. A backend whose library does not check
+        this checks it again. The bytes of a WRITE are visible at the destination before its transfer succeeds.
 
         Raises:
-            TransferError: It could not be started, and certainly nothing was or will be moved.
+            TransferError: The batch could not be started, and certainly no byte was or will be moved.
         """
 
     @abstractmethod
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Progress the library and set the outcome of those ``transfers`` that ended. Never blocks.
+        """Let the library make progress, and set the outcome of those ``transfers`` that ended. Never blocks.
 
-        Among them may be some that failed without being settled: `Transfer.settle` those that are by now, if there is a
-        way to know.
+        Some of them may have failed without being settled. If the backend can find out that the bytes of such a
+        transfer have stopped, it calls `Transfer.settle`.
         """
 
     @abstractmethod
     def disconnect(self, peer: str) -> None:
-        """Forget a peer and free what it held; transfers to it that have not ended fail. Unknown peers are ignored."""
+        """Forget a peer and free its resources. Transfers to it that have not ended fail. Unknown peers are ignored."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything, threads included. May be called twice."""
+        """Free everything, and end all threads. May be called twice."""
 
 
 @runtime_checkable
 class Fencing(Protocol):
-    """What a backend has whose memory's owner can stop inbound bytes alone."""
+    """Implemented by a backend that lets the memory's owner stop inbound bytes alone."""
 
     def grant(
         self,
@@ -250,64 +253,65 @@ class Fencing(Protocol):
     ) -> None:
         """Allow ``peer`` to write these local ranges (uint64, sorted by address, disjoint) for one use of a room.
 
-        Called before the peer learns of the ranges; several calls for one use of a room add up. Everything that is not
-        granted is refused to that peer.
+        Called before the peer learns of the ranges. Several calls for one use of a room add up. The backend refuses
+        everything else that this peer wants to write.
         """
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
-        """Take all that was granted for one use of a room back, however many calls granted it.
+        """Take back all that was granted for one use of a room.
 
-        The transfer is done when nothing inbound can land under it any more. A grant that is unknown counts as revoked.
+        The transfer that is returned succeeds when nothing can land under these grants. An unknown grant counts as
+        revoked.
         """
 
 
 @runtime_checkable
 class Transports(Protocol):
-    """What a backend has that can tell which transport carries its bytes.
+    """Implemented by a backend that can tell which transport carries its bytes.
 
-    A transport is a word: ``rdma``, ``tcp``, ``shm``, or the backend's own. Whoever requires one is refused where the
-    word is another, or `UNKNOWN`; so say what is certain, and `UNKNOWN` otherwise.
+    A transport is a word: ``rdma``, ``tcp``, ``shm``, or the backend's own. An engine that requires a transport is
+    refused if the word is another one or `UNKNOWN`. So return a word only if it is certain, and `UNKNOWN` otherwise.
     """
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
-        """The words that `transport` could say on this machine with these options; empty if that cannot be told.
+        """The words that `transport` could return on this machine with these options; empty if nobody can tell.
 
         Called after a successful ``probe``. Opens nothing, and never raises.
         """
 
     def transport(self, peer: str) -> str:
-        """The word for what carries the bytes that this side moves to or from ``peer``, as far as it is known by now.
+        """The transport that carries the bytes that this side moves to or from ``peer``, as far as it is known.
 
-        It may change with a new connection. Words joined by ``+`` mean that several do, and each of them must be
-        allowed. Never blocks; called from any thread, at any time after ``connect``.
+        It may change with a new connection. Words joined by ``+`` mean that several transports carry bytes, and that
+        each of them must be allowed. Never blocks. Called from any thread, at any time after ``connect``.
         """
 
 
 @runtime_checkable
 class Diagnosing(Protocol):
-    """What a backend has that can say more of this machine than its ``probe``, for ``statelink doctor``."""
+    """Implemented by a backend that can tell ``statelink doctor`` more about the machine than ``probe`` does."""
 
     @classmethod
     def diagnose(cls, options: Any) -> Sequence[Check]:
-        """Look at packages, libraries and devices, one line each. Called before ``probe``; may block; never raises."""
+        """Check packages, libraries and devices, one by one. Called before ``probe``; may block; never raises."""
 
 
 @runtime_checkable
 class MemoryKinds(Protocol):
-    """What a backend has whose options decide which of the declared kinds of memory it can register."""
+    """Implemented by a backend whose options decide which of the declared memory kinds it can register."""
 
     @classmethod
     def memory_kinds(cls, options: Any) -> frozenset[str]:
-        """Those of ``capabilities.memory_kinds`` that it registers with these options.
+        """The part of ``capabilities.memory_kinds`` that it registers with these options.
 
-        An engine that holds another kind is refused when it opens, and ``auto`` then takes another backend. Called
-        before ``probe``. Opens nothing, and never raises.
+        A rank that holds another kind is refused when it opens, and ``auto`` takes another backend. Called before
+        ``probe``. Opens nothing, and never raises.
         """
 
 
 def cannot_register(backend: type[Backend], options: Any, kind: str) -> str:
-    """Why a backend cannot register memory of a kind with certain options, as a clause; empty where it can."""
+    """Why a backend with these options cannot register memory of a kind, as a clause; empty if it can."""
     name = kind.partition(":")[0]
     declared = backend.capabilities.memory_kinds
     if name not in declared:

@@ -1,4 +1,4 @@
-"""Where registered memory begins and ends: a check that most libraries do not make, or not in time."""
+"""Checks that blocks are inside registered memory. Most libraries do not check this, or check it too late."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["RegionTable"]
 U64 = npt.NDArray[np.uint64]
 
 MANY = 2048
-"""Blocks from which telling runs apart is worth its time."""
+"""Least number of blocks for which it pays to look for runs of blocks in one region."""
 MANY_A_RUN = 8
-"""Blocks a run, on average, likewise."""
+"""Least average number of blocks in such a run for which it pays."""
 NO_WRAP = 1 << 62
 """Addresses and lengths up to this can be added without wrapping around."""
 
@@ -63,7 +63,7 @@ class RegionTable:
             cause = f"region {highest} of {len(self.sizes)}"
         else:
             sizes = self.sizes[regions]
-            # Below its region, an address gives an offset that wraps to a huge one.
+            # An address below its region gives an offset that wraps around and is huge.
             inside = (nbytes > 0) & (nbytes <= sizes) & (addresses - self.starts[regions] <= sizes - nbytes)
             if inside.all():
                 return
@@ -75,10 +75,10 @@ class RegionTable:
         raise TransferError(f"a block is outside the memory registered {whose}", cause=cause, backend=self._backend)
 
     def _hold(self, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> bool:
-        """Whether blocks are inside, told from the first and the last byte of each run of blocks in one region.
+        """Whether all blocks are inside, judged by the first and last byte of each run of blocks in one region.
 
-        A plan's blocks come buffer by buffer, and this takes a sixth of the time that looking up each block's region
-        takes. Where it says no, that is not certain.
+        A plan's blocks come buffer by buffer. For these, this takes a sixth of the time of a look-up for each block.
+        A ``False`` is not certain.
         """
         changes = np.flatnonzero(regions[1:] != regions[:-1])
         if len(changes) > len(regions) // MANY_A_RUN:

@@ -1,4 +1,4 @@
-"""What was measured of one room, once, for every backend."""
+"""What the core reports about one room, in the same form for every backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Moved", "RoomReport"]
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """What was moved of one component.
+    """How much of one component was moved.
 
     Attributes:
         nbytes: Payload bytes.
@@ -24,13 +24,13 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How one room went, as seen from one side.
+    """What happened to one room, as one side saw it.
 
     Attributes:
         room: The request.
         role: ``prefill`` or ``decode``.
         backend: Name of the backend.
-        transports: Per peer, the transport that prefill's backend says carries the bytes; ``unknown`` where it cannot.
+        transports: For each peer, the transport that carried the bytes, as prefill's backend says; or ``unknown``.
         status: ``succeeded`` or ``failed``.
         reason: Why it failed.
         moved: Per component.
@@ -38,7 +38,7 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
         prefix: P.
         chunks: Pushes that were moved.
         waited: Seconds from the call that opened the room until both sides knew of it.
-        transferred: Seconds from then to the end.
+        transferred: Seconds from then until the room ended.
         ended: When the room ended, in seconds since the epoch; ``None`` while it has not.
     """
 

@@ -1,9 +1,10 @@
-"""Send and receive hooks per state type; a pair of them is a strategy.
+"""Strategies: how the planned bytes of a component travel. A strategy is a pair of send hook and receive hook.
 
-A strategy decides *how* the planned bytes of one component travel; it never decides which bytes. The core calls its
-hooks on data threads, one call at a time for each hook that it made, except that a send hook's ``message`` may come at
-the same time as another of its calls, and that ``sender``, ``receiver``, ``waits`` and a send hook's ``open`` are
-called on the link's control thread, where nothing may block.
+A strategy decides *how* the planned bytes travel, never *which* bytes.
+
+Threads: the core calls hooks on data threads, and makes one call at a time to each hook. There are two exceptions. A
+send hook's ``message`` may run at the same time as another of its calls. ``sender``, ``receiver``, ``waits`` and a send
+hook's ``open`` run on the link's control thread, where nothing may block.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 MAX_PREPARED = 64 << 10
-"""Most bytes that a receive hook may send along with a request, per component and writer."""
+"""Most bytes that a receive hook may add to a request, for each component and writer."""
 
 
 class Arrival(NamedTuple):
@@ -48,7 +49,7 @@ class Arrival(NamedTuple):
 
 
 class HookContext(Protocol):
-    """What a hook may know of the room it serves, and how it reaches its counterpart."""
+    """What a hook may know about its room, and how it reaches its counterpart."""
 
     @property
     def room(self) -> int:
@@ -56,7 +57,7 @@ class HookContext(Protocol):
 
     @property
     def generation(self) -> int:
-        """Which use of the room id it is."""
+        """Which use of the room id this is."""
 
     @property
     def peer(self) -> str:
@@ -67,26 +68,31 @@ class HookContext(Protocol):
         """Name of the component."""
 
     def message(self, payload: bytes) -> None:
-        """Send up to 64 KiB to the counterpart's ``message``. In order, not blocking, callable from any thread."""
+        """Send up to 64 KiB to the counterpart's ``message``.
+
+        Keeps the order, never blocks, callable from any thread.
+        """
 
 
 class SendContext(HookContext, Protocol):
-    """What a send hook may do besides."""
+    """What else a send hook may do."""
 
     def wake(self) -> None:
-        """Let ``chunk`` go on, if it waits. Not blocking, callable from any thread."""
+        """Let ``chunk`` continue if it waits. Never blocks, callable from any thread."""
 
 
 class ReceiveContext(HookContext, Protocol):
-    """What a receive hook may do besides."""
+    """What else a receive hook may do."""
 
     def expected(self) -> Move:
-        """Everything that the writer owes of the component. Only its target side means anything here."""
+        """Everything of the component that the writer has to write. Only the target side of the move is meaningful."""
 
     def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
-        """Let the writer write to memory of the strategy's, until ``released``. Not blocking, from any thread.
+        """Grant the writer some of the strategy's own memory, until ``released``.
 
-        ``then`` is called on a data thread once that is so; never, if the room has ended.
+        Never blocks, callable from any thread.
+
+        ``then`` is called on a data thread once the writer may write there. It is not called if the room has ended.
         """
 
 
@@ -94,27 +100,25 @@ class SendHook(ABC):
     """The prefill side of one component, for one room and one peer."""
 
     def open(self, context: SendContext, prepared: bytes) -> None:  # noqa: B027 - optional
-        """The request arrived; ``prepared`` is what the receive hook's ``prepare`` returned for this writer.
+        """The request has arrived. ``prepared`` is what the receive hook's ``prepare`` returned for this writer.
 
         Called on the control thread: it must not block.
         """
 
     @abstractmethod
     def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
-        """The blocks that carry ``move``, in batches of bounded size. The core submits them.
+        """Yield the blocks that carry ``move``, in batches of bounded size. The core submits them.
 
-        Where the receive hook is ``in_place``, they have the bytes of ``move``, each once. A strategy that hands over
-        more bytes or fewer fails the room (``room.bytes``).
+        If the receive hook is ``in_place``, the blocks have each byte of ``move`` once. More or fewer bytes fail the
+        room (``room.bytes``). The counterpart's ``arrived`` is called when all blocks are visible at the destination.
 
-        The counterpart's ``arrived`` is called after all of them are visible at the destination.
-
-        ``None`` says that there is nothing to submit for now. The core asks for the next batch once everything that it
-        was given before is visible at the destination; if that is so already, once ``context.wake`` was called. No
-        thread is held meanwhile. It may ask more often than that.
+        ``None`` means that there is nothing to submit yet. The core asks again when all earlier blocks are visible at
+        the destination, or, if they are already, when ``context.wake`` is called. It may ask more often. No thread is
+        held in the meantime.
         """
 
     def message(self, context: SendContext, payload: bytes) -> None:
-        """A message from the counterpart; it may come while ``chunk`` runs on another thread.
+        """A message from the counterpart has come. ``chunk`` may run on another thread at the same time.
 
         Raises:
             NotImplementedError: This hook expects none; fails the room.
@@ -122,22 +126,22 @@ class SendHook(ABC):
         raise NotImplementedError(f"{type(self).__name__} expects no messages")
 
     def waits(self) -> str:
-        """What it waits for, in words, for the error of a room that passes its deadline; empty for nothing.
+        """What the hook waits for, in words, for the error of a room that passes its deadline; empty for nothing.
 
-        Called on the control thread, beside any other of its calls: it must not block.
+        Called on the control thread, maybe during another call to this hook: it must not block.
         """
         return ""
 
     def finish(self, context: SendContext) -> None:  # noqa: B027 - optional
-        """Every chunk of the room was moved."""
+        """Every chunk of the room has been moved."""
 
     def abort(self, context: SendContext) -> None:  # noqa: B027 - optional
-        """The room failed. Transfers already submitted are drained by the core."""
+        """The room has failed. The core waits for transfers that are submitted."""
 
     def released(self, context: SendContext) -> None:  # noqa: B027 - optional
-        """The room failed, and none of its transfers to this peer reads local memory any more.
+        """The room has failed, and none of its transfers to this peer reads local memory.
 
-        Only now may memory of the strategy's that blocks named be used again; it may never come. Later than ``abort``.
+        Only from now on may the strategy use its memory again that blocks named. Called after ``abort``, or never.
         """
 
 
@@ -145,25 +149,25 @@ class ReceiveHook(ABC):
     """The decode side of one component, for one room and one writer."""
 
     in_place: bool = True
-    """Whether the writer writes to the items of the request. Read after ``prepare``; if not, it is not allowed to.
+    """Whether the writer writes to the items of the request. Read after ``prepare``. If not, it must not write there.
 
-    If it does, the core counts the bytes that the send hook hands over against the plan. If it does not, this hook
-    checks that everything has come, and says in ``finish`` if something has not.
+    If it does, the core compares the bytes that the send hook submits with the plan. If it does not, this hook checks
+    that everything has come, and fails in ``finish`` if something is missing.
     """
 
     @abstractmethod
     def prepare(self, context: ReceiveContext) -> bytes:
-        """Bytes that travel with the request to this writer; at most 64 KiB."""
+        """Return bytes that go to this writer with the request; at most 64 KiB."""
 
     def arrived(self, context: ReceiveContext, arrival: Arrival) -> Transfer | None:
-        """A chunk is visible in local memory. What remains to be done with it is a transfer, or nothing.
+        """A chunk is visible in local memory. Return a transfer if something remains to be done with it.
 
-        ``None`` says that the bytes are in place.
+        ``None`` means that the bytes are in place.
         """
         return None
 
     def message(self, context: ReceiveContext, payload: bytes) -> None:
-        """A message from the counterpart.
+        """A message from the counterpart has come.
 
         Raises:
             NotImplementedError: This hook expects none; fails the room.
@@ -175,54 +179,54 @@ class ReceiveHook(ABC):
         return ""
 
     def finish(self, context: ReceiveContext) -> Transfer | None:
-        """Everything arrived; success waits for what is returned. ``None`` says that nothing remains."""
+        """Everything has arrived. The room succeeds only after the returned transfer; ``None`` if nothing remains."""
         return None
 
     def abort(self, context: ReceiveContext) -> Transfer | None:
-        """The room failed; memory is given back only after what is returned has ended."""
+        """The room has failed. Its memory quiesces only after the returned transfer has ended."""
         return None
 
     def released(self, context: ReceiveContext) -> None:  # noqa: B027 - optional
-        """The room ended, every hook's work is done, and nothing of this writer can land any more.
+        """The room has ended, every hook's work is done, and nothing from this writer can land.
 
-        Only now may memory that was lent to it be used again; it may never come. Later than ``abort``.
+        Only from now on may memory that was granted to the writer be used again. Called after ``abort``, or never.
         """
 
 
 class Strategy(ABC):
-    """A pair of hooks under a name. Objects are shared by all rooms of a link; hooks are made per room.
+    """A pair of hooks under a name. All rooms of a link share the object. Hooks are made for each room.
 
-    One that brings memory of its own is an object for one link.
+    A strategy with memory of its own serves one link only.
     """
 
     name: str
 
     def open(self, inventory: Inventory, components: Sequence[str]) -> Sequence[Region]:
-        """The link opens: memory of the strategy's own, which is registered behind that of the inventory.
+        """The link opens. Return memory of the strategy's own. It is registered after the inventory's regions.
 
         Args:
             inventory: What the rank holds; the first region that is returned has the number ``len(inventory.regions)``.
-            components: Those that it carries.
+            components: The components that it moves.
         """
         return ()
 
     def close(self) -> None:  # noqa: B027 - optional
-        """The link has closed, or could not be opened after all.
+        """The link has closed, or could not be opened.
 
-        Memory that was lent and not released may still be written to: keep it.
+        Memory that was granted, and for which ``released`` was not called, may still be written to: keep it.
         """
 
     def snapshot(self) -> Mapping[str, int]:
-        """What it holds, in numbers, for `Link.snapshot`. Any thread; does not block."""
+        """Numbers about this strategy, for `Link.snapshot`. Callable from any thread; never blocks."""
         return {}
 
     @abstractmethod
     def sender(self) -> SendHook:
-        """A new send hook, or a shared one that keeps nothing per room."""
+        """A new send hook, or a shared one if it keeps no data of a room."""
 
     @abstractmethod
     def receiver(self) -> ReceiveHook:
-        """A new receive hook, or a shared one that keeps nothing per room."""
+        """A new receive hook, or a shared one if it keeps no data of a room."""
 
     def __repr__(self) -> str:
         return f"<strategy {self.name}>"
@@ -245,7 +249,7 @@ class _DirectReceive(ReceiveHook):
 
 
 class _Direct(Strategy):
-    """One-sided moves from where the bytes are to where they belong. Keeps nothing per room."""
+    """Moves bytes directly from the source's items to the destination's. Keeps no data of a room."""
 
     name = "direct"
 
@@ -261,4 +265,4 @@ class _Direct(Strategy):
 
 
 DIRECT: Strategy = _Direct()
-"""The core's one-sided strategy."""
+"""The strategy that moves bytes directly."""

@@ -1,4 +1,4 @@
-"""The sockets of one link: one that listens, and one to each peer that it dialled. Owned by one thread."""
+"""The sockets of one link: one that listens, and one for each peer that it dials. One thread owns them."""
 
 from __future__ import annotations
 
@@ -31,45 +31,44 @@ __all__ = ["Channel"]
 log = logging.getLogger("statelink.wire")
 
 QUEUE = 100_000
-"""Messages that may wait for one peer before it counts as not taking any."""
+"""Messages that may wait for one peer. If there are more, the peer counts as unreachable."""
 UNREAD = 128
-"""Messages of one connection that ZeroMQ holds before it stops to read from it: together at most 32 MiB."""
+"""Messages that ZeroMQ holds for one connection before it stops reading from it: together at most 32 MiB."""
 UNFINISHED = 128 << 20
-"""Most bytes of messages in parts of which parts are missing, of all peers that introduced themselves."""
+"""Most bytes of unfinished messages in parts, of all peers together that have introduced themselves."""
 UNFINISHED_UNINTRODUCED = 32 << 20
-"""The same limit for all other peers together. It has space for at least two introductions."""
+"""The same limit for all other peers together. It has space for at least two handshakes."""
 MAX_ROUTES = 65536
-"""Most peers whose connections are remembered for answers, and most whose keys are."""
+"""Most peers whose connections are remembered for answers, and most peers whose keys are remembered."""
 HANDSHAKE = 5000
-"""Milliseconds that a connection may take until it may speak; one that says nothing is closed then."""
+"""Milliseconds for the set-up of a connection. A connection that is not ready by then is closed."""
 MARK = "#"
-"""Between a link's name and the number of its connection, in a routing id."""
+"""Separates a link's name from the number of its connection, in a routing id."""
 BURST = 256
-"""Messages taken from one socket before the others, timers and jobs get their turn."""
+"""Most messages taken from one socket before other sockets, timers and jobs get their turn."""
 TURN_BYTES = 4 << 20
-"""Bytes taken from one socket before the others get their turn."""
+"""Most bytes taken from one socket before the others get their turn."""
 TURN_SECONDS = 0.01
-"""Seconds for which messages of one socket are taken and handled before the others get their turn."""
+"""Seconds for which messages of one socket are handled before the others get their turn."""
 
 
 class Channel:
     """Listens, dials, sends and receives. Every method belongs to the thread that made the object.
 
-    A link dials the peers that it asks (decode dials prefill); answers come back over the same connection, so that
-    who was dialled need not know where the other listens.
+    Decode dials prefill. Answers come back over the same connection, so prefill need not know where decode listens.
 
     Args:
         name: This link's name; peers see it as the routing id.
-        listen: Where to listen; port 0 picks one. Empty: nowhere, and nobody can dial it.
+        listen: Where to listen; port 0 picks a free port. If empty, the link does not listen, and nobody can dial it.
         advertise: Host under which peers reach it; the listening host when empty.
         keys: CURVE keys; ``None`` for none.
         insecure: Whether to listen beyond loopback without keys.
-        max_frame: Most bytes of a frame that comes in; the sender of a larger one is cut off.
-        kinds: The messages that may come.
+        max_frame: Most bytes of a frame that comes in. A peer that sends a larger one is disconnected.
+        kinds: The kinds of messages that may come.
 
     Attributes:
-        knows: Whether a peer that dialled this link, by its name, has introduced itself. Anybody else may send a
-            `Hello`, and otherwise what is small.
+        knows: Tells whether a peer that dialled this link has introduced itself, by its link name. Other peers may send
+            a `Hello`, and otherwise only small messages.
 
     Raises:
         ConfigError: It would listen beyond loopback without keys, the address cannot be bound, or the process has too
@@ -152,15 +151,15 @@ class Channel:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Public keys of who may speak. Any thread."""
+        """Public keys of the links that may connect. Callable from any thread."""
         return self._keys.allow if self._keys is not None else ()
 
     def key_of(self, name: str) -> str:
-        """The key that speaks as the link ``name``; empty if nobody does, or without security."""
+        """The key of the link ``name``; empty if no link has used that name, or without security."""
         return self._owners.get(name, "")
 
     def count(self, error: WireError) -> None:
-        """Count what a peer should not have sent, and log some of it."""
+        """Count a frame that a peer should not have sent, and log some of them."""
         self.dropped[error.code] += 1
         seen = self.dropped[error.code]
         if seen & (seen - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the log
@@ -168,7 +167,7 @@ class Channel:
 
     @property
     def refused(self) -> int:
-        """Connections whose key is not allowed."""
+        """Number of connections that were refused because of their key."""
         return self._gate.refused if self._gate else 0
 
     def watch(self, descriptor: int) -> None:
@@ -176,7 +175,7 @@ class Channel:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def redial(self, endpoint: Endpoint) -> None:
-        """Open a connection anew; what waits in the old one is lost.
+        """Replace a connection by a new one. Messages that wait in the old one are lost.
 
         Raises:
             ConfigError: As `dial`.
@@ -186,11 +185,11 @@ class Channel:
         self.dial(endpoint, trouble)
 
     def dial(self, endpoint: Endpoint, before: Trouble | None = None) -> None:
-        """Open a connection in the background; it comes back by itself when the other side does.
+        """Open a connection in the background. It is repaired by itself when the other side comes back.
 
         Args:
             endpoint: Where to.
-            before: What was wrong with an earlier connection to it, if there was one.
+            before: What was wrong with an earlier connection to this endpoint, if there was one.
 
         Raises:
             ConfigError: Only one side has keys, or the peer's is not allowed.
@@ -208,8 +207,8 @@ class Channel:
                 code="config.keys",
             )
         if self._keys is not None and endpoint.key not in self._keys.allow:
-            # The peer proves that it holds the key in its address; whoever gave us the address does not decide that
-            # it may learn where our memory is.
+            # The peer proves that it holds the key in its address. But whoever gave us the address must not decide that
+            # the peer may learn where our memory is. So the key has to be allowed, too.
             raise ConfigError(
                 f"cannot dial {endpoint.address}",
                 cause=f"its public key, {endpoint.key}, is not in this link's allow-list",
@@ -220,7 +219,7 @@ class Channel:
             socket = self._socket(zmq.DEALER)
         except zmq.ZMQError as error:  # the process has no file descriptor left
             raise ConfigError(f"cannot dial {endpoint.address}", cause=str(error)) from error
-        # Each connection has an id of its own: one that is dialled anew is not mistaken for its predecessor.
+        # Each connection has an id of its own, so that a new connection is not mistaken for an earlier one.
         socket.setsockopt_string(zmq.ROUTING_ID, f"{self.name}{MARK}{next(self._dials)}")
         socket.reconnect_ivl, socket.reconnect_ivl_max = 50, 1000
         dialling: Dialling | None = None
@@ -240,18 +239,18 @@ class Channel:
         self._poller.register(socket, zmq.POLLIN)
 
     def trouble(self, address: str) -> Trouble | None:
-        """Why nobody has spoken over the connection dialled to ``address``; ``None`` once somebody has."""
+        """Why no message has come over the connection to ``address``; ``None`` once one has come."""
         dialling = self._unheard.get(address)
         return None if dialling is None else dialling.trouble()
 
     def _heard(self, address: str) -> None:
-        """Somebody spoke, or the connection is closed: nothing watches it from here on."""
+        """A message has come, or the connection is closed: stop watching its set-up."""
         dialling = self._unheard.pop(address, None)
         if dialling is not None:
             dialling.close()
 
     def hang_up(self, address: str) -> None:
-        """Close a dialled connection; what waits in it is lost."""
+        """Close a dialled connection. Messages that wait in it are lost."""
         socket = self._dialled.pop(address, None)
         if socket is not None:
             self._parts.forget(address)
@@ -279,12 +278,12 @@ class Channel:
             ) from error
 
     def receive(self, timeout: float | None) -> Iterator[tuple[Message, str | None]]:
-        """Wait for messages, and yield what came with the address it was dialled at (``None``: they dialled us).
+        """Wait for messages, and yield each with the address that was dialled (``None`` if the peer dialled this link).
 
-        Frames that are no message are counted in ``dropped`` and logged, and change nothing.
+        A frame that is no message is counted in ``dropped`` and logged. It changes nothing.
 
         Args:
-            timeout: Seconds to wait at most; ``None`` waits until something comes.
+            timeout: Most seconds to wait; ``None`` waits until something comes.
         """
         ready = dict(self._poller.poll(None if timeout is None else math.ceil(max(timeout, 0) * 1000)))
         if self._gate is not None and self._gate.socket in ready:
@@ -296,7 +295,10 @@ class Channel:
                 yield from self._drain(socket, address)
 
     def _drain(self, socket: zmq.Socket[Any], address: str | None) -> Iterator[tuple[Message, str | None]]:
-        """What one socket has, up to a turn's messages, bytes and time. Handling a message counts as time, too."""
+        """Messages from one socket, up to the limits of one turn.
+
+        The time in which a message is handled counts, too.
+        """
         until = time.monotonic() + TURN_SECONDS
         nbytes = 0
         for number in range(BURST):
@@ -325,10 +327,10 @@ class Channel:
             yield message, address
 
     def _whole(self, frames: list[bytes], routing: bytes | None, address: str | None) -> list[bytes] | None:
-        """Frames that are ready to be decoded; ``None`` where parts are missing."""
+        """The frames of a complete message; ``None`` if parts are missing."""
         kind = self._kinds.get(frames[0]) if frames else None
         if kind is None:
-            return frames  # for the decoder to refuse
+            return frames  # the decoder refuses them
         parts = self._parts
         if routing is not None and not self.knows(routing.rpartition(MARK.encode())[0].decode(errors="replace")):
             parts = self._unintroduced
@@ -340,7 +342,7 @@ class Channel:
         return parts.add(routing if address is None else address, frames, limit_of(kind))
 
     def _take(self, socket: zmq.Socket[Any], address: str | None) -> tuple[list[bytes], str]:
-        """The next frames, and the key that whoever sent them holds; empty without security."""
+        """The next frames, and the key of the connection; empty without security."""
         if address is not None or self._gate is None:
             frames = socket.recv_multipart(zmq.NOBLOCK)
             return frames, "" if address is None else address.partition("|")[2]
@@ -348,7 +350,7 @@ class Channel:
         return [frame.bytes for frame in received], str(received[-1].get("User-Id"))
 
     def _note_owner(self, name: str, key: str) -> None:
-        """The first key that speaks as a link keeps its name: one allowed peer cannot pose as another."""
+        """Bind a link name to the first key that uses it, so that one allowed peer cannot pose as another."""
         if self._owners.setdefault(name, key) != key:
             raise WireError("the sender's name is that of another key's link", cause=name[:80], code="wire.sender")
         self._owners.move_to_end(name)
@@ -356,7 +358,7 @@ class Channel:
             self._owners.popitem(last=False)
 
     def _note_route(self, routing: bytes, message: Message, key: str) -> None:
-        """Remember by which connection a peer spoke last: answers go there."""
+        """Remember the connection over which a peer spoke last. Answers go there."""
         if routing.rpartition(MARK.encode())[0] != message.sender.encode():
             raise WireError("the sender is not who is connected", cause=message.sender[:80], code="wire.sender")
         if key:

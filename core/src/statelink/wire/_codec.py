@@ -1,4 +1,4 @@
-"""Messages to frames and back; every way in which a frame can be bad ends in one error."""
+"""Encodes messages as frames and decodes them. Every bad frame raises the same error."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _decoders = {type_: msgspec.msgpack.Decoder(type_) for type_ in _kind_of}
 
 
 def encode(message: Message) -> list[bytes]:
-    """The kind and the body of a message.
+    """Encode a message as two frames: its kind and its body.
 
     Raises:
-        WireError: It is larger than a message of its kind may be.
+        WireError: The message is larger than its kind may be.
     """
     if isinstance(message, (Refuse, Failed)):
         message = msgspec.structs.replace(message, reason=message.reason.clipped())
@@ -53,15 +53,15 @@ def _check_size(kind: bytes, type_: type[Message], body: bytes) -> None:
 
 
 def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS) -> Message:
-    """The message in two frames.
+    """Decode the two frames of a message.
 
     Args:
         frames: Its kind and its body.
-        kinds: What may come; nothing else is decoded.
+        kinds: The kinds that may come. No other is decoded.
 
     Raises:
-        WireError: They are not a message; its code tells an unknown kind (``wire.kind``) from a body that is too large
-            (``wire.size``) or malformed (``wire.body``).
+        WireError: The frames are no message. The code tells an unknown kind (``wire.kind``) from a body that is too
+            large (``wire.size``) or malformed (``wire.body``).
     """
     if len(frames) != 2:
         raise WireError("a message has two frames", cause=f"got {len(frames)}", code="wire.frames")
@@ -73,7 +73,7 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
     try:
         message: Message = _decoders[type_].decode(body)
     except Exception as error:
-        # Besides its own errors, the decoder lets through what our structs' checks raise.
+        # Besides its own errors, the decoder passes on what the checks of our structs raise.
         raise WireError(
             f"malformed {kind.decode()} message",
             cause=_first_line(error),
@@ -83,7 +83,7 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
 
 
 class _Introduction(msgspec.Struct):
-    """What of a handshake can be read without knowing any state type."""
+    """The part of a handshake that can be decoded without knowing any state type."""
 
     link: Name
     version: Name
@@ -96,10 +96,10 @@ _handshakes = msgspec.msgpack.Decoder(Handshake)
 
 
 def write_handshake(ours: Handshake) -> msgspec.Raw:
-    """A handshake in the form that `Hello` and `Welcome` carry.
+    """Encode a handshake as `Hello` and `Welcome` carry it.
 
     Raises:
-        WireError: It is larger than peers take.
+        WireError: The handshake is larger than peers take.
     """
     for what, nbytes, most in (
         ("this rank's inventory", len(_encoder.encode(ours.inventory)), MAX_INVENTORY),
@@ -111,15 +111,15 @@ def write_handshake(ours: Handshake) -> msgspec.Raw:
 
 
 def read_handshake(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Handshake:
-    """The handshake that a peer sent. Takes time that grows with its length and with the effort.
+    """Decode the handshake that a peer sent. The time grows with its length and with the effort.
 
     Args:
         raw: The handshake.
-        effort: What checking its layouts may cost; the most that an inventory can, when not given.
+        effort: Limit for the cost of checking its layouts. The default is the limit of one inventory.
 
     Raises:
-        PeerError: It holds a state type that is not known here.
-        WireError: It is malformed, too large, or costs more to check (``wire.effort``).
+        PeerError: It names a state type that is not known here.
+        WireError: It is malformed or too large, or it costs more to check than the effort (``wire.effort``).
     """
     if len(memoryview(raw)) > MAX_HANDSHAKE:
         cause = f"it is {len(memoryview(raw))} bytes long; at most {MAX_HANDSHAKE} are read"
@@ -152,7 +152,7 @@ def read_handshake(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Handshake:
 
 
 def pack_items(ids: npt.NDArray[np.int64], first: int) -> ItemList:
-    """Indices as a little-endian array."""
+    """Encode indices as a little-endian array."""
     return ItemList(first, ids.astype("<i8", copy=False).tobytes())
 
 
@@ -160,7 +160,7 @@ def unpack_items(items: ItemList) -> npt.NDArray[np.int64]:
     """The indices in an `ItemList`; read-only.
 
     Raises:
-        WireError: The array is cut inside an element.
+        WireError: The array ends inside an element.
     """
     if len(items.ids) % 8:
         raise WireError("a list of indices is cut inside an element", cause=f"{len(items.ids)} bytes")

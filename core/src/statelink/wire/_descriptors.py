@@ -1,4 +1,4 @@
-"""Whether the process may open more files: ZeroMQ ends the process where some of its own cannot be opened."""
+"""Checks that the process may open more files. ZeroMQ ends the process if it cannot open some of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from statelink.errors import ConfigError
 __all__ = ["check_descriptors", "no_descriptors"]
 
 MARGIN = 48
-"""File descriptors that must be free: a link over `tcp` with a rendezvous takes about half of them."""
+"""File descriptors that must be free. A link over `tcp` with a rendezvous takes about half of them."""
 
 
 def check_descriptors() -> None:
-    """Refuse to go on where the process has hardly a file descriptor left.
+    """Refuse to continue if the process has hardly any file descriptors left.
 
     Raises:
-        ConfigError: So it is (``config.descriptors``).
+        ConfigError: Too few are left (``config.descriptors``).
     """
     held: list[int] = []
     try:

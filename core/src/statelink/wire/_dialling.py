@@ -1,4 +1,4 @@
-"""What becomes of a connection that a link dialled, until who listens there has said something."""
+"""Finds out why nobody has answered over a connection that a link dialled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Said(NamedTuple):
 
 
 class Trouble(enum.Enum):
-    """Why nobody has answered at an address, as far as the socket library tells."""
+    """Why nobody has answered at an address, as far as the socket library can tell."""
 
     NO_ANSWER = _Said(
         "nobody answers the attempt to connect", "is the address right, its machine up, and no firewall in between?"
@@ -57,7 +57,7 @@ class Trouble(enum.Enum):
 
 
 BEFORE = (Trouble.NO_ANSWER, Trouble.UNKNOWN_HOST, Trouble.REFUSED)
-"""What ends when a connection is made."""
+"""Troubles that are over once a connection is made."""
 LOOKED_AT = (
     zmq.EVENT_CONNECT_DELAYED
     | zmq.EVENT_CONNECT_RETRIED
@@ -72,14 +72,14 @@ LOOKED_AT = (
 
 
 class Dialling:
-    """Reads what the socket library notes of a connection. It is asked now and then; nothing waits for it.
+    """Reads the events that the socket library records for one connection.
 
-    It belongs to the thread that owns the socket. The library notes a few events for each attempt to connect, and keeps
-    2000 of them, so that it has to be asked at least once in some minutes, or closed.
+    It belongs to the thread that owns the socket. The library records a few events for each attempt to connect, and
+    keeps 2000 of them. So `trouble` must be read at least once in a few minutes, or the object closed.
 
     Args:
         socket: A socket that is about to connect, to one address.
-        before: What was found of an earlier connection to it; it counts until more is known.
+        before: The trouble of an earlier connection to this address. It counts until more is known.
     """
 
     def __init__(self, socket: zmq.Socket[Any], before: Trouble | None = None) -> None:
@@ -87,7 +87,7 @@ class Dialling:
         self._events = socket.get_monitor_socket(LOOKED_AT)
         self._events.linger = 0
         self._trouble = before or Trouble.NO_ANSWER
-        self._tried = False  # whether an address was found since the last attempt ended
+        self._tried = False  # whether the name was resolved since the last attempt ended
 
     def trouble(self) -> Trouble:
         """Why nobody has answered so far. Does not block."""
@@ -98,7 +98,7 @@ class Dialling:
 
     def _take(self, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECT_RETRIED:
-            if not self._tried:  # it got no further than the name
+            if not self._tried:  # the attempt ended before the name was resolved
                 self._trouble = Trouble.UNKNOWN_HOST
             self._tried = False
             return
@@ -113,7 +113,7 @@ class Dialling:
             mismatch = value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
             self._trouble = Trouble.KEYS if mismatch else Trouble.ENDED
         elif self._trouble in (Trouble.KEY, Trouble.KEYS):
-            pass  # the same again, told with less detail
+            pass  # the library reports the same failure again, with less detail
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._trouble = Trouble.SILENT if value == errno.EAGAIN else Trouble.ENDED
         elif event == zmq.EVENT_DISCONNECTED and self._trouble is not Trouble.SILENT:
@@ -122,7 +122,7 @@ class Dialling:
             self._trouble = Trouble.SILENT
 
     def close(self) -> None:
-        """Stop to watch; before the socket is closed."""
+        """Stop reading events. Call it before the socket is closed."""
         if not self._events.closed:
             self._socket.disable_monitor()
             self._events.close()

@@ -1,4 +1,4 @@
-"""CURVE keys: inline, from files, or from the environment, and every way in which one can be unusable."""
+"""CURVE keys, given directly, in files or in the environment, and the checks of them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MAX_FILE = 4 << 20
 MAX_ALLOWED = 65536
 """Most keys of one allow-list."""
 SUFFIX = ".pub"
-"""Files of an allow directory that count."""
+"""The files of an allow directory that are read."""
 ENVIRONMENT = {
     "STATELINK_SECRET": "secret",
     "STATELINK_SECRET_FILE": "secret_file",
     "STATELINK_ALLOW": "allow",
     "STATELINK_ALLOW_FILE": "allow_file",
 }
-"""Variables to the fields of `Keys` that they stand for."""
+"""Environment variable to the field of `Keys` that it sets."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,10 +36,10 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         secret: This link's secret key, 40 characters of Z85. Its public key is derived from it.
-        secret_file: A file with the secret key, in place of ``secret``. Nobody but its owner may change it, and
-            nobody outside its group may read it.
-        allow: Public keys of the links that may speak to this one, and that this one may speak to.
-        allow_file: More of them: a file with a key a line, or a directory whose ``*.pub`` files are such.
+        secret_file: A file with the secret key, instead of ``secret``. Only its owner may change it, and only its
+            group may read it.
+        allow: Public keys of the links that may connect to this one, and to which this one may connect.
+        allow_file: More public keys: a file with one key on each line, or a directory with such files named ``*.pub``.
     """
 
     secret: str = ""
@@ -70,14 +70,13 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Keys | None:
         """Keys from the variables in `ENVIRONMENT`, each of which stands for a field.
 
-        ``STATELINK_ALLOW`` holds public keys with spaces or commas between them. Variables that are empty count as not
-        set.
+        ``STATELINK_ALLOW`` holds public keys with spaces or commas between them. An empty variable counts as not set.
 
         Returns:
             The keys, or ``None`` if no variable is set.
 
         Raises:
-            ConfigError: What is set is not usable; it says which variable.
+            ConfigError: The keys cannot be used. The error says which variables are set.
         """
         given = os.environ if environment is None else environment
         named = {name: given[name] for name in ENVIRONMENT if given.get(name)}
@@ -105,20 +104,20 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def check_key(what: str, key: str) -> None:
-    """See that a text is a CURVE key.
+    """Check that a text is a CURVE key.
 
     Raises:
-        ConfigError: It is none. The text is not repeated: it may be a secret that was mistyped.
+        ConfigError: It is none. The error does not repeat the text, because it may be a mistyped secret.
     """
     if not _is_key(key):
         raise _unusable(f"{what} is not a CURVE key", "40 characters of Z85 are expected")
 
 
 def read_secret(path: str | Path) -> str:
-    """The one key in a file, which must not be open to everybody.
+    """The one key in a file. Others must not be able to read the file.
 
     Raises:
-        ConfigError: It cannot be read, others may read or change it, or it does not hold one key.
+        ConfigError: The file cannot be read, others may read or change it, or it does not hold one key.
     """
     entries = _entries(Path(path), secret=True)
     if len(entries) != 1:
@@ -130,11 +129,12 @@ def read_allowed(path: str | Path) -> tuple[str, ...]:
     """The public keys in a file, or in the ``*.pub`` files of a directory.
 
     Raises:
-        ConfigError: It cannot be read, or a line of it is not a key.
+        ConfigError: A file cannot be read, or a line of it is no key.
     """
     where = Path(path)
     try:
-        # By name, so that a complaint is the same on every machine. Mounted secrets are links: they are followed.
+        # Sorted, so that the error is the same on every machine. Mounted secrets are symbolic links, which are
+        # followed.
         files = sorted(where.glob(f"*{SUFFIX}")) if where.is_dir() else [where]
     except OSError as error:
         raise _unusable(f"{where} cannot be read", error.strerror or str(error)) from error
@@ -146,7 +146,7 @@ def _entries(path: Path, *, secret: bool) -> list[str]:
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
-        # Z85 has `#`, but no key begins with it: the first character of five stands for at most 82 of 84.
+        # Z85 has the character `#`, but no key begins with it: the first of five characters is at most number 82 of 84.
         if not words or words[0].startswith("#"):
             continue
         if not _is_key(words[0]) or (secret and len(words) > 1):
@@ -160,7 +160,8 @@ def _entries(path: Path, *, secret: bool) -> list[str]:
 
 def _read(path: Path, *, secret: bool) -> str:
     try:
-        # Not to wait for a pipe's other end; and what is checked is what is read.
+        # O_NONBLOCK: do not wait for the other end of a pipe. The open file is checked, so that it is the file that is
+        # read.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
@@ -185,16 +186,16 @@ def _read(path: Path, *, secret: bool) -> str:
 
 
 def check_private(path: Path) -> None:
-    """See that a file with a secret in it is not open to everybody.
+    """Check that only its owner and group can read a file with a secret.
 
     Raises:
-        ConfigError: Others may read or change it, or it is somebody else's.
+        ConfigError: Others may read or change it, or another user owns it.
     """
     _refuse_shared(path, path.stat())
 
 
 def _refuse_shared(path: Path, status: os.stat_result) -> None:
-    """Group members may read it: that is how secrets are mounted into containers."""
+    """Refuse a file that others can read. Its group may, because secrets are mounted into containers in this way."""
     mode = stat.S_IMODE(status.st_mode)
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise _unusable(f"{path} is open to others", f"its mode is {mode:04o}", f"chmod 600 {path}")

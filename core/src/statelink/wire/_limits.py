@@ -1,4 +1,4 @@
-"""How large each kind of message may be: what decodes takes time and memory that its sender chooses."""
+"""The largest size of each kind of message. Decoding takes time and memory, and the sender chooses the size."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ._rendezvous import Resolved
 __all__ = ["MAX_FRAME", "MAX_HANDSHAKE", "MAX_INVENTORY", "SMALL", "limit_of"]
 
 MAX_FRAME = 256 << 10
-"""Most bytes of one frame. ZeroMQ cuts off who sends a larger one; a larger message travels in several frames."""
+"""Most bytes of one frame. ZeroMQ disconnects a peer that sends a larger one. Larger messages are sent in parts."""
 SMALL = 16 << 10
-"""Most bytes of a message without a list, and of anything but `Hello` that a peer says before it introduced itself."""
+"""Most bytes of a message without a list. A peer that has not introduced itself may send only `Hello` beyond this."""
 MAX_INVENTORY = 4 << 20
 """Most bytes of an encoded inventory."""
 MAX_HANDSHAKE = MAX_INVENTORY + MAX_DESCRIPTOR + (1 << 20)
@@ -32,7 +32,7 @@ MAX_HANDSHAKE = MAX_INVENTORY + MAX_DESCRIPTOR + (1 << 20)
 _LIMITS: dict[type[Message], int] = {
     Hello: MAX_HANDSHAKE + SMALL,
     Welcome: MAX_HANDSHAKE + SMALL,
-    Attach: 2 * MAX_INVENTORY,  # it names no more buffers than an inventory has
+    Attach: 2 * MAX_INVENTORY,  # it names at most as many buffers as an inventory has
     Request: 8 * MAX_INDICES + (4 << 20),
     # A line for each component, or a reason at its longest.
     Chunk: 2 << 20,

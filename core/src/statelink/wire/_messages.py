@@ -1,8 +1,8 @@
 """Every message that two links exchange.
 
-A message is two frames: its kind, and a msgpack map of the fields below. Unknown fields are ignored and missing ones
-have defaults, so that a field can be added; an unknown kind is counted and dropped. ``sender`` and ``to`` are link
-names, which are unique among all processes ever started: what is meant for an earlier incarnation is never mistaken.
+A message is two frames: its kind, and a msgpack map of the fields below. Unknown fields are ignored, and missing fields
+have defaults, so that fields can be added. A message of an unknown kind is counted and dropped. ``sender`` and ``to``
+are link names. No two processes ever have the same link name, so a message for an earlier incarnation is recognised.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 PROTOCOL = (1, 1)
 """Lowest and highest protocol version that this core speaks."""
 MAX_DESCRIPTOR = 8 << 20
-"""Most bytes of what a backend says of how it is reached."""
+"""Most bytes of a backend's descriptor."""
 MAX_INDICES = 1 << 22
-"""Most indices of one request, of all of its components together."""
+"""Most indices in one request, for all components together."""
 MAX_KINDS = 1024
 """Most state types, operations and components that a message names."""
 
@@ -61,11 +61,11 @@ Few = msgspec.Meta(max_length=MAX_KINDS)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every message carries.
+    """The fields of every message.
 
     Attributes:
-        sender: Link name of the process that sent it.
-        to: Link name of the process it is meant for; empty where that is not known yet.
+        sender: Link name of the sender.
+        to: Link name of the receiver; empty if the sender does not know it yet.
     """
 
     sender: Name
@@ -73,13 +73,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProcessId(msgspec.Struct, frozen=True, kw_only=True):
-    """Which process of a host a link runs in: enough to notice its end from another process of the same host.
+    """Identifies the process of a link, so that another process of the same host can notice its end.
 
     Attributes:
-        pid: Its id, in its own pid namespace.
-        start: When it started, in ticks since boot; tells it from a later process with its id.
-        pid_namespace: Its pid namespace.
-        boot: Id of its kernel's boot.
+        pid: Process id, in the process's own pid namespace.
+        start: When the process started, in ticks since boot. Tells it from a later process with the same id.
+        pid_namespace: Number of its pid namespace.
+        boot: Boot id of its kernel.
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
@@ -89,20 +89,20 @@ class ProcessId(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handshake(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a link is and what it holds; exchanged in the handshake.
+    """What a link tells a peer about itself. Sent in `Hello` and `Welcome`.
 
     Attributes:
-        link: Link name; holds the incarnation.
-        protocol: Lowest and highest protocol version.
-        version: Version of the core, for messages to people.
+        link: Link name. It contains the incarnation.
+        protocol: Lowest and highest protocol version that the link speaks.
+        version: Version of the core, for error texts.
         role: ``prefill`` or ``decode``.
         backend: Name of the backend.
-        ops: Operations that it offers.
+        ops: Operations that the backend offers.
         kinds: Definitions of the state types in the inventory.
         strategies: Component to the name of its strategy.
         descriptor: What the backend needs to reach this side.
         inventory: What this rank holds, addresses included.
-        process: Which process it runs in, where that is known.
+        process: The process that it runs in, if known.
         verify: What both sides compare before success: ``off`` or ``digest``.
     """
 
@@ -124,7 +124,7 @@ class ItemList(msgspec.Struct, frozen=True):
     """Indices of one component, as a little-endian array.
 
     Attributes:
-        first: Number of the first item in the sequence.
+        first: Number of the first item in its sequence.
         ids: int64, little endian.
     """
 
@@ -133,7 +133,7 @@ class ItemList(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """A link introduces itself, and asks the other to.
+    """A link introduces itself, and asks the other link to do the same.
 
     Attributes:
         handshake: A `Handshake`, encoded. It is decoded in two steps, so that a state type that this side does not know
@@ -156,11 +156,11 @@ class Refuse(Message, frozen=True, kw_only=True):
 
 
 class Attach(Message, frozen=True, kw_only=True):
-    """Decode tells a source its part.
+    """Decode tells a prefill rank, the source, what it has to write.
 
     Attributes:
-        assignment: What it writes for this destination.
-        destinations: Decode ranks that will ask it for each room.
+        assignment: What the source writes for this destination.
+        destinations: Number of decode ranks that will send it a request for each room.
         digest: Decode's digest of the compiled plan.
         same_host: Whether decode sees the source's process on its own host, at the address that it dialled.
     """
@@ -172,11 +172,11 @@ class Attach(Message, frozen=True, kw_only=True):
 
 
 class Attached(Message, frozen=True, kw_only=True):
-    """The source has checked its part and can reach the destination.
+    """The source has checked its assignment and can reach the destination.
 
     Attributes:
-        digest: Of the plan that it compiled.
-        transport: What its backend says carries the bytes.
+        digest: Digest of the plan that the source compiled.
+        transport: The transport that carries the bytes, as its backend says.
     """
 
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -184,10 +184,10 @@ class Attached(Message, frozen=True, kw_only=True):
 
 
 class Unmet(msgspec.Struct, frozen=True):
-    """An earlier use of a room id that ended on a decode rank, and of which prefill may not have opened its side.
+    """An earlier use of a room id that ended on a decode rank, and that may not have met a room on prefill.
 
     Attributes:
-        generation: Which; 0 for any number of uses that are not known one by one.
+        generation: Which use; 0 stands for any number of uses that are not remembered one by one.
         ended_ms_ago: Milliseconds since it ended.
     """
 
@@ -204,15 +204,15 @@ class Request(Message, frozen=True, kw_only=True):
 
     Attributes:
         room: The request.
-        generation: Drawn by this decode rank for this use of the room id.
-        tokens: N; both sides must agree.
-        prefix: P, the positions that decode already holds.
-        items: Where each component belongs in decode's memory.
+        generation: Number that this decode rank chose for this use of the room id.
+        tokens: N. Both sides must agree.
+        prefix: P, the number of positions that decode already holds.
+        items: The items of each component in decode's memory.
         prepared: What each receive hook prepared for this writer.
-        elsewhere: Components whose receive hook wants the bytes somewhere else than in decode's items.
-        attempt: Which use of the room id this is, as the engines of both sides say.
+        elsewhere: Components that the writer must not write to decode's items, because their hook has other memory.
+        attempt: Number that the engines of both sides gave this use of the room id.
         lifetime_ms: Milliseconds that this use may take on decode, from its beginning to its deadline.
-        unmet: Earlier uses of the same room and attempt, in the order in which they ended.
+        unmet: Earlier uses of the same room id and attempt, in the order in which they ended.
     """
 
     room: Room
@@ -234,7 +234,7 @@ class Chunk(Message, frozen=True, kw_only=True):
         room: The request.
         generation: Which use of the room id.
         number: Number of the push, from 0.
-        granules: Per component ``[first, last)`` granules that moved.
+        granules: For each component, the ``[first, last)`` granules that moved.
         layers: ``[first, last)`` model layers, or ``None`` for all buffers.
         nbytes: Payload bytes of the push.
     """
@@ -248,16 +248,16 @@ class Chunk(Message, frozen=True, kw_only=True):
 
 
 class Finished(Message, frozen=True, kw_only=True):
-    """A source's last word on a room: everything it was assigned has been written.
+    """A source has written everything that it was assigned for a room.
 
     Attributes:
         room: The request.
         generation: Which use of the room id.
         digest: The source's digest of the plan.
-        moved: What it moved, per component.
-        chunks: How many pushes that took.
-        digests: Per component, the digest of what it moved, where both sides verify.
-        transport: What its backend says carried the bytes.
+        moved: How much it moved of each component.
+        chunks: Number of pushes.
+        digests: For each component, the digest of its bytes, if both sides verify.
+        transport: The transport that carried the bytes, as its backend says.
     """
 
     room: Room
@@ -270,21 +270,21 @@ class Finished(Message, frozen=True, kw_only=True):
 
 
 class Accepted(Message, frozen=True, kw_only=True):
-    """Decode has everything from every source."""
+    """Decode has received everything from every source."""
 
     room: Room
     generation: Generation
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """A room ended in failure on the sender's side. Says nothing about bytes in flight: see `Drained`.
+    """A room failed on the sender's side. This says nothing about bytes in flight: see `Drained`.
 
     Attributes:
         room: The request.
         generation: Which use of the room id.
         reason: Why.
-        attempt: Which use of the room id this is, as the engines of both sides say; decode says it.
-        met: The use of decode that prefill's room belonged to, if there was one; prefill says it.
+        attempt: Number that the engines gave this use of the room id. Only decode sets it.
+        met: Generation of the request that prefill's room met; 0 if none did. Only prefill sets it.
     """
 
     room: Room
@@ -295,7 +295,7 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class Drained(Message, frozen=True, kw_only=True):
-    """No write of the sender for this use of the room is in flight, and none will start.
+    """No write of the sender for this use of the room is in flight, and the sender will start none.
 
     Attributes:
         room: The request.
@@ -309,7 +309,7 @@ class Drained(Message, frozen=True, kw_only=True):
 
 
 class Note(Message, frozen=True, kw_only=True):
-    """A strategy's hook speaks to its counterpart."""
+    """A message from a strategy's hook to its counterpart."""
 
     room: Room
     generation: Generation
@@ -326,10 +326,10 @@ class Pong(Message, frozen=True, kw_only=True):
 
 
 class Unknown(Message, frozen=True, kw_only=True):
-    """The sender knows nothing of the link that spoke, or is not the one that was spoken to: introduce yourself.
+    """The sender does not know the link that spoke to it, or is not the link that was meant: introduce yourself again.
 
     Attributes:
-        room: The room of the request that this answers, which nobody took; 0 for other messages.
+        room: If this answers a request that was not taken: its room. Otherwise 0.
         generation: Which use of the room id.
     """
 
@@ -338,10 +338,10 @@ class Unknown(Message, frozen=True, kw_only=True):
 
 
 class Bye(Message, frozen=True, kw_only=True):
-    """The sender closes.
+    """The sender closes its link.
 
     Attributes:
-        drained: Whether none of its writes is in flight, and it is certain that none will land later.
+        drained: Whether none of its writes is in flight, and certainly none will land later.
     """
 
     drained: bool = False

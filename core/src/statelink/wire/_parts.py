@@ -1,7 +1,8 @@
-"""Large messages in several frames: ZeroMQ then holds little of a peer that is not read, and nobody waits for long.
+"""Sends large messages in parts. ZeroMQ then holds little for a connection, and no connection waits for long.
 
-A message whose body fits into a frame is two frames, its kind and its body. A larger one is several messages of three
-frames: its kind, a part of the body, and where the part begins with the length of the whole.
+A message whose body fits into a frame has two frames: its kind and its body. A larger message is sent as several
+messages of three frames: its kind, a part of the body, and where the part begins, together with the length of the
+whole.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from ._limits import MAX_FRAME
 __all__ = ["Parts", "cut"]
 
 PART = MAX_FRAME - (1 << 10)
-"""Most bytes of a part: encryption adds some to a frame."""
+"""Most bytes of a part. It is less than a frame, because encryption adds bytes."""
 _PLACE = struct.Struct("<QQ")
 
 
 def cut(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """The messages in which a kind and a body travel."""
+    """The messages in which a kind and a body are sent."""
     kind, body = frames
     if len(body) <= PART:
         yield [kind, body]
@@ -40,11 +41,11 @@ class _Partial(NamedTuple):
 
 
 class Parts:
-    """Puts together what several connections send in parts. Belongs to one thread.
+    """Puts messages together that several connections send in parts. Belongs to one thread.
 
     Args:
-        most: Most bytes of unfinished messages, of all connections together. Whoever has sent nothing for longest gives
-            way, and has to say it again.
+        most: Most bytes of unfinished messages, of all connections together. If there are more, the message of the
+            connection that has been silent for longest is dropped, and its sender has to send it again.
     """
 
     def __init__(self, most: int) -> None:
@@ -53,16 +54,16 @@ class Parts:
         self.nbytes = 0
 
     def add(self, connection: Hashable, frames: Sequence[bytes], limit: int) -> list[bytes] | None:
-        """Take a part; the whole message once it is there.
+        """Take a part. Return the whole message once it is complete.
 
         Args:
-            connection: Who sent it.
+            connection: The connection over which it came.
             frames: Its three frames.
             limit: Most bytes of a message of its kind.
 
         Raises:
-            WireError: It does not go on where the last part ended, or the whole is too large. What came before it is
-                forgotten.
+            WireError: The part does not begin where the last one ended, or the whole message is too large. The earlier
+                parts are dropped.
         """
         kind, part, place = frames
         first, total = _PLACE.unpack(place) if len(place) == _PLACE.size else (1, 0)
@@ -74,9 +75,9 @@ class Parts:
         if not first:
             known = _Partial(kind, total, bytearray())
         if known is None or (known.kind, known.total, len(known.body)) != (kind, total, first):
-            raise WireError("a part of a message is out of its place", code="wire.frames")
+            raise WireError("a part of a message does not follow the part before it", code="wire.frames")
         if not part or first + len(part) > total:
-            raise WireError("a part of a message is out of its place", code="wire.frames")
+            raise WireError("a part of a message does not follow the part before it", code="wire.frames")
         known.body.extend(part)
         if len(known.body) == total:
             return [kind, known.body]  # type: ignore[list-item]  # decoders take any buffer
@@ -88,7 +89,7 @@ class Parts:
         return None
 
     def forget(self, connection: Hashable) -> None:
-        """Drop what a connection has begun."""
+        """Drop the unfinished message of a connection."""
         known = self._partial.pop(connection, None)
         if known is not None:
             self.nbytes -= len(known.body)

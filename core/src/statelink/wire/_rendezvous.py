@@ -1,4 +1,4 @@
-"""What a link and the rendezvous server say to each other."""
+"""Messages between a link and the rendezvous server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)]
 
 
 class Register(Message, frozen=True, kw_only=True):
-    """A rank says where it is, and says it again before that expires.
+    """A rank registers its address. It does so again before the entry expires.
 
     Attributes:
         instance: Name of its instance.
@@ -47,7 +47,7 @@ class Registered(Message, frozen=True, kw_only=True):
 
 
 class Resolve(Message, frozen=True, kw_only=True):
-    """Where are the ranks of an instance?"""
+    """Ask for the addresses of an instance's ranks."""
 
     instance: Name
 
@@ -57,9 +57,9 @@ class Resolved(Message, frozen=True, kw_only=True):
 
     Attributes:
         instance: Name of the instance.
-        addresses: Of all of its ranks, in order of rank; none while one is missing.
-        present: Ranks that are there.
-        ranks: Ranks that there should be; 0 if nobody has told yet.
+        addresses: Addresses of all ranks, in order of rank; empty while one is missing.
+        present: Number of ranks that are registered.
+        ranks: Number of ranks of the instance; 0 if none is registered.
     """
 
     instance: Name

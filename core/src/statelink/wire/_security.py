@@ -1,4 +1,4 @@
-"""Who may speak: addresses that carry a key, and the gate that asks for one."""
+"""Decides who may connect: addresses with keys, and the check of a peer's key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("statelink.wire")
 
 
 class Endpoint(NamedTuple):
-    """Where a link listens, and the public key it proves to hold.
+    """The address at which a link listens, and the public key that it proves to hold.
 
     Attributes:
         address: ``tcp://host:port``.
@@ -38,7 +38,7 @@ def parse_endpoint(text: str) -> Endpoint:
     """Read ``tcp://host:port`` or ``tcp://host:port|public-key``.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The text is neither.
     """
     address, _, key = text.partition("|")
     host, _, port = address.removeprefix("tcp://").rpartition(":")
@@ -64,7 +64,7 @@ def is_loopback(address: str) -> bool:
 
 
 class Gate:
-    """Answers the socket library's question whether the holder of a key may connect (ZAP, RFC 27).
+    """Tells the socket library whether the holder of a key may connect (ZAP, RFC 27).
 
     Every socket of the context asks it. It belongs to the thread that owns the sockets.
     """
@@ -77,9 +77,9 @@ class Gate:
         self.refused = 0
 
     def answer(self) -> None:
-        """Take one question and answer it; anything but an allowed CURVE key is refused.
+        """Answer one question. Everything but an allowed CURVE key is refused.
 
-        What comes over a connection that was let in carries its key as ``User-Id``.
+        Messages over an accepted connection carry its key as ``User-Id``.
         """
         frames = self.socket.recv_multipart()
         version, request = (*frames, b"", b"")[:2]

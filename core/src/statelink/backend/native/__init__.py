@@ -1,6 +1,7 @@
-"""What plugins over native libraries have in common: a machine to look at, trials that may end a process, no cancel.
+"""Helpers for plugins over native libraries.
 
-Use what fits; nothing else of Statelink needs it.
+They check a machine, try calls that may end the process, and keep transfers of libraries that cannot cancel. Use what
+fits. No other part of Statelink needs this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plugin tells peers of its engine, strict on input; and where an engine answers."""
+"""Descriptors with which a plugin tells peers how to reach its engine. They are strict on input."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ class _Head(msgspec.Struct, array_like=True):
 
 
 class Descriptor(msgspec.Struct, frozen=True, array_like=True):
-    """Base of a plugin's descriptor: its fields follow these two, and what else has to hold it says in `check`.
+    """Base of a plugin's descriptor. The plugin adds its fields after these two, and further checks in `check`.
 
     Attributes:
-        format: Version of the structure; it stays the first field for ever.
+        format: Version of the structure. It always stays the first field.
         link: Name of the link.
     """
 
     FORMAT: ClassVar[int] = 1
-    """The version that this plugin speaks."""
+    """The version of the structure that this plugin reads and writes."""
     BACKEND: ClassVar[str]
     """Name of the plugin's backend, for errors."""
     LIBRARY: ClassVar[str]
-    """What it moves bytes with, for errors."""
+    """The library that moves the bytes, for errors."""
 
     format: int
     link: str
 
     def encode(self) -> bytes:
-        """As bytes, for `Backend.descriptor`."""
+        """Encode it, for `Backend.descriptor`."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls: type[D], raw: bytes, peer: str) -> D:
-        """From bytes that came from ``peer``.
+        """Decode bytes that came from ``peer``.
 
         Raises:
-            TransferError: They are not such a descriptor, of another version, of another link, or not sound.
+            TransferError: The bytes are no such descriptor, or one of another version or link, or `check` failed.
         """
         try:
             head = msgspec.msgpack.decode(raw, type=_Head)
@@ -66,10 +66,10 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         return found
 
     def check(self) -> None:
-        """See whether what it says can be true.
+        """Check that the fields can be true.
 
         Raises:
-            ValueError: It cannot; says why, as what follows "its descriptor".
+            ValueError: They cannot. Its text follows the words "its descriptor".
         """
 
     @classmethod
@@ -79,7 +79,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Located(Descriptor, frozen=True, array_like=True):
-    """Base of the descriptor of an engine that answers at an address.
+    """Base of the descriptor of an engine that listens at an address.
 
     Attributes:
         host: An IP literal.
@@ -91,7 +91,7 @@ class Located(Descriptor, frozen=True, array_like=True):
 
     @property
     def session(self) -> str:
-        """As libraries call the engine."""
+        """The engine's address in the form that libraries take."""
         return session(self.host, self.port)
 
     def check(self) -> None:
@@ -105,5 +105,5 @@ class Located(Descriptor, frozen=True, array_like=True):
 
 
 def session(host: str, port: int) -> str:
-    """``host:port``, where an IPv6 address stands in brackets."""
+    """``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""What plugins over native libraries refuse alike."""
+"""Errors that plugins over native libraries have in common."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ REGISTERS = re.compile("register|registration|reg_mr", re.IGNORECASE)
 def unreachable(library: str, peer: str, cause: object, *, backend: str, hint: str = "") -> TransferError:
     """The error of a peer that cannot be connected.
 
-    Some libraries register memory no earlier than that: where ``cause`` speaks of it, the error is one of this side's
-    memory, and the core adds which setting of an allocator it may be due to.
+    Some libraries register memory only when they connect. If ``cause`` is about that, the error has the code
+    ``backend.memory``, and the core adds which setting of an allocator may be the reason.
     """
     what = f"a peer cannot be connected over {library}"
     code = "backend.memory" if REGISTERS.search(str(cause)) else None
@@ -39,7 +39,7 @@ def torch_place(region: Region, library: str, *, backend: str) -> tuple[str, int
     """``dram`` or ``cuda``, and the number of the device, for a library that knows these kinds of memory.
 
     Raises:
-        TransferError: It is of another kind.
+        TransferError: The region has another kind of memory.
     """
     kind, _, device = region.kind.partition(":")
     if kind not in ("dram", "cuda") or (device and not device.isdecimal()):

@@ -1,4 +1,4 @@
-"""Transfers of a library that cannot cancel: kept until they ended, and their peers until the last one did."""
+"""Keeps the transfers of a library that cannot cancel until they have ended, and a peer until its last one has."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Ledger", "Posted", "Remote"]
 
 
 class Remote:
-    """A peer. A backend subclasses it for what its library needs to know of one.
+    """A peer. A backend subclasses it to add what its library needs to know.
 
     Attributes:
         name: The name of its link.
         table: Its region table.
-        lost: Why its connection is dead, where the library repairs none; empty as long as it is not.
+        lost: Why its connection is dead, for a library that does not repair connections; empty while it works.
         leaving: Whether it was disconnected, and only waits for its last transfer.
-        transport: The word for what carries its bytes, as in `Transports`.
+        transport: The transport that carries its bytes, as in `Transports`.
     """
 
     __slots__ = ("leaving", "lost", "name", "table", "transport")
@@ -39,11 +39,11 @@ RemoteT = TypeVar("RemoteT", bound=Remote)
 
 
 class Posted(Transfer, Generic[RemoteT]):
-    """A batch, and those of the library's handles for it that have not ended.
+    """A batch, and the library's handles for it that have not ended.
 
     Attributes:
-        peer: To whom or from whom it goes.
-        handles: What the library calls its parts; a backend adds them.
+        peer: The peer to or from which its bytes go.
+        handles: The library's handles for its parts. The backend adds them.
     """
 
     __slots__ = ("handles", "peer")
@@ -54,7 +54,7 @@ class Posted(Transfer, Generic[RemoteT]):
         self.handles: list[Any] = []
 
     def ended(self) -> None:
-        """Nothing of it is in progress any more: it succeeded, unless it has failed or its peer was disconnected."""
+        """All handles have ended: the batch succeeds, unless it has failed or its peer was disconnected."""
         if self.outcome is None and self.peer.leaving:
             self.fail("the peer was disconnected while the transfer was in progress", settled=True)
         elif self.outcome is None:
@@ -62,12 +62,12 @@ class Posted(Transfer, Generic[RemoteT]):
 
 
 class Ledger(Generic[RemoteT]):
-    """The peers of a backend, and what is posted to them. Not thread-safe, never blocks: call it under one lock.
+    """The peers of a backend, and the transfers to them. Not thread-safe: call it under one lock. Never blocks.
 
     Args:
         backend: Name of the backend, for messages.
-        ended: Whether a handle of a transfer has ended; it fails the transfer where the handle failed.
-        forget: Makes the library forget a peer to which nothing is posted any more.
+        ended: Tells whether a handle of a transfer has ended. If the handle failed, it fails the transfer.
+        forget: Makes the library forget a peer without transfers.
 
     Attributes:
         posted: Transfers with handles that have not ended.
@@ -83,14 +83,14 @@ class Ledger(Generic[RemoteT]):
         self._peers: dict[str, RemoteT] = {}
 
     def get(self, peer: str) -> RemoteT | None:
-        """A peer, whatever its state."""
+        """The peer of that name, in any state."""
         return self._peers.get(peer)
 
     def usable(self, peer: str) -> RemoteT:
-        """A peer to which something can be posted.
+        """The peer of that name, if something can be posted to it.
 
         Raises:
-            TransferError: It is not connected, or lost.
+            TransferError: The peer is not connected, or it is lost.
         """
         known = self._peers.get(peer)
         if known is None or known.leaving:
@@ -100,10 +100,10 @@ class Ledger(Generic[RemoteT]):
         return known
 
     def make_room(self, peer: str) -> None:
-        """Forget an earlier connection to a peer.
+        """Forget an earlier connection to a peer, so that a new one can be made.
 
         Raises:
-            TransferError: Something that was posted over it has not ended.
+            TransferError: A transfer over the earlier connection has not ended.
         """
         self.sweep()
         known = self._peers.get(peer)
@@ -120,7 +120,7 @@ class Ledger(Generic[RemoteT]):
         self.remove(known)
 
     def add(self, remote: RemoteT) -> None:
-        """Know a peer from now on."""
+        """Add a peer."""
         self._peers[remote.name] = remote
 
     def remove(self, remote: RemoteT) -> None:
@@ -129,7 +129,7 @@ class Ledger(Generic[RemoteT]):
         self._forget(remote)
 
     def leave(self, peer: str) -> None:
-        """Forget a peer once nothing is posted to it any more. What ended before this succeeded."""
+        """Forget a peer once its last transfer has ended. Transfers that have already ended succeed."""
         self.sweep()
         known = self._peers.get(peer)
         if known is not None:
@@ -137,10 +137,10 @@ class Ledger(Generic[RemoteT]):
             self.sweep()
 
     def sweep(self) -> None:
-        """See what ended, and forget what nothing holds any more."""
+        """Find transfers that have ended, and forget peers that left and have no transfers."""
         for work in list(self.posted):
             for handle in list(work.handles):
-                if self._ended(work, handle):  # gone at once: the library may raise for the next one
+                if self._ended(work, handle):  # removed before the next one is asked, because that may raise
                     work.handles.remove(handle)
             if not work.handles:
                 work.ended()
@@ -149,7 +149,7 @@ class Ledger(Generic[RemoteT]):
             self.remove(known)
 
     def close(self) -> tuple[list[Any], list[RemoteT]]:
-        """Fail what has not ended, and know nobody any more: the handles that are left, and the peers."""
+        """Fail all transfers that have not ended, and forget all peers. Return the open handles and the peers."""
         self.sweep()
         works, self.posted = self.posted, []
         peers, self._peers = list(self._peers.values()), {}

@@ -1,4 +1,4 @@
-"""Looking at a machine, and trying what may end the process, as plugins over native libraries have to."""
+"""Checks of the machine, and trials in a process of their own, for plugins over native libraries."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Ended(NamedTuple):
 
     Attributes:
         status: Its exit status, or a signal's number below 0; ``None`` where it did not end in time.
-        how: The same in words.
-        output: What it wrote to standard output.
-        errors: What it wrote to standard error.
+        how: The status in words.
+        output: Text that it wrote to standard output.
+        errors: Text that it wrote to standard error.
     """
 
     status: int | None
@@ -47,16 +47,16 @@ class Ended(NamedTuple):
 
     @property
     def last(self) -> str:
-        """The last line that it wrote, to standard error if it wrote there."""
+        """The last line that it wrote: to standard error, or else to standard output."""
         lines = [line.strip() for line in (self.output + "\n" + self.errors).splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
 
 
 def elsewhere(code: str, *arguments: str, patience: float = 60.0) -> Ended:
-    """Run Python code in a process of its own, which a library may end as it likes.
+    """Run Python code in a process of its own, because a library may end that process.
 
-    It finds the packages that this process finds, and has ``arguments`` in ``sys.argv[1:]``. Blocks until it has ended,
-    or was killed after ``patience`` seconds; safe from any thread.
+    The process finds the same packages as this one, and has ``arguments`` in ``sys.argv[1:]``. Blocks until it has
+    ended or was killed after ``patience`` seconds. Safe from any thread.
     """
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", code, *arguments]
@@ -102,25 +102,25 @@ def seen_in(root: Path) -> Iterator[None]:
 
 
 def lacking(library: object, needed: Mapping[str, str]) -> list[str]:
-    """What this version of a library does not have, as ``Class.method``.
+    """The names that this version of a library lacks, as ``Class.method``.
 
     Args:
         library: The imported module.
-        needed: To the name of each class in it, the names that are needed of that, separated by blanks.
+        needed: Class name to the names of its methods that are needed, separated by blanks.
     """
     names = ((kind, name) for kind, members in needed.items() for name in members.split())
     return [f"{kind}.{name}" for kind, name in names if not hasattr(getattr(library, kind, None), name)]
 
 
 def loads(library: str) -> bool:
-    """Whether the loader loads a shared library, by name or path; a process of its own tries, and this one waits."""
+    """Whether the loader can load a shared library, by name or path. Tries it in a process of its own, and blocks."""
     if _root != Path("/"):
         return (_root / "lib" / Path(library).name).exists()
     return elsewhere("import ctypes, sys; ctypes.CDLL(sys.argv[1])", library).status == 0
 
 
 def needs(lacks: Iterable[str], found: str) -> Iterator[Check]:
-    """What a machine lacks, one check each; if that is nothing, what was found."""
+    """A check for each thing that the machine lacks, or one check with what was found if it lacks nothing."""
     lack = None
     for lack in lacks:
         yield Check(what="needs", verdict=Verdict.PROBLEM, found=lack)
@@ -129,14 +129,14 @@ def needs(lacks: Iterable[str], found: str) -> Iterator[Check]:
 
 
 def settings(*prefixes: str) -> Check:
-    """What the environment sets for a library, by how the names of its variables begin."""
+    """A check that lists the environment variables that begin with one of these prefixes."""
     seen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(prefixes)]
     found = ", ".join(seen) or f"no {' or '.join(f'{each}*' for each in prefixes)} is set"
     return Check(what="environment", verdict=Verdict.OK, found=found)
 
 
 def rdma_devices() -> dict[str, list[str]]:
-    """RDMA devices of this host, whatever the state of their ports, and the numbers of those ports that are active."""
+    """RDMA devices of this host in any state, and for each the numbers of its active ports."""
     found: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
         for device in sorted(on_machine("/sys/class/infiniband").iterdir()):
@@ -147,9 +147,9 @@ def rdma_devices() -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while, for a library that reads them when something of it is made.
+    """Set environment variables for a while, for a library that reads them when one of its objects is made.
 
-    The environment is the process's: the caller holds a lock that keeps others from doing the same.
+    All threads share the environment, so the caller holds a lock that keeps others from doing the same.
     """
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)

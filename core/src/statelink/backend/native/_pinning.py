@@ -1,4 +1,4 @@
-"""Memory that cannot be pinned, found before a library is asked that ends the process then."""
+"""Finds memory that cannot be pinned, before a library that would end the process tries to."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["check_pinnable"]
 def check_pinnable(regions: Sequence[Region], *, backend: str, library: str | None = None) -> None:
     """Refuse host memory that Linux does not pin for a network card that writes to it.
 
-    Reads the process's memory map once, and its limit on locked memory. What drivers know of memory of devices is not
-    asked. Passing is no promise: a card may have limits of its own. Never blocks; safe from any thread.
+    Reads the process's memory map once, and its limit on locked memory. It does not ask drivers about device memory.
+    Memory that passes may still be refused by the card. Never blocks. Safe from any thread.
 
     Args:
-        regions: What is to be registered.
+        regions: The regions that are to be registered.
         backend: Name of the backend, for the error.
-        library: Name and version of its library, likewise.
+        library: Name and version of its library, for the error.
 
     Raises:
-        TransferError: Some of a region is not mapped for reading and writing, or is mapped from a file on a disk; or
-            all of them, with what is pinned already, are more than this process may lock.
+        TransferError: A part of a region is not mapped for reading and writing, or is mapped from a file on a disk. Or
+            all regions, together with what is pinned, are more than this process may lock.
     """
     host = {number: each for number, each in enumerate(regions) if each.kind == "dram"}
     map_, most = read_map(), lockable()

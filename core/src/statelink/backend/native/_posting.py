@@ -1,4 +1,4 @@
-"""What backends with a ledger of their transfers do alike, whatever their library."""
+"""Base class of backends that keep a ledger of their transfers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ RemoteT = TypeVar("RemoteT", bound=Remote)
 
 
 class PostingBackend(Backend, Generic[RemoteT]):
-    """Base of a backend whose transfers go on after ``submit``: every call into its library is made under one lock.
+    """Base of a backend whose transfers go on after ``submit``. It makes every call to its library under one lock.
 
     Attributes:
         _lock: That lock. Nothing waits for a transfer under it.
-        _ledger: Peers, and what is posted to them; its methods are called under the lock.
+        _ledger: Peers, and transfers to them. Its methods are called under the lock.
     """
 
     _lock: threading.Lock
     _ledger: Ledger[RemoteT]
 
     def transport(self, peer: str) -> str:
-        """What was found when the peer was connected."""
+        """The transport that was found when the peer was connected."""
         known = self._ledger.get(peer)
         return known.transport if known is not None else UNKNOWN
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Look at all that is posted, unless another thread is in the library: it looks before it leaves."""
+        """Look at all transfers.
+
+        Does nothing if another thread is in the library, because that one looks at the end.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 self._sweep()
@@ -42,13 +45,13 @@ class PostingBackend(Backend, Generic[RemoteT]):
                 self._lock.release()
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer, once nothing is posted to it any more.
+        """Forget a peer once its last transfer has ended.
 
-        Its transfers fail when the library ends them: then, and not before, their memory is known to be quiet.
+        Its transfers fail when the library ends them. Only then is it known that their bytes have stopped.
         """
         with self._lock:
             self._ledger.leave(peer)
 
     def _sweep(self) -> None:
-        """See what ended. Called with the lock held."""
+        """Find transfers that have ended. The caller holds the lock."""
         self._ledger.sweep()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,16 @@ def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
             print(f"\nsoak: {line}", flush=True)
 
     return say
+
+
+@pytest.fixture(scope="session")
+def root() -> None:
+    """Processes can be started in namespaces of their own here."""
+    if os.geteuid():
+        pytest.skip("making namespaces needs root")
+    made = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"namespaces cannot be made here: {made.stderr.strip()}")
 
 
 @pytest.fixture(autouse=True)

@@ -41,22 +41,26 @@ class Engine:
         folder: Where pools lie.
         name: For messages, and for the files of its pools.
         inside: A command that runs the one that follows it in another place, such as a network namespace.
+        environment: Changes to this process's environment.
     """
 
-    def __init__(self, folder: Path, name: str, inside: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, name: str, inside: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.name = name
         self.links: list[LinkHandle] = []
         self._numbers = itertools.count()
         self._asked = ""
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(PLUGINS)]))
+        given = {**os.environ, **(environment or {})}
+        path = os.pathsep.join(filter(None, [given.get("PYTHONPATH"), str(ROOT), str(PLUGINS)]))
         with ours, theirs:
             self.process = subprocess.Popen(
                 [*inside, sys.executable, "-m", "tests.helpers.worker", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": path},
+                env={**given, "PYTHONPATH": path},
             )
             self._pipe = Connection(ours.detach())
 
@@ -74,9 +78,9 @@ class Engine:
         self._asked = f"{method}{arguments!r:.300}"
         self._pipe.send((method, arguments))
 
-    def answer(self) -> Any:
-        """The second half of a call."""
-        if not self._pipe.poll(PATIENCE):
+    def answer(self, patience: float = PATIENCE) -> Any:
+        """The second half of a call; without an answer for so many seconds, the worker counts as stuck."""
+        if not self._pipe.poll(patience):
             self.process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
             raise AssertionError(f"{self.name} (pid {self.pid}) did not answer {self._asked}")
         try:
@@ -90,6 +94,10 @@ class Engine:
     def run(self, module: str, function: str, *arguments: Any) -> Any:
         """Call a function of a module of the tests in the worker."""
         return self.call("run", module, function, arguments)
+
+    def run_here(self, module: str, function: str, *arguments: Any) -> Any:
+        """The same with a function that takes the worker's host, and so its links, before its own arguments."""
+        return self.call("run_here", module, function, arguments)
 
     def open(
         self,

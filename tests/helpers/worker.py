@@ -6,6 +6,7 @@ Run as ``python -m tests.helpers.worker DESCRIPTOR``, where the descriptor is th
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import logging
 import os
@@ -13,23 +14,22 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from tests.helpers.pools import Component, Memory
 
 import statelink
+from statelink.backend import RoomReport, hookimpl
 from statelink.errors import Reason, StatelinkError
-from statelink.registry import load_backend
+from statelink.registry import load_backend, plugin_manager
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from statelink.backend import RoomReport
 
 __all__ = ["Gate", "Host", "Seen"]
 
@@ -83,6 +83,7 @@ class Host:
     rooms: dict[int, statelink.Room] = field(default_factory=dict)
     gates: dict[str, Gate] = field(default_factory=dict)
     errors: Errors = field(default_factory=Errors)
+    ends: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def warm(self, backend: str) -> None:
         """Load a backend and its library, so that opening a link does not have to."""
@@ -159,10 +160,6 @@ class Host:
     def backend_of(self, key: str) -> str:
         return self.links[key].backend
 
-    def card(self, key: str) -> bytes:
-        """How the link introduces itself."""
-        return msgspec.msgpack.encode(self.links[key]._node.card)
-
     def snapshot(self, key: str) -> dict[str, Any]:
         return self.links[key].snapshot()
 
@@ -186,6 +183,32 @@ class Host:
 
     def threads(self) -> list[str]:
         return [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+
+    def usage(self) -> dict[str, int]:
+        """What this process holds: resident bytes, descriptors, threads, and threads with those of native libraries."""
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+        return {
+            "rss": pages * os.sysconf("SC_PAGE_SIZE"),
+            "fds": len(os.listdir("/proc/self/fd")),
+            "threads": threading.active_count(),
+            "tasks": len(os.listdir("/proc/self/task")),
+        }
+
+    def count_ends(self) -> None:
+        """Count from now on how often each room is reported to have ended."""
+        self.ends.clear()
+        if not plugin_manager().has_plugin("ends"):
+            plugin_manager().register(self, "ends")
+
+    @hookimpl
+    def statelink_room_ended(self, report: RoomReport) -> None:
+        self.ends[report.room, report.status] += 1
+
+    def counted_ends(self) -> dict[tuple[int, str], int]:
+        """Room and status to how often that was reported."""
+        return dict(self.ends)
 
     def cpu(self) -> float:
         """Seconds of processor time that every thread of this process has used."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.helpers.availability import environment_of
 from tests.helpers.engine import Engine, LinkHandle
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Component, hybrid
@@ -29,13 +30,15 @@ class Workshop:
         prefill: The process with prefill links.
         decode: The process with decode links.
         usual: What every link is configured with that says nothing else.
+        environment: What a process needs to find the backend's library, or its simulator.
     """
 
     def __init__(self, backend: str, folder: Path) -> None:
         self.backend = backend
         self.folder = folder
-        self.prefill = Engine(folder, "prefill")
-        self.decode = Engine(folder, "decode")
+        self.environment = environment_of(backend)
+        self.prefill = Engine(folder, "prefill", environment=self.environment)
+        self.decode = Engine(folder, "decode", environment=self.environment)
         self.engines = [self.prefill, self.decode]
         self.untidy = False
         self.usual: dict[str, Any] = {}
@@ -55,8 +58,16 @@ class Workshop:
         made.answer()
         return made
 
+    def start(self, count: int) -> list[Engine]:
+        """So many more processes, which end with the test; they start at the same time."""
+        made = [self._start() for _ in range(count)]
+        self.engines += made
+        for engine in made:
+            engine.answer()
+        return made
+
     def _start(self, *inside: str) -> Engine:
-        made = Engine(self.folder, f"other-{next(_numbers)}", inside)
+        made = Engine(self.folder, f"other-{next(_numbers)}", inside, self.environment)
         made.ask("warm", self.backend)
         return made
 

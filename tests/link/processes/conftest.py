@@ -1,4 +1,4 @@
-"""The links' own fixtures, and other places in the system for processes to live in."""
+"""Network namespaces for processes to live in."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from tests.link.conftest import _workshops, workshop
 
-__all__ = ["Cable", "_workshops", "cable", "root", "workshop"]
+__all__ = ["Cable", "cable"]
 
 _numbers = itertools.count()
 
@@ -18,16 +17,6 @@ _numbers = itertools.count()
 def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
-
-
-@pytest.fixture(scope="session")
-def root() -> None:
-    """Namespaces can be made here."""
-    if os.geteuid():
-        pytest.skip("making namespaces needs root")
-    made = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"namespaces cannot be made here: {made.stderr.strip()}")
 
 
 class Cable:

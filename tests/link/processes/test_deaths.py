@@ -20,10 +20,10 @@ from statelink import Status
 from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
-    from tests.deaths.conftest import Cable
     from tests.helpers.engine import RoomHandle
     from tests.helpers.expect import Case
     from tests.link.conftest import Workshop
+    from tests.link.processes.conftest import Cable
 
 LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 90.0}
 SOON = 20.0
@@ -271,7 +271,7 @@ def test_one_of_several_sources_dies(workshop: Workshop) -> None:
     addresses = [source.address for source in sources]
 
     for side in (decode, sources[0]):
-        side.engine.run("tests.deaths.observer", "watch")
+        side.engine.call("count_ends")
 
     def begin(room: int) -> tuple[RoomHandle, list[RoomHandle]]:
         receiving = decode.receive(room, addresses, 32, {"kv": [1, 2]})
@@ -293,4 +293,4 @@ def test_one_of_several_sources_dies(workshop: Workshop) -> None:
     assert sending[0].wait(SOON, quiesced=True).quiesced
     until(lambda: not decode.snapshot()["quarantined"])
     for side in (decode, sources[0]):
-        assert side.engine.run("tests.deaths.observer", "ends") == {(1, "succeeded"): 1, (2, "failed"): 1}
+        assert side.engine.call("counted_ends") == {(1, "succeeded"): 1, (2, "failed"): 1}

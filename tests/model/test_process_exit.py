@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
+from tests.helpers.engine import Engine
 from tests.helpers.peers import until
 
 from statelink.link._process import Witness, this_process
 from statelink.wire import ProcessId
 
 HERE = "tcp://127.0.0.1:1"
-TELL = """
-import sys, msgspec
-from statelink.link._process import this_process
-sys.stdout.buffer.write(msgspec.json.encode(this_process()) + b"\\n")
-sys.stdout.flush()
-"""
-STAY = "sys.stdin.read()\n"
-LEAVE_A_THREAD = """
-import ctypes, threading, time
-threading.Thread(target=time.sleep, args=(60,)).start()
-ctypes.CDLL(None).pthread_exit(None)
-"""
 
 
 class Child:
     """A process that has said who it is."""
 
-    def __init__(self, *inside: str, then: str = STAY) -> None:
-        command = [*inside, sys.executable, "-c", TELL + then]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        self.stated = msgspec.json.decode(self.process.stdout.readline(), type=ProcessId | None)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.process = engine.process
+        self.stated: ProcessId | None = engine.run("statelink.link._process", "this_process")
 
     @property
     def id(self) -> ProcessId:
@@ -48,19 +37,13 @@ class Child:
     def witness(self, address: str = HERE, **other: object) -> Witness | None:
         return Witness.of(msgspec.structs.replace(self.id, **other), address)
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    made = Child()
-    yield made
-    made.end()
+def child(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Child]:
+    """Its parameter is a command that runs it in another place."""
+    engine = Engine(tmp_path, "child", getattr(request, "param", ()))
+    yield Child(engine)
+    engine.kill()
 
 
 def exited(pid: int) -> bool:
@@ -95,19 +78,22 @@ def test_a_process_that_was_killed_has_ended_before_and_after_it_is_reaped(child
     assert child.witness() is None, "nothing can be said of who is not here at the greeting"
 
 
-def test_a_main_thread_that_ended_is_not_the_end_of_its_process() -> None:
-    child = Child(then=LEAVE_A_THREAD)
-    try:
-        witness = child.witness()
-        assert witness is not None
-        until(lambda: state(child.id.pid) == "Z")
-        time.sleep(0.05)
-        assert not witness.ended()
-        child.process.kill()
-        until(lambda: exited(child.id.pid))
-        assert witness.ended()
-    finally:
-        child.end()
+def leave_a_thread() -> None:
+    """Runs in the child: its main thread ends, and another one stays."""
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).pthread_exit(None)
+
+
+def test_a_main_thread_that_ended_is_not_the_end_of_its_process(child: Child) -> None:
+    witness = child.witness()
+    assert witness is not None
+    child.engine.ask("run", __name__, "leave_a_thread", ())
+    until(lambda: state(child.id.pid) == "Z")
+    time.sleep(0.05)
+    assert not witness.ended()
+    child.process.kill()
+    until(lambda: exited(child.id.pid))
+    assert witness.ended()
 
 
 def test_an_id_that_another_process_has_by_now(child: Child) -> None:
@@ -125,22 +111,16 @@ def test_who_is_not_of_this_host_has_no_witness(child: Child) -> None:
     assert Witness.of(None, HERE) is None
 
 
-def test_a_process_of_another_pid_namespace_is_never_taken_for_ours(root: None) -> None:
-    child = Child("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    try:
-        ours = this_process()
-        assert ours is not None
-        assert child.id.boot == ours.boot
-        assert child.id.pid_namespace != ours.pid_namespace
-        assert child.witness() is None
-    finally:
-        child.end()
+@pytest.mark.parametrize("child", [("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")], indirect=True)
+def test_a_process_of_another_pid_namespace_is_never_taken_for_ours(root: None, child: Child) -> None:
+    ours = this_process()
+    assert ours is not None
+    assert child.id.boot == ours.boot
+    assert child.id.pid_namespace != ours.pid_namespace
+    assert child.witness() is None
 
 
-def test_who_sees_the_processes_of_another_namespace_says_nothing(root: None) -> None:
+@pytest.mark.parametrize("child", [("unshare", "--pid", "--fork", "--kill-child")], indirect=True)
+def test_who_sees_the_processes_of_another_namespace_says_nothing(root: None, child: Child) -> None:
     """Its ``/proc`` is not its own: what stands there under its id is someone else."""
-    child = Child("unshare", "--pid", "--fork", "--kill-child")
-    try:
-        assert child.stated is None
-    finally:
-        child.end()
+    assert child.stated is None

@@ -164,7 +164,7 @@ class Repeated:
         self.tally.longest[1] = max(self.tally.longest[1], time.monotonic() - began)
         self.tally.deaths += 1
         self.tally.recovered += 1
-        self.tally.held.append(self._survivor.engine.run("tests.load.rank", "usage"))
+        self.tally.held.append(self._survivor.engine.call("usage"))
 
     def _served(self, pair: Pair) -> bool:
         """Whether a room works. A decode that goes on may ask before it has heard that prefill gave it up."""

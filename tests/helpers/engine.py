@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -99,29 +99,30 @@ class Engine:
         """The same with a function that takes the worker's host, and so its links, before its own arguments."""
         return self.call("run_here", module, function, arguments)
 
-    def open(
-        self,
-        role: str,
-        backend: str,
-        pools: Sequence[Component],
-        *,
-        instance: str = "",
-        rank: int = 0,
-        ranks: int = 1,
-        model: str = "",
-        **config: Any,
-    ) -> LinkHandle:
-        """Open a link over pools of its own, in a file of its own, filled with random bytes."""
-        number = next(self._numbers)
-        path = self.folder / f"{self.name}-{number}"
+    def open(self, role: str, backend: str, pools: Sequence[Component], **config: Any) -> LinkHandle:
+        """Open a link over pools of its own, in a file of its own, filled with random bytes.
+
+        Of ``config``, ``instance``, ``rank``, ``ranks`` and ``model`` describe the inventory.
+        """
+        return self.begin_open(role, backend, pools, **config)()
+
+    def begin_open(
+        self, role: str, backend: str, pools: Sequence[Component], **config: Any
+    ) -> Callable[[], LinkHandle]:
+        """The first half of that; what is returned is the second."""
+        key = str(next(self._numbers))
+        path = self.folder / f"{self.name}-{key}"
         memory = Memory(path, pools)
         memory.fill(zlib.crc32(path.name.encode()))
-        who = {"instance": instance or role, "rank": rank, "ranks": ranks, "model": model}
-        key = str(number)
-        address, name = self.call("open", key, path, tuple(pools), who, {"role": role, "backend": backend, **config})
-        handle = LinkHandle(self, key, address, name, memory)
-        self.links.append(handle)
-        return handle
+        usual = {"instance": role, "rank": 0, "ranks": 1, "model": ""}
+        who = {name: config.pop(name, value) for name, value in usual.items()}
+        self.ask("open", key, path, tuple(pools), who, {"role": role, "backend": backend, **config})
+
+        def opened() -> LinkHandle:
+            self.links.append(LinkHandle(self, key, *self.answer(), memory))
+            return self.links[-1]
+
+        return opened
 
     def gate(self, name: str, raises: str = "") -> str:
         """Make a closed gate, or one that raises; its name goes where an engine passes its event."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,18 +24,29 @@ _rooms = itertools.count(40_000)
 
 
 class Group:
-    """The ranks of one side, and a request over all of them."""
+    """The ranks of one side: in one process, or each in one of ``engines``."""
 
-    def __init__(self, workshop: Workshop, role: str, pools: Sequence[Sequence[Component]], **more: Any) -> None:
+    def __init__(
+        self,
+        workshop: Workshop,
+        role: str,
+        pools: Sequence[Sequence[Component]],
+        engines: Sequence[Engine] = (),
+        **more: Any,
+    ) -> None:
         listen = free_addresses(len(pools))
         self.links: list[LinkHandle] = []
+        opening: list[Callable[[], LinkHandle]] = []
         for rank, each in enumerate(pools):
             config: dict[str, Any] = {"listen": listen[rank], "rank": rank, "ranks": len(pools), **FAST, **more}
             if role == "decode":
                 config["siblings"] = tuple(address for address in listen if address != listen[rank])
             if engines:
                 config["engine"] = engines[rank]
-            self.links.append(workshop.open(role, each, **config))
+            opening.append(workshop.begin_open(role, each, **config))
+            if not engines:  # a process opens one after the other
+                self.links.append(opening.pop()())
+        self.links += [opened() for opened in opening]
 
     @property
     def memories(self) -> list[Memory]:

@@ -72,10 +72,16 @@ class Workshop:
         return made
 
     def open(self, role: str, pools: Sequence[Component] | None = None, **config: Any) -> LinkHandle:
-        """Open a link of the role's process."""
+        """Open a link of the role's process, or of ``engine``."""
+        return self.begin_open(role, pools, **config)()
+
+    def begin_open(
+        self, role: str, pools: Sequence[Component] | None = None, **config: Any
+    ) -> Callable[[], LinkHandle]:
+        """The first half of that, for links in several processes; see `Engine.begin_open`."""
         engine: Engine = config.pop("engine", self.prefill if role == "prefill" else self.decode)
         config = {"backend": self.backend, **self.usual, **config}
-        return engine.open(role, config.pop("backend"), hybrid() if pools is None else pools, **config)
+        return engine.begin_open(role, config.pop("backend"), hybrid() if pools is None else pools, **config)
 
     def pair(
         self,

@@ -5,22 +5,18 @@ A process hosts the links of one side. What replicated ranks hold is the same by
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 from tests.helpers import peers
-from tests.helpers.expect import Case, carry, held
-from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, Memory, hybrid
+from tests.helpers.expect import carry
+from tests.helpers.fleet import Fleet, only
+from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
 
 from statelink import Status
-from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
-    from tests.helpers.engine import LinkHandle, RoomHandle
     from tests.link.conftest import Workshop
 
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -16,7 +16,11 @@ from tests.helpers.engine import Engine
 from tests.helpers.peers import until
 
 from statelink.link._process import Witness, this_process
-from statelink.wire import ProcessId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from statelink.wire import ProcessId
 
 HERE = "tcp://127.0.0.1:1"
 

@@ -46,13 +46,11 @@ KIT = ("TP 2 to 1", "TP 1 to 2")
 def test_every_decode_rank_gets_its_slice(workshop: Workshop) -> None:
     names = [name for name in TOPOLOGIES if workshop.backend == "tcp" or name not in KIT]
     sides = [[shape.pools() for shape in TOPOLOGIES[name]] for name in names]
-    prefill, decode = [workshop.prefill], [workshop.decode]
-    for engines, most in zip((prefill, decode), (max(map(len, side)) for side in zip(*sides, strict=True)), strict=True):
-        engines += workshop.start(most - 1)
-    for name, (source, target) in zip(names, sides, strict=True):
-        fleet = Fleet(workshop, source, target, (prefill, decode))
+    engines = [workshop.prefill], [workshop.decode]
+    for role, started in enumerate(engines):
+        started += workshop.start(max(len(side[role]) for side in sides) - 1)
+    for name, (prefill, decode) in zip(names, sides, strict=True):
+        fleet = Fleet(workshop, prefill, decode, engines)
         for _ in range(2):
             sent = fleet.run(TOKENS, cuts=(CUT,))
             assert all(sum(moved.nbytes for moved in each.report.moved.values()) > 0 for each in sent), name
-        for link in (*fleet.prefill.links, *fleet.decode.links):
-            assert link.close(), name

@@ -119,7 +119,8 @@ class Engine:
         self.ask("open", key, path, tuple(pools), who, {"role": role, "backend": backend, **config})
 
         def opened() -> LinkHandle:
-            self.links.append(LinkHandle(self, key, *self.answer(), memory))
+            address, name = self.answer()
+            self.links.append(LinkHandle(self, key, address, name, memory))
             return self.links[-1]
 
         return opened

@@ -1,8 +1,9 @@
 """Rooms are aborted at random moments, and their memory belongs to somebody else at once: no foreign byte, ever.
 
-Whatever is free holds a poison of its owner, on both sides; whatever is in use, bytes that say whose they are. All of
-it is looked at outside of Statelink, in the engines' processes and again in the test's. The same rooms with the checks
-taken out must find foreign bytes, or all of this would prove nothing.
+Whatever is free holds the bytes of its last owner, on both sides; whatever is in use, bytes that say whose they are.
+All of it is looked at outside of Statelink, in the engines' processes and again in the test's. The same rooms with the
+checks taken out must find foreign bytes, or all of this would prove nothing: engines then use memory again that is not
+quiesced, and backends say that nothing can land any more when that is not so.
 """
 
 from __future__ import annotations
@@ -11,18 +12,28 @@ import os
 import secrets
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-from tests.helpers.availability import OPTIONS, environment_of
-from tests.quiescence.meddling import PHASES
-from tests.quiescence.stage import SIDES, Outcome, Stage
+from tests.helpers.availability import OPTIONS
+from tests.link.processes.sides import PHASES, POOLS, Item, foreign
 
+if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle
+    from tests.link.conftest import Workshop
+
+SCENARIO, WATCHED = "tests.link.processes.sides", "tests.link.processes.watched"
+SIDES = ("prefill", "decode")
 SHORT, LONG = 300, 18_000
 """Rooms of a run; four fifths of them or more end in failure."""
 ABORTED = 15_000
 """Rooms of a long run that end in failure, at least."""
+PATIENCE = 100.0, 3600.0
+"""Seconds that a run may take, and a long one."""
 LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 1.5, "deadline": 8.0}
 STOP = 2.5
 """Seconds for which a peer is stopped: longer than liveness."""
@@ -50,34 +61,106 @@ SIMULATED: dict[str, dict[str, Any]] = {
 """Those whose library may be a simulator."""
 
 
-class Ground(NamedTuple):
-    """Two engines that are warm, what each of them holds without a link, and how they open one."""
+@dataclass
+class Outcome:
+    """What a run came to.
 
-    stage: Stage
-    config: dict[str, Any]
-    before: list[dict[str, Any]]
+    Attributes:
+        seed: It was drawn from.
+        aborted: Rooms that failed on prefill, per phase and who aborted.
+        in_flight: Rooms that failed there while the library had a batch of theirs.
+        sides: Of each side, what `sides.Side.finish` returns.
+        foreign: Bytes that were somebody else's.
+        wrong: Rooms that succeeded on decode without all of their bytes.
+    """
+
+    seed: int
+    aborted: Counter[str] = field(default_factory=Counter)
+    in_flight: int = 0
+    sides: dict[str, dict[str, Any]] = field(default_factory=dict)
+    foreign: int = 0
+    wrong: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Rooms that failed on prefill."""
+        return int(self.sides["prefill"]["ended"].get("failed", 0))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in vars(self).items())
 
 
-def drawn() -> int:
-    """Seed of a run; one that failed can be given again."""
-    return int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
+class Run:
+    """Two engines, and a way to move bytes between them. No link is open yet.
 
+    Args:
+        workshop: The processes.
+        way: Name of the way.
+        config: What its links are configured with.
+    """
 
-@pytest.fixture
-def ground(backend: str, way: str) -> Iterator[Ground]:
-    assert way.split()[0] == backend
-    with Stage(backend) as stage:
-        stage.open(**WAYS[way])
-        yield Ground(stage, WAYS[way], stage.both("close"))
+    def __init__(self, workshop: Workshop, way: str, config: dict[str, Any]) -> None:
+        self.workshop, self.way, self._config = workshop, way, config
+        self.engines = (workshop.prefill, workshop.decode)
+        self.links: list[LinkHandle] = []
+        self._marks = workshop.folder / "marks"
+        self.seed = int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
+        self.open()  # what libraries keep once they were used is there from now on
+        self.before = self.close()
 
+    def open(self, *, lies: bool = False, **config: Any) -> None:
+        """Open both links, and let two rooms succeed: from then on, they know each other."""
+        given: dict[str, Any] = {"slice_bytes": 128 << 10, "deadline": 60.0, **self._config, **config}
+        for engine in self.engines:
+            engine.run(WATCHED, "lie", False)
+        opening = [
+            self.workshop.begin_open(role, POOLS, backend=f"watched-{self.workshop.backend}", **given) for role in SIDES
+        ]
+        self.links = [opened() for opened in opening]
+        outcome = self.play(2, aborts=0.0)
+        assert all(outcome.sides[side]["ended"] == {"succeeded": 2} for side in SIDES), outcome
+        for engine in self.engines:
+            engine.run(WATCHED, "lie", lies)
 
-@pytest.fixture
-def simulated(way: str) -> Iterator[Ground]:
-    """The same, over the library that is there, or its simulator."""
-    backend = way.split()[0]
-    with Stage(backend, environment=environment_of(backend)) as stage:
-        stage.open(**SIMULATED[way])
-        yield Ground(stage, SIMULATED[way], stage.both("close"))
+    def close(self) -> list[Any]:
+        """Close both, and let go of all that was theirs; what each process holds then."""
+        for engine in self.engines:
+            assert engine.call("close_all", 5.0)
+            engine.links.clear()
+        return [{name: engine.call("usage")[name] for name in ("fds", "tasks")} for engine in self.engines]
+
+    def both(self, function: str) -> list[dict[str, Any]]:
+        for link in self.links:
+            link.engine.ask("run_here", SCENARIO, function, (link.key,))
+        return [link.engine.answer() for link in self.links]
+
+    def begin(self, rooms: int, *, aborts: float = 0.85, breaks: float = 0.0, early: bool = False) -> None:
+        """Let rooms be played. With ``early``, memory of failed rooms is used again before it is quiesced."""
+        np.zeros(2, np.int64).tofile(self._marks)
+        draws = {"seed": self.seed, "aborts": aborts, "breaks": breaks}
+        for link in self.links:
+            given = (link.key, self._marks, self.links[0].address, rooms, early, draws)
+            link.engine.ask("run_here", SCENARIO, "play", given)
+
+    def finish(self) -> Outcome:
+        """Wait until both sides have come to rest, and look at every byte."""
+        outcome = Outcome(self.seed)
+        for link in self.links:
+            link.engine.answer(PATIENCE[1])
+        time.sleep(0.2)  # what is late has time to land
+        for side, link, seen in zip(SIDES, self.links, self.both("finish"), strict=True):
+            outcome.aborted.update(seen.pop("phases"))
+            outcome.in_flight += seen.pop("in_flight")
+            outcome.wrong += seen["wrong"]
+            free = seen.pop("free")
+            outcome.foreign += seen["foreign"]
+            outcome.foreign += sum(foreign(link.memory, Item(name, number), key) for name, number, key in free)
+            outcome.sides[side] = seen
+        return outcome
+
+    def play(self, rooms: int, **drawn: Any) -> Outcome:
+        self.begin(rooms, **drawn)
+        return self.finish()
 
 
 def on(*ways: str) -> pytest.MarkDecorator:
@@ -86,123 +169,131 @@ def on(*ways: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("backend", "way"), cases, indirect=["backend"], scope="session")
 
 
+@pytest.fixture
+def run(workshop: Workshop, way: str) -> Run:
+    return Run(workshop, way, WAYS[way])
+
+
+@pytest.fixture
+def simulated(_workshops: Callable[[str], Workshop], way: str) -> Iterator[Run]:
+    """The same, over the library that is there, or its simulator."""
+    workshop = _workshops(way.split()[0])
+    yield Run(workshop, way, SIMULATED[way])
+    workshop.clear()
+
+
 def check(outcome: Outcome, rooms: int) -> None:
     """Every phase was hit, and every byte is whose it should be."""
     assert (outcome.foreign, outcome.wrong) == (0, 0), outcome
     assert outcome.failed > 0.7 * rooms, outcome
-    assert outcome.ended["decode"]["succeeded"] > 0, outcome
+    assert outcome.sides["decode"]["ended"]["succeeded"] > 0, outcome
     for phase in PHASES:
-        assert outcome.hits(phase, "prefill"), f"prefill never aborted {phase}\n{outcome}"
+        assert outcome.aborted[f"prefill: {phase}"], f"prefill never aborted {phase}\n{outcome}"
     for phase in ("before metadata", "before send", "mid-chunk"):
-        assert outcome.hits(phase, "decode"), f"decode never aborted {phase}\n{outcome}"
+        assert outcome.aborted[f"decode: {phase}"], f"decode never aborted {phase}\n{outcome}"
     assert outcome.in_flight > rooms // 30, outcome
 
 
-def nothing_is_left(ground: Ground, outcome: Outcome) -> None:
-    """No room, no handle and no space while the links are open; no thread and no descriptor after."""
-    for seen in ground.stage.both("snapshot"):
+def nothing_is_left(run: Run, outcome: Outcome) -> None:
+    """No room, no grant, no batch and no space while the links are open; no thread and no descriptor after."""
+    for seen in run.both("snapshot"):
         for space in seen["strategies"].values():
             assert (space["lent"], space["waiting"], space["quarantined"]) == (0, 0, 0), seen
         assert not any(seen["rooms"].values()), seen
         assert seen["quarantined_bytes"] == {}, seen
         assert seen["backend"] == 0, seen
-    assert ground.stage.both("close") == ground.before, outcome
+    assert run.close() == run.before, outcome
 
 
-def bytes_are_foreign_without_checks(ground: Ground, seed: int) -> None:
-    """Memory is used again at the failure: the test finds out."""
-    ground.stage.open(unchecked=True, **ground.config)
-    outcome = ground.stage.run(seed, SHORT, unchecked=True)
-    print(f"\n--- without checks\n{outcome}")
-    assert outcome.foreign > 0, outcome
-
-
-def play(ground: Ground, rooms: int) -> Outcome:
-    seed = drawn()
-    ground.stage.open(**ground.config)
-    outcome = ground.stage.run(seed, rooms, aborts=0.95)
+def play(run: Run, rooms: int) -> Outcome:
+    run.open()
+    outcome = run.play(rooms, aborts=0.95)
     print(f"\n--- with checks\n{outcome}")
     check(outcome, rooms)
     # Over tcp, that decode has taken a grant back may be known before the reason why.
-    known = {"room.aborted", "backend.transfer"} if ground.stage.backend == "tcp" else {"room.aborted"}
-    assert all(set(reasons) <= known for reasons in outcome.reasons.values()), outcome
-    nothing_is_left(ground, outcome)
-    bytes_are_foreign_without_checks(ground, seed)
+    known = {"room.aborted", "backend.transfer"} if run.workshop.backend == "tcp" else {"room.aborted"}
+    assert all(set(side["reasons"]) <= known for side in outcome.sides.values()), outcome
+    nothing_is_left(run, outcome)
+    run.open(lies=True)
+    without = run.play(SHORT, early=True)
+    print(f"\n--- without checks\n{without}")
+    assert without.foreign > 0, without
+    run.workshop.untidy = True
     return outcome
 
 
-def play_long(ground: Ground, way: str, tell: Callable[[str], None]) -> None:
+def play_long(run: Run, tell: Callable[[str], None]) -> None:
     began = time.monotonic()
-    outcome = play(ground, LONG)
+    outcome = play(run, LONG)
+    checked = sum(side["checked"] for side in outcome.sides.values())
     tell(
-        f"aborted rooms over {way}: {outcome.failed} aborted of {LONG}, {outcome.foreign} foreign bytes of "
-        f"{outcome.checked}, {outcome.wrong} wrong successes, {time.monotonic() - began:.0f} s"
+        f"aborted rooms over {run.way}: {outcome.failed} aborted of {LONG}, {outcome.foreign} foreign bytes of "
+        f"{checked}, {outcome.wrong} wrong successes, {time.monotonic() - began:.0f} s"
     )
     assert outcome.failed >= ABORTED, outcome
 
 
 @on("tcp", "nixl", "mooncake", "tcp staged")
-def test_memory_of_aborted_rooms_is_reused_at_once(ground: Ground) -> None:
-    play(ground, SHORT)
+def test_memory_of_aborted_rooms_is_reused_at_once(run: Run) -> None:
+    play(run, SHORT)
 
 
-@pytest.mark.soak
+@pytest.mark.soak  # minutes for each way: 18,000 rooms
 @pytest.mark.parametrize("way", SIMULATED)
-def test_memory_of_thousands_of_aborted_rooms_over_a_simulator(
-    simulated: Ground, way: str, tell: Callable[[str], None]
-) -> None:
-    play_long(simulated, way, tell)
+def test_memory_of_thousands_of_aborted_rooms_over_a_simulator(simulated: Run, tell: Callable[[str], None]) -> None:
+    play_long(simulated, tell)
 
 
-@pytest.mark.soak
+@pytest.mark.soak  # minutes for each way: 18,000 rooms
 @on(*WAYS)
-def test_memory_of_thousands_of_aborted_rooms(ground: Ground, way: str, tell: Callable[[str], None]) -> None:
-    play_long(ground, way, tell)
+def test_memory_of_thousands_of_aborted_rooms(run: Run, tell: Callable[[str], None]) -> None:
+    play_long(run, tell)
 
 
-def stopped(ground: Ground, seed: int, rooms: int, *, unchecked: bool = False) -> Outcome:
+def stopped(run: Run, rooms: int, *, lies: bool = False) -> Outcome:
     """Play rooms while each side is stopped for longer than its peer waits for it."""
-    ground.stage.open(unchecked=unchecked, **ground.config, **LIVE)
-    ground.stage.begin(seed, rooms, unchecked=unchecked)
-    for engine in reversed(ground.stage.engines):
+    run.open(lies=lies, **LIVE)
+    run.begin(rooms, early=lies)
+    for engine in reversed(run.engines):
         time.sleep(1.0)
-        engine.process.send_signal(signal.SIGSTOP)
+        engine.signal(signal.SIGSTOP)
         time.sleep(STOP)
-        engine.process.send_signal(signal.SIGCONT)
-    outcome = ground.stage.finish()
-    print(f"\n--- stopped{', without checks' if unchecked else ''}\n{outcome}")
+        engine.signal(signal.SIGCONT)
+    outcome = run.finish()
+    print(f"\n--- stopped{', without checks' if lies else ''}\n{outcome}")
     return outcome
 
 
-@pytest.mark.soak
+@pytest.mark.soak  # a minute for each way: sides are stopped for longer than liveness, with thousands of rooms
 @on("tcp through sockets", "nixl over TCP", "tcp through sockets staged", "nixl over TCP staged")
-def test_late_bytes_of_a_stopped_peer(ground: Ground) -> None:
+def test_late_bytes_of_a_stopped_peer(run: Run) -> None:
     """They land in quarantine, or nowhere; the survivor gives nothing back before the peer goes on."""
-    seed = drawn()
-    outcome = stopped(ground, seed, 3000)
+    outcome = stopped(run, 3000)
     assert outcome.foreign == 0, outcome
-    assert any("peer.lost" in reasons for reasons in outcome.reasons.values()), outcome
-    if ground.stage.backend == "nixl":
-        assert max(outcome.waited.values()) > STOP - LIVE["liveness"], outcome
-    nothing_is_left(ground, outcome)
-    assert stopped(ground, seed, 3000, unchecked=True).foreign > 0
+    assert any("peer.lost" in side["reasons"] for side in outcome.sides.values()), outcome
+    if run.workshop.backend == "nixl":
+        assert max(side["waited"] for side in outcome.sides.values()) > STOP - LIVE["liveness"], outcome
+    nothing_is_left(run, outcome)
+    assert stopped(run, 3000, lies=True).foreign > 0
+    run.workshop.untidy = True
 
 
 @on("mooncake")
-def test_batches_fail_in_the_library(ground: Ground) -> None:
+def test_batches_fail_in_the_library(run: Run) -> None:
     """Nobody knows when the rest of such a batch has landed: both sides keep its memory, and say so."""
-    seed = drawn()
-    ground.stage.open(**ground.config)
-    outcome = ground.stage.run(seed, SHORT // 2, breaks=0.06)
+    run.open()
+    outcome = run.play(SHORT // 2, breaks=0.06)
     print(f"\n--- with failing batches\n{outcome}")
     assert outcome.foreign == 0, outcome
-    assert outcome.stuck["prefill"], outcome
-    assert sorted(outcome.stuck["prefill"]) == sorted(outcome.stuck["decode"]), outcome
-    for side, seen in zip(SIDES, ground.stage.both("snapshot"), strict=True):
-        assert seen["quarantined"] == sorted(outcome.stuck[side])
-        assert 0 < sum(seen["quarantined_bytes"].values()) <= outcome.held[side]
-    ground.stage.both("close")
-    ground.stage.open(unchecked=True, **ground.config)
-    outcome = ground.stage.run(seed, SHORT // 2, breaks=0.06, unchecked=True)
+    assert outcome.sides["prefill"]["stuck"], outcome
+    assert outcome.sides["prefill"]["stuck"] == outcome.sides["decode"]["stuck"], outcome
+    for side, seen in zip(outcome.sides.values(), run.both("snapshot"), strict=True):
+        assert seen["quarantined"] == side["stuck"]
+        assert 0 < sum(seen["quarantined_bytes"].values()) <= side["held"]
+    for engine in run.engines:
+        engine.call("close_all", 0.5)
+    run.open(lies=True)
+    outcome = run.play(SHORT // 2, breaks=0.06, early=True)
     print(f"\n--- without checks\n{outcome}")
     assert outcome.foreign > 0, outcome
+    run.workshop.untidy = True

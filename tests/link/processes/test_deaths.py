@@ -34,7 +34,8 @@ POOLS = hybrid(kv=Kv(pages=96), swa=None, dsa=None)
 def on(*now: str, later: Sequence[str] = ()) -> pytest.MarkDecorator:
     """Cases, written as the backend, what else there is to choose, and whether staging is forced on.
 
-    Those that are for `make soak` come second.
+    Those that are for `make soak` come second: each takes seconds of waiting for liveness, and differs from one of the
+    first in the backend or in staging alone.
     """
 
     def case(text: str, *marks: pytest.MarkDecorator) -> Any:

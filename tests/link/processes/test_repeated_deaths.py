@@ -212,7 +212,7 @@ class Repeated:
 
 
 def on(now: Sequence[tuple[str, int]], later: Sequence[tuple[str, int]]) -> pytest.MarkDecorator:
-    """Ways and how many times: those for every run, and those for `make soak`."""
+    """Ways and how many times: those for every run, and those for `make soak`, which take minutes each."""
     cases = []
     for way, times in (*now, *later):
         marks = [pytest.mark.soak] if (way, times) in later else []

@@ -1,165 +1,214 @@
-"""Looking into a link of this process, and taking out the checks whose worth is to be proven."""
+"""Real backends that are watched: what they move for each room, and what they hold for rooms.
+
+``watched-tcp`` and the like are found as any installed package's backends are. They use what every backend offers, and
+do what the real one does. In a process that is told to, they lie: see `lie`.
+"""
 
 from __future__ import annotations
 
 import importlib
-import mmap
 import threading
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from statelink import Status
-from statelink.backend import Transfer
-from statelink.staged._receive import StagedReceive
-from statelink.tcp._grants import Grant, Grants
+from statelink.backend import Backend, Batch, Transfer
+from statelink.registry import load_backend
 
 if TYPE_CHECKING:
-    from tests.quiescence.plan import Plan
+    import numpy as np
+    import numpy.typing as npt
 
-    import statelink
+    from statelink.backend import BackendContext
 
-__all__ = ["Watch", "holds", "open_the_gates", "shared"]
+__all__ = ["Progress", "Watch", "lie", "watch"]
 
-PHASES = (
-    "before metadata",
-    "before send",
-    "mid-chunk",
-    "between chunks",
-    "after the last write",
-    "during completion",
-)
+_lies = False
+_breaking = threading.local()
 
 
-def shared(descriptor: int) -> mmap.mmap:
-    """A page that both sides write to."""
-    return mmap.mmap(descriptor, 4096)
+def lie(lies: bool) -> None:
+    """Whether backends of this process say at once that nothing can land any more, when the core takes memory back.
+
+    A revoke is then done before it has begun, and what is in flight for a room that failed counts as settled.
+    """
+    global _lies
+    _lies = lies
 
 
-class Watch:
-    """Notes in which phase each room of a prefill link failed, and aborts where only a hook gets a foot in.
+@dataclass
+class Progress:
+    """What prefill's backend has moved for one use of a room.
 
     Attributes:
-        phases: ``"<who aborted>: <phase>"`` to rooms.
-        left: Rooms that failed while a transfer of theirs was in flight.
+        begun: Batches that were given to the library.
+        flying: Those of them that have not ended.
+        nbytes: Bytes that have arrived.
+        failed: Whether the room has failed; for backends that lie.
     """
 
-    def __init__(self) -> None:
-        self.phases: Counter[str] = Counter()
-        self.left = 0
-        self._plans: dict[int, Plan] = {}
-        self._written: set[int] = set()
-
-    def reset(self) -> None:
-        self.phases.clear()
-        self.left = 0
-
-    def expect(self, plan: Plan) -> None:
-        """A room is about to be opened."""
-        self._plans[plan.room] = plan
-
-    def attach(self, link: statelink.Link) -> None:
-        """Watch a prefill link, the only one of this process."""
-        role: Any = link._prefill
-        outgoing, asking = role._outgoing, role._asking
-        fail, end, delivered, deliver = role.fail, asking._fail, outgoing._delivered, _deliver
-
-        def note(room: Any, reason: Any) -> None:
-            if room.status > Status.FAILED and room.status is not Status.SUCCEEDED:
-                by = "decode" if reason.what.startswith("decode") else "prefill"
-                by = by if reason.code == "room.aborted" else reason.code
-                self.phases[f"{by}: {self._phase(room)}"] += 1
-                self.left += any(each.moving for each in room._deliveries.values())
-
-        def watched_fail(room: Any, reason: Any) -> None:
-            note(room, reason)
-            fail(room, reason)
-
-        def watched_end(room: Any, reason: Any, *named: Any) -> None:
-            note(room, reason)
-            end(room, reason, *named)
-
-        def watched_deliver(node: Any, delivery: Any, push: Any) -> Any:
-            result = yield from deliver(node, delivery, push)
-            if push.last and result.moving.reason is None and not result.moving.pending:
-                self._written.add(id(delivery))
-                if self._due(delivery.request.room, "written"):
-                    node.rooms[delivery.request.room].abort("as planned")
-            return result
-
-        def watched_delivered(room: Any, delivery: Any, push: Any, result: Any) -> None:
-            delivered(room, delivery, push, result)
-            self._written.discard(id(delivery))
-            if delivery.finished and self._due(room.room, "ending"):
-                room._abort("as planned")
-
-        role.fail, asking._fail, outgoing._delivered = watched_fail, watched_end, watched_delivered
-        _module.deliver = watched_deliver
-        self._break_batches(link._node.backend)
-
-    def _due(self, room: int, trigger: str) -> bool:
-        plan = self._plans.get(room)
-        return plan is not None and plan.aborter == "prefill" and plan.trigger == trigger
-
-    def _phase(self, room: Any) -> str:
-        if room.status < Status.TRANSFERRING:
-            return PHASES[0 if room.status is Status.BOOTSTRAPPING else 1]
-        deliveries = room._deliveries.values()
-        if any(each.finished for each in deliveries):
-            return "during completion"
-        if any(id(each) in self._written for each in deliveries):
-            return "after the last write"
-        return "mid-chunk" if any(each.moving for each in deliveries) else "between chunks"
-
-    def _break_batches(self, backend: Any) -> None:
-        """Let batches of some rooms fail in the library, over Mooncake: one of their entries goes nowhere."""
-        if backend.name != "mooncake":
-            return
-        local = threading.local()
-        submit, engine = backend.submit, backend._engine
-
-        class Broken:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(engine, name)
-
-            def batch_transfer_sync_write(self, session: str, near: list[int], far: list[int], sizes: list[int]) -> int:
-                if getattr(local, "broken", False):
-                    near, far, sizes = [near[0], *near], [8, *far], [8, *sizes]
-                return int(engine.batch_transfer_sync_write(session, near, far, sizes))
-
-        def watched_submit(peer: str, batch: Any) -> Transfer:
-            plan = self._plans.get(batch.room)
-            local.broken = plan is not None and plan.broken
-            made: Transfer = submit(peer, batch)
-            return made
-
-        backend._engine, backend.submit = Broken(), watched_submit
+    begun: int = 0
+    flying: int = 0
+    nbytes: int = 0
+    failed: bool = False
 
 
-_module: Any = importlib.import_module("statelink.link._outgoing")
-_deliver = _module.deliver
+class Flight(Transfer):
+    """One batch in the library. It ends when the core polls, and not before."""
+
+    __slots__ = ("nbytes", "progress", "real", "room")
+
+    def __init__(self, batch: Batch, progress: Progress) -> None:
+        super().__init__()
+        self.room, self.nbytes, self.progress = batch.room, batch.blocks.total, progress
+        self.real: Transfer | None = None
 
 
-def open_the_gates() -> None:
-    """Take decode's checks out: everything is admitted, a revoke stops nothing, staging space is lent again at once."""
+@dataclass
+class Watch:
+    """What a link's backend does. Safe to use from any thread.
 
-    def admit(self: Grants, peer: str, room: int, generation: int, targets: Any, nbytes: Any) -> Grant:
-        return Grant(self, (peer, room, generation), None)  # type: ignore[arg-type]
+    Attributes:
+        rooms: What it has moved, by room.
+        began: Called on a data thread when a batch is about to be given to the library.
+        arrived: Called on a data thread when a batch has arrived, before the core knows of it.
+        broken: Rooms of which every batch is to fail in the library, where that can be had (Mooncake).
+    """
 
-    def revoke(self: Grants, peer: str, room: int, generation: int) -> Transfer:
-        done = Transfer()
-        done.succeed()
+    rooms: defaultdict[int, Progress] = field(default_factory=lambda: defaultdict(Progress))
+    began: Callable[[int, Progress], None] = lambda room, progress: None
+    arrived: Callable[[int, Progress], None] = lambda room, progress: None
+    broken: set[int] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    flights: set[Flight] = field(default_factory=set)
+    grants: set[tuple[str, int, int]] = field(default_factory=set)
+    revokes: list[Transfer] = field(default_factory=list)
+
+    def held(self) -> int:
+        """Batches and grants that are not over."""
+        with self.lock:
+            return len(self.flights) + len(self.grants) + sum(each.outcome is None for each in self.revokes)
+
+    def start(self, batch: Batch) -> Flight:
+        """A batch is about to be given to the library."""
+        with self.lock:
+            flight = Flight(batch, self.rooms[batch.room])
+            self.flights.add(flight)
+            flight.progress.begun += 1
+            flight.progress.flying += 1
+        self.began(batch.room, flight.progress)
+        return flight
+
+    def land(self, flight: Flight) -> None:
+        """A batch has ended, or was refused."""
+        good = flight.outcome is not None and flight.outcome.ok
+        with self.lock:
+            flight.progress.flying -= 1
+            flight.progress.nbytes += flight.nbytes if good else 0
+        if good:
+            self.arrived(flight.room, flight.progress)
+
+    def forget(self, flight: Flight) -> None:
+        """Nothing of a batch is read or lands any more."""
+        with self.lock:
+            self.flights.discard(flight)
+
+
+_watch = Watch()
+
+
+def watch() -> Watch:
+    """That of the link that this process opened last."""
+    return _watch
+
+
+class Watched(Backend):
+    """The part that is laid over a real backend."""
+
+    def __init__(self, context: BackendContext) -> None:
+        global _watch
+        _watch = self.watch = Watch()
+        super().__init__(context)  # type: ignore[safe-super]
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        flight = self.watch.start(batch)  # it may be over when the real one returns
+        _breaking.now = batch.room in self.watch.broken
+        try:
+            flight.real = super().submit(peer, batch)  # type: ignore[safe-super]
+        except BaseException:
+            self.watch.land(flight)
+            self.watch.forget(flight)
+            raise
+        return flight
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        real = [each.real if isinstance(each, Flight) and each.real is not None else each for each in transfers]
+        super().poll([each for each in real if each.outcome is None or each.outcome.unsettled])  # type: ignore[safe-super]
+        for each, under in zip(transfers, real, strict=True):
+            if isinstance(each, Flight):
+                self._look(each, under)
+
+    def _look(self, flight: Flight, real: Transfer) -> None:
+        flew = flight.outcome is None
+        if real.outcome is not None:
+            flight.outcome = real.outcome
+        elif flew and _lies and flight.progress.failed:
+            flight.fail("its room failed", settled=True)
+        if flew and flight.outcome is not None:
+            self.watch.land(flight)
+        if real.outcome is not None and not real.outcome.unsettled:
+            self.watch.forget(flight)
+
+    def disconnect(self, peer: str) -> None:
+        super().disconnect(peer)  # type: ignore[safe-super]
+        with self.watch.lock:
+            self.watch.grants = {key for key in self.watch.grants if key[0] != peer}
+
+
+class WatchedFence(Watched):
+    """The same over a backend whose memory's owner can stop what comes."""
+
+    def grant(
+        self, peer: str, room: int, generation: int, addresses: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint64]
+    ) -> None:
+        real: Any = super()
+        real.grant(peer, room, generation, addresses, nbytes)
+        with self.watch.lock:
+            self.watch.grants.add((peer, room, generation))
+
+    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
+        real: Any = super()
+        done: Transfer = Transfer() if _lies else real.revoke(peer, room, generation)
+        if _lies:
+            done.succeed()
+        with self.watch.lock:
+            self.watch.grants.discard((peer, room, generation))
+            self.watch.revokes = [each for each in (*self.watch.revokes, done) if each.outcome is None]
         return done
 
-    def abort(self: StagedReceive, context: Any) -> None:
-        self.released(context)
 
-    Grants.admit, Grants.revoke = admit, revoke  # type: ignore[method-assign]
-    StagedReceive.abort = abort  # type: ignore[method-assign]
+def _let_mooncake_break() -> None:
+    """One more entry, which goes nowhere, makes a batch fail in the library; the rest of it may still land."""
+    engine: Any = importlib.import_module("mooncake.engine").TransferEngine
+    real = engine.batch_transfer_sync_write
+
+    def write(self: Any, session: str, near: list[int], far: list[int], sizes: list[int]) -> int:
+        if getattr(_breaking, "now", False):
+            near, far, sizes = [near[0], *near], [8, *far], [8, *sizes]
+        return int(real(self, session, near, far, sizes))
+
+    engine.batch_transfer_sync_write = write
 
 
-def holds(link: statelink.Link) -> int:
-    """Handles, grants and the like that a link's backend holds for rooms."""
-    backend: Any = link._node.backend
-    if backend.name == "tcp":
-        return len(backend._grants._grants)
-    return len(backend._ledger.posted) if backend.name == "nixl" else 0
+def __getattr__(name: str) -> type[Backend]:
+    """Backends whose library is imported when they are picked."""
+    if name not in ("Tcp", "Nixl", "Mooncake", "Mori", "Ascend"):
+        raise AttributeError(name)
+    real = load_backend(name.lower())
+    if name == "Mooncake":
+        _let_mooncake_break()
+    laid = WatchedFence if hasattr(real, "revoke") else Watched
+    made = type(name, (laid, real), {"name": f"watched-{name.lower()}"})
+    globals()[name] = made
+    return made

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.helpers.worker import Seen
     from tests.link.conftest import Workshop
 
-__all__ = ["Fleet", "only", "replicate"]
+__all__ = ["FAST", "Fleet", "only", "replicate"]
 
 FAST: dict[str, Any] = {"heartbeat": 0.25, "liveness": 5.0}
 _rooms = itertools.count(40_000)

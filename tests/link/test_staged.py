@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tests.helpers import peers
 from tests.helpers.expect import carry
+from tests.helpers.fleet import FAST, Fleet
 from tests.helpers.pools import Mamba, hybrid
 from tests.link.conftest import FORCED
-from tests.link.test_topology import FAST, TCP, Fleet, sharded
+from tests.link.test_topology import TCP, sharded
 from tests.link.test_verify import FAULTY, OTHER_PAGES, run_by_layers
 
 import statelink

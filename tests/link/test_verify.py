@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.helpers.expect import carry
+from tests.helpers.fleet import Fleet
 from tests.helpers.pools import Index, Kv, Memory, hybrid
-from tests.link.test_topology import TCP, Fleet, sharded
+from tests.link.test_topology import TCP, sharded
 
 import statelink
 from statelink import state

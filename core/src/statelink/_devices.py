@@ -1,6 +1,6 @@
-"""Memory of a device, allocated, filled and read without a backend: for the conformance kit and ``statelink doctor``.
+"""Allocates, fills and reads device memory without a backend, for the conformance kit and ``statelink doctor``.
 
-torch is imported when somebody asks for such memory. Nothing that a link runs imports this module.
+torch is imported only when such memory is allocated. No code of a link imports this module.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Array = npt.NDArray[np.uint8]
 
 
 class DeviceMemory(Protocol):
-    """Memory of a device; it is freed when nobody refers to it any more.
+    """Memory of a device. It is freed when nobody refers to it.
 
     Attributes:
-        address: Its first byte, as libraries know it.
+        address: Address of its first byte, as libraries use it.
     """
 
     address: int
 
     def write(self, at: int, data: Array) -> None:
-        """Copy host bytes (uint8, contiguous, writable) to offset ``at``. They are there when this returns."""
+        """Copy host bytes (uint8, contiguous, writable) to offset ``at``. Returns when the copy is complete."""
 
     def read(self, at: int, data: Array) -> None:
-        """Copy bytes from offset ``at`` on into ``data`` (uint8, contiguous). They are there when this returns."""
+        """Copy bytes from offset ``at`` into ``data`` (uint8, contiguous). Returns when the copy is complete."""
 
 
 def allocate(kind: str, nbytes: int, by: str = "") -> DeviceMemory:
@@ -45,7 +45,7 @@ def allocate(kind: str, nbytes: int, by: str = "") -> DeviceMemory:
         by: A function ``module:name`` that is called with these two, and returns `DeviceMemory`; torch if not given.
 
     Raises:
-        BackendUnavailableError: There is no such device, or nothing here can reach it.
+        BackendUnavailableError: There is no such device, or no library here can reach it.
     """
     who = f"{by or 'torch'} cannot allocate memory of kind {kind!r}"
     try:
@@ -53,7 +53,7 @@ def allocate(kind: str, nbytes: int, by: str = "") -> DeviceMemory:
     except ImportError as error:
         hint = "" if by else "install torch with support for this device; torch_npu brings that for 'npu'"
         raise BackendUnavailableError(who, cause=f"{type(error).__name__}: {error}", hint=hint) from error
-    except Exception as error:  # whatever the device's driver makes of it
+    except Exception as error:  # any error of the device's driver
         hint = "a kind of memory names a device that is here, as in 'cuda:0'"
         cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise BackendUnavailableError(who, cause=cause, hint=hint) from error
@@ -66,7 +66,7 @@ def family(kind: str) -> str:
 
 
 class TorchMemory:
-    """Memory of a device that torch reaches.
+    """Memory of a device that torch knows.
 
     Args:
         kind: The device, as torch names it.
@@ -74,9 +74,9 @@ class TorchMemory:
     """
 
     def __init__(self, kind: str, nbytes: int) -> None:
-        # By name, since the core depends on no tensor library.
+        # Imported by name, because the core depends on no tensor library.
         torch: Any = importlib.import_module("torch")
-        with contextlib.suppress(ImportError):  # torch_npu and its like make torch know their device
+        with contextlib.suppress(ImportError):  # packages such as torch_npu add their device to torch
             importlib.import_module(f"torch_{family(kind)}")
         self._torch = torch
         self._bytes = torch.zeros(nbytes, dtype=torch.uint8, device=kind)
@@ -94,7 +94,7 @@ class TorchMemory:
         self._wait()
 
     def _wait(self) -> None:
-        """Until these copies are over: one from pageable memory may return before. Other streams are not waited for."""
+        """Wait for these copies, because one from pageable memory may return early. Does not wait for other streams."""
         device = self._bytes.device
         if device.type != "cpu":
             getattr(self._torch, device.type).current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""Opening a link: the one place where configuration, registry and lifecycle meet."""
+"""Opens a link from its configuration, a backend and an inventory."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ __all__ = ["__version__", "open", "probe"]
 
 log = logging.getLogger("statelink.open")
 
-# Whoever describes state of a type that a package brings need not load the package first.
+# An engine may use a state type of an installed package without loading that package first.
 load_types_with(plugin_manager)
 
 try:
     __version__ = version("statelink")
-except PackageNotFoundError:  # a source tree on the path, not installed
+except PackageNotFoundError:  # not installed: a source tree on the path
     __version__ = "0+source"
 
 
@@ -53,22 +53,22 @@ def open(
     *,
     rendezvous: Rendezvous | None = None,
 ) -> Link:
-    """Open a rank's link: load the backend, register memory, and listen. Blocks until that is done.
+    """Open a rank's link: load the backend, register memory, and listen. Blocks until this is done.
 
     Args:
-        config: See `LinkConfig`; a mapping is checked and converted. A path is a TOML or JSON file, over which
-            variables of the environment win (``STATELINK_LISTEN`` for ``listen``); ``None`` is the environment
-            alone, in which ``STATELINK_CONFIG`` may name a file.
+        config: A `LinkConfig`, a mapping, or the path of a TOML or JSON file. Environment variables take precedence
+            over a file (``STATELINK_LISTEN`` over ``listen``). ``None`` takes everything from the environment, in which
+            ``STATELINK_CONFIG`` may name a file.
         inventory: What this rank holds. The memory must outlive the link.
-        rendezvous: Where instances are found; the configured addresses and server when not given.
+        rendezvous: Finds instances. The default uses the configured addresses and server.
 
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys; or the process has too
             few file descriptors left.
-        StateError: The platform says that a region is not what the inventory says; see docs/engine.md.
+        StateError: A region is not the kind of memory that the inventory says; see docs/engine.md.
         UnknownBackendError: No such backend is installed.
         BackendError: The backend fails to load, cannot run here, does not declare what the inventory or ``require``
-            needs, or has as many links in this process as it declares; with ``auto``, that is so of every one.
+            needs, or has as many links in this process as it declares. With ``auto``: every backend does so.
     """
     check_descriptors()
     try:
@@ -85,7 +85,7 @@ def _open(
     rendezvous: Rendezvous | None,
 ) -> Link:
     given = read_config(config)
-    described: object = inventory  # whoever runs no type checker passes what `describe` takes
+    described: object = inventory  # without a type checker, an engine may pass what `describe` takes
     if not isinstance(described, Inventory):
         got = f"got {type(described).__name__}"
         raise StateError("an inventory is expected", cause=got, hint="statelink.state.describe makes one")
@@ -104,7 +104,7 @@ def _open(
         log.warning("rank %d of %s: %s", inventory.rank, inventory.instance, setting)
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
     picked = picked._replace(strategies=choose_staging(picked.strategies, picked.kind, settings.staging))
-    with contextlib.ExitStack() as opened:  # what is closed again, the last first, if something fails
+    with contextlib.ExitStack() as opened:  # closed again in reverse order if something fails
         inventory = open_strategies(picked.strategies, inventory, opened)
         if settings.verify != "off":
             check_verify(inventory)
@@ -133,7 +133,7 @@ def _prepare(
     checked: Checked,
     opened: contextlib.ExitStack,
 ) -> tuple[Rendezvous, Node]:
-    """Everything but starting; what it opens, it leaves to ``opened`` to close."""
+    """Prepare everything, and start nothing. ``opened`` closes what this opens."""
     keys = settings.keys or Keys.from_environment()
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     opened.callback(channel.close)

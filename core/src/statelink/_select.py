@@ -1,4 +1,4 @@
-"""Picking the backend of a link: by name, or the best of those that can carry what a rank holds."""
+"""Picks the backend of a link: by name, or the best one that can move what a rank holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["AUTO", "Picked", "pick"]
 log = logging.getLogger("statelink.open")
 
 AUTO = "auto"
-"""As a backend's name: whichever can, by priority."""
+"""As a backend's name: the backend of highest priority that can run here."""
 
 
 class Picked(NamedTuple):
@@ -36,7 +36,7 @@ class Picked(NamedTuple):
         kind: Its class.
         options: An instance of its ``Options``.
         strategies: Component to strategy.
-        rejected: Every other backend that ``auto`` looked at, and why it was not taken.
+        rejected: Every other backend that ``auto`` considered, and why it was not taken.
     """
 
     kind: type[Backend]
@@ -46,12 +46,12 @@ class Picked(NamedTuple):
 
 
 def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Picked:
-    """The backend that a configuration asks for, checked as far as is possible without opening it.
+    """Find the backend for a configuration, and check it as far as possible without opening it.
 
     Raises:
         ConfigError: An option is wrong.
         BackendError: The backend is not installed, does not load, cannot run here, or does not declare what the
-            inventory or ``require`` needs; with ``auto``, that is so of every one.
+            inventory or ``require`` needs. With ``auto``: every backend does so.
     """
     name, options = given.config.backend, given.config.options
     if name != AUTO:
@@ -73,7 +73,7 @@ def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Pic
             chosen = _fit(kind, parsed.get(each, {}), given, inventory, hooks)
         except StatelinkError as error:
             rejected[each] = str(error).replace("\nhint:", "; hint:")
-        except (Exception, SystemExit) as error:  # a probe must not raise; one that does disqualifies its backend alone
+        except (Exception, SystemExit) as error:  # a probe that raises rejects only its own backend
             rejected[each] = f"its probe raised {type(error).__name__}: {error}"
     why = "; ".join(f"{each}: {reason}" for each, reason in rejected.items())
     if chosen is None:
@@ -90,7 +90,7 @@ def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Pic
 
 
 def _candidates() -> tuple[dict[str, type[Backend]], dict[str, str]]:
-    """Backends that load, the best first, and those that do not, with the reason."""
+    """The backends that load, best first, and for those that do not load the reason."""
     loaded: dict[str, type[Backend]] = {}
     rejected: dict[str, str] = {}
     listed = list_backends()
@@ -104,7 +104,7 @@ def _candidates() -> tuple[dict[str, type[Backend]], dict[str, str]]:
 
 
 def _check_tables(options: Mapping[str, Any], installed: Collection[str], given: Given) -> None:
-    """With ``auto``, every key of ``options`` is a backend; one that is only known may be installed elsewhere."""
+    """With ``auto``, every key of ``options`` is a backend. A known one may be installed on other machines only."""
     for key in options:
         if key not in installed and key not in known_packages():
             raise ConfigError(
@@ -117,7 +117,10 @@ def _check_tables(options: Mapping[str, Any], installed: Collection[str], given:
 
 
 def _check_flat(kind: type[Backend], options: Mapping[str, Any], given: Given) -> None:
-    """With a backend by name, ``options`` are its own: a table by that name is what ``auto`` takes."""
+    """With a backend by name, ``options`` are its own.
+
+    A table with its name is a mistake, and would be for ``auto``.
+    """
     known = [field.encode_name for field in msgspec.structs.fields(kind.Options)]
     if kind.name not in known and isinstance(options.get(kind.name), Mapping):
         raise ConfigError(
@@ -146,10 +149,10 @@ def _fit(kind: type[Backend], raw: Any, given: Given, inventory: Inventory, hook
 
 
 def _check_required(kind: type[Backend], options: Any, require: Collection[str]) -> None:
-    """Refuse a backend that certainly will not use a transport that is required, or can never tell.
+    """Refuse a backend that certainly does not use a required transport, or that can never tell its transport.
 
     Raises:
-        UnsupportedError: Names both.
+        UnsupportedError: It is such a backend. The error names it and the transport.
     """
     if not require:
         return
@@ -171,10 +174,10 @@ def _check_required(kind: type[Backend], options: Any, require: Collection[str])
 
 
 def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy.PluginManager) -> dict[str, Strategy]:
-    """Component to strategy: an installed package's word first, then the backend's own table.
+    """Component to strategy. An installed package's choice comes before the backend's own table.
 
     Raises:
-        UnsupportedError: A state type is in neither, or not declared.
+        UnsupportedError: Neither has the state type, or the backend does not declare it.
     """
     table = backend_type.strategies
     chosen: dict[str, Strategy] = {}
@@ -213,7 +216,7 @@ def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy
 
 
 def _check_declared(backend_type: type[Backend], options: Any, direction: str, inventory: Inventory) -> None:
-    """Refuse what the backend does not declare, or not with these options, before it is even constructed."""
+    """Refuse what the backend does not declare, or not with these options, before it is constructed."""
     declared = backend_type.capabilities
     for kind in dict.fromkeys(region.kind for region in inventory.regions):
         cause = cannot_register(backend_type, options, kind)

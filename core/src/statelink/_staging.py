@@ -1,4 +1,4 @@
-"""Which components of a link are staged, as it is configured."""
+"""Decides which components of a link are staged, from its configuration."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["choose_staging", "open_strategies"]
 def choose_staging(
     strategies: Mapping[str, Strategy], backend_type: type[Backend], settings: Staging | None
 ) -> dict[str, Strategy]:
-    """Stage what is configured to be, of the components that would move directly.
+    """Component to strategy, with staging for the configured ones of those that would move directly.
 
     Raises:
-        ConfigError: A component that is configured is not there, or has a strategy of its own.
+        ConfigError: A configured component does not exist, or has another strategy than direct moves.
     """
     if settings is None:
         return dict(strategies)
@@ -58,8 +58,9 @@ def choose_staging(
 
 
 def open_strategies(strategies: Mapping[str, Strategy], inventory: Inventory, opened: ExitStack) -> Inventory:
-    """Let strategies bring memory of their own; the inventory with it. ``opened`` closes them again."""
-    for strategy in {id(each): each for each in strategies.values()}.values():  # equal ones are not the same
+    """Open strategies, and return the inventory with their memory added. ``opened`` closes them again."""
+    # By identity, because equal strategies may be different objects.
+    for strategy in {id(each): each for each in strategies.values()}.values():
         brings = strategy.open(inventory, [name for name, other in strategies.items() if other is strategy])
         opened.callback(strategy.close)
         inventory = msgspec.structs.replace(inventory, regions=(*inventory.regions, *brings))

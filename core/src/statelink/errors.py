@@ -1,4 +1,4 @@
-"""Every error that Statelink raises, and the reason that crosses the wire.
+"""Every error that Statelink raises, and the reason that is sent to the other side.
 
 The tree::
 
@@ -18,7 +18,7 @@ The tree::
     ├── RoomError                   a request was used wrongly, or failed
     └── ClosedError                 the link or room was closed
 
-A message has the same shape everywhere: what failed, who, the cause, and on a line of its own a hint.
+All error texts have the same form: what failed, whom it concerns, the cause, and on a line of its own a hint.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _Error = TypeVar("_Error", bound="StatelinkError")
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why something failed, in a form that can be sent to the other side.
+    """Why something failed. It can be sent to the other side.
 
     Attributes:
         code: Stable error code, such as ``room.deadline``; each has an entry in the error documentation.
         what: What failed, in one clause.
         who: Name/value pairs that say whom it concerns (backend, peer, rank, room, component, ...).
-        cause: Why, as exactly as is known.
+        cause: Why it failed, as exactly as is known.
         hint: What the reader can do about it; may be empty.
         diagnostics: The state of a room when it failed, on the side where the reason arose: its ``side``,
             ``status`` and ``peer``, the peer's ``rank``, what was ``missing``, and when the peer was last ``heard``.
@@ -77,7 +77,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     diagnostics: Annotated[dict[Short, Text], msgspec.Meta(max_length=16)] = {}
 
     def clipped(self) -> Reason:
-        """The same reason, cut to what may be sent, in characters that can be."""
+        """The same reason, cut to the lengths that may be sent, with only characters that can be sent."""
         return Reason(
             _sendable(self.code, MAX_SHORT),
             _sendable(self.what, MAX_TEXT),
@@ -113,9 +113,9 @@ class StatelinkError(Exception):
 
     Args:
         what: What failed, in one clause.
-        cause: Why, as exactly as is known.
+        cause: Why it failed, as exactly as is known.
         hint: What the reader can do about it.
-        code: Stable code; the class's own when not given.
+        code: Stable code; by default that of the class.
         **who: Whom it concerns; ``None`` values are left out.
     """
 
@@ -136,7 +136,7 @@ class StatelinkError(Exception):
 
     @classmethod
     def of(cls: type[_Error], reason: Reason) -> _Error:
-        """The error that says ``reason``; of this class."""
+        """An error of this class with the given reason."""
         error = cls(reason.what, cause=reason.cause, hint=reason.hint, code=reason.code)
         error.reason = reason
         error.args = (str(reason),)
@@ -160,7 +160,7 @@ class ConfigError(StatelinkError, ValueError):
 
 
 class BackendError(StatelinkError):
-    """Something about a backend plugin."""
+    """Something is wrong with a backend plugin."""
 
     default_code = "backend"
 
@@ -178,7 +178,7 @@ class BackendLoadError(BackendError):
 
 
 class BackendIncompatibleError(BackendError):
-    """A backend was written for a plugin API that this core does not speak."""
+    """A backend was written for a version of the plugin API that this core does not support."""
 
     default_code = "backend.incompatible"
 
@@ -208,7 +208,7 @@ class StateError(StatelinkError, ValueError):
 
 
 class MismatchError(StatelinkError, ValueError):
-    """Two sides do not describe the same state; lists every field that differs."""
+    """Two sides do not describe the same state. The error lists every field that differs."""
 
     default_code = "mismatch"
 

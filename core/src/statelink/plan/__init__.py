@@ -1,8 +1,8 @@
 """Pure functions from inventories to byte moves; numpy only.
 
-At connect: `match` two instances, `route` every byte to one writer, and `compile_pair` for each pair of ranks that
-have something to do with each other. Per request: `required` and `pushed` turn indices into positions, and
-`plan_move` into a `Move`, whose ``blocks`` are what a backend gets.
+When two instances connect: `match` compares them, `route` gives every byte one writer, and `compile_pair` compiles what
+one rank writes for another. For each request: `required` and `pushed` turn indices into items of positions, and
+`plan_move` turns these into a `Move`. Its ``blocks`` are what a backend gets.
 """
 
 from __future__ import annotations

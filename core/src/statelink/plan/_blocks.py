@@ -1,4 +1,4 @@
-"""Blocks: the only thing a backend ever sees of a plan."""
+"""Blocks: the only part of a plan that a backend sees."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Blocks:
     """Byte ranges to move, as five parallel arrays of one length.
 
     Source and destination are the two ends of the *data flow*: in a WRITE the source is local, in a READ remote.
-    The arrays belong to the receiver of the object and are contiguous; who passes their addresses to a library holds
-    them until it is done, since their memory is taken again for other blocks. No two blocks overlap at the destination.
+    The arrays are contiguous and belong to whoever receives the object. A backend that passes their addresses to a
+    library must keep the arrays until the library is done, because their memory is used again for other blocks. No two
+    blocks overlap at the destination.
 
     Attributes:
         source: First byte of each block at its source; uint64.
@@ -43,12 +44,12 @@ class Blocks:
 
     @property
     def total(self) -> int:
-        """Bytes of all blocks together."""
+        """Number of bytes of all blocks together."""
         return int(self.nbytes.sum())
 
     @classmethod
     def concatenate(cls, parts: Sequence[Blocks]) -> Blocks:
-        """All blocks of ``parts``, in order; an empty object when there are none."""
+        """All blocks of ``parts``, in order; an empty object if there are none."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -73,9 +74,9 @@ class Blocks:
         )
 
     def slices(self, max_blocks: int, max_bytes: int) -> Iterator[Blocks]:
-        """Cut into views of at most ``max_blocks`` blocks and, where one block allows it, ``max_bytes`` bytes.
+        """Cut into views of at most ``max_blocks`` blocks and ``max_bytes`` bytes.
 
-        Blocks are not split: a single one that is larger than ``max_bytes`` is a slice of its own.
+        Blocks are not split. A block that is larger than ``max_bytes`` becomes a slice of its own.
         """
         ends = np.cumsum(self.nbytes)
         first = 0

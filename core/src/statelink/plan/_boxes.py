@@ -1,6 +1,6 @@
 """Boxes of global coordinates, and the byte runs that two strided views of a box have in common.
 
-Everything here leaves the position axis out: how positions pair up is known only per request.
+Nothing here has a position axis. How positions pair up is known only when a request comes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Box", "Runs", "cells", "intersect", "merge_boxes", "runs_of", "slab_
 I64 = npt.NDArray[np.int64]
 
 MAX_CELLS = 1 << 12
-"""Bound on the pieces that the sources' edges cut a destination's slab into."""
+"""Most pieces into which the edges of source slabs may cut a destination slab."""
 MAX_RUNS = 1 << 20
-"""Bound on the runs of one pair of items: what a peer describes must not make us allocate without limit."""
+"""Most runs of one pair of items. A peer's description must not make this side allocate without limit."""
 MAX_COMPARED = 1 << 17
-"""Bound on the boxes and slabs of one pair of items that are compared with each other."""
+"""Most comparisons of boxes and slabs for one pair of items."""
 
 
 class Box(msgspec.Struct, frozen=True, order=True):
@@ -40,15 +40,15 @@ class Box(msgspec.Struct, frozen=True, order=True):
 
     @property
     def volume(self) -> int:
-        """Number of elements (of one position, where there are positions)."""
+        """Number of elements; of one position, if items stand for positions."""
         return reduce(int.__mul__, (b - a for a, b in zip(self.start, self.stop, strict=True)), 1)
 
 
 class Runs(NamedTuple):
     """Contiguous byte runs of one granule of a pair of items, ordered by destination.
 
-    A granule is the largest block of positions that both sides keep inside one item; without a position axis it is
-    the item.
+    A granule is the largest range of positions that both sides keep inside one item. Without a position axis it is the
+    whole item.
 
     Attributes:
         source: Offset in the source's item at granule 0, bytes; int64.
@@ -70,12 +70,12 @@ class Runs(NamedTuple):
         return int(self.nbytes.sum())
 
     def shifted(self, source: int, target: int) -> Runs:
-        """The same runs with both items moved by a number of bytes."""
+        """The same runs at other offsets in both items."""
         return self._replace(source=self.source + source, target=self.target + target)
 
     @classmethod
     def union(cls, parts: Sequence[Runs]) -> Runs:
-        """All runs of ``parts``, ordered by destination and merged where both sides are contiguous."""
+        """All runs of ``parts``, ordered by destination. Runs that are contiguous on both sides are merged."""
         joined = cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
         order = np.argsort(joined.target, kind="stable")
         joined = cls(*(array[order] for array in joined))
@@ -103,14 +103,14 @@ def slab_box(layout: Layout, slab: Slab) -> Box:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """What two boxes share, or ``None``."""
+    """The intersection of two boxes, or ``None`` if it is empty."""
     start = tuple(map(max, a.start, b.start))
     stop = tuple(map(min, a.stop, b.stop))
     return Box(start, stop) if all(map(int.__lt__, start, stop)) else None
 
 
 def cells(target: Box, sources: Iterable[Box]) -> list[Box]:
-    """Cut ``target`` at every edge of ``sources``: each source holds a cell wholly or not at all."""
+    """Cut ``target`` at every edge of ``sources``. Each source then holds a cell completely or not at all."""
     edges = [{a, b} for a, b in zip(target.start, target.stop, strict=True)]
     for source in sources:
         shared = intersect(target, source)
@@ -128,7 +128,7 @@ def cells(target: Box, sources: Iterable[Box]) -> list[Box]:
 
 
 def merge_boxes(boxes: Iterable[Box]) -> tuple[Box, ...]:
-    """The same set of coordinates in as few boxes as joining neighbours along one axis after the other gives."""
+    """Merge neighbouring boxes along one axis after the other. The set of coordinates stays the same."""
     kept = sorted(boxes)
     for axis in range(len(kept[0].start) if kept else 0):
         kept.sort(key=lambda box: (_drop(box.start, axis), _drop(box.stop, axis), box.start[axis]))
@@ -149,13 +149,13 @@ def merge_boxes(boxes: Iterable[Box]) -> tuple[Box, ...]:
 
 
 def runs_of(source: Layout, target: Layout, boxes: Sequence[Box], granule: int) -> Runs | None:
-    """Compile ``boxes`` into byte runs, or ``None`` where one side does not hold all of them.
+    """Compile ``boxes`` into byte runs, or return ``None`` if one side does not hold all of them.
 
     Args:
         source: The source's item.
         target: The destination's item; same dtype, axes and position axis.
         boxes: Disjoint boxes that this source writes.
-        granule: Rows of the position axis that move together; not used where there is none.
+        granule: Rows of the position axis that move together; ignored if there is no such axis.
     """
     if len(boxes) * len(source.slabs) * len(target.slabs) > MAX_COMPARED:
         raise MismatchError(
@@ -180,7 +180,7 @@ def runs_of(source: Layout, target: Layout, boxes: Sequence[Box], granule: int) 
 
 
 def _strided(source: Layout, theirs: Slab, target: Layout, ours: Slab, box: Box, granule: int, most: int) -> Runs:
-    """The runs of one box between two slabs; refuses more than ``most``."""
+    """The runs of one box between two slabs. Refuses more than ``most``."""
     position = target.position
     counts = list(map(int.__sub__, box.stop, box.start))
     skip_s = [a - b for a, b in zip(box.start, _drop(theirs.start, source.position), strict=True)]
@@ -194,7 +194,7 @@ def _strided(source: Layout, theirs: Slab, target: Layout, ours: Slab, box: Box,
         pace_s, pace_t = theirs.strides[position], ours.strides[position]
         axes.append((granule, pace_s, pace_t))
         step_s, step_t = granule * pace_s, granule * pace_t
-    # Innermost first by destination: axes that go on where both sides left off belong to one run.
+    # From the destination's innermost axis outwards: an axis that is contiguous with the run on both sides extends it.
     axes = sorted((axis for axis in axes if axis[0] > 1), key=lambda axis: axis[2])
     unit = target.itemsize
     while axes and axes[0][1] == axes[0][2] == unit:

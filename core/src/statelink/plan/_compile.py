@@ -1,4 +1,4 @@
-"""From two inventories and an assignment to tables that a request only has to be added to."""
+"""Compiles two inventories and an assignment into tables. For a request, only its indices have to be added."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ I64 = npt.NDArray[np.int64]
 
 NO_LAYER = -1
 MAX_BOXES = 1024
-"""Bound on the boxes of one share."""
+"""Most boxes in one share."""
 MAX_PLAN_RUNS = 1 << 21
-"""Bound on the runs of all distinct pairs of items of a plan together, which take 40 bytes each."""
+"""Most runs of all distinct pairs of items of a plan together. A run takes 40 bytes."""
 MAX_PLAN_COMPARED = 1 << 18
-"""Bound on the boxes and slabs of a plan that are compared with each other."""
+"""Most comparisons of boxes and slabs for one plan."""
 OF_A_BOX = 16
-"""What it costs to compare a box with all others of its share, in the same measure."""
+"""The cost of comparing a box with all others of its share, in comparisons."""
 
 
 class Group(NamedTuple):
@@ -45,12 +45,12 @@ class Group(NamedTuple):
         runs: The shared run table.
         source_stride: Bytes between items at the source.
         target_stride: Bytes between items at the destination.
-        source: Address of item 0 per buffer; uint64.
+        source: For each buffer, the address of item 0 at the source; uint64.
         target: The same at the destination.
-        source_region: Region per buffer; uint32.
+        source_region: For each buffer, its region at the source; uint32.
         target_region: The same at the destination.
-        layers: Model layer per buffer, or `NO_LAYER`; int64.
-        numbers: Place of each buffer among all those of the component; int64.
+        layers: For each buffer, its model layer, or `NO_LAYER`; int64.
+        numbers: For each buffer, its number among all buffers of the component; int64.
     """
 
     runs: Runs
@@ -65,16 +65,17 @@ class Group(NamedTuple):
 
 
 class ComponentPlan(NamedTuple):
-    """What one source rank writes of one component of one destination rank.
+    """What one source rank writes of one component for one destination rank.
 
     Attributes:
         source: The source's component.
         target: The destination's component.
-        granule: Positions that move together; 1 where items do not stand for positions.
+        granule: Number of positions that move together; 1 if items do not stand for positions.
         groups: All buffer pairs, by geometry and layer.
-        fused: The same bytes with buffers of one region joined where that makes longer runs; for pushes of all layers.
-        granule_nbytes: Bytes of one granule over all buffers.
-        layer_nbytes: The same per model layer (`NO_LAYER` for buffers without one).
+        fused: The same bytes, with buffers of one region joined if that makes longer runs. Used for pushes of all
+            layers.
+        granule_nbytes: Bytes of one granule in all buffers together.
+        layer_nbytes: The same for each model layer, with `NO_LAYER` for buffers without one.
         parts: Which part of the model's state each buffer is, for digests.
     """
 
@@ -89,25 +90,25 @@ class ComponentPlan(NamedTuple):
 
     @property
     def block_nbytes(self) -> float:
-        """Mean bytes of the blocks of a granule; items that are neighbours on both sides make them longer."""
+        """Mean bytes of the blocks of a granule. Items that are neighbours on both sides make blocks longer."""
         blocks = sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
         return self.granule_nbytes / blocks if blocks else 0.0
 
     @property
     def layers(self) -> list[int]:
-        """The model layers that it moves, in order; `NO_LAYER` first where there are buffers without one."""
+        """The model layers that are moved, in order; first `NO_LAYER` if there are buffers without a layer."""
         return sorted(self.layer_nbytes)
 
 
 class PairPlan(NamedTuple):
-    """Everything that one source rank writes into one destination rank.
+    """Everything that one source rank writes for one destination rank.
 
     Immutable, and safe to share between threads.
 
     Attributes:
-        assignment: Who writes what.
-        components: By name; components without a part are absent.
-        digest: 16 bytes that both sides compute alike from both inventories (without addresses) and the assignment.
+        assignment: What the source has to write.
+        components: Component name to its plan. Components of which nothing is written are absent.
+        digest: 16 bytes. Both sides compute them from both inventories, without addresses, and the assignment.
     """
 
     assignment: Assignment
@@ -126,7 +127,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
     """Check an assignment against both inventories and compile it.
 
     Raises:
-        MismatchError: The assignment names what one side does not have, or the sides do not fit.
+        MismatchError: One side lacks something that the assignment names, or the sides do not fit together.
         StateError: An address does not fit into 64 bits.
     """
     plans: dict[str, list[_Pair]] = {}
@@ -144,7 +145,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
         ours, theirs, here, there = held[share.component]
         granule = granule_of(theirs, ours)
         checked: set[int] = set()
-        # Runs are of one granule: two components may share layouts, and be cut in different ways.
+        # The key has the granule, because two components may share layouts and be cut into different granules.
         cut = cuts.setdefault((share.boxes, granule, theirs.page), len(cuts))
         for name in share.buffers:
             if (share.component, name) in named:
@@ -174,9 +175,9 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
 
 
 class _Effort:
-    """What compiling an assignment costs. A peer chose the assignment, and one of the two inventories.
+    """Bounds the cost of compiling an assignment, because a peer chose it and one of the two inventories.
 
-    Each method raises `MismatchError` as soon as it costs more than it may.
+    Each method raises `MismatchError` as soon as the cost is above its limit.
     """
 
     def __init__(self, source: Inventory, target: Inventory) -> None:
@@ -184,12 +185,12 @@ class _Effort:
         self._compared = self._runs = 0
 
     def compare(self, count: int) -> None:
-        """Boxes are about to be compared with each other, or with the slabs of both sides."""
+        """Count comparisons of boxes with each other, or with the slabs of both sides, before they are made."""
         self._compared += count
         self._check("boxes and slabs are compared", self._compared, MAX_PLAN_COMPARED)
 
     def keep(self, runs: int) -> None:
-        """A table of runs was made."""
+        """Count a table of runs that was made."""
         self._runs += runs
         self._check("contiguous pieces are what one item of each buffer consists of", self._runs, MAX_PLAN_RUNS)
 
@@ -250,7 +251,7 @@ def _groups(source: Inventory, target: Inventory, pairs: list[_Pair]) -> tuple[G
 
 
 def _fuse(pairs: list[_Pair]) -> list[_Pair]:
-    """Join buffers that lie inside one item of one region on both sides (an envelope of all layers of a page)."""
+    """Join buffers that lie in one item of one region on both sides, such as a page that holds all layers."""
     nests: dict[tuple[int, int, int, int], list[_Pair]] = {}
     for pair in pairs:
         key = (pair.source.region, pair.source.stride, pair.target.region, pair.target.stride)
@@ -290,7 +291,7 @@ def _addresses(inventory: Inventory, buffers: list[Buffer]) -> U64:
 
 
 def _rows(assignment: Assignment, share: Share, component: Component, buffer: Buffer, granule: int) -> int:
-    """Rows of a granule: fewer than its positions where a buffer is compressed."""
+    """Number of rows of a granule. It is smaller than the number of positions if a buffer is compressed."""
     ratio = component.ratio(buffer)
     unit = ratio or component.page or 1
     if granule % unit:
@@ -321,7 +322,7 @@ def _refused(assignment: Assignment, share: Share, buffer: str, cause: str) -> M
 
 
 def _check_boxes(assignment: Assignment, share: Share, buffer: Buffer) -> None:
-    """Boxes that a peer sent: of the right number of axes, not empty, and disjoint."""
+    """Check boxes that a peer sent: they have the right number of axes, are not empty, and are disjoint."""
     layout = buffer.layout
     extents = [n for axis, n in enumerate(layout.shape) if axis != layout.position]
     if not 1 <= len(share.boxes) <= MAX_BOXES:
@@ -334,7 +335,7 @@ def _check_boxes(assignment: Assignment, share: Share, buffer: Buffer) -> None:
     start = np.array([box.start for box in share.boxes], np.int64).T
     stop = np.array([box.stop for box in share.boxes], np.int64).T
     meet = np.triu(np.ones((len(share.boxes), len(share.boxes)), np.bool_), 1)
-    for low, high in zip(start, stop, strict=True):  # an axis at a time: all of them at once take much memory
+    for low, high in zip(start, stop, strict=True):  # one axis at a time, because all of them at once take much memory
         meet &= np.maximum(low[:, None], low) < np.minimum(high[:, None], high)
     if meet.any():
         which = int(np.flatnonzero(meet.any(axis=0))[0])

@@ -1,4 +1,7 @@
-"""What moved, as bytes of logical places: the same on both sides, wherever items lie and in however many pushes."""
+"""The bytes that moved, in an order that does not depend on where items lie or on how they were pushed.
+
+Both sides get the same bytes in the same order, so that they can compare digests.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Content", "Parts", "contents"]
 
 MAX_SCRATCH = 1 << 20
-"""Bytes of one buffer that are looked at together, unless a single granule has more: they stay in the cache."""
+"""Bytes of one buffer that are handled together, so that they stay in the cache. One granule may have more."""
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -34,9 +37,10 @@ class Content(NamedTuple):
     this side.
 
     Attributes:
-        seeds: Per buffer, which part of the model's state it moves; see `Parts`. Below 2^63; uint64.
-        addresses: Per buffer, the address of item 0; uint64.
-        granules: Per granule, its number in the sequence; int64.
+        seeds: For each buffer, a number for the part of the model's state that it moves; see `Parts`. Below 2^63;
+            uint64.
+        addresses: For each buffer, the address of item 0; uint64.
+        granules: For each granule, its number in the sequence; int64.
         offsets: ``[granules, pieces]`` bytes from item 0; int64.
         piece: Bytes of each piece.
     """
@@ -54,7 +58,8 @@ class Parts:
     Args:
         source: The source's component.
         target: The destination's component.
-        buffers: Per buffer, in the order of the assignment: as both sides have it, and the boxes that move.
+        buffers: For each buffer, in the order of the assignment: its description on both sides, and the boxes that
+            move.
     """
 
     __slots__ = ("_buffers", "_seeds", "_source", "_target")
@@ -68,7 +73,7 @@ class Parts:
         self._seeds: dict[str, U64] = {}
 
     def seeds(self, side: Literal["source", "target"]) -> U64:
-        """A hash per buffer of its names, layer, element type and boxes in global coordinates, by one side's word."""
+        """For each buffer, a hash of its names, layer, element type and boxes, as one side describes them."""
         known = self._seeds.get(side)
         if known is None:
             component = self._source if side == "source" else self._target
@@ -86,13 +91,13 @@ class Parts:
 def contents(
     groups: tuple[Group, ...], parts: Parts, pairs: Pairs, side: Literal["source", "target"]
 ) -> Iterator[Content]:
-    """Every byte that ``pairs`` move, each once, in batches of bounded size.
+    """Yield every byte that ``pairs`` move once, in batches of bounded size.
 
     Args:
         groups: Buffers as they are in the assignment, not joined.
-        parts: What these buffers are parts of.
-        pairs: Granules on both sides; only this side's items are looked at.
-        side: Which side.
+        parts: The parts of the model's state that these buffers move.
+        pairs: Granules of both sides. Only the items of ``side`` are used.
+        side: The side whose memory is meant.
     """
     granules = np.arange(*pairs.granules) if pairs.numbers is None else pairs.numbers
     seeds = parts.seeds(side)
@@ -103,7 +108,7 @@ def contents(
         runs = group.runs
         here, steps = (runs.source, runs.source_step) if side == "source" else (runs.target, runs.target_step)
         stride = group.source_stride if side == "source" else group.target_stride
-        # Runs of several lengths are cut into pieces of one, so that they can be gathered in one go.
+        # Runs of several lengths are cut into pieces of equal length, so that one call gathers them.
         piece = int(np.gcd.reduce(runs.nbytes))
         each = runs.nbytes // piece
         within = np.arange(int(each.sum())) - np.repeat(np.cumsum(each) - each, each)

@@ -1,4 +1,4 @@
-"""Whether decode's ranks together hold everything that prefill's ranks hold."""
+"""Checks that decode's ranks together hold everything that prefill's ranks hold."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class _Held(NamedTuple):
 
 
 def check_cover(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
-    """Check that no part of what prefill holds has no place on decode.
+    """Check that every part of what prefill holds has a place on decode.
 
-    `route` finds bytes that decode wants and nobody holds. This finds the opposite, which would move nothing and raise
-    nothing: a decode rank that is missing, or that says it holds another's part. For every buffer that both sides hold,
-    the boxes of decode's ranks together contain those of prefill's, and the shares of positions of the ranks that hold
-    a box are complete. A decode rank that lists some buffers of a layer lists all of them.
+    `route` finds bytes that decode wants and nobody holds. This function finds bytes that prefill holds and no decode
+    rank wants. Without it they would be lost silently, for example if a decode rank is missing, or describes another
+    rank's part. It checks this: for every buffer that both sides hold, the boxes of decode's ranks together contain
+    those of prefill's ranks. The ranks that hold a box have all shares of its positions. A decode rank that lists some
+    buffers of a layer lists all of them.
 
     Args:
         sources: All ranks of the prefill instance.
@@ -44,7 +45,7 @@ def check_cover(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> N
     for name, held in theirs.items():
         here = ours.get(name)
         if here is None:
-            continue  # optional, or elided: names were compared before
+            continue  # optional: `match` has compared the names
         key = tuple(tuple((numbered(each.buffer.layout), each.partition) for each in side) for side in (held, here))
         if key not in known:
             known.add(key)
@@ -95,7 +96,7 @@ def _check_buffer(component: str, sources: Sequence[_Held], targets: Sequence[_H
 
 
 def _missing(wanted: Iterable[Partition], held: set[Partition]) -> str:
-    """Which share of the positions is missing, in words; empty where none is."""
+    """The share of the positions that is missing, in words; empty if none is."""
     if not held:
         return ", at any position"
     ways: dict[tuple[str, int, int], set[int]] = {}
@@ -108,14 +109,14 @@ def _missing(wanted: Iterable[Partition], held: set[Partition]) -> str:
 
 
 def _check_layers(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
-    """Stages share out whole layers, so that a rank which has a part of a layer has lost the rest."""
+    """Refuse a rank with a part of a layer. Pipeline stages hold whole layers, so the rest of that layer is lost."""
     layers: dict[tuple[str, int, bool], set[str]] = {}
     groups: dict[tuple[str, str], set[str]] = {}
     for inventory in sources:
         for component in inventory.components:
             for buffer in component.buffers:
                 if buffer.layer is not None:
-                    # What prefill lets decode lack is a group of its own.
+                    # Buffers that decode may lack are compared among themselves.
                     group = layers.setdefault((component.name, buffer.layer, buffer.optional), set())
                     group.add(buffer.name)
                     groups[component.name, buffer.name] = group

@@ -1,4 +1,4 @@
-"""From an engine's lists of indices to checked items."""
+"""Checks an engine's lists of indices and turns them into items."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Items", "Pages", "check_pieces", "item_at", "pushed", "required"]
 I64 = npt.NDArray[np.int64]
 
 SPARSE = 64
-"""Indices from the lowest to the highest one, per index that is named, up to which each of them gets a mark."""
+"""Marks are used to find duplicates if the range of indices is at most so many times their number."""
 
 
 class Pages(NamedTuple):
-    """Indices together with the position at which the first of them starts.
+    """Indices, and the position at which the first item starts.
 
     Attributes:
-        ids: Indices into the component's buffers, in order of position; anything one-dimensional and integral.
-        start: First position of the first item, in tokens; where an item begins.
+        ids: Indices into the component's buffers, in order of position; any one-dimensional list or array of integers.
+        start: Position, in tokens, at which the first item begins.
     """
 
     ids: Any
@@ -41,7 +41,7 @@ class Items(NamedTuple):
 
     Attributes:
         ids: int64, owned by this object.
-        first: The rank's number of the first item; 0 where items do not stand for positions.
+        first: The rank's number of the first item; 0 if items do not stand for positions.
     """
 
     ids: I64
@@ -49,7 +49,7 @@ class Items(NamedTuple):
 
 
 def required(component: Component, tokens: int, prefix: int, given: Any) -> Items:
-    """Decode's items of one component, checked against exactly what must arrive.
+    """Check decode's indices of one component: they are exactly the items that must arrive.
 
     Args:
         component: Decode's component.
@@ -58,7 +58,7 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
         given: Bare indices, `Pages`, or `Items` as they came over the wire.
 
     Raises:
-        RoomError: They are not what the coverage rule derives.
+        RoomError: They are not the items that the coverage rule gives.
     """
     if not component.kind.positional:
         return _one(component, given)
@@ -84,14 +84,15 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
 
 
 def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[int, int], given: Any) -> Items:
-    """Prefill's items of one component for a push that covers ``span``.
+    """Check prefill's indices of one component for a push that covers ``span``.
 
-    Bare indices are those of the rank's items in ``span`` that the coverage rule asks for, with the prefix if it is
-    known, or without. `Pages` may stand for any items inside the span; those that need not arrive may be any, such as
-    an engine's empty page.
+    Bare indices name the rank's items in ``span`` for which the coverage rule asks, with or without the prefix. `Pages`
+    may name any items inside the span. An item that need not arrive may have any index, such as that of an engine's
+    empty page.
 
     Raises:
-        RoomError: Their number fits no rule, they leave the span, or two positions that must arrive have one item.
+        RoomError: The number of indices fits no rule, items are outside the span, or two positions that must arrive
+            have the same item.
     """
     if not component.kind.positional:
         return _one(component, given)
@@ -102,15 +103,15 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
 
 
 def check_pieces(component: Component, tokens: int, prefix: int | None, pieces: Sequence[Items]) -> None:
-    """Check that no item is named for two positions by the pushes of a room, taken together.
+    """Check that the pushes of a room together name no item for two positions.
 
-    Pushes may name an item again for its own position: those of other layers do.
+    A push may name an item again for the same position, as a push of other layers does.
 
     Args:
         component: Prefill's component, which covers positions.
         tokens: N.
         prefix: P, if it is known.
-        pieces: What `pushed` made of each push.
+        pieces: The result of `pushed` for each push.
 
     Raises:
         RoomError: An item is named for two positions that must arrive.
@@ -140,7 +141,7 @@ def check_pieces(component: Component, tokens: int, prefix: int | None, pieces: 
 
 
 def _needed(component: Component, tokens: int, prefix: int | None, items: Items) -> tuple[Items, int]:
-    """Those of a push that must arrive, and the place of the first of them; what lies before may be any item."""
+    """The items of a push that must arrive, and where they begin in its list. Items before them may be any."""
     first, last = held_items(component, tokens, required_span(component, tokens, prefix or 0, aligned=False))
     begin = max(first - items.first, 0)
     return Items(items.ids[begin : max(last - items.first, begin)], items.first + begin), begin
@@ -161,7 +162,7 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
     ids = _ids(component, given)
     allowed: dict[int, int] = {}
     for known in {prefix or 0, 0}:
-        # A whole-span list is what an engine has that does not know of prefixes.
+        # An engine that does not know of prefixes names the items of the whole span.
         low, high = required_span(component, tokens, known, aligned=False)
         first, last = held_items(component, tokens, (max(low, a), min(high, b)))
         allowed[last - first] = first
@@ -177,18 +178,18 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
 
 
 def _check_once(component: Component, ids: I64, begin: int = 0) -> None:
-    """Check that no item is named for two positions: it would be written twice, or read for bytes that it has not.
+    """Check that no item is named for two positions. It would be written twice, or read for bytes that it lacks.
 
     Args:
-        component: Whose items they are.
-        ids: Their indices, none of them negative.
-        begin: Place of the first of them in the list that the engine gave.
+        component: The component of the items.
+        ids: Their indices. None is negative.
+        begin: Where they begin in the list that the engine gave.
     """
     if len(ids) < 2 or (ids[1:] > ids[:-1]).all() or not any(buffer.count for buffer in component.buffers):
         return
     low, high = int(ids.min()), int(ids.max())
     if high - low < SPARSE * len(ids):
-        # A mark for every index in between is many times faster than sorting.
+        # Marks are many times faster than sorting.
         marks = np.zeros(high - low + 1, np.bool_)
         marks[ids - low] = True
         once = np.count_nonzero(marks) == len(ids)
@@ -209,7 +210,7 @@ def _check_once(component: Component, ids: I64, begin: int = 0) -> None:
 
 
 def item_at(component: Component, start: Any) -> int:
-    """The rank's number of the item that begins at position ``start``, where `Pages` start.
+    """The rank's number of the item that begins at ``start``, the first position of `Pages`.
 
     Raises:
         RoomError: No item begins there.
@@ -239,7 +240,7 @@ def _one(component: Component, given: Any) -> Items:
 
 
 def _ids(component: Component, given: Any) -> I64:
-    """A private int64 copy of indices, all of them inside every buffer."""
+    """An int64 copy of indices. Checks that all of them are inside every buffer."""
     try:
         raw = np.asarray(given)
     except Exception as error:
@@ -252,7 +253,7 @@ def _ids(component: Component, given: Any) -> I64:
             cause=f"got shape {raw.shape} of {raw.dtype}",
             code="room.indices",
         )
-    # Where no buffer has items (layers that share another's index), nothing is addressed, whatever the index.
+    # If no buffer has items, because its layers share another layer's index, any index is right: it addresses nothing.
     count = min((buffer.count for buffer in component.buffers if buffer.count), default=1 << 62)
     if raw.size and not (raw.min() >= 0 and raw.max() < count):
         bad = int(raw[(raw < 0) | (raw >= count)][0])

@@ -1,4 +1,4 @@
-"""Pairing two instances by name, in both directions."""
+"""Compares two instances by name, in both directions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["differences", "match"]
 
 SHOWN = 12
 FEW = 2
-"""Buffers that have a line each."""
+"""Most buffers for which an error has a line each."""
 NAMED = 4
-"""Buffers that a line names before it counts the rest."""
+"""Most buffers that one line names. It counts the rest."""
 LAYERED = re.compile(r"layers\.(\d+)\.(.+)")
 
 
 def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[Difference]:
-    """Every field on which a source and a destination instance disagree; the destination's value first.
+    """A line for every field on which two instances disagree, with the destination's value first.
 
-    Components are compared over whole instances: a pipeline stage need not hold what another one does, but each
-    component, and each buffer that is not optional, must exist on both sides.
+    Whole instances are compared. A pipeline stage need not hold what another one holds, but each component, and each
+    buffer that is not optional, must exist on both sides.
     """
     found: dict[Difference, None] = {}
     for theirs, ours in {(source.model, target.model): None for target in targets for source in sources}:
@@ -44,7 +44,7 @@ def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> l
             path = f"component {name} (type {present[0].kind.name})"
             found[_presence(path, name in here)] = None
             continue
-        # Ranks that differ only in which part they hold have nothing new to say.
+        # Ranks that differ only in which part they hold need not be compared again.
         for ours_ in _unlike(here[name]):
             for theirs_ in _unlike(there[name]):
                 found.update(dict.fromkeys(diff_components(ours_, theirs_)))
@@ -54,15 +54,15 @@ def differences(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> l
 
 
 def match(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
-    """Check that these sources can serve these destinations, as far as names and geometry tell.
+    """Check that these sources can serve these destinations, by names and geometry.
 
-    Both must be whole instances: it is also checked that no two ranks of one contradict each other, and that decode's
-    ranks together hold everything that prefill's ranks hold.
+    Both must be whole instances. The function also checks that no two ranks of one instance contradict each other, and
+    that decode's ranks together hold everything that prefill's ranks hold.
 
     Raises:
-        MismatchError: They differ; the message lists the fields, the destination's value first. Or two ranks of one
-            side contradict each other (``mismatch.axes``, ``mismatch.layers``, ``mismatch.replicas``), or a part that
-            prefill holds has no place on decode (``mismatch.uncovered``).
+        MismatchError: The instances differ; the error lists the fields, with the destination's value first. Or two
+            ranks of one side contradict each other (``mismatch.axes``, ``mismatch.layers``, ``mismatch.replicas``), or
+            a part that prefill holds has no place on decode (``mismatch.uncovered``).
     """
     found = differences(sources, targets)
     if found:
@@ -82,7 +82,7 @@ def match(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> None:
 
 
 def _lines(found: Sequence[Difference]) -> list[str]:
-    """One line for each field and pair of values, however many buffers it is about; one or two are named in full."""
+    """One line for each field and pair of values, for any number of buffers. One or two buffers are named in full."""
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for each in found:
         place, _, field = each.path.partition(": ")
@@ -96,7 +96,7 @@ def _lines(found: Sequence[Difference]) -> list[str]:
 
 
 def _names(buffers: Sequence[str]) -> str:
-    """Names of buffers, briefly: ``layers.0-95.{k,v}`` where all parts have the same layers."""
+    """Names of buffers in short: ``layers.0-95.{k,v}`` if all parts have the same layers."""
     parts: dict[str, list[int]] = {}
     for name in buffers:
         found = LAYERED.fullmatch(name)
@@ -133,7 +133,7 @@ def _by_name(inventories: Sequence[Inventory]) -> dict[str, list[Component]]:
 
 
 def _unlike(components: Sequence[Component]) -> list[Component]:
-    """One of each kind of components that `diff_components` and `_cut` can tell apart."""
+    """One component of each kind that `diff_components` and `_cut` can tell apart."""
     layouts: dict[int, tuple[Any, ...]] = {}
     found: dict[tuple[Any, ...], Component] = {}
     for component in components:
@@ -166,9 +166,10 @@ def _spares(layout: Layout) -> bool:
 
 
 def _renamed(here: dict[str, list[Component]], there: dict[str, list[Component]]) -> set[str]:
-    """Optional components of one type that each side has under a name that the other lacks.
+    """Optional components of one type that each side has under a name that the other side lacks.
 
-    One side may do without what is optional. Where both have such a component, it is one and the same under two names.
+    One side may lack an optional component. If each side has one that the other lacks, it is the same component under
+    two names, which is a mistake.
     """
     only = [
         {(each.kind.name, name) for name, components in mine.items() if name not in other for each in components}
@@ -184,8 +185,8 @@ def _buffers(name: str, ours: Sequence[Component], theirs: Sequence[Component]) 
     only = here.keys() ^ there.keys()
     if not only:
         return []
-    # What is optional may be missing on one side, as whole layers. Where each side has what the other lacks, or both
-    # have a part of a layer, it is one draft under two names, of which only a part would move.
+    # One side may lack whole layers of optional buffers. But if each side has what the other lacks, or both have a part
+    # of a layer, it is one draft model under two names, of which only a part would move.
     apart = bool(here.keys() - there.keys()) and bool(there.keys() - here.keys())
     common = {
         here[label].layer for label in here.keys() & there.keys() if here[label].optional or there[label].optional
@@ -200,7 +201,7 @@ def _buffers(name: str, ours: Sequence[Component], theirs: Sequence[Component]) 
 
 
 def _cut(ours: Component, theirs: Component) -> list[Difference]:
-    """Buffers whose rows or items would be cut: by pages of the other side, or by how positions are dealt out."""
+    """Buffers whose rows or items would be cut by the other side's pages, or by the way positions are dealt out."""
     if not ours.page or not theirs.page:
         return []
     granule = granule_of(theirs, ours)
@@ -211,7 +212,7 @@ def _cut(ours: Component, theirs: Component) -> list[Difference]:
         for buffer in ours.buffers
         if buffer.count
         and buffer.name in known
-        and (dealt or ours.ratio(buffer))  # unequal pages without an axis are a difference of their own
+        and (dealt or ours.ratio(buffer))  # `diff_components` reports unequal pages without an axis
         and granule % (ours.ratio(buffer) or ours.page)
     ]
 

@@ -1,4 +1,4 @@
-"""One piece of one component on its way from one rank to one other."""
+"""A part of one component that one push moves from one rank to another."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Move", "arrived_content", "expected_move", "plan_move"]
 
 MAX_BATCH = LARGEST // 4
-"""Most blocks in one batch of `Move.blocks`. It bounds what stands in memory, not what is moved."""
+"""Most blocks in one batch of `Move.blocks`. It bounds memory, not the size of a move."""
 MAX_OFFSETS = 1 << 18
-"""Most offsets that are worked out at once; what goes on in each other is glued within them."""
+"""Most offsets that are computed at once. Neighbouring blocks are merged among these."""
 
 SMALLEST_BUFFER = 16
-"""Least elements that numpy takes for its buffer."""
+"""The smallest buffer, in elements, that numpy takes."""
 LONG_ROW = 128
-"""Offsets from which adding row by row is faster than through numpy's buffer."""
+"""Least number of offsets for which adding row by row is faster than through numpy's buffer."""
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -60,18 +60,18 @@ class Move:
 
     @property
     def grains(self) -> tuple[int, int]:
-        """``[first, last)`` granules of the sequence between which everything lies that moves."""
+        """``[first, last)`` granules of the sequence. Everything that moves is between them."""
         return self._pairs.granules
 
     @property
     def due(self) -> slice | I64:
-        """Places of the granules that move, among those that are due."""
+        """Which of the granules that are due move."""
         return self._pairs.due
 
     def blocks(self, max_blocks: int = MAX_BATCH) -> Iterator[Blocks]:
-        """The blocks of this move, in batches of at most ``max_blocks``.
+        """Yield the blocks of this move, in batches of at most ``max_blocks``.
 
-        Neighbouring ranges that go on in each other on both sides are one block. No batch is empty.
+        Ranges that are contiguous on both sides are one block. No batch is empty.
         """
         if not self.nbytes:
             return
@@ -80,53 +80,53 @@ class Move:
             yield from self._group_blocks(_of_layers(group, self.layers), max_blocks)
 
     def content(self) -> Iterator[Content]:
-        """The bytes of this move as they lie at the source; see `Content`."""
+        """Yield the bytes of this move at the source; see `Content`."""
         return contents(self._chosen() if self.nbytes else (), self._plan.parts, self._pairs, "source")
 
     @property
     def block_nbytes(self) -> float:
-        """Mean bytes of its blocks, where no neighbouring items are joined."""
+        """Mean bytes of its blocks, if no neighbouring items are merged."""
         return self._plan.block_nbytes
 
     def only(self, layers: tuple[int, int] | None) -> Move:
-        """The part of it that belongs to these layers; ``None`` for all of it."""
+        """The part of this move in these layers; ``None`` for all of it."""
         return self if layers == self.layers else Move(self._plan, self._pairs, layers)
 
     def parcels(self, limit: int) -> Iterator[tuple[Tile, ...]]:
-        """All of it, cut into parcels of at most ``limit`` bytes.
+        """Yield the whole move, cut into parcels of at most ``limit`` bytes.
 
         Raises:
-            RoomError: A piece that cannot be divided is larger (``room.staging``).
+            RoomError: A piece that cannot be divided is larger than that (``room.staging``).
         """
         return parcels(self._chosen(), self._pairs, limit) if self.nbytes else iter(())
 
     def places(self, tile: Tile, side: Literal["source", "target"]) -> Places:
-        """Where the bytes of a tile lie on one side, in the order in which they are packed.
+        """Where the bytes of a tile are on one side, in the order in which they are packed.
 
         Raises:
-            RoomError: It names what does not move; a peer may have sent it.
+            RoomError: The tile, which a peer may have sent, names something that does not move.
         """
         return places(self._group(tile), self._pairs, tile, side)
 
     def tile_nbytes(self, tile: Tile) -> int:
-        """Bytes of a tile, worked out from its numbers alone; it may name more than there is.
+        """Number of bytes of a tile, computed only from its numbers. The tile may name more than there is.
 
         Raises:
-            RoomError: There is no such geometry; a peer may have sent it.
+            RoomError: The tile, which a peer may have sent, names a geometry that does not exist.
         """
         buffers, granules = (last - first for first, last in (tile.buffers, tile.granules))
         return max(0, buffers) * max(0, granules) * self._group(tile).runs.total
 
     def marks(self) -> npt.NDArray[np.bool_]:
-        """What `claim` notes in: a row for each buffer of the component, a column for each granule that moves."""
+        """An array for `claim`: a row for each buffer of the component, a column for each granule that moves."""
         buffers = max(int(group.numbers.max()) + 1 for group in self._plan.groups)
         return np.zeros((buffers, len(self._pairs)), np.bool_)
 
     def claim(self, tile: Tile, marks: npt.NDArray[np.bool_]) -> None:
-        """Note that a tile has come, in `marks` of a move that has the same granules.
+        """Record in `marks` that a tile has come. The marks are of a move with the same granules.
 
         Raises:
-            RoomError: It names what does not move, or what has come before; a peer may have sent it.
+            RoomError: The tile, which a peer may have sent, names something that does not move or has come before.
         """
         claim(self._group(tile), self._pairs, tile, marks)
 
@@ -164,7 +164,7 @@ class Move:
 def plan_move(
     plan: ComponentPlan, source: Items, target: Items, owed: Due, layers: tuple[int, int] | None = None
 ) -> Move:
-    """Pair up two lists of items and say what moves between them.
+    """Pair two lists of items, and return what moves between them.
 
     Args:
         plan: Compiled for this pair of ranks.
@@ -177,7 +177,7 @@ def plan_move(
 
 
 def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[Content]:
-    """Everything that is due, as it lies at the destination: what all moves of a request together have brought.
+    """Yield the bytes at the destination that all moves of a request together have brought.
 
     Args:
         plan: Compiled for this pair of ranks.
@@ -188,7 +188,7 @@ def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[C
 
 
 def expected_move(plan: ComponentPlan, target: Items, owed: Due) -> Move:
-    """All moves of a request in one, as the destination knows it: only its target side means anything.
+    """All moves of a request as one move, as the destination knows it. Only its target side is meaningful.
 
     Args:
         plan: Compiled for this pair of ranks.
@@ -199,7 +199,7 @@ def expected_move(plan: ComponentPlan, target: Items, owed: Due) -> Move:
 
 
 def _all_pairs(plan: ComponentPlan, target: Items, owed: Due) -> Pairs:
-    # Where the source's items lie is the source's business; here they only have to be there.
+    # The destination does not know the source's items. It only needs some, so that all granules are paired.
     page = plan.source.page
     anywhere = Items(np.zeros(owed.last * plan.granule // page + 1 if page else 1, np.int64), 0)
     return pair(plan.source, plan.target, anywhere, target, owed)
@@ -226,7 +226,7 @@ def _of_buffers(group: Group, chosen: slice | npt.NDArray[np.bool_]) -> Group:
 
 
 def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
-    """Byte offsets from item 0, coalesced: once per group, since its buffers differ only in where item 0 is."""
+    """Merged blocks as byte offsets from item 0. The buffers of a group differ only in where item 0 is."""
     runs = group.runs
     if len(runs.nbytes) == 1 and pairs.source_part is None and pairs.target_part is None:
         return _offsets_of_items(group, pairs.source[part], pairs.target[part])
@@ -237,23 +237,23 @@ def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
         table = np.empty((len(source) // len(nbytes), len(nbytes)), np.int64)
         table[:] = nbytes
         nbytes = table.reshape(-1)
-        # Glue on byte offsets, never on ids: strides differ between the sides.
+        # Compare byte offsets, never ids, because strides differ between the sides.
         ends = nbytes[:-1]
         apart = (source[1:] - source[:-1] != ends) | (target[1:] - target[:-1] != ends)
         first = _begins(apart)
         if first is not None:
             source, target, nbytes = source[first], target[first], np.add.reduceat(nbytes, first)
-    # uint64 from here, since int64 + uint64 would become float64. None of these is negative.
+    # uint64 from here on, because int64 + uint64 would become float64. None of these numbers is negative.
     return source.view(np.uint64), target.view(np.uint64), nbytes.view(np.uint64)
 
 
 def _offsets_of_items(group: Group, source: I64, target: I64) -> tuple[U64, U64, U64]:
-    """The same where one run is all that moves of an item: neighbours are found before anything is multiplied."""
+    """The same, if one run is all that moves of an item. Neighbours are then found before anything is multiplied."""
     runs = group.runs
     count, nbytes = len(source), int(runs.nbytes[0])
     first = None
     strides = group.source_stride, group.target_stride
-    # Else no item begins where another's run ends; a single item may have no stride.
+    # Otherwise no item begins where another item's run ends. A single item may have no stride.
     if count > 1 and all(strides) and not any(nbytes % stride for stride in strides):
         there, here = (nbytes // stride for stride in strides)
         first = _begins((source[1:] - source[:-1] != there) | (target[1:] - target[:-1] != here))
@@ -270,7 +270,7 @@ def _offsets_of_items(group: Group, source: I64, target: I64) -> tuple[U64, U64,
 
 
 def _begins(apart: npt.NDArray[np.bool_]) -> I64 | None:
-    """Places of those that do not go on in what is before them; ``None`` for all of them."""
+    """Indices of the blocks that are not contiguous with the one before; ``None`` for all blocks."""
     count = np.count_nonzero(apart)
     if count == len(apart):
         return None
@@ -287,7 +287,7 @@ def _side(items: I64, parts: I64 | None, part: slice, stride: int, runs: I64, st
 
 
 def _single(group: Group, pairs: Pairs) -> Blocks:
-    """One offset in every buffer, worked out without arrays: requests of one item have no time for them."""
+    """One offset in every buffer, computed without arrays, because these take too long for requests of one item."""
     runs = group.runs
     source = int(pairs.source[0]) * group.source_stride + int(runs.source[0])
     target = int(pairs.target[0]) * group.target_stride + int(runs.target[0])
@@ -307,10 +307,10 @@ def _single(group: Group, pairs: Pairs) -> Blocks:
 
 
 def _spread(group: Group, offsets: tuple[U64, U64, U64]) -> Blocks:
-    """The same offsets in every buffer of a group."""
+    """Add the same offsets to every buffer of a group."""
     source, target, nbytes = offsets
     buffers, count = len(group.source), len(nbytes)
-    if count == 1:  # also where long runs of items were glued: one block a buffer
+    if count == 1:  # also if long runs of items were merged: then there is one block for each buffer
         return Blocks(
             group.source + source,
             group.target + target,
@@ -320,7 +320,8 @@ def _spread(group: Group, offsets: tuple[U64, U64, U64]) -> Blocks:
         )
     wide = table(4 * buffers * count).reshape(4, buffers, count)
     narrow = wide[3].view(np.uint32).reshape(2, buffers, count)
-    # numpy copies rows that are shorter than its buffer, which for all but the shortest takes longer than adding.
+    # numpy copies rows that are shorter than its buffer. For all but the shortest rows, the copy takes longer than
+    # adding.
     nbuffer = np.setbufsize(SMALLEST_BUFFER) if count >= LONG_ROW else None
     try:
         np.add(group.source[:, None], source, out=wide[0])

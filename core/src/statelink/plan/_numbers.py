@@ -1,4 +1,4 @@
-"""Whole numbers from engines: Python's or numpy's, never a float or a bool that slipped through."""
+"""Checks whole numbers from engines. They may be Python's or numpy's, but neither floats nor bools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def checked_int(value: Any, what: str, low: int, high: int, *, code: str = "room
     """``value`` as a Python integer in ``[low, high]``.
 
     Raises:
-        RoomError: It is not a whole number, or out of bounds; says ``what`` it was meant to be.
+        RoomError: It is no whole number, or out of bounds. The error says ``what`` it was meant to be.
     """
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)

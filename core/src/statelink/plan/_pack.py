@@ -1,7 +1,7 @@
-"""Packing: the bytes of a move one after the other, in an order that both sides work out alike.
+"""Packs the bytes of a move one after the other, in an order that both sides compute.
 
-A *parcel* is what is packed together; it is made of *tiles*. A tile is some granules of some buffers of one geometry.
-Its bytes lie buffer by buffer, in each of them granule by granule, and in each granule run by run.
+A *parcel* is packed as one block. It consists of *tiles*. A tile is some granules of some buffers of one geometry. Its
+bytes are ordered by buffer, then by granule, then by run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Places", "Tile", "claim", "parcels", "places"]
 
 MAX_TILES = 256
-"""Most tiles of a parcel: their list travels in one message."""
+"""Most tiles of a parcel. The list of them is sent in one message."""
 
 Bools = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
@@ -32,9 +32,9 @@ class Tile(NamedTuple):
     """Some granules of some buffers of one geometry.
 
     Attributes:
-        group: Which geometry.
-        buffers: ``[first, last)`` among its buffers of the layers that move.
-        granules: ``[first, last)`` places among the granules that are due.
+        group: Number of the geometry.
+        buffers: ``[first, last)`` of those of its buffers whose layers move.
+        granules: ``[first, last)`` of the granules that are due.
     """
 
     group: int
@@ -43,10 +43,10 @@ class Tile(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the bytes of a tile lie on one side, in the order in which they are packed.
+    """Where the bytes of a tile are on one side, in the order in which they are packed.
 
     Attributes:
-        addresses: Per buffer, the address of item 0; uint64.
+        addresses: For each buffer, the address of item 0; uint64.
         rows: Rows of ``width`` bytes, counted from item 0, the same for every buffer; int64.
         width: Bytes of a row.
     """
@@ -62,7 +62,7 @@ class Places(NamedTuple):
 
 
 def parcels(groups: tuple[Group, ...], pairs: Pairs, limit: int) -> Iterator[tuple[Tile, ...]]:
-    """Cut what ``pairs`` move into parcels of at most ``limit`` bytes. A granule of one buffer is never cut.
+    """Cut the move of ``pairs`` into parcels of at most ``limit`` bytes. A granule of one buffer is never cut.
 
     Raises:
         RoomError: A granule of one buffer is larger than ``limit``.
@@ -87,7 +87,7 @@ def parcels(groups: tuple[Group, ...], pairs: Pairs, limit: int) -> Iterator[tup
                     low += rows
                 elif parcel and width * count <= limit:
                     room = 0
-                else:  # one granule of all buffers is more than fits
+                else:  # one granule of all buffers does not fit into a parcel
                     first = 0
                     while first < count:
                         last = min(count, first + room // width)
@@ -107,7 +107,7 @@ def parcels(groups: tuple[Group, ...], pairs: Pairs, limit: int) -> Iterator[tup
 
 
 def places(group: Group, pairs: Pairs, tile: Tile, side: Literal["source", "target"]) -> Places:
-    """Where a tile's bytes lie on one side.
+    """Where a tile's bytes are on one side.
 
     Raises:
         RoomError: The tile names buffers or granules that ``pairs`` and ``group`` do not have.
@@ -120,7 +120,7 @@ def places(group: Group, pairs: Pairs, tile: Tile, side: Literal["source", "targ
     else:
         items, parts, stride = pairs.target, pairs.target_part, group.target_stride
         starts, steps, addresses = runs.target, runs.target_step, group.target
-    # Rows of one width, so that all of them are gathered or scattered in one go.
+    # Rows of equal width, so that one call gathers or scatters all of them.
     width = int(np.gcd.reduce(np.concatenate((runs.nbytes, starts, steps, [stride]))))
     each = runs.nbytes // width
     within = np.arange(int(each.sum())) - np.repeat(np.cumsum(each) - each, each)
@@ -131,10 +131,10 @@ def places(group: Group, pairs: Pairs, tile: Tile, side: Literal["source", "targ
 
 
 def claim(group: Group, pairs: Pairs, tile: Tile, marks: Bools) -> None:
-    """Note in ``marks``, a row for each buffer of the component, which granules a tile brings.
+    """Record in ``marks`` which granules a tile brings. It has a row for each buffer of the component.
 
     Raises:
-        RoomError: The tile names what ``pairs`` and ``group`` do not have, or what was noted before.
+        RoomError: The tile names something that ``pairs`` and ``group`` lack, or that was recorded before.
     """
     low, high = _found(group, pairs, tile)
     numbers = group.numbers[slice(*tile.buffers)]
@@ -144,7 +144,7 @@ def claim(group: Group, pairs: Pairs, tile: Tile, marks: Bools) -> None:
 
 
 def _found(group: Group, pairs: Pairs, tile: Tile) -> tuple[int, int]:
-    """Which of ``pairs`` a tile is about; a peer may have sent it."""
+    """Which of ``pairs`` a tile names. A peer may have sent the tile."""
     first, last = tile.granules
     known = pairs.due
     if isinstance(known, slice):
@@ -159,7 +159,7 @@ def _found(group: Group, pairs: Pairs, tile: Tile) -> tuple[int, int]:
 
 
 def _spans(pairs: Pairs) -> list[tuple[int, int]]:
-    """The granules that move, as ranges of places among those that are due."""
+    """The granules that move, as ranges of those that are due."""
     known = pairs.due
     if isinstance(known, slice):
         return [(known.start, known.stop)]

@@ -1,8 +1,8 @@
-"""Bringing the items of two ranks together over the positions that both hold.
+"""Pairs the items of two ranks by the positions that both hold.
 
-A *granule* is the largest block of positions that neither side's items, nor the way positions are dealt out over ranks,
-ever cut. Two pages of 16 and 24 tokens have granules of 8; where decode deals single tokens out over ranks, a granule
-is one token.
+A *granule* is the largest range of positions that is never cut: not by an item of either side, and not by the way
+positions are dealt out over ranks. Pages of 16 and of 24 tokens have granules of 8 tokens. If decode deals single
+tokens out over its ranks, a granule is one token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Due(NamedTuple):
     Attributes:
         first: Number of the first granule in the sequence.
         last: One past the last.
-        granules: Which ones, where not all in between; int64, ascending.
+        granules: The granules, if not all between these two; int64, ascending.
     """
 
     first: int
@@ -46,13 +46,13 @@ class Pairs(NamedTuple):
     """Granules that both sides hold, in order of position.
 
     Attributes:
-        source: Source item per granule; int64.
-        target: Destination item per granule; int64.
-        source_part: Which granule of the source's item; int64, or ``None`` where it is always 0.
-        target_part: Which granule of the destination's item; likewise.
-        due: Their places among the granules that are due.
-        granules: ``[first, last)`` numbers of granules between which they lie.
-        numbers: Their numbers, where not all in between; int64.
+        source: For each granule, the source's item; int64.
+        target: For each granule, the destination's item; int64.
+        source_part: For each granule, its number in the source's item; int64, or ``None`` if it is always 0.
+        target_part: The same in the destination's item.
+        due: Which of the granules that are due these are.
+        granules: ``[first, last)`` numbers. All granules are between them.
+        numbers: The granules' numbers, if not all between these two; int64.
     """
 
     source: I64
@@ -68,16 +68,16 @@ class Pairs(NamedTuple):
 
 
 def granule_of(source: Component, target: Component) -> int:
-    """Positions of a granule; 1 where items do not stand for positions."""
+    """Number of positions of a granule; 1 if items do not stand for positions."""
     sizes = [source.page, target.page]
     sizes += [each.partition.block for each in (source, target) if each.partition.kind == "cyclic"]
     return math.gcd(*sizes) or 1
 
 
 def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
-    """What must move for a request: what decode requires, rounded out to items that both sides hold.
+    """What must move for a request: what decode requires, extended to whole items that both sides hold.
 
-    Both sides compute it alike, and count bytes with it. Where items do not stand for positions it is one granule.
+    Both sides compute the same, and count bytes with it. If items do not stand for positions, it is one granule.
 
     Raises:
         RoomError: The prefix ends inside an item of a type that moves whole items.
@@ -92,7 +92,7 @@ def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
     if dealt:
         low, high = a // granule * granule, -(-b // granule) * granule
     else:
-        # The rest of an item that straddles the edge moves where both sides hold it.
+        # The rest of an item across the edge moves, too, if both sides hold it.
         low = max(a // page * page for page in (source.page, target.page))
         high = min(-(-b // page) * page for page in (source.page, target.page))
     for side in (source, target):
@@ -109,14 +109,14 @@ def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
 
 
 def pair(source: Component, target: Component, theirs: Items, ours: Items, owed: Due) -> Pairs:
-    """Pair up the items of a push with the destination's, over the granules that are due.
+    """Pair the items of a push with the destination's items, for the granules that are due.
 
     Args:
         source: The source's component.
         target: The destination's component.
         theirs: The source's items.
         ours: The destination's items.
-        owed: What `due` says of this request.
+        owed: The result of `due` for this request.
     """
     if not source.page:
         return Pairs(theirs.ids, ours.ids, None, None, slice(0, 1), (0, 1))
@@ -165,7 +165,7 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
 
 
 def _holds(partition: Partition, granules: I64, granule: int) -> npt.NDArray[np.bool_]:
-    """Which granules a rank with this partition holds; contiguous ranges are dealt with before."""
+    """Which granules a rank with this cyclic partition holds. The caller has handled contiguous partitions."""
     if partition.kind != "cyclic":
         return np.ones(len(granules), np.bool_)
     held: npt.NDArray[np.bool_] = granules // (partition.block // granule) % partition.size == partition.index
@@ -173,7 +173,7 @@ def _holds(partition: Partition, granules: I64, granule: int) -> npt.NDArray[np.
 
 
 def _numbered(partition: Partition, granules: I64, granule: int) -> I64:
-    """The rank's own numbers of granules that it holds."""
+    """The rank's own numbers for granules that it holds."""
     if partition.kind != "cyclic":
         return granules
     block = partition.block // granule

@@ -1,4 +1,4 @@
-"""What an engine passes for a request: the indices of one component, from the engine's own tables."""
+"""Computes the indices of one component for a request, from the engine's own tables."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def indices_of(
     slot: int | None = None,
     ring: int | None = None,
 ) -> I64:
-    """The indices of everything that must arrive of one component for a request.
+    """The indices of all items of one component that must arrive for a request.
 
-    Exactly what `Receiving.accept` wants, and what `Sending.push` takes for a push of the whole request. Computed from
-    the component's state type, as follows; what a type does not need is not passed.
+    `Receiving.accept` takes exactly these, and `Sending.push` takes them for a push of the whole request. The state
+    type decides how they are computed, and which arguments are needed. Pass no others.
 
     ==========================  =========================================================================
     pages                       ``table[t] // page`` for each page's first position t, or ``pages[n]``
@@ -47,16 +47,17 @@ def indices_of(
     Args:
         component: What this rank holds.
         tokens: N: the prompt's length.
-        prefix: P: positions that decode holds. Where it ends inside one of this side's items, that item is included.
-        table: Token slots of the request in this component's pool, by position; each page's positions are consecutive
-            and begin on a page. Where positions are dealt out over ranks (``cyclic``), by this rank's own numbering.
+        prefix: P: positions that decode holds. If it ends inside one of this side's items, that item is included.
+        table: Token slots of the request in this component's pool, by position. The positions of a page are
+            consecutive, and begin at a page. If positions are dealt out over ranks (``cyclic``), by this rank's own
+            numbering.
         pages: Page ids of the request in this component's pool, by page; instead of ``table``, and numbered like it.
             `Pages` may begin at a later position.
         slot: The request's slot, row or ring in this side's pool.
         ring: Positions of one ring, or of one request's window, on this side.
 
     Returns:
-        int64, owned by the caller; empty where nothing must arrive.
+        int64, owned by the caller; empty if nothing must arrive.
 
     Raises:
         RoomError: An argument is missing, too short, or does not fit the type.

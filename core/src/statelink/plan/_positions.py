@@ -1,4 +1,4 @@
-"""Which positions of a request must arrive, and which items of a rank hold them."""
+"""Computes which positions of a request must arrive, and which items of a rank hold them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_TOKENS = 1 << 40
 
 
 def required_span(component: Component, tokens: int, prefix: int, *, aligned: bool = True) -> tuple[int, int]:
-    """Positions ``[a, b)`` that must arrive for a request; ``a == b`` when none must.
+    """Positions ``[a, b)`` that must arrive for a request; ``a == b`` if none must.
 
     With N tokens, of which decode holds P, and the component's window W, group q and kept positions k:
 
@@ -26,10 +26,10 @@ def required_span(component: Component, tokens: int, prefix: int, *, aligned: bo
     Types that count complete groups use ``N - N mod q`` for N.
 
     Args:
-        component: Decode's component; or prefill's, whose items a prefix of decode's may well cut.
+        component: Decode's component, or prefill's. A prefix may end inside an item of prefill.
         tokens: N.
         prefix: P.
-        aligned: Whether a prefix must end between two items where the type says so: the rule is decode's.
+        aligned: Whether to check that the prefix ends between two items, if the type demands it. Only decode has to.
 
     Raises:
         RoomError: The prefix ends inside an item of a type that moves whole items.
@@ -63,14 +63,14 @@ def required_span(component: Component, tokens: int, prefix: int, *, aligned: bo
 
 
 def item_positions(component: Component) -> int:
-    """Positions of the sequence from the first one of an item to the first one of the rank's next item."""
+    """Number of positions from the first one of an item to the first one of the rank's next item."""
     partition = component.partition
     dealt = partition.kind == "cyclic" and partition.block % component.page != 0
     return component.page * partition.size if dealt else component.page
 
 
 def local(partition: Partition, position: int) -> int:
-    """How many positions below ``position`` this rank counts: where a position stands in the rank's own numbering."""
+    """How many positions below ``position`` this rank holds: the position's number in the rank's own numbering."""
     if partition.kind != "cyclic":
         return position
     rounds, rest = divmod(position, partition.block * partition.size)
@@ -78,7 +78,7 @@ def local(partition: Partition, position: int) -> int:
 
 
 def held_span(component: Component, tokens: int) -> tuple[int, int]:
-    """Positions between which everything lies that this rank holds of a request, rounded out to pages."""
+    """The span of positions that this rank holds of a request, extended to whole pages."""
     partition = component.partition
     pages = -(-tokens // component.page)
     if partition.kind != "contiguous":

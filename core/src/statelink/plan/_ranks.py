@@ -1,4 +1,4 @@
-"""Whether the ranks of one instance can be what they say, once all of them are known."""
+"""Checks that the ranks of one instance do not contradict each other, once all of them are known."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Numbered", "check_ranks", "range_of"]
 
 ROWS = 256
-"""Boxes that are compared with all others at once: it bounds the memory that the comparison takes."""
+"""Boxes that are compared with all others at once. It bounds the memory for the comparison."""
 
 
 class Numbered:
-    """Small numbers for layouts: equal ones have one number. Looking at a layout's fields once is enough."""
+    """Gives equal layouts the same small number, so that the fields of a layout are compared only once."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -45,16 +45,16 @@ class _Holder(NamedTuple):
 def check_ranks(inventories: Sequence[Inventory], role: str) -> None:
     """Check that no two ranks of an instance contradict each other.
 
-    A rank counts as a replica of another only if both say so. Two ranks that hold the same part of a buffer by mistake
-    (the same ``tp`` twice, rows whose heads nobody described, pipeline stages that each number layers from 0) would
-    otherwise be taken for replicas, and one rank's bytes would reach the readers of the other's.
+    A rank counts as a replica of another only if both say so. Two ranks may describe the same part of a buffer by
+    mistake: with the same ``tp``, with rows without heads, or with pipeline stages that each number layers from 0. They
+    would otherwise be taken for replicas, and a reader of one rank's bytes would get the other's.
 
     Args:
         inventories: All ranks of one instance.
         role: ``prefill`` or ``decode``, for messages.
 
     Raises:
-        MismatchError: Names two ranks, and what they both claim.
+        MismatchError: Two ranks contradict each other. The error names them, and what both claim.
     """
     if len(inventories) < 2:
         return
@@ -119,7 +119,7 @@ def _contradiction(inventory: Inventory, role: str, what: str, cause: str) -> Mi
 
 
 def _check_stages(holders: Sequence[_Holder], role: str) -> None:
-    """A layer is on one pipeline stage."""
+    """Check that each layer is on one pipeline stage only."""
     if holders[0].buffer.layer is None:
         return
     stages: dict[int, _Holder] = {}
@@ -156,7 +156,7 @@ def _check_replicas(holders: Sequence[_Holder], role: str) -> None:
 
 
 def _overlapping(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
-    """Pairs ``(a, b)``, ``a <= b``, of boxes that share coordinates."""
+    """Yield pairs ``(a, b)``, ``a <= b``, of boxes that overlap."""
     low = np.array([box.start for box in boxes], np.int64)
     high = np.array([box.stop for box in boxes], np.int64)
     for first in range(0, len(boxes), ROWS):
@@ -168,7 +168,7 @@ def _overlapping(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
 
 
 def _told_apart(one: _Holder, other: _Holder) -> bool:
-    """Whether it is said why both hold the same box: other positions, replicas, or fewer heads than ranks."""
+    """Whether the ranks say why they hold the same box: other positions, replicas, or fewer heads than ranks."""
     a, b = one.component, other.component
     if one.inventory is other.inventory or a.partition != b.partition or (a.replicated and b.replicated):
         return True
@@ -195,7 +195,7 @@ def _said(share: Axis | None) -> str:
 
 
 def range_of(layout: Layout, box: Box) -> str:
-    """A box in words: each axis that it leaves out a part of, or the whole item."""
+    """A box in words: each axis that it does not cover completely, or the whole item."""
     axes = [
         (name, n)
         for axis, (name, n) in enumerate(zip(layout.axes, layout.shape, strict=True))

@@ -1,4 +1,4 @@
-"""Who sends what to whom: every byte of every destination gets exactly one writer."""
+"""Decides which source writes which bytes. Every byte of every destination gets exactly one writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Assignment", "Share", "route"]
 
 
 TYPICAL_TOKENS = 4096
-"""Length of the request that replicated sources share fairly."""
+"""Length of the request for which the load of replicated sources is balanced."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What one source rank writes into one destination rank. No shares: it has no part, and is told so.
+    """What one source rank writes for one destination rank. Without shares, it writes nothing, and is told so.
 
     Attributes:
         source: The source's rank.
@@ -64,12 +64,12 @@ class _Holder(NamedTuple):
 def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[Assignment]:
     """Assign every byte of every destination slab to exactly one source.
 
-    Sources that hold the same box of the same positions share the load: the one that has the least to send so far is
-    elected, for all buffers of a layer alike. Sources that hold different positions each write theirs. A source that
-    nobody reads from still gets an assignment, without shares, from destination ``rank mod number of destinations``,
-    so that each source rank hears of each request.
+    Sources that hold the same box of the same positions share the load. The one that has least to send so far is
+    elected, for all buffers of a layer. Sources that hold different positions each write their own. A source from which
+    nobody reads gets an assignment without shares, from destination ``rank mod number of destinations``, so that each
+    source rank hears of each request.
 
-    Every decode rank computes the same list from the same inventories. Inventories are taken in order of rank.
+    Every decode rank computes the same list from the same inventories. Inventories are taken in the order of ranks.
 
     Raises:
         MismatchError: No source holds some part of a destination's buffer, or a slab has gaps.
@@ -87,7 +87,7 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
                 held = holders.get((component.name, buffer.name), [])
                 if not buffer.count or (not held and (buffer.optional or component.kind.elide_empty)):
                     continue
-                # Buffers of one geometry, held by the same ranks, are cut alike.
+                # Buffers of one geometry that the same ranks hold are cut in the same way.
                 key = (buffer.layout, component.partition, *held)
                 owned = cut.get(key)
                 if owned is None:
@@ -95,7 +95,7 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
                         _owners(buffer.layout, sharing) for sharing in _sharings(target, component, buffer, held)
                     ]
                 elected = election.elect(target.rank, component, buffer, itertools.chain.from_iterable(owned))
-                # ... and where they elect the same writers, their boxes are merged alike.
+                # If they also elect the same writers, their boxes are merged in the same way.
                 chosen = merged.get((key, elected))
                 if chosen is None:
                     chosen = merged[key, elected] = _boxes_by_writer(target, component, buffer, owned, elected)
@@ -112,17 +112,17 @@ def route(sources: Sequence[Inventory], targets: Sequence[Inventory]) -> list[As
 
 
 class _Election:
-    """Who of several holders writes a cell. Deterministic: every decode rank elects the same."""
+    """Elects one of several holders to write a cell. It is deterministic: every decode rank elects the same."""
 
     def __init__(self) -> None:
         self._load: Counter[int] = Counter()
         self._before: dict[tuple[int, str, int | str, tuple[int, ...]], int] = {}
 
     def elect(self, target: int, component: Component, buffer: Buffer, owned: Iterable[_Cell]) -> tuple[int, ...]:
-        """A writer per cell; -1 for one that nobody holds."""
-        # A layer's buffers go together, so that what lies side by side in memory may move as one block.
+        """A writer for each cell; -1 if nobody holds it."""
+        # All buffers of a layer have the same writer, so that neighbours in memory can move as one block.
         which = buffer.name if buffer.layer is None else buffer.layer
-        # Bytes of a request of this length; a cell leaves the position axis out.
+        # Bytes of a request of this length, because a cell has no position axis.
         rows = 1 if not component.page else TYPICAL_TOKENS // (component.ratio(buffer) or component.page)
         writers = []
         for cell in owned:
@@ -144,7 +144,7 @@ class _Election:
 def _boxes_by_writer(
     target: Inventory, component: Component, buffer: Buffer, owned: list[list[_Cell]], elected: tuple[int, ...]
 ) -> dict[int, tuple[Box, ...]]:
-    """What each elected writer writes; refuses a cell that nobody holds."""
+    """The boxes that each elected writer writes. Refuses a cell that nobody holds."""
     chosen: dict[int, list[Box]] = {}
     for cell, writer in zip(itertools.chain.from_iterable(owned), elected, strict=True):
         if writer >= 0:
@@ -168,10 +168,12 @@ def _holders(sources: Sequence[Inventory]) -> dict[tuple[str, str], list[_Holder
 def _sharings(
     target: Inventory, component: Component, buffer: Buffer, held: Sequence[_Holder]
 ) -> list[Sequence[_Holder]]:
-    """Holders by the positions that they hold: each such set must hold the whole box, since its positions are its own.
+    """Groups of holders with the same positions.
+
+    Each group must hold the whole box, because no other has its positions.
 
     Raises:
-        MismatchError: Some positions are held by nobody, or positions are spread in two ways at once.
+        MismatchError: Nobody holds some positions, or positions are dealt out in two ways at once.
     """
     found: dict[Partition, list[_Holder]] = {}
     for holder in held:
@@ -185,7 +187,7 @@ def _sharings(
         return [held]
     ours = component.partition
     kind, size, block = ways.pop()
-    # Where both sides deal positions out alike, each destination has its one counterpart.
+    # If both sides deal positions out in the same way, each destination has one counterpart.
     alike = kind == "cyclic" and (ours.kind, ours.size, ours.block) == (kind, size, block)
     indices = [ours.index] if alike else list(range(size))
     missing = [index for index in indices if Partition(kind, size, index, block) not in found]
@@ -195,7 +197,7 @@ def _sharings(
 
 
 def _owners(target: Layout, held: Sequence[_Holder]) -> list[_Cell]:
-    """Cells of what the destination holds, each with the ranks that hold it, in order of rank."""
+    """The cells of the destination's slabs, each with the ranks that hold it, in the order of ranks."""
     for layout in (target, *(holder.layout for holder in held)):
         if any(slab.stepped for slab in layout.slabs):
             raise MismatchError(

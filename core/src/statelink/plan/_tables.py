@@ -1,7 +1,7 @@
-"""Memory for blocks. It is used again for other blocks once nobody holds any of it.
+"""Memory for the arrays of blocks. It is used again for other blocks once nobody refers to it.
 
-The kernel clears each fresh page before it is written to. For a room of 65,536 blocks that takes five times as long as
-all other planning (1.04 ms instead of 0.19 ms); rooms of up to about 8,000 blocks cost the same either way. These are
+The kernel clears each fresh page before it is written to. For a room of 65,536 blocks, this takes five times as long as
+all other planning (1.04 ms instead of 0.19 ms). For rooms of up to about 8,000 blocks it makes no difference. These are
 medians of ``benchmarks.plan``'s cases of random pages and of TP 8 to 4, with and without this memory.
 """
 
@@ -18,19 +18,19 @@ __all__ = ["LARGEST", "table"]
 U64 = npt.NDArray[np.uint64]
 
 LARGEST = 1 << 17
-"""Elements of the memory that is used again: four of each of the blocks of the largest batch."""
+"""Elements of one piece of memory that is used again: four for each block of the largest batch."""
 SMALLEST = 1 << 15
-"""Elements below which the allocator has used pages at hand anyway."""
+"""Least elements for which it pays. For less, the allocator has used pages at hand."""
 KEPT = 8
-"""Most pieces of memory that wait to be used again, of a mebibyte each."""
+"""Most pieces of memory that wait to be used again. Each has one MiB."""
 
 _free: deque[bytearray] = deque(maxlen=KEPT)  # appending and popping are atomic
 
 
 def table(nelements: int) -> U64:
-    """An uninitialised one-dimensional array. It is the caller's, and that of everybody who has a view of it.
+    """An uninitialised one-dimensional array. It belongs to the caller, and to everybody who has a view of it.
 
-    Thread-safe, never blocks. Whichever thread drops the last view gives the memory back.
+    Thread-safe, never blocks. The thread that drops the last view gives the memory back.
 
     Args:
         nelements: Elements wanted; uint64.
@@ -41,7 +41,8 @@ def table(nelements: int) -> U64:
         memory = _free.pop()
     except IndexError:
         memory = bytearray(8 * LARGEST)
-    # Every view refers to this array, since its memory is not another array's: it ends with the last of them.
+    # Every view refers to this array, because its memory belongs to no other array. So it lives as long as the last
+    # view.
     owner = np.frombuffer(memory, np.uint64)
     weakref.finalize(owner, _free.append, memory).atexit = False
     return owner[:nelements]

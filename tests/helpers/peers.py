@@ -64,14 +64,25 @@ def until(true: Callable[[], bool], timeout: float = 20.0) -> None:
 
 
 @contextlib.contextmanager
-def dialled(address: str, name: str = "") -> Iterator[Socket]:
-    """A bare socket that is connected to a link's port."""
+def dialled(address: str, name: str = "", own: dict[str, str] | None = None, server: str = "") -> Iterator[Socket]:
+    """A bare socket that is connected to a link's port, under a name.
+
+    Args:
+        address: The link's.
+        name: Who it says that it is.
+        own: The keys that it holds, ``public`` and ``secret``; none without.
+        server: The public key of who listens, where the address does not have it.
+    """
     context: zmq.Context[Socket] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     if name:
         dealer.routing_id = routing_id(name)
-    dealer.connect(address)
+    plain, _, key = address.partition("|")
+    if own is not None:
+        dealer.curve_serverkey = (server or key).encode()
+        dealer.curve_secretkey, dealer.curve_publickey = own["secret"].encode(), own["public"].encode()
+    dealer.connect(plain)
     try:
         yield dealer
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import time
@@ -21,28 +20,10 @@ from statelink.errors import Reason
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
     import statelink
 
 MEGABYTE = 1 << 20
-
-
-@contextlib.contextmanager
-def holder(address: str, own: dict[str, str], name: str, server: str = "") -> Iterator[zmq.Socket[bytes]]:
-    """A bare socket that holds a key, and dials a link under a name."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made = context.socket(zmq.DEALER)
-    made.linger = 0
-    made.routing_id = peers.routing_id(name)
-    made.curve_serverkey = (server or address.partition("|")[2]).encode()
-    made.curve_secretkey, made.curve_publickey = own["secret"].encode(), own["public"].encode()
-    made.connect(address.partition("|")[0])
-    try:
-        yield made
-    finally:
-        made.close()
-        context.term()
 
 
 def hello(link: statelink.Link, name: str) -> list[bytes]:
@@ -57,7 +38,7 @@ def greeted(prefill: statelink.Link, name: str) -> bool:
 
 def serves(prefill: statelink.Link) -> None:
     """One that is allowed is heard."""
-    with holder(prefill.address, DECODE, "honest") as socket_:
+    with peers.dialled(prefill.address, "honest", DECODE) as socket_:
         socket_.send_multipart(hello(prefill, "honest"))
         assert socket_.poll(20_000), "no answer"
         assert socket_.recv_multipart()[0] == b"welcome"
@@ -71,7 +52,7 @@ def test_keys_that_are_not_allowed_are_counted_and_get_no_descriptor(caplog: pyt
         before = state_of(prefill)
         attempts = 40
         for number in range(attempts):
-            with holder(prefill.address, STRANGE, f"stranger {number}") as socket_:
+            with peers.dialled(prefill.address, f"stranger {number}", STRANGE) as socket_:
                 socket_.send_multipart(hello(prefill, f"stranger {number}"))
                 peers.until(lambda least=number: prefill.snapshot()["refused_keys"] > least)  # type: ignore[misc]
                 assert not socket_.poll(0)
@@ -107,18 +88,18 @@ def test_who_dials_shows_nothing_to_a_key_that_is_not_allowed() -> None:
 def test_an_allowed_peer_cannot_take_anothers_name() -> None:
     """Not the routing id, not the sender in a message; and the name is free for its owner alone."""
     with link_of("prefill", keys=keys(PREFILL, DECODE, STRANGE)) as prefill:
-        with holder(prefill.address, DECODE, "victim") as socket_:
+        with peers.dialled(prefill.address, "victim", DECODE) as socket_:
             socket_.send_multipart(hello(prefill, "victim"))
             peers.until(lambda: greeted(prefill, "victim"))
         before = state_of(prefill)
         bye = wire.encode(wire.Bye(sender="victim", to=prefill.name))
-        with holder(prefill.address, STRANGE, "victim") as thief:
+        with peers.dialled(prefill.address, "victim", STRANGE) as thief:
             thief.send_multipart(hello(prefill, "victim"))
             thief.send_multipart(bye)
             peers.until(lambda: prefill.snapshot()["dropped_frames"] == {"wire.sender": 2})
             assert not thief.poll(0)
         assert state_of(prefill) == before
-        with holder(prefill.address, DECODE, "victim") as owner:
+        with peers.dialled(prefill.address, "victim", DECODE) as owner:
             owner.send_multipart(bye)
             peers.until(lambda: not greeted(prefill, "victim"))
 
@@ -132,11 +113,11 @@ def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
         host, _, port = plain.removeprefix("tcp://").rpartition(":")
         recorder = Recorder(host, int(port))
         through = f"tcp://127.0.0.1:{recorder.port}"
-        with holder(through, DECODE, "honest", key) if secured else peers.dialled(through, "honest") as socket_:
+        with peers.dialled(through, "honest", DECODE if secured else None, key) as socket_:
             socket_.send_multipart(hello(prefill, "honest"))
             peers.until(lambda: greeted(prefill, "honest"))
         recorder.close()
-        with holder(prefill.address, DECODE, "honest") if secured else peers.dialled(plain, "honest") as socket_:
+        with peers.dialled(prefill.address, "honest", DECODE if secured else None) as socket_:
             socket_.send_multipart(wire.encode(wire.Bye(sender="honest", to=prefill.name)))
             peers.until(lambda: not greeted(prefill, "honest"))
         before = state_of(prefill)
@@ -192,7 +173,10 @@ def still_open(each: socket.socket, say: bytes) -> bool:
 
 def test_oversized_frames_are_cut_off_before_they_are_kept() -> None:
     """A frame that announces more than may be sent, inside the security: its sender is cut off at the announcement."""
-    with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill, holder(prefill.address, DECODE, "big") as big:
+    with (
+        link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
+        peers.dialled(prefill.address, "big", DECODE) as big,
+    ):
         before = state_of(prefill)
         memory = resident()
         cut_off = big.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -218,7 +202,10 @@ PRODUCTS: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "value"), PRODUCTS, ids=[field for field, _ in PRODUCTS])
 def test_inventories_that_promise_too_much(field: str, value: Any) -> None:
     """One field of an introduction of an allowed peer is out of all bounds: it is refused, and takes no memory."""
-    with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill, holder(prefill.address, DECODE, "vast") as vast:
+    with (
+        link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
+        peers.dialled(prefill.address, "vast", DECODE) as vast,
+    ):
         before = state_of(prefill)
         tree = msgspec.msgpack.decode(
             bytes(wire.write_handshake(peers.handshake_of("vast", "decode", prefill.inventory)))
@@ -241,7 +228,7 @@ def test_a_flood_from_an_allowed_key_changes_nothing(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, "statelink")
     with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill:
         before = state_of(prefill)
-        with holder(prefill.address, DECODE, "flood") as flood:
+        with peers.dialled(prefill.address, "flood", DECODE) as flood:
             flood.rcvtimeo = 20_000
             good = [*examples(prefill, "flood"), hello(prefill, "flood")]  # type: ignore[arg-type]
             bye = wire.encode(wire.Bye(sender="flood", to=prefill.name))

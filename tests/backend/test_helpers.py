@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import resource
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.helpers.system import System
 
 from statelink.backend import Batch, Blocks, Ends, Op, Region, RegionTable, Verdict
 from statelink.backend.native import (
@@ -19,7 +22,6 @@ from statelink.backend.native import (
     Located,
     Posted,
     Remote,
-    _pinning,
     check_pinnable,
     elsewhere,
     environment,
@@ -62,7 +64,7 @@ def batch(op: Op, here: int = 8200, there: int = 1 << 40, nbytes: int = 10, **co
 # Memory that cannot be pinned
 
 
-def test_memory_that_can_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_can_be_pinned() -> None:
     """Host memory that may be read and written; of memory of devices nothing is said."""
     with mmap.mmap(-1, 8192) as space:
         array = np.frombuffer(space, np.uint8)
@@ -73,17 +75,16 @@ def test_memory_that_can_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         check_pinnable(regions, backend="any")
         check_pinnable([], backend="any")
-        monkeypatch.setattr(_pinning, "read_map", lambda: None)
-        check_pinnable([Region(4096, 100)], backend="any")  # nobody can tell
+        with System() as system:
+            system.texts["/proc/self/maps"] = None
+            check_pinnable([Region(4096, 100)], backend="any")  # nobody can tell
         del array
 
 
-def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_that_cannot_be_pinned(tmp_path: Path) -> None:
     """The error names the region, the byte, and what is there."""
     path = tmp_path / "pool"
     path.write_bytes(bytes(8192))
-    (tmp_path / "mounts").write_text(f"none {tmp_path} ext4 rw 0 0\n")
-    monkeypatch.setattr("statelink.pointers._settings.MOUNTS", tmp_path / "mounts")
     good = np.zeros(8192, np.uint8)
     only_read, on_disk = (np.memmap(path, np.uint8, mode) for mode in ("r", "r+"))
     cases = [
@@ -93,7 +94,9 @@ def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ]
     for address, nbytes, cause in cases:
         regions = [Region(good.ctypes.data, 8192), Region(address, nbytes)]
-        with pytest.raises(TransferError, match=rf"region 1 could not be registered .*library lib 1\): .*{cause}"):
+        system, text = System(), rf"region 1 could not be registered .*library lib 1\): .*{cause}"
+        system.texts["/proc/self/mounts"] = f"none {tmp_path} ext4 rw 0 0\n"
+        with system, pytest.raises(TransferError, match=text):
             check_pinnable(regions, backend="any", library="lib 1")
 
 
@@ -102,14 +105,13 @@ def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path:
 )
 def test_more_memory_than_may_be_locked(monkeypatch: pytest.MonkeyPatch, most: int, before: int, refused: bool) -> None:
     """What devices hold already counts, too."""
-    monkeypatch.setattr(_pinning, "lockable", lambda: most)
-    monkeypatch.setattr(_pinning, "pinned", lambda: before)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (most, most))
     array = np.zeros(8192, np.uint8)
     halves = [Region(array.ctypes.data + at, 4096) for at in (0, 4096)]
-    if not refused:
-        check_pinnable(halves, backend="any")
-        return
-    with pytest.raises(TransferError, match=r"it is 8 KiB, 0 KiB are pinned, and this process may lock [78] KiB"):
+    text = rf"it is 8 KiB, {before} KiB are pinned, and this process may lock [78] KiB"
+    expected = pytest.raises(TransferError, match=text) if refused else contextlib.nullcontext()
+    with System() as system, expected:
+        system.texts["/proc/self/status"] = f"VmPin:\t{before} kB\nCapEff:\t0000000000000000\n"
         check_pinnable(halves, backend="any")
 
 

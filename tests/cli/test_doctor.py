@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from tests.helpers.system import System
 
-from statelink.backend import Check, SubmitMode, Verdict
-from statelink.cli import _loopback, _machine, main
+from statelink.backend import SubmitMode
+from statelink.cli import main
 from statelink.tcp import TcpBackend
 
 if TYPE_CHECKING:
@@ -96,13 +98,12 @@ def test_a_transfer_that_goes_wrong_is_a_problem_of_its_line(site: Site, more: s
     assert said in found["loopback transfer"]["found"]
 
 
-def test_a_transfer_that_hangs_ends(site: Site) -> None:
+def test_a_transfer_that_hangs_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     more = "    def __init__(self, context):\n        import time; time.sleep(100)"
     made(site, more=more)
-    from statelink.registry import load_backend
-
-    check = _loopback.loopback(load_backend("good"), {}, patience=3.0)
-    assert (check.verdict, "prefill came to no end" in check.found) == (Verdict.PROBLEM, True)
+    real, start = time.monotonic, time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: start + 20 * (real() - start))  # it waits for a minute
+    assert "prefill came to no end" in lines("good", expect=1)["loopback transfer"]["found"]
 
 
 FOR_NPUS = """
@@ -206,17 +207,18 @@ NO_CARD = """
     [([], "", "not applicable"), ([], "tcp", "not applicable"), ([], "good", "problem"), (["good"], "", "problem")],
 )
 def test_what_cannot_run_is_a_problem_to_whom_means_to_use_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch, arguments: list[str], configured: str, verdict: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], configured: str, verdict: str
 ) -> None:
     """A package whose hardware another host has is not; what to do about it is said all the same."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("statelink.cli._doctor.look", lambda: [])  # what else this machine lacks is not the point
     made(site, LOOKS.format("PROBLEM"), NO_CARD)
     if configured:
         monkeypatch.setenv("STATELINK_ROLE", "decode")
         monkeypatch.setenv("STATELINK_BACKEND", configured)
     expect = 1 if verdict == "problem" else 0
-    said = CliRunner().invoke(main, ["doctor", *arguments, "--no-loopback"])
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    with System(tmp_path):  # what else this machine lacks is not the point
+        said = CliRunner().invoke(main, ["doctor", *arguments, "--no-loopback"])
     words = " ".join(said.output.split())
     assert said.exit_code == expect, said.output
     assert f"device [0] {verdict} it is there hint: plug it in probe {verdict} not usable here: no card" in words
@@ -269,8 +271,11 @@ def machine(root: Path, *, port: str = "4: ACTIVE", files: dict[str, str] | None
     return root
 
 
-def looked(root: Path) -> dict[str, Check]:
-    return {check.what: check for check in _machine.look(root)}
+def looked(root: Path) -> dict[str, dict[str, str]]:
+    """What is said of a machine, by what it is about."""
+    with System(root):
+        result = CliRunner().invoke(main, ["doctor", "tcp", "--no-loopback", "--json"])
+    return {each["what"]: each for each in json.loads(result.stdout)["checks"] if each["about"] == "machine"}
 
 
 def test_a_machine_that_has_everything(tmp_path: Path) -> None:
@@ -281,10 +286,10 @@ def test_a_machine_that_has_everything(tmp_path: Path) -> None:
         "dev/nvidiactl": "",
     }
     found = looked(machine(tmp_path, files=files))
-    assert (found["RDMA devices"].verdict, found["RDMA devices"].found) == (Verdict.OK, "mlx5_0/1 active")
-    assert found["/dev/infiniband"].found == "uverbs0"
-    assert found["network"].found == "eth0 (100000 Mbit/s)"
-    assert found["accelerators"].found == "2 of NVIDIA, driver 550.54.15"
+    assert (found["RDMA devices"]["verdict"], found["RDMA devices"]["found"]) == ("ok", "mlx5_0/1 active")
+    assert found["/dev/infiniband"]["found"] == "uverbs0"
+    assert found["network"]["found"] == "eth0 (100000 Mbit/s)"
+    assert found["accelerators"]["found"] == "2 of NVIDIA, driver 550.54.15"
 
 
 def test_what_a_machine_lacks(tmp_path: Path) -> None:
@@ -292,51 +297,57 @@ def test_what_a_machine_lacks(tmp_path: Path) -> None:
     (root / "dev/infiniband/uverbs0").unlink()
     found = looked(root)
     for what in ("RDMA devices", "/dev/infiniband", "accelerators"):
-        assert found[what].verdict is Verdict.PROBLEM, what
-        assert found[what].hint, what
-    assert "mlx5_0/1 down" in found["RDMA devices"].found
+        assert found[what]["verdict"] == "problem", what
+        assert found[what]["hint"], what
+    assert "mlx5_0/1 down" in found["RDMA devices"]["found"]
 
 
 def test_an_empty_machine_has_no_problem_but_shared_memory(tmp_path: Path) -> None:
     found = looked(tmp_path)
-    assert {what for what, check in found.items() if check.verdict is Verdict.PROBLEM} == {"/dev/shm"}
-    assert found["network"].verdict is Verdict.NOT_APPLICABLE
+    assert {what for what, check in found.items() if check["verdict"] == "problem"} == {"/dev/shm"}
+    assert found["network"]["verdict"] == "not applicable"
 
 
 def test_an_allocator_whose_memory_many_libraries_refuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    assert looked(tmp_path)["allocator"].verdict is Verdict.NOT_APPLICABLE
+    assert looked(tmp_path)["allocator"]["verdict"] == "not applicable"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     check = looked(tmp_path)["allocator"]
-    assert check.verdict is Verdict.PROBLEM
-    assert check.hint.startswith("set expandable_segments:False in PYTORCH_ALLOC_CONF, ")
+    assert check["verdict"] == "problem"
+    assert check["hint"].startswith("set expandable_segments:False in PYTORCH_ALLOC_CONF, ")
 
 
 @pytest.mark.parametrize(
-    ("devices", "limit", "verdict"),
+    ("device", "limit", "verdict"),
     [
-        ([], 64 << 10, Verdict.NOT_APPLICABLE),
-        (["mlx5_0"], 8 << 20, Verdict.PROBLEM),
-        (["mlx5_0"], 64 << 30, Verdict.OK),
-        (["mlx5_0"], resource.RLIM_INFINITY, Verdict.OK),
+        (False, 64 << 10, "not applicable"),
+        (True, 8 << 20, "problem"),
+        (True, 64 << 30, "ok"),
+        (True, resource.RLIM_INFINITY, "ok"),
     ],
 )
-def test_locked_memory_matters_where_a_card_reads_it(devices: list[str], limit: int, verdict: Verdict) -> None:
-    check = _machine._locked(devices, limit)
-    assert check.verdict is verdict
-    assert bool(check.hint) is (verdict is Verdict.PROBLEM)
+def test_locked_memory_matters_where_a_card_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: bool, limit: int, verdict: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    check = looked(machine(tmp_path) if device else tmp_path)["locked memory"]
+    assert check["verdict"] == verdict
+    assert bool(check["hint"]) is (verdict == "problem")
 
 
 def test_the_configuration_in_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def checked() -> dict[str, str]:
+        return looked(tmp_path)["configuration"]
+
     monkeypatch.setenv("STATELINK_ROLE", "decode")
     monkeypatch.setenv("STATELINK_BACKEND", "auto")
-    assert _machine._configuration().verdict is Verdict.OK
+    assert checked()["verdict"] == "ok"
     monkeypatch.setenv("STATELINK_THREADS", "none")
-    check = _machine._configuration()
-    assert (check.verdict, "STATELINK_THREADS" in check.found) == (Verdict.PROBLEM, True)
+    check = checked()
+    assert (check["verdict"], "STATELINK_THREADS" in check["found"]) == ("problem", True)
     for name in ("ROLE", "BACKEND", "THREADS"):
         monkeypatch.delenv(f"STATELINK_{name}")
-    assert _machine._configuration().verdict is Verdict.NOT_APPLICABLE
+    assert checked()["verdict"] == "not applicable"
     monkeypatch.setenv("STATELINK_CONFIG", str(tmp_path / "absent.toml"))
-    assert _machine._configuration().verdict is Verdict.PROBLEM
+    assert checked()["verdict"] == "problem"

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from tests.helpers.system import System
 
 from statelink import state
 
-__all__ = ["BASE", "Piece", "cuda", "hip", "inventory"]
+__all__ = ["AMD", "BASE", "NVIDIA", "Piece", "cuda", "hip", "host", "inventory", "loaded"]
 
 BASE = 0x7_0000_0000
 """Where made-up memory of devices begins: nothing is mapped there."""
 UINT64 = ctypes.POINTER(ctypes.c_uint64)
+NVIDIA, AMD = "/usr/lib/libcuda.so.570.86.15", "/opt/rocm/lib/libamdhip64.so.6.3.60300"
 
 
 class Piece(NamedTuple):
@@ -38,8 +40,11 @@ class Piece(NamedTuple):
     virtual: bool = False
 
 
-def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = ()) -> Any:
-    """``libcuda``; with a ``status`` every call fails, and ``lacks`` names functions of newer drivers."""
+def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = (), below: int = 1 << 64) -> Any:
+    """``libcuda``; with a ``status`` every call fails, and ``lacks`` names functions of newer drivers.
+
+    It answers for addresses ``below`` one.
+    """
     held: set[int] = set()
 
     def find(address: int) -> Piece | None:
@@ -53,6 +58,8 @@ def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = ()) -> Any:
         return known.get(attribute, 0)
 
     def attributes(count: int, numbers: Any, places: Any, address: int) -> int:
+        if address >= below:
+            return 1
         if not status:
             for number, place in zip(numbers[:count], places[:count], strict=True):
                 # Narrow on purpose, as the driver writes them.
@@ -117,6 +124,12 @@ def hip(*pieces: Piece, version: int = 60_300_000) -> Any:
     library.hipGetLastError = ctypes.CFUNCTYPE(integer)(last_error)
     library.hipRuntimeGetVersion = ctypes.CFUNCTYPE(integer, pointer)(runtime_version)
     return library
+
+
+def loaded(*drivers: Any) -> System:
+    """A process that has loaded these, and started them."""
+    names = ((AMD if hasattr(each, "hipGetLastError") else NVIDIA, each) for each in drivers)
+    return System().load(*names, ("/dev/kfd", None))
 
 
 def inventory(*regions: state.Region) -> state.Inventory:

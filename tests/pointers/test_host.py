@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.helpers.system import System
 from tests.pointers.drivers import BASE, host, inventory
 
 import statelink
 from statelink import state
 from statelink.errors import StateError
-from statelink.pointers import Platform, check
-from statelink.pointers._map import ProcessMap, read_map
+from statelink.pointers import Platform, check, read_map
 
 if TYPE_CHECKING:
     from statelink.backend import Backend
@@ -57,6 +57,13 @@ def span_fixture() -> Iterator[Span]:
     made = Span(6)
     yield made
     made.unmap()
+
+
+def seeing(maps: str) -> Platform:
+    """A process with this map."""
+    with System() as system:
+        system.texts["/proc/self/maps"] = maps
+        return Platform.here()
 
 
 def looked_at(*regions: state.Region, role: str = "decode") -> None:
@@ -156,7 +163,7 @@ def test_the_end_of_the_address_space() -> None:
 def test_neighbours_of_other_files_are_one_run() -> None:
     """As where an arena grows: what lies across lines of the map is there all the same."""
     lines = "1000-2000 rw-p 00000000 00:00 0 [heap]\n2000-5000 rw-s 00000000 00:01 7    /dev/shm/a b (deleted)\n"
-    here = Platform(ProcessMap(f"{lines}5000-6000 r--p 00000000 00:00 0\n"))
+    here = seeing(f"{lines}5000-6000 r--p 00000000 00:00 0\n")
     for region in (state.Region(0x1000, 0x4000), state.Region(0x1FFF, 2)):
         check(inventory(region), role="decode", platform=here)
     check(inventory(state.Region(0x1000, 0x5000)), role="prefill", platform=here)
@@ -170,7 +177,7 @@ def test_neighbours_of_other_files_are_one_run() -> None:
 @pytest.mark.parametrize("text", ["", "1000-2000 r--p 00000000 00:00 0\n"])
 def test_a_map_of_nothing_writable(text: str) -> None:
     with pytest.raises(StateError):
-        check(inventory(state.Region(0x1000, 16)), role="decode", platform=Platform(ProcessMap(text)))
+        check(inventory(state.Region(0x1000, 16)), role="decode", platform=seeing(text))
 
 
 def test_a_platform_without_a_map(tmp_path: Path) -> None:
@@ -182,19 +189,21 @@ def test_a_platform_without_a_map(tmp_path: Path) -> None:
 
 def test_thousands_of_regions_read_the_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads, looks = [], []
-    read, reach = Path.read_text, ProcessMap.reach
+    here = read_map()
+    assert here is not None
+    read, reach = Path.read_text, type(here).reach
 
     def reading(self: Path, *args: Any, **named: Any) -> str:
         if self.name == "maps":
             reads.append(self)
         return read(self, *args, **named)
 
-    def reaching(self: ProcessMap, first: Any, *args: Any) -> Any:
+    def reaching(self: Any, first: Any, *args: Any) -> Any:
         looks.append(len(first))
         return reach(self, first, *args)
 
     monkeypatch.setattr(Path, "read_text", reading)
-    monkeypatch.setattr(ProcessMap, "reach", reaching)
+    monkeypatch.setattr(type(here), "reach", reaching)
     array = np.zeros((1000, 64), np.uint8)
     rows = {
         f"row-{n}": state.Memory.pointer(row.ctypes.data, (1, 64), "uint8", 1, region=state.Region(row.ctypes.data, 64))

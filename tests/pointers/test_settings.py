@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.pointers.drivers import BASE, Piece, cuda, host, inventory
+from tests.helpers.system import System
+from tests.pointers.drivers import BASE, Piece, cuda, host, inventory, loaded
 
 import statelink
 from statelink import state
 from statelink.errors import BackendUnavailableError, StatelinkError, TransferError, UnsupportedError
-from statelink.pointers import Platform, _platform, _settings, check, explained, segments
-from statelink.pointers._allocators import lockable, pinned
-from statelink.pointers._cuda import Cuda
+from statelink.pointers import Platform, check, explained, lockable, pinned, segments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +35,7 @@ def failed(region: state.Region, error: Exception | None = None) -> StatelinkErr
 
 @pytest.fixture(autouse=True)
 def any_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_settings, "lockable", lambda: -1)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +124,8 @@ POOLED = "memory of cuda:0 is allocated from a pool (cudaMallocAsync)"
 def test_the_driver_says_it(monkeypatch: pytest.MonkeyPatch, piece: Piece, setting: str, found: str) -> None:
     if setting:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
-    monkeypatch.setattr(_platform, "loaded", lambda names: [Cuda(cuda(piece))])
-    error = failed(state.Region(BASE, 4096, "cuda:0"))
+    with loaded(cuda(piece)):
+        error = failed(state.Region(BASE, 4096, "cuda:0"))
     assert found in error.hint
     assert (error.hint == "ask the library") is (not found)
 
@@ -138,8 +137,7 @@ def test_it_is_said_when_the_link_opens(
     monkeypatch.setattr(broad, "register", lambda *_: None)
     piece = Piece(BASE, 4096, attributes={15: 1}, virtual=True)
     for driver, number in ((cuda(piece), 1), (cuda(Piece(BASE, 4096)), 0)):
-        monkeypatch.setattr(_platform, "loaded", lambda names, driver=driver: [Cuda(driver)])
-        with caplog.at_level(logging.WARNING, "statelink.open"):
+        with loaded(driver), caplog.at_level(logging.WARNING, "statelink.open"):
             caplog.clear()
             region = state.Region(BASE, 4096, "cuda:0")
             with statelink.open({"role": "decode", "backend": "tcp", "inspect": False}, inventory(region)) as link:
@@ -182,8 +180,10 @@ def _unavailable(*_: Any) -> None:
 def test_less_memory_may_be_locked_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     array, region = host(1 << 20)
     for most, said in ((1 << 20, False), ((1 << 20) - 1, True), (-1, False), (0, True)):
-        monkeypatch.setattr(_settings, "lockable", lambda most=most: most)
-        error = failed(region)
+        monkeypatch.setattr(resource, "getrlimit", lambda which, most=most: (most, most))
+        with System() as system:
+            system.texts["/proc/self/status"] = "CapEff:\t0000000000000000\n"
+            error = failed(region)
         assert ("RLIMIT_MEMLOCK" in error.hint) is said
         if said:
             assert f"may lock {most >> 10} KiB (RLIMIT_MEMLOCK) and 1024 KiB are to be registered" in error.hint
@@ -211,15 +211,11 @@ def test_memory_that_is_pinned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "hugetlbfs"])
-def test_memory_that_is_mapped_in_a_way_that_libraries_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_memory_that_is_mapped_in_a_way_that_libraries_refuse(tmp_path: Path, kind: str) -> None:
     """Pages of files on disks cannot be locked; those of a file system in memory can, wherever it is mounted."""
     path = tmp_path / "pool"
     path.write_bytes(bytes(8192))
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"overlay / overlay rw 0 0\nnone {tmp_path} {kind} rw 0 0\n")
-    monkeypatch.setattr(_settings, "MOUNTS", mounts)
+    mounts = f"overlay / overlay rw 0 0\nnone {tmp_path} {kind} rw 0 0\n"
     shared, copied = np.memmap(path, np.uint8, "r+"), np.memmap(path, np.uint8, "c")
     only_read = np.memmap(path, np.uint8, "r")
     with mmap.mmap(-1, 8192) as anonymous:
@@ -230,7 +226,9 @@ def test_memory_that_is_mapped_in_a_way_that_libraries_refuse(
             (copied, ""),
             (unnamed, ""),
         ):
-            error = failed(state.Region(array.ctypes.data, 8192))
+            with System() as system:
+                system.texts["/proc/self/mounts"] = mounts
+                error = failed(state.Region(array.ctypes.data, 8192))
             assert said in error.hint
             assert (error.hint == "ask the library") is (not said)
         del unnamed, array

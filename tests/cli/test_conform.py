@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from statelink.cli import main
 
-PACKAGES = Path(__file__).parents[1] / "kit" / "packages"
+PACKAGES = Path(__file__).parents[1] / "testing" / "packages"
 
 
 def conform(*arguments: str) -> Result:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from statelink import plan, state
-from statelink.errors import MismatchError
-from statelink.state import Buffer, Component, Inventory, Layout, Region, Slab
+from statelink.errors import MismatchError, StateError
+from statelink.state import Buffer, Component, Described, Inventory, Layout, Partition, Region, Slab
 
-from .small import describe, keys, pointer, ranks
+from .small import describe, instance_of, keys, kv_share, pointer, ranks
 
 
 def kv(name: str = "p", **fields: Any) -> Inventory:
@@ -45,7 +47,11 @@ def windowed(window: int) -> Inventory:
 
 
 MORE = describe("p", keys([0], 4, 2, 4, 3, heads=4), state.aux_rows({"r": pointer(9, 2, 2)}))
+
+
 HINT = "\nhint: both engines must be configured for the same model, cache dtype and layout"
+
+
 REFUSED: list[tuple[str, Inventory, Inventory, str]] = [
     (
         "dtype",
@@ -210,75 +216,117 @@ def _moved(component: Component) -> Component:
     return msgspec.structs.replace(component, buffers=buffers)
 
 
-def test_a_part_that_nobody_holds_is_named_with_its_range() -> None:
-    sources = ranks("p", 4, lambda rank: keys([3], 4, 2, 2, 5, heads=8, tp=(rank, 4)))
-    targets = ranks("d", 2, lambda rank: keys([3], 4, 2, 4, 5, heads=8, tp=(rank, 2)))
-    plan.route(sources, targets)
+@pytest.mark.parametrize("change", ["one k", "one layer", "the component"])
+def test_a_draft_under_two_names_is_refused(change: str) -> None:
+    """What is optional may be missing; a part of it, or all of it under another name, is no draft that is missing."""
+
+    def draft(layers: Sequence[int], name: str = "draft") -> Described:
+        return keys(layers, 4, 2, 4, 3, heads=4, name=name, optional=True)
+
+    made = draft([8, 9])
+    first, *rest = made.component.buffers
+    renamed = (msgspec.structs.replace(first, name="layers.8.key"), *rest)
+    other = {
+        "one k": made._replace(component=msgspec.structs.replace(made.component, buffers=renamed)),
+        "one layer": draft([8, 10]),
+        "the component": draft([8, 9], "drafts"),
+    }[change]
+    for sides in ((made, other), (other, made)):
+        prefill, decode = (instance_of(name, [kv_share(), each]) for name, each in zip("pd", sides, strict=True))
+        with pytest.raises(MismatchError, match=r"draft.*present on decode, absent on prefill"):
+            plan.match(prefill, decode)
+    plan.match(instance_of("p", [kv_share(), made]), instance_of("d", [kv_share(), draft([8])]))
+    plan.match(instance_of("p", [kv_share()]), instance_of("d", [kv_share(), made]))
+
+
+@pytest.mark.parametrize("widths", [(1, 1), (2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("groups", [None, (32, 16, 16), (16, 16, 32)])
+def test_blocks_of_a_convolution_are_compared(widths: tuple[int, int], groups: tuple[int, ...] | None) -> None:
+    def side(name: str, width: int, blocks: tuple[int, ...] | None) -> list[Inventory]:
+        arrays = {0: pointer(1, 3, 64 // width, 2)}
+        ranks = ([state.mamba_slots(conv=arrays, ssm={}, conv_groups=blocks, tp=(r, width))] for r in range(width))
+        return instance_of(name, *ranks)
+
+    sides = side("p", widths[0], (16, 16, 32)), side("d", widths[1], groups)
+    if groups == (16, 16, 32):
+        plan.match(*sides)
+        return
+    said = str(list(groups)) if groups else "one"
     with pytest.raises(MismatchError) as caught:
-        plan.route([sources[0], sources[1], sources[3]], targets)
-    assert caught.value.code == "mismatch.unheld"
-    assert str(caught.value) == (
-        "no source holds a part of buffer 'layers.3.k' (component kv, decode d, rank 1): "
-        "head [4, 6), dim [0, 5) is held by no prefill rank\n"
-        "hint: every rank of the prefill instance must be present, and describe what it holds in global coordinates"
-    )
+        plan.match(*sides)
+    assert f"conv: blocks of axis 'channel': {said} on decode, [16, 16, 32] on prefill" in str(caught.value)
 
 
-def _item(name: str, *slabs: Slab) -> Inventory:
-    layout = Layout("uint8", 1, (8,), ("channel",), slabs)
-    component = Component(name="mamba", type="mamba", buffers=(Buffer("conv", 0, 0, 8, 2, layout),))
-    return Inventory(instance=name, components=(component,), regions=(Region(1, 16),))
+@pytest.mark.parametrize("kind", [{"type": "qsa_pending"}, {"type": "swa", "page": 4, "window": 4}])
+def test_spare_rows_are_said_with_the_constructor(kind: dict[str, Any]) -> None:
+    """Rings of 8 rows, and of 16 where decode speculates: each at its own stride, and the second half untouched."""
+    arrays = np.arange(4 * 8 * 3, dtype=np.uint16).reshape(4, 8, 3), np.zeros((4, 16, 3), np.uint16)
+
+    def described(number: int, spare: Any) -> Inventory:
+        return state.describe("x", [state.whole_items({"ring": arrays[number]}, spare=spare, **kind)])
+
+    source, target = described(0, 0), described(1, 8)
+    with pytest.raises(MismatchError, match="extent of axis 'axis0': 16 on decode, 8 on prefill"):
+        plan.match([source], [described(1, 0)])
+    plan.match([source], [target])
+    [part] = plan.route([source], [target])
+    [component] = plan.compile_pair(source, target, part).components.values()
+    items = plan.pushed(component.source, 4, 0, (0, 4), [3])
+    wanted = plan.required(component.target, 4, 0, [2])
+    move = plan.plan_move(component, items, wanted, plan.due(component.source, component.target, 4, 0))
+    [batch] = move.blocks()
+    assert batch.nbytes.tolist() == [8 * 3 * 2]
+    assert int(batch.source[0]) - arrays[0].ctypes.data == 3 * 8 * 3 * 2
+    assert int(batch.target[0]) - arrays[1].ctypes.data == 2 * 16 * 3 * 2
+    for wrong in (-1, 16, 1.0):
+        with pytest.raises(StateError, match="spare"):
+            described(1, wrong)
 
 
-@pytest.mark.parametrize("stepped", ["p", "d"])
-def test_coordinates_with_gaps_cannot_be_routed(stepped: str) -> None:
-    full = Slab((0,), (8,), 0, (1,))
-    gaps = Slab((0,), (8,), 0, (1,), (2,))
-    sides = [_item(name, gaps if name == stepped else full) for name in "pd"]
+def pages(page: int = 4, heads: int = 2, **fields: Any) -> Inventory:
+    arrays = [state.Memory.pointer(0x1000 * (n + 1), (8, page, heads, 2), "uint8", 1) for n in range(2)]
+    return state.describe("x", [state.kv_pages({0: (arrays[0], arrays[1])}, heads=heads, **fields)])
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "text"),
+    [
+        (1.0, 2.0, "kv/layers.0.k: scale: 2.0 on decode, 1.0 on prefill"),
+        (None, 2.0, "kv/layers.0.k: scale: 2.0 on decode, None on prefill"),
+        (0.5, None, "kv/layers.0.k: scale: None on decode, 0.5 on prefill"),
+    ],
+)
+def test_scales_that_differ_are_refused(prefill: float | None, decode: float | None, text: str) -> None:
+    sides = [pages(scales={0: (scale, 1.0)}) for scale in (prefill, decode)]
     with pytest.raises(MismatchError) as caught:
-        plan.route(sides[:1], sides[1:])
-    assert caught.value.code == "mismatch.step"
-    assert str(caught.value).startswith("slabs with gaps between their coordinates cannot be routed\nhint: ")
+        plan.match([sides[0]], [sides[1]])
+    assert text in str(caught.value)
+    plan.match([sides[0]], [sides[0]])
 
 
-@pytest.mark.parametrize("axes", [2, 3, 6])
-def test_descriptions_that_shatter_are_refused(axes: int) -> None:
-    """What one peer describes must not keep the other busy: each slab has edges of its own on every axis."""
-    shape, names = (256,) * axes, tuple("abcdef"[:axes])
-    crumbs = tuple(Slab((3 * n,) * axes, (3 * n + 1,) * axes, n, (0,) * axes) for n in range(64))
-    dense = Slab((0,) * axes, shape, 0, tuple(256 ** (axes - 1 - axis) for axis in range(axes)))
-    sides = []
-    for name, slabs in (("p", crumbs), ("d", (dense,))):
-        layout = Layout("uint8", 1, shape, names, slabs)
-        component = Component(name="aux", type="aux", buffers=(Buffer("row", 0, 0, 0, 1, layout),))
-        sides.append(Inventory(instance=name, components=(component,), regions=(Region(1, 1 << 62),)))
-    with pytest.raises(MismatchError, match="too many"):
-        plan.route(sides[:1], sides[1:])
+def compressed(page: int, rows: int) -> Inventory:
+    array = state.Memory.pointer(0x1000, (8, rows, 3), "uint8", 1)
+    return state.describe("x", [state.compressed_pages({0: {"kv": array}}, page=page)])
 
 
-def _replicated(name: str, width: int) -> list[Inventory]:
-    return ranks(name, width, lambda rank: state.mla_pages({n: pointer(n + 1, 4, 2, 3) for n in range(12)}))
+def test_rows_that_stand_for_different_numbers_of_positions_are_refused() -> None:
+    with pytest.raises(MismatchError, match="positions a row: 4 on decode, 3 on prefill"):
+        plan.match([compressed(6, 2)], [compressed(8, 2)])
 
 
-def test_sources_that_hold_the_same_share_the_load() -> None:
-    parts = plan.route(_replicated("p", 4), _replicated("d", 2))
-    buffers = {
-        (part.target, part.source): sum(len(share.buffers) for share in part.shares) for part in parts if part.shares
-    }
-    # Twelve layers for each of two destinations, over four sources.
-    assert buffers == {(t, s): 3 for t in (0, 1) for s in range(4)}
+def scales(partition: Partition) -> Inventory:
+    array = state.Memory.pointer(0x1000, (8, 10), "uint8", 1)
+    return state.describe("x", [state.whole_items({"k": array}, type="block_scale", page=4, partition=partition)])
 
 
-def test_a_source_that_nobody_reads_from_is_told_so() -> None:
-    parts = plan.route(ranks("p", 8, lambda r: keys([0], 4, 2, 1, 3, heads=1, tp=(r, 8))), [kv("d", heads=1, local=1)])
-    busy = {part.source for part in parts if part.shares}
-    assert len(busy) == 1  # keys and values of the one layer go together
-    assert sorted(part.source for part in parts) == list(range(8))
-    many = plan.route(_replicated("p", 8), [_aux_only(rank) for rank in range(3)])
-    assert [(part.source, part.target, part.shares) for part in many] == [(s, s % 3, ()) for s in range(8)]
-
-
-def _aux_only(rank: int) -> Inventory:
-    """Nothing that the sources hold, and nothing that is needed from them."""
-    described = state.kv_pages({0: (pointer(1, 1, 1, 1, 1), pointer(2, 1, 1, 1, 1))}, heads=1, optional=True, name="x")
-    return describe("d", described, rank=rank, ranks=3)
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("dealing", ["prefill", "decode"])
+def test_items_that_dealing_would_cut_are_refused(block: int, dealing: str) -> None:
+    """Decode context parallelism deals single tokens: an item without rows cannot be dealt out so."""
+    sides = {"prefill": scales(Partition()), "decode": scales(Partition())}
+    sides[dealing] = scales(Partition("cyclic", 2, 0, block))
+    with pytest.raises(MismatchError) as caught:
+        plan.match([sides["prefill"]], [sides["decode"]])
+    assert "an item without an axis of positions would be cut" in str(caught.value)
+    assert f"positions dealt out in blocks of {block} on {dealing}" in str(caught.value)
+    plan.match([scales(Partition())], [scales(Partition("cyclic", 2, index, 8)) for index in range(2)])

@@ -1,41 +1,11 @@
-"""Moving by parcels brings what moving by blocks does, whatever their size: against the oracle of `deliver`."""
+"""Parcels: as large as they may be, and made of what is due. What they bring is the oracle's affair."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from statelink import plan, state
 from statelink.errors import RoomError
-
-from .deliver import deliver
-from .pool_strategies import DEALT, TYPES, dealt_scenes, scenes
-from .strategies import PROFILE
-
-if TYPE_CHECKING:
-    from .pools import Scene
-
-EXAMPLES = 3
-LIMITS = st.sampled_from([1, 40, 300, 1 << 20])
-"""Bytes of a parcel: a single granule of a buffer, a few, and everything."""
-
-
-@pytest.mark.parametrize("kind", [*TYPES, *DEALT])
-def test_parcels_bring_the_same(kind: str) -> None:
-    counted = 0
-
-    @settings(PROFILE, max_examples=EXAMPLES)
-    @given(scenes(kind) if kind in TYPES else dealt_scenes(kind), LIMITS)
-    def check(scene: Scene, limit: int) -> None:
-        nonlocal counted
-        deliver(scene, limit)
-        counted += 1
-
-    check()
-    assert counted >= EXAMPLES
 
 
 def example(heads: int = 2, layers: int = 3) -> tuple[plan.Move, plan.Move]:

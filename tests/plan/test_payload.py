@@ -10,30 +10,9 @@ import torch
 
 from statelink import plan, state
 from statelink.errors import RoomError
-from statelink.state import Component, Inventory, Memory, Partition
+from statelink.state import Component, Partition
 
-STEP = 1 << 40
-
-
-def pointer(number: int, *shape: int, dtype: str = "uint8") -> Memory:
-    return Memory.pointer(number * STEP, shape, dtype, 1)
-
-
-def only(made: state.Described, *, rank: int = 0, ranks: int = 1) -> Inventory:
-    return state.describe("x", [made], rank=rank, ranks=ranks)
-
-
-def blocks(
-    source: Inventory, target: Inventory, name: str, ids: tuple[Any, Any], tokens: int, prefix: int = 0
-) -> list[tuple[int, int, int]]:
-    """Address at the source, at the destination, and bytes, of the whole request."""
-    [part] = [part for part in plan.route([source], [target]) if part.shares]
-    component = plan.compile_pair(source, target, part).components[name]
-    items = plan.pushed(component.source, tokens, prefix, (0, tokens), ids[0])
-    wanted = plan.required(component.target, tokens, prefix, ids[1])
-    owed = plan.due(component.source, component.target, tokens, prefix)
-    batch = plan.Blocks.concatenate(list(plan.plan_move(component, items, wanted, owed).blocks()))
-    return list(zip(batch.source.tolist(), batch.target.tolist(), batch.nbytes.tolist(), strict=True))
+from .small import STEP, describe, moves, pointer
 
 
 def window(width: int, page: int) -> Component:
@@ -42,23 +21,29 @@ def window(width: int, page: int) -> Component:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "page", "prefix", "start", "covered", "pages"),
+    ("tokens", "width", "page", "prefix", "start", "pages"),
     [
-        (1000, 128, 64, 0, 832, 168, 3),
-        (1000, 128, 64, 960, 960, 40, 1),
-        (1000, 128, 1, 0, 872, 128, 128),
-        (100, 128, 64, 0, 0, 100, 2),
-        (1024, 128, 64, 0, 896, 128, 2),
-        (1000, 4096, 64, 512, 512, 488, 8),
+        (1000, 128, 64, 0, 832, 3),
+        (1000, 128, 64, 960, 960, 1),
+        (1000, 128, 1, 0, 872, 128),
+        (100, 128, 64, 0, 0, 2),
+        (1024, 128, 64, 0, 896, 2),
+        (1000, 4096, 64, 512, 512, 8),
+        (1151, 128, 64, 0, 960, 3),
+        (1152, 128, 64, 0, 1024, 2),
     ],
 )
-def test_windows(tokens: int, width: int, page: int, prefix: int, start: int, covered: int, pages: int) -> None:
-    """§2.2"""
-    ids = plan.indices_of(window(width, page), tokens, prefix, pages=np.arange(2000))
+def test_windows(tokens: int, width: int, page: int, prefix: int, start: int, pages: int) -> None:
+    """§2.2: they begin at the page that they reach into, on both sides and from either of the engine's tables."""
+    component = window(width, page)
+    assert plan.required_span(component, tokens, prefix) == (max(prefix, tokens - width, 0), tokens)
+    ids = plan.indices_of(component, tokens, prefix, pages=np.arange(2000))
     assert ids.tolist() == list(range(start // page, start // page + pages))
-    assert tokens - start == covered
     table = np.arange(2000) + 64
-    assert plan.indices_of(window(width, page), tokens, prefix, table=table).tolist() == (ids + 64 // page).tolist()
+    assert plan.indices_of(component, tokens, prefix, table=table).tolist() == (ids + 64 // page).tolist()
+    assert plan.required(component, tokens, prefix, ids).first * page == start
+    # Prefill gives its pages of the window, and the rest of it where it does not know of a prefix.
+    assert plan.pushed(component, tokens, prefix, (0, tokens), ids).first * page == start
 
 
 def test_a_window_of_each_request() -> None:
@@ -87,12 +72,12 @@ def ring(number: int, slots: int, length: int, width: int, **fields: Any) -> sta
 
 def test_the_tail_of_an_open_pool() -> None:
     """§2.5: 1003 positions in pools of 4; a ring of 4 in slot 3, and one of 7 in slot 11, which wraps."""
-    sides = [only(ring(n, 20, length, 256, type="dsa_tail", group=4)) for n, length in ((1, 4), (2, 7))]
+    sides = [describe("x", ring(n, 20, length, 256, type="dsa_tail", group=4)) for n, length in ((1, 4), (2, 7))]
     here, there = (side.components[0] for side in sides)
     ids = plan.indices_of(here, 1003, slot=3, ring=4), plan.indices_of(there, 1003, slot=11, ring=7)
     assert ids[0].tolist() == [12, 13, 14]
     assert ids[1].tolist() == [11 * 7 + 6, 11 * 7 + 0, 11 * 7 + 1]
-    found = blocks(sides[0], sides[1], "dsa_tail", ids, 1003)
+    found = moves(sides[0], sides[1], None, "dsa_tail", ids, tokens=1003)
     offsets = sorted((1000000 + s - STEP, 2000000 + t - 2 * STEP, n) for s, t, n in found)
     assert offsets == [(1003072, 2021248, 256), (1003328, 2019712, 512)]
     assert not len(plan.indices_of(here, 1004, slot=3, ring=4))
@@ -101,14 +86,14 @@ def test_the_tail_of_an_open_pool() -> None:
 
 def test_a_ring_of_recent_positions() -> None:
     """§2.6: the last 128 of 1000 positions, in rings of 136 in slots 5 and 2; the prefix does not count."""
-    sides = [only(ring(n, 8, 136, 1, type="swa_ring", window=128)) for n in (1, 2)]
+    sides = [describe("x", ring(n, 8, 136, 1, type="swa_ring", window=128)) for n in (1, 2)]
     ids = [
         plan.indices_of(side.components[0], 1000, 960, slot=slot, ring=136)
         for side, slot in zip(sides, (5, 2), strict=True)
     ]
     assert ids[0].tolist() == [*range(736, 816), *range(680, 728)]
     assert ids[1].tolist() == [*range(328, 408), *range(272, 320)]
-    found = blocks(sides[0], sides[1], "swa_ring", (ids[0], ids[1]), 1000, 960)
+    found = moves(sides[0], sides[1], None, "swa_ring", (ids[0], ids[1]), tokens=1000, prefix=960)
     assert [(s - STEP, t - 2 * STEP, n) for s, t, n in found] == [(736, 328, 80), (680, 272, 48)]
 
 
@@ -175,16 +160,16 @@ def rows_of(found: list[tuple[int, int, int]], source: int, target: int) -> list
 )
 def test_decode_context_parallelism(rank: int, sent: list[int]) -> None:
     """§4.7: pages of 4 dealt out token by token over 2 ranks, 10 tokens."""
-    source = only(latents(1, 4))
-    target = only(latents(2, 4, partition=Partition("cyclic", 2, rank, 1)), rank=rank, ranks=2)
-    found = blocks(source, target, "kv", ([10, 11, 12], [40, 41]), 10)
+    source = describe("p", latents(1, 4))
+    target = describe("d", latents(2, 4, partition=Partition("cyclic", 2, rank, 1)), rank=rank, ranks=2)
+    found = moves(source, target, None, "kv", ([10, 11, 12], [40, 41]), tokens=10)
     assert rows_of(found, 1, 2) == list(zip(sent, range(160, 165), strict=True))
 
 
 def test_draft_pages_under_decode_context_parallelism() -> None:
     """§4.7: all tokens, on pages that are as many times larger as there are ranks."""
-    source, target = only(latents(1, 4, "draft")), only(latents(2, 8, "draft"))
-    found = blocks(source, target, "draft", ([10, 11, 12], [40, 41]), 10)
+    source, target = (describe("x", latents(n, page, "draft")) for n, page in ((1, 4), (2, 8)))
+    found = moves(source, target, None, "draft", ([10, 11, 12], [40, 41]), tokens=10)
     rows = rows_of(found, 1, 2)
     assert rows[:10] == list(zip(range(40, 50), range(320, 330), strict=True))
     # The rest of the last page moves with it, as far as both sides hold it.
@@ -211,51 +196,6 @@ def test_pages_of_page_sharding_ranks() -> None:
         assert plan.indices_of(component, 40, pages=np.arange(20)).tolist() == [page // 3 for page in logical]
         behind = [page // 3 for page in logical if page >= 5]
         assert plan.indices_of(component, 40, 20, pages=np.arange(20)).tolist() == behind
-
-
-RATIOS = [0, 0, 4, 128, 4, 128, 4, 128]
-FOURS = [layer for layer, ratio in enumerate(RATIOS) if ratio == 4]
-LARGE = [layer for layer, ratio in enumerate(RATIOS) if ratio == 128]
-LISTS = {
-    "dsv4": [*((n, "kv") for n in FOURS), *((n, "index") for n in FOURS), *((n, "large") for n in LARGE)],
-    "swa": [*((n, "kv") for n in range(8)), *((n, "attention") for n in FOURS), *((n, "indexer") for n in FOURS)],
-    "c128_state": [(n, "rest") for n in LARGE],
-}
-
-
-def compressed(kind: str, layers: range) -> state.Described:
-    """A stage's part of one of the flat lists."""
-    mine = [(number, layer, label) for number, (layer, label) in enumerate(LISTS[kind]) if layer in layers]
-    if kind == "dsv4":
-        nested: dict[int, dict[str, Memory]] = {}
-        for number, layer, label in mine:
-            array = pointer(100 + number, 4, 2 if label == "large" else 64, 3)
-            nested.setdefault(layer, {})[label] = array
-        return state.compressed_pages(nested, page=256)
-    arrays = {f"layers.{layer}.{label}": pointer(1 + number, 4, 5) for number, layer, label in mine}
-    named = {f"layers.{layer}.{label}": layer for _, layer, label in mine}
-    if kind == "swa":
-        return state.whole_items(arrays, type="swa", layers=named, page=128, window=128)
-    return state.whole_items(arrays, type="c128_state", layers=named, page=128, group=128)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("dsv4", [1, 2, 4, 5, 7, 8]), ("swa", [4, 5, 6, 7, 9, 10, 12, 13]), ("c128_state", [1, 2])],
-)
-def test_a_stage_of_a_compressed_model(kind: str, expected: list[int]) -> None:
-    """§6.4: stage [4, 8) of ratios 0 0 4 128 4 128 4 128; which entries of decode's list it writes."""
-    stages = [only(compressed(kind, layers), rank=n, ranks=2) for n, layers in enumerate((range(4), range(4, 8)))]
-    full = only(compressed(kind, range(8)))
-    plan.match(stages, [full])
-    names = [f"layers.{layer}.{label}" for layer, label in LISTS[kind]]
-    written = [
-        sorted(names.index(name) for part in plan.route(stages, [full]) if part.source == rank
-               for share in part.shares for name in share.buffers)
-        for rank in range(2)
-    ]  # fmt: skip
-    assert written[1] == expected
-    assert sorted(written[0] + written[1]) == list(range(len(names)))
 
 
 def test_a_prefix_inside_a_page_of_prefill() -> None:

@@ -1,4 +1,4 @@
-"""Recurrent states cut over different widths: the worked examples, to the byte."""
+"""Recurrent states that are cut over different widths: the worked examples, to the byte."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import pytest
 from statelink import plan, state
 from statelink.state import Inventory, Memory
 
-from .small import STEP, Moved, at, moves, ranks, runs
+from .small import STEP, Moved, moves, ranks, runs
 
 KEY, VALUE = 2048, 4096
+
+
 SLOTS = 5
 
 
@@ -43,6 +45,8 @@ DOWN = {
     (2, 1): ([(0, 0, 3072), (3072, 6144, 3072), (6144, 12288, 6144)], (0, 0, 524288)),
     (3, 1): ([(0, 3072, 3072), (3072, 9216, 3072), (6144, 18432, 6144)], (0, 524288, 524288)),
 }
+
+
 UP = {
     (0, 0): ([(0, 0, 3072), (6144, 3072, 3072), (12288, 6144, 6144)], (0, 0, 524288)),
     (1, 2): ([(0, 0, 3072), (6144, 3072, 3072), (12288, 6144, 6144)], (0, 0, 524288)),
@@ -154,40 +158,3 @@ def test_widths_that_do_not_divide_each_other_meet_in_pieces() -> None:
     assert found[1, 1] == [(0, 2, 2), (6, 6, 2), (12, 12, 4)]
     assert found[1, 2] == [(2, 0, 4), (8, 4, 4), (16, 8, 8)]
     assert set(found) == {(0, 0), (0, 1), (1, 1), (1, 2)}
-
-
-@pytest.mark.parametrize(("widths", "wrong"), [((1, 2), [24, 16]), ((2, 1), [40])])
-def test_how_much_one_slice_across_groups_gets_wrong(widths: tuple[int, int], wrong: list[int]) -> None:
-    """§5.2: groups of 16, 16 and 32 channels, of one byte each. Where one slice is wrong, the plan is right."""
-    groups, edges = (16, 16, 32), (0, 16, 32)
-
-    def held(rank: int, width: int) -> list[int]:
-        parts = zip(groups, edges, strict=True)
-        return [channel for g, a in parts for channel in range(a + g // width * rank, a + g // width * (rank + 1))]
-
-    def make(name: str, width: int) -> list[Inventory]:
-        def one(rank: int) -> state.Described:
-            array = Memory.pointer(STEP, (2, 64 // width, 1), "uint8", 1)
-            return state.mamba_slots(conv={0: array}, ssm={}, conv_groups=groups, tp=(rank, width))
-
-        return ranks(name, width, one)
-
-    sources, targets = make("p", widths[0]), make("d", widths[1])
-    planned = [[-1] * (64 // widths[1]) for _ in targets]
-    for part in plan.route(sources, targets):
-        mine = held(part.source, widths[0])
-        found = moves(sources[part.source], targets[part.target], part, "mamba", ([0], [0]))
-        for s, t, n in runs(found, 1):
-            planned[part.target][t : t + n] = mine[s : s + n]
-    assert planned == [held(rank, widths[1]) for rank in range(widths[1])]
-    # One slice: all that the sources hold, one after the other, cut into as many parts as there are destinations.
-    flat = [channel for rank in range(widths[0]) for channel in held(rank, widths[0])]
-    cut = [flat[rank * len(row) : (rank + 1) * len(row)] for rank, row in enumerate(planned)]
-    assert [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(cut, planned, strict=True)] == wrong
-
-
-def test_arrays_of_a_slot_keep_apart() -> None:
-    sources, targets = qwen("p", 1), qwen("d", 1)
-    (part,) = plan.route(sources, targets)
-    found = moves(sources[0], targets[0], part, "mamba", ([2], [2]))
-    assert [(at(s).array, at(t).array) for s, t, _ in found] == [(1, 1), (2, 2)]

@@ -1,0 +1,283 @@
+"""What a push moves, to the byte: as few blocks as possible, with addresses that no float has touched."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from statelink import plan, state
+from statelink.plan import Pages
+from statelink.state import Inventory, Memory, Region
+
+from .small import STEP, at, describe, keys, kv_instance, moves, pointer, ranks, runs
+
+
+@pytest.mark.parametrize("base", [1, (1 << 53) + 1, (1 << 63) + 12345, (1 << 64) - 4097])
+def test_addresses_are_exact_in_all_64_bits(base: int) -> None:
+    def rows(first: int) -> Inventory:
+        memory = Memory.pointer(first, (8, 3), "uint8", 1, region=Region(first, 4096))
+        return describe("rank", state.aux_rows({"row": memory}))
+
+    p, d = rows(base), rows((1 << 63) + 1)
+    (part,) = plan.route([p], [d])
+    assert moves(p, d, part, "aux", (7, 5)) == [(base + 21, (1 << 63) + 16, 3)]
+
+
+def mla(name: str, layers: int, *, pages: int = 64) -> Inventory:
+    return describe(name, state.mla_pages({n: pointer(n + 1, pages, 16, 8) for n in range(layers)}))
+
+
+def envelope(name: str, layers: int, *, order: int = 1, pages: int = 64) -> Inventory:
+    """All layers of a page side by side."""
+    item = 16 * 8
+    region = Region(STEP, pages * layers * item)
+    places = range(layers)[::order]
+    arrays = {
+        layer: Memory.pointer(
+            STEP + place * item, (pages, 16, 8), "uint8", 1, strides=(layers * item, 8, 1), region=region
+        )
+        for layer, place in enumerate(places)
+    }
+    return describe(name, state.mla_pages(arrays))
+
+
+def stacked(name: str, layers: int, *, pages: int = 64) -> Inventory:
+    """All layers in one allocation, one after the other."""
+    size = pages * 16 * 8
+    region = Region(STEP, layers * size)
+    arrays = {
+        layer: Memory.pointer(STEP + layer * size, (pages, 16, 8), "uint8", 1, region=region) for layer in range(layers)
+    }
+    return describe(name, state.mla_pages(arrays))
+
+
+def count(p: Inventory, d: Inventory, source: list[int], target: list[int]) -> int:
+    (part,) = plan.route([p], [d])
+    found = moves(p, d, part, "kv", (source, target), tokens=16 * len(source))
+    assert sum(n for _, _, n in found) == len(source) * 16 * 8 * len(p.components[0].buffers)
+    return len(found)
+
+
+def test_contiguous_pages_are_one_block_a_layer() -> None:
+    run = list(range(10, 42))
+    assert count(mla("p", 6), mla("d", 6), run, run) == 6
+    assert count(mla("p", 6), mla("d", 6), run, [*range(0, 16), *range(40, 56)]) == 12
+    assert count(mla("p", 6), mla("d", 6), run, run[::-1]) == 6 * 32
+
+
+def test_layers_of_one_allocation_are_one_block_each() -> None:
+    run = list(range(10, 42))
+    assert count(stacked("p", 6), stacked("d", 6), run, run) == 6
+    assert count(stacked("p", 6), mla("d", 6), run, run) == 6
+    assert count(stacked("p", 6), envelope("d", 6), run, run) == 6 * 32
+    # One after the other on one side, whole: the end of a layer is the beginning of the next.
+    everything = list(range(64))
+    assert count(stacked("p", 1), stacked("d", 1), everything, everything) == 1
+
+
+def test_an_envelope_on_both_sides_moves_whole_pages() -> None:
+    run = list(range(10, 42))
+    assert count(envelope("p", 6), envelope("d", 6), run, run) == 1
+    assert count(envelope("p", 6), envelope("d", 6), run, run[::-1]) == 32
+    # In another order, or against a layer each, every layer of a page is a block of its own.
+    assert count(envelope("p", 6), envelope("d", 6, order=-1), run, run) == 6 * 32
+    assert count(envelope("p", 6), mla("d", 6), run, run) == 6 * 32
+
+
+def test_a_push_by_layers_takes_only_those_of_an_envelope() -> None:
+    p, d = envelope("p", 6), envelope("d", 6)
+    (part,) = plan.route([p], [d])
+    found = moves(p, d, part, "kv", ([3, 4], [3, 4]), tokens=32, layers=(2, 4))
+    assert sorted((at(s).offset, n) for s, _, n in found) == [
+        (page * 768 + layer * 128, 128) for page in (3, 4) for layer in (2, 3)
+    ]
+    assert moves(p, d, part, "kv", ([3, 4], [3, 4]), tokens=32, layers=(6, 9)) == []
+
+
+def test_heads_first_pages_move_in_longer_pieces_than_tokens_first() -> None:
+    def count_of(order: str) -> int:
+        sources = ranks("p", 2, lambda r: keys([0], 9, 16, 2, 4, heads=4, tp=(r, 2), order=order))
+        d = describe("d", keys([0], 9, 16, 4, 4, heads=4, order=order))
+        return len(moves(sources[0], d, plan.route(sources, [d])[0], "kv", ([1], [1]), tokens=16))
+
+    assert count_of("nhd") == 2 * 16
+    assert count_of("hnd") == 2
+
+
+def test_long_contiguous_runs_are_glued_beyond_one_batch() -> None:
+    """One block for forty thousand neighbouring pages, though a batch holds fewer blocks."""
+    count = 40_000
+    inventory = describe("x", state.mla_pages({0: pointer(1, count, 2, 4)}))
+    compiled = plan.compile_pair(inventory, inventory, plan.route([inventory], [inventory])[0]).components["kv"]
+    ids, tokens = np.arange(count), 2 * count
+    move = plan.plan_move(
+        compiled,
+        plan.pushed(compiled.source, tokens, None, (0, tokens), ids),
+        plan.required(compiled.target, tokens, 0, ids),
+        plan.due(compiled.source, compiled.target, tokens, 0),
+    )
+    batches = list(move.blocks())
+    assert [batch.nbytes.tolist() for batch in batches] == [[move.nbytes]]
+    assert sum(batch.total for batch in move.blocks(max_blocks=1)) == move.nbytes
+
+
+def test_plans_of_many_runs_never_stand_in_memory_at_once() -> None:
+    """A gibibyte in pieces of 256 bytes: four million blocks, of which a batch is what stands in memory."""
+    pages = 1 << 15
+    sources = ranks("p", 2, lambda r: keys([0], pages, 64, 1, 128, itemsize=2, heads=2, tp=(r, 2)))
+    d = describe("d", keys([0], pages, 64, 2, 128, itemsize=2, heads=2))
+    compiled = plan.compile_pair(sources[0], d, plan.route(sources, [d])[0]).components["kv"]
+    tokens = pages * 64
+    ids = np.arange(pages)
+    move = plan.plan_move(
+        compiled,
+        plan.pushed(compiled.source, tokens, None, (0, tokens), ids),
+        plan.required(compiled.target, tokens, 0, ids),
+        plan.due(compiled.source, compiled.target, tokens, 0),
+    )
+    assert move.nbytes == 1 << 30
+    tracemalloc.start()
+    try:
+        first = next(move.blocks())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 1 << 14 < first.count <= 1 << 15
+    assert set(first.nbytes.tolist()) == {256}
+    assert peak < 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ([4, 5, 6, 9, 10, 20], [7, 8, 9, 10, 11, 12], [(4, 7, 3), (9, 10, 2), (20, 12, 1)]),
+        ([4, 5, 6, 7], [7, 8, 20, 21], [(4, 7, 2), (6, 20, 2)]),
+        ([3, 2, 1], [7, 8, 9], [(3, 7, 1), (2, 8, 1), (1, 9, 1)]),
+        ([3, 2, 1], [9, 8, 7], [(3, 9, 1), (2, 8, 1), (1, 7, 1)]),
+        ([5], [0], [(5, 0, 1)]),
+        (list(range(30)), list(range(30)), [(0, 0, 30)]),
+    ],
+)
+def test_neighbouring_pages_are_one_block(
+    source: list[int], target: list[int], expected: list[tuple[int, int, int]]
+) -> None:
+    item = 4 * 6
+    p, d = (describe(name, state.mla_pages({0: pointer(1, 40, 4, 6)})) for name in "pd")
+    (part,) = plan.route([p], [d])
+    found = moves(p, d, part, "kv", (source, target), tokens=4 * len(source))
+    assert runs(found, 1) == [(s * item, t * item, n * item) for s, t, n in expected]
+
+
+def test_each_buffer_has_its_own_item() -> None:
+    """V may be wider than K: K's item length is not used for V."""
+    made = {
+        name: state.kv_pages({0: (pointer(1, 9, 2, 1, 4), pointer(2, 9, 2, 1, 10))}, heads=1) for name in ("p", "d")
+    }
+    p, d = (describe(name, described) for name, described in made.items())
+    (part,) = plan.route([p], [d])
+    found = moves(p, d, part, "kv", ([3, 4], [7, 8]), tokens=4)
+    assert runs(found, 1) == [(3 * 8, 7 * 8, 16)]
+    assert runs(found, 2) == [(3 * 20, 7 * 20, 40)]
+
+
+@pytest.mark.parametrize(
+    ("widths", "expected"),
+    [
+        # source, destination -> source offset and destination offset of token 0, bytes per token
+        ((4, 2), {(0, 0): (0, 0), (1, 0): (0, 512), (2, 1): (0, 0), (3, 1): (0, 512)}),
+        ((2, 4), {(0, 0): (0, 0), (0, 1): (512, 0), (1, 2): (0, 0), (1, 3): (512, 0)}),
+    ],
+)
+def test_heads_are_sliced_token_by_token(
+    widths: tuple[int, int], expected: dict[tuple[int, int], tuple[int, int]]
+) -> None:
+    """T = 8, head_dim 128, bf16, pages of 16."""
+    sources, targets = kv_instance("p", 8, widths[0]), kv_instance("d", 8, widths[1])
+    items = [16 * 8 // width * 256 for width in widths]
+    parts = {(part.source, part.target): part for part in plan.route(sources, targets)}
+    assert set(parts) == set(expected)
+    for (s, t), (from_, to) in expected.items():
+        found = moves(sources[s], targets[t], parts[s, t], "kv", ([5], [9]), tokens=16)
+        for array in (1, 2):
+            assert runs(found, array) == [
+                (
+                    5 * items[0] + token * 8 // widths[0] * 256 + from_,
+                    9 * items[1] + token * 8 // widths[1] * 256 + to,
+                    512,
+                )
+                for token in range(16)
+            ]
+
+
+def test_the_worked_example_of_one_token() -> None:
+    sources, targets = kv_instance("p", 8, 4), kv_instance("d", 8, 2)
+    part = next(part for part in plan.route(sources, targets) if part.source == 3)
+    found = moves(sources[3], targets[1], part, "kv", ([5], [9]), tokens=16)
+    assert runs(found, 1)[3] == (42496, 151040, 512)
+
+
+def test_windows_pair_by_position_and_not_from_the_head() -> None:
+    """Prefill still holds page 15; trimming both lists from their heads would put each page one off."""
+    p, d = (
+        describe(
+            name, state.window_pages({0: (pointer(1, 20, 64, 1, 1), pointer(2, 20, 64, 1, 1))}, heads=1, window=128)
+        )
+        for name in "pd"
+    )
+    (part,) = plan.route([p], [d])
+    found = moves(p, d, part, "swa", (Pages([5, 9, 7], 15 * 64), [1, 3]), tokens=1152)
+    assert runs(found, 1) == [(9 * 64, 1 * 64, 64), (7 * 64, 3 * 64, 64)]
+
+
+def names(layers: list[int]) -> list[str]:
+    return [f"layers.{layer}.{part}" for part in "kv" for layer in layers]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (
+            [7, 11, 36],
+            [3, 7, 11, 36],
+            # keys 7, 11, 36, then values; the lists of the field, with a draft in its band
+            [(0, 1), (1, 2), (2, 3), (3, 5), (4, 6), (5, 7)],
+        ),
+        ([4, 5, 6], [0, 1, 2, 4, 5, 6], [(0, 3), (1, 4), (2, 5), (3, 9), (4, 10), (5, 11)]),
+        ([6, 4, 5], [5, 4, 6], [(0, 2), (1, 1), (2, 0), (3, 5), (4, 4), (5, 3)]),
+    ],
+)
+def test_layers_pair_by_name(source: list[int], target: list[int], expected: list[tuple[int, int]]) -> None:
+    rest = [layer for layer in target if layer not in source]
+    d = describe("d", keys(target, 4, 2, 1, 3, heads=1))
+    stages = [describe("p", keys(source, 4, 2, 1, 3, heads=1), rank=0, ranks=1 + bool(rest))]
+    if rest:
+        stages.append(describe("p", keys(rest, 4, 2, 1, 3, heads=1), rank=1, ranks=2))
+    plan.match(stages, [d])
+    part = next(part for part in plan.route(stages, [d]) if part.source == 0)
+    found = moves(stages[0], d, part, "kv", ([1], [2]), tokens=2)
+    assert sorted((at(s).array - 1, at(t).array - 1) for s, t, _ in found) == expected
+    assert {(at(s).offset, at(t).offset, n) for s, t, n in found} == {(6, 12, 6)}
+
+
+def test_prefix_and_chunks_name_the_same_pages() -> None:
+    p, d = (describe(name, state.mla_pages({0: pointer(1, 99, 16, 1)})) for name in "pd")
+    (part,) = plan.route([p], [d])
+    compiled = plan.compile_pair(p, d, part).components["kv"]
+    tokens, prefix = 100, 32
+    wanted = plan.required(compiled.target, tokens, prefix, [40, 41, 42, 43, 44])
+    assert (wanted.first, len(wanted.ids)) == (2, 5)
+    owed = plan.due(compiled.source, compiled.target, tokens, prefix)
+    assert (owed.first, owed.last) == (2, 7)
+    found = []
+    for span, ids in (((0, 48), [10, 11, 12]), ((48, 80), [13, 14]), ((80, 100), [15, 16])):
+        items = plan.pushed(compiled.source, tokens, None, span, ids)
+        for batch in plan.plan_move(compiled, items, wanted, owed).blocks():
+            found += list(zip(batch.source.tolist(), batch.target.tolist(), batch.nbytes.tolist(), strict=True))
+    # Pages 0 and 1 stay; page 2 + k of the request goes into item 40 + k.
+    assert [((s - STEP) // 16, (t - STEP) // 16, n // 16) for s, t, n in found] == [
+        (12, 40, 1),
+        (13, 41, 2),
+        (15, 43, 2),
+    ]

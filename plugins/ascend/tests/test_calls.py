@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +14,6 @@ import pytest
 from statelink.backend import UNKNOWN, BackendContext, Batch, Blocks, Op, Region
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink_ascend import AscendBackend, Options
-from statelink_ascend._descriptor import Descriptor
-from statelink_ascend._door import Door
 
 
 class Library:
@@ -68,6 +64,8 @@ def make(library: Library) -> Iterator[Callable[..., AscendBackend]]:
         backend.close()
 
 
+THERE = msgspec.msgpack.encode([1, "there", "::1", 9000, "Prefill", "SDMA", 0])
+"""The descriptor of a prefill."""
 REGIONS = (Region(4096, 10, "npu:0"), Region(1 << 40, 1 << 30, "npu:0"), Region((1 << 64) - 4096, 4096, "npu:0"))
 
 
@@ -175,8 +173,7 @@ def test_a_transfer_that_fails_with_any_number(
     """The buffer of the library is always the local one. Whether it has stopped nobody knows."""
     backend = make()
     backend.register(REGIONS)
-    descriptor = Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA", 0)
-    backend.connect("there", msgspec.msgpack.encode(descriptor), (Region(1 << 41, 100, "npu:0"),))
+    backend.connect("there", THERE, (Region(1 << 41, 100, "npu:0"),))
     here, there = np.array([1 << 40], np.uint64), np.array([1 << 41], np.uint64)
     one, zero = np.ones(1, np.uint32), np.zeros(1, np.uint32)
     ends = (here, there, one.astype(np.uint64), one, zero), (there, here, one.astype(np.uint64), zero, one)
@@ -198,7 +195,7 @@ def test_calls_that_raise(make: Callable[..., AscendBackend], library: Library) 
     backend.register(REGIONS)
     backend.connect(
         "there",
-        msgspec.msgpack.encode(Descriptor(1, "there", "::1", 9000, "Prefill", "SDMA", 0)),
+        THERE,
         (Region(1 << 41, 100, "npu:0"),),
     )
     assert (backend.transport("there"), backend.transport("nobody")) == ("sdma", UNKNOWN)
@@ -234,20 +231,3 @@ def test_an_end_that_raises_is_an_end(make: Callable[..., AscendBackend], librar
     assert library.calls[-1] == ("unInitialize",)
     del library.__dict__["destroy"]
     make()
-
-
-def test_first_contact_that_seems_to_succeed(make: Callable[..., AscendBackend], library: Library) -> None:
-    """A library that takes empty lists for a success did not connect."""
-    backend = make("prefill")
-    with closing(Door("127.0.0.1", "there")) as door, socket.create_server(("127.0.0.1", 0)) as engine:
-        port = engine.getsockname()[1]
-        connect_to(backend, library, Descriptor(1, "there", "127.0.0.1", port, "Decode", "SDMA", door.port))
-
-
-def connect_to(backend: AscendBackend, library: Library, there: Descriptor) -> None:
-    descriptor = there.encode()
-    with pytest.raises(TransferError, match="cannot be reached: it took an empty batch"):
-        backend.connect("there", descriptor, ())
-    library.codes["batch_transfer_sync_write"] = -2000
-    backend.connect("there", descriptor, ())
-    assert library.calls[-1] == ("batch_transfer_sync_write", there.session, [], [], [])

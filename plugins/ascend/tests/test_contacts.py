@@ -1,111 +1,221 @@
-"""First contacts, one after the other: who waits for whom, and what a close finds."""
+"""First contacts, one after the other: who waits for whom, and what a close finds.
+
+The prefill is the backend, with a library that connects at once, but to the silent peer. The decodes are sockets.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import re
+import socket
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
-from statelink_ascend._contacts import Contacts, Unreached
+from statelink.backend import BackendContext
+from statelink.errors import BackendUnavailableError, TransferError
+from statelink_ascend import AscendBackend, Options
 
 PATIENCE = 30.0
+CONNECTED = -2000
+"""What the library returns for an empty batch, once it has connected."""
 
 
 class Library:
-    """Connects at once, but for a session that it waits for; says so if it is asked twice at a time."""
+    """Fails if it is asked for two first contacts at a time."""
 
     def __init__(self) -> None:
-        self.waits = threading.Event()
-        self.goes_on = threading.Event()
+        self.silent = ""
+        self.code = CONNECTED
+        self.waits, self.goes_on, self.released = threading.Event(), threading.Event(), threading.Event()
         self.asked: list[str] = []
-        self.released = threading.Event()
+        self.TransDataOpType = SimpleNamespace(SDMA="sdma")
+        self.TransferEngine = self
         self._one = threading.Lock()
-        self.contacts = Contacts(self.connect, self.released.set)
 
-    def connect(self, session: str) -> str:
+    def __call__(self) -> Library:
+        return self
+
+    def initialize(self, *_: object) -> int:
+        return 0
+
+    batch_register_memory = batch_transfer_sync_read = destroy = initialize
+
+    def unInitialize(self) -> int:
+        self.released.set()
+        return 0
+
+    def get_rpc_port(self) -> int:
+        return 9999
+
+    def get_and_clear_last_err_msg(self) -> str:
+        return ""
+
+    def batch_transfer_sync_write(self, session: str, *_: object) -> int:
         assert self._one.acquire(blocking=False)
         try:
             self.asked.append(session)
-            if session == "silent:1":
+            if session == self.silent:
                 self.waits.set()
                 assert self.goes_on.wait(PATIENCE)
-                return "no luck"
-            return ""
+            return self.code
         finally:
             self._one.release()
 
-    def make(self, peer: str, seconds: float = PATIENCE, check: str = "") -> Unreached | None:
+
+class Decode:
+    """A decode's two ports: a door that says what that of the backend says, and an engine's."""
+
+    def __init__(self, link: str) -> None:
+        self.link = link
+        real = AscendBackend(BackendContext(options=Options(), link=link, role="decode"))
+        fields = msgspec.msgpack.decode(real.descriptor())
+        with socket.create_connection(("127.0.0.1", fields[-1])) as visitor:
+            self._says = visitor.recv(100, socket.MSG_WAITALL)
+        real.close()
+        self._door, self.engine = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+        port = self.engine.getsockname()[1]
+        self.session = f"127.0.0.1:{port}"
+        self.descriptor = msgspec.msgpack.encode([*fields[:3], port, *fields[4:-1], self._door.getsockname()[1]])
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                visitor = self._door.accept()[0]
+            except OSError:
+                return
+            with visitor:
+                visitor.sendall(self._says)
+
+    def end(self) -> None:
+        for each in (self._door, self.engine):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # which wakes the thread
+            each.close()
+        self._thread.join()
+
+
+class World:
+    """The prefill and three decodes."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.silent, self.other, self.late = self.decodes = [Decode(link) for link in ("silent", "other", "late")]
+        library.silent = self.silent.session
+        library.released.clear()
+        self.threads = ThreadPoolExecutor()
+        self.open(PATIENCE)
+
+    def open(self, patience: float) -> None:
+        options = Options(connect_timeout=patience)
+        self.backend = AscendBackend(BackendContext(options=options, link="here", role="prefill"))
+
+    def connect(self, decode: Decode) -> str:
         """Connect to a peer; why that failed."""
         try:
-            self.contacts.make(peer, f"{peer}:1", seconds, lambda: check)
-        except Unreached as error:
-            return error
-        return None
+            self.backend.connect(decode.link, decode.descriptor, ())
+        except TransferError as error:
+            return str(error)
+        return ""
+
+    def connect_to_the_silent(self) -> Any:
+        """The same on another thread, to the one that does not answer; returns once the library waits for it."""
+        found = self.threads.submit(self.connect, self.silent)
+        assert self.library.waits.wait(PATIENCE)
+        return found
 
 
 @pytest.fixture
-def library() -> Iterator[Library]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     library = Library()
-    yield library
+    monkeypatch.setitem(sys.modules, "memfabric_hybrid", library)
+    world = World(library)
+    yield world
     library.goes_on.set()
-    library.contacts.close()
+    world.backend.close()
     assert library.released.wait(PATIENCE)
+    world.threads.shutdown()
+    for decode in world.decodes:
+        decode.end()
 
 
-def test_who_waits_is_told_for_whom(library: Library) -> None:
-    """The one that does not answer is to blame, and the turn of others comes when it has ended."""
-    silent = library.make("silent", 0.05)
-    assert silent is not None
-    assert silent.cause == "its engine at silent:1 did not answer within 0.05 s"
-    other = library.make("other", 0.05)
-    assert other is not None
-    assert re.fullmatch(
-        r"its turn has not come: the engine at silent:1 of silent has not answered for \d+ s", other.cause
-    )
-    assert "two minutes" in other.hint
-    with ThreadPoolExecutor() as threads:
-        again, waits = threads.submit(library.make, "silent"), threads.submit(library.make, "patient")
-        library.goes_on.set()
-        error = again.result()
-        assert error is None or error.cause == "no luck"
-        assert waits.result() is None
-    assert library.asked[0] == "silent:1"
-    assert set(library.asked) == {"silent:1", "patient:1"}
+def test_who_waits_is_told_for_whom(world: World) -> None:
+    """The one that does not answer is to blame."""
+    world.backend.close()
+    world.open(2.0)
+    silent = world.connect_to_the_silent()
+    other = world.connect(world.other)
+    session = re.escape(world.silent.session)
+    assert re.search(rf"its turn has not come: the engine at {session} of silent has not answered for \d+ s", other)
+    assert "two minutes" in other
+    assert f"its engine at {world.silent.session} did not answer within " in silent.result()
+    assert world.library.asked == [world.silent.session]
 
 
-def test_a_peer_that_went_while_it_waited_is_not_asked(library: Library) -> None:
-    assert library.make("silent", 0.05) is not None
-    with ThreadPoolExecutor() as threads:
-        late = threads.submit(library.make, "late", check="its process has gone")
-        while not library.contacts._turn._waiters:  # type: ignore[attr-defined]
-            time.sleep(0.001)
-        library.goes_on.set()
-        gone = late.result()
-    assert gone is not None
-    assert (gone.cause, library.asked) == ("its process has gone", ["silent:1"])
-    assert library.make("other", check="it was asked just now") is None
+def test_the_turn_of_others_comes(world: World) -> None:
+    """Who asks for the same peer again waits for the same contact."""
+    silent = world.connect_to_the_silent()
+    again, other = (world.threads.submit(world.connect, each) for each in (world.silent, world.other))
+    world.library.goes_on.set()
+    assert [each.result() for each in (silent, again, other)] == ["", "", ""]
+    assert world.library.asked[0] == world.silent.session
+    assert set(world.library.asked) == {world.silent.session, world.other.session}
 
 
-def test_a_close_leaves_the_end_to_a_contact_that_goes_on(library: Library) -> None:
-    assert library.make("silent", 0.05) is not None
-    assert library.contacts.lingers() == ""
-    library.contacts.close()
-    library.contacts.close()
-    assert library.contacts.lingers() == "silent:1 of silent"
-    assert not library.released.is_set()
-    closed = library.make("other")
-    assert closed is not None
-    assert closed.cause == "the backend is closed"
-    library.goes_on.set()
-    assert library.released.wait(PATIENCE)
-    assert library.contacts.lingers() == ""
+def waiting() -> int:
+    """How many calls of threads of this process wait for something."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read().count(" in wait\n")
 
 
-def test_a_close_without_a_contact_ends_at_once(library: Library) -> None:
-    assert library.make("other") is None
-    library.contacts.close()
-    assert library.released.is_set()
+def test_a_peer_that_went_while_it_waited_is_not_asked(world: World) -> None:
+    silent = world.connect_to_the_silent()
+    before = waiting()
+    late = world.threads.submit(world.connect, world.late)
+    world.late.engine.accept()[0].close()  # it was found to answer
+    while waiting() == before:  # for its turn
+        time.sleep(0.001)
+    world.late.end()
+    world.library.goes_on.set()
+    assert "its process does not answer" in late.result()
+    assert silent.result() == ""
+    assert world.library.asked == [world.silent.session]
+
+
+def test_a_close_leaves_the_end_to_a_contact_that_goes_on(world: World) -> None:
+    silent = world.connect_to_the_silent()
+    world.backend.close()
+    world.backend.close()
+    assert not world.library.released.is_set()
+    assert "the backend is closed" in world.connect(world.other)
+    lingers = rf"the library still waits for the engine at {re.escape(world.silent.session)} of silent"
+    with pytest.raises(BackendUnavailableError, match=lingers):
+        world.open(PATIENCE)
+    world.library.goes_on.set()
+    silent.result()
+    assert world.library.released.wait(PATIENCE)
+    world.open(PATIENCE)
+
+
+def test_first_contact_that_seems_to_succeed(world: World) -> None:
+    """A library that takes empty lists for a success did not connect."""
+    world.library.code = 0
+    assert "cannot be reached: it took an empty batch" in world.connect(world.other)
+    world.library.code = CONNECTED
+    assert world.connect(world.other) == ""
+    assert world.library.asked == [world.other.session] * 2
+    world.backend.close()
+    assert world.library.released.is_set()

@@ -11,11 +11,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from plugins.ascend.tests.peer import MIB, Peer, Refused
 
 from statelink.backend import Op
-from statelink_ascend._descriptor import Descriptor
 
 Make = Callable[..., Peer]
 
@@ -85,14 +83,14 @@ def test_somebody_else_at_a_peers_address(make: Make) -> None:
     prefill.ready().open("prefill")
     for peer in (decode, other):
         peer.ready().open("decode")
-    theirs, ours = (msgspec.msgpack.decode(peer.descriptor, type=Descriptor) for peer in (other, decode))
-    wrong = replace(ours, door=theirs.door)
+    theirs, ours = (msgspec.msgpack.decode(peer.descriptor) for peer in (other, decode))
+    wrong = msgspec.msgpack.encode([*ours[:-1], theirs[-1]])  # its door
     with pytest.raises(Refused, match=r"cannot be connected .*: somebody else answers at 127\.0\.0\.1 port \d+"):
-        prefill.meet(decode.link, wrong.encode(), decode.regions)
+        prefill.meet(decode.link, wrong, decode.regions)
     with socket.create_server(("127.0.0.1", 0)) as free:
-        wrong = replace(ours, port=free.getsockname()[1])
+        wrong = msgspec.msgpack.encode([*ours[:3], free.getsockname()[1], *ours[4:]])
     with pytest.raises(Refused, match=r"its process answers, and its engine at port \d+ of 127\.0\.0\.1 does not: "):
-        prefill.meet(decode.link, wrong.encode(), decode.regions)
+        prefill.meet(decode.link, wrong, decode.regions)
     prefill.connect(decode).serves(decode)
 
 

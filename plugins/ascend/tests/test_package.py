@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.helpers.availability import environment_of
 
 from statelink.backend import MemoryKinds, Verdict
-from statelink.cli._loopback import Meant, loopback
-from statelink.testing import PackageTests
-from statelink_ascend import AscendBackend, Options, _machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from statelink.cli import main
+from statelink.testing import PackageTests, bare_machine
+from statelink_ascend import AscendBackend, Options
 
 
 class TestPackage(PackageTests):
@@ -39,21 +41,21 @@ class TestPackage(PackageTests):
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine with nothing, but for what a test puts there; first on its path is ``packages``."""
+    real = importlib.util.find_spec
 
-    def version() -> str | None:
-        return "9.9" if (tmp_path / "packages").exists() else None
+    def find(name: str, *arguments: Any) -> Any:
+        ours = name != "memfabric_hybrid" or (tmp_path / "packages" / f"{name}.py").exists()
+        return real(name, *arguments) if ours else None
 
-    monkeypatch.setattr(_machine, "DEV", tmp_path / "dev")
-    monkeypatch.setattr(_machine, "INSTALLED", tmp_path / "install.info")
-    monkeypatch.setattr(_machine, "loads", lambda name: (tmp_path / name).exists())
-    monkeypatch.setattr(_machine, "library", version)
-    monkeypatch.setattr("statelink_ascend._backend.library", version)
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
-    put(tmp_path, "install.info", f"Driver_Install_Path_Param={tmp_path / 'ascend'}\n")
-    return tmp_path
+    put(tmp_path, "etc/ascend_install.info", "Driver_Install_Path_Param=/ascend\n")
+    with bare_machine(tmp_path):
+        yield tmp_path
 
 
 def put(machine: Path, name: str, text: str = "") -> None:
@@ -133,7 +135,7 @@ def test_library_that_starts(machine: Path) -> None:
 
 
 def test_machine_with_everything_and_a_library_that_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("dev/davinci0", "dev/davinci12", "libascend_hal.so"):
+    for name in ("dev/davinci0", "dev/davinci12", "lib/libascend_hal.so"):
         put(machine, name)
     put(machine, "packages/memfabric_hybrid.py", LIBRARY.format(before="", code=-1, port=0, text=""))
     put(machine, "ascend/driver/version.info", "Version=25.2.0\nInnerversion=V100R001C22\n")
@@ -147,15 +149,16 @@ def test_machine_with_everything_and_a_library_that_fails(machine: Path, monkeyp
 
 
 def test_driver_without_an_install_file(machine: Path) -> None:
-    (machine / "install.info").unlink()
-    assert str(_machine.driver()[1]) == "/usr/local/Ascend/driver/version.info"
+    (machine / "etc/ascend_install.info").unlink()
+    probe = AscendBackend.probe(Options())
+    assert f"there is no NPU driver: {machine}/usr/local/Ascend/driver/version.info is absent" in probe.reason
 
 
 def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     *needs, environment = AscendBackend.diagnose(Options())
     assert {check.verdict for check in needs} == {Verdict.PROBLEM}
     assert len(needs) == 5
-    for name in ("dev/davinci0", "libascend_hal.so", "cann/lib64/libascendcl.so", "packages/memfabric_hybrid.py"):
+    for name in ("dev/davinci0", "lib/libascend_hal.so", "cann/lib64/libascendcl.so", "packages/memfabric_hybrid.py"):
         put(machine, name)
     put(machine, "ascend/driver/version.info", "Version=25.2.0\n")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(machine / "cann"))
@@ -181,21 +184,27 @@ def test_the_memory_is_what_the_options_allow(options: Options, kinds: set[str])
     assert AscendBackend.memory_kinds(options) == kinds <= AscendBackend.capabilities.memory_kinds
 
 
+@pytest.mark.usefixtures("machine")
 def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> list[str]:
+    def broken(*_: object) -> list[Path]:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("statelink_ascend._backend.devices", broken)
+    monkeypatch.setattr(Path, "glob", broken)
     probe = AscendBackend.probe(Options())
     assert (probe.ok, probe.reason) == (False, "looking for what MemFabric needs failed: the disk is gone")
 
 
 STARTS = """
 import logging, sys
-from statelink_ascend._library import Library
+from statelink.backend import BackendContext
+from statelink.errors import BackendUnavailableError
+from statelink_ascend import AscendBackend, Options
 logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s")
-library = Library("SDMA")
-print(library.start("127.0.0.1:0", "Prefill", 0, "") or "started", file=sys.stderr)
+try:
+    AscendBackend(BackendContext(options=Options(), link="here", role="prefill"))
+    print("started", file=sys.stderr)
+except BackendUnavailableError as error:
+    print(error.reason.cause.partition("; ")[0], file=sys.stderr)
 """
 
 
@@ -220,7 +229,7 @@ def test_the_log_goes_to_a_logger(library: dict[str, str]) -> None:
     assert "statelink.ascend" not in loud.stderr
 
 
-@pytest.mark.skipif(find_spec("memfabric_hybrid") is None, reason="memfabric_hybrid is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("memfabric_hybrid") is None, reason="memfabric_hybrid is not installed")
 def test_the_librarys_own_log_does_not_reach_standard_output() -> None:
     """That of the real one, wherever it is: it would write ten errors where there is no NPU."""
     done = started()
@@ -238,13 +247,23 @@ def commanded(library: dict[str, str], *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("simulated")
-def test_doctor_moves_what_the_engine_would(library: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("choice", "verdict", "found"),
+    [
+        ((), "not applicable", ""),
+        (("--memory", "dram"), "problem", ""),
+        (("--memory", "npu:0", "--allocator", "npu_memory:Memory"), "ok", "6144 KiB of npu:0 in "),
+    ],
+)
+def test_doctor_moves_what_the_engine_would(
+    library: dict[str, str], monkeypatch: pytest.MonkeyPatch, choice: tuple[str, ...], verdict: str, found: str
+) -> None:
     """Host memory is not this backend's without HOST_RDMA: that is no problem, and an NPU's moves."""
     monkeypatch.syspath_prepend(library["PYTHONPATH"].partition(os.pathsep)[0])
-    assert loopback(AscendBackend, {}).verdict is Verdict.NOT_APPLICABLE
-    assert loopback(AscendBackend, {}, Meant("dram")).verdict is Verdict.PROBLEM
-    moved = loopback(AscendBackend, {}, Meant("npu:0", "npu_memory:Memory"))
-    assert (moved.verdict, moved.found.partition(" in ")[0]) == (Verdict.OK, "6144 KiB of npu:0")
+    result = CliRunner().invoke(main, ["doctor", "ascend", "--json", *choice])
+    (check,) = [each for each in json.loads(result.output)["checks"] if each["what"] == "loopback transfer"]
+    assert check["verdict"] == verdict
+    assert check["found"].startswith(found)
 
 
 @pytest.mark.usefixtures("simulated")

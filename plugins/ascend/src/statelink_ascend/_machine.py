@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statelink.backend.native import elsewhere, loads, needs, settings
+from statelink.backend.native import elsewhere, loads, needs, on_machine, settings
 
 if TYPE_CHECKING:
     from statelink.backend import Check
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["devices", "diagnose", "driver", "library", "missing", "trial"]
 
-DEV = Path("/dev")
-INSTALLED = Path("/etc/ascend_install.info")
+DEV, INSTALLED = "/dev", "/etc/ascend_install.info"
 HAL = "libascend_hal.so"
 TRIAL = """
 import os, sys, msgspec
@@ -48,7 +47,7 @@ def missing(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
     if library() is None:
         yield "the Python package memfabric_hybrid is not installed (pip install 'statelink-ascend[npu]')"
     if not devices():
-        yield f"there is no NPU: no {DEV}/davinci0, nor any other number"
+        yield f"there is no NPU: no {on_machine(DEV)}/davinci0, nor any other number"
     version, path = driver()
     if version is None:
         yield f"there is no NPU driver: {path} is absent or names no version"
@@ -88,13 +87,13 @@ def library() -> str | None:
 
 def devices() -> list[str]:
     """Names of the NPUs' device files; ``davinci_manager`` is not one."""
-    return sorted(device.name for device in DEV.glob("davinci[0-9]*"))
+    return sorted(device.name for device in on_machine(DEV).glob("davinci[0-9]*"))
 
 
 def driver() -> tuple[str | None, Path]:
     """Version of the NPU driver, or ``None``, and the file that should say it."""
-    root = _setting(INSTALLED, "Driver_Install_Path_Param") or "/usr/local/Ascend"
-    path = Path(root) / "driver" / "version.info"
+    root = _setting(on_machine(INSTALLED), "Driver_Install_Path_Param") or "/usr/local/Ascend"
+    path = on_machine(root) / "driver" / "version.info"
     return _setting(path, "Innerversion") or _setting(path, "Version"), path
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from statelink.state import Inventory
+    from statelink.state import Described, Inventory
 
-__all__ = ["elements", "one_buffer"]
+__all__ = ["elements", "names", "one_buffer", "pair", "zeros"]
 
 
 def elements(inventory: Inventory, component: str, buffer: str) -> dict[tuple[int, ...], bytes]:
@@ -37,3 +39,15 @@ def one_buffer(inventory: Inventory) -> tuple[str, str]:
     (component,) = inventory.components
     (buffer,) = component.buffers
     return component.name, buffer.name
+
+
+def zeros(*shape: int, dtype: str = "uint8") -> np.ndarray[Any, Any]:
+    return np.zeros(shape, dtype)
+
+
+def pair(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    return zeros(*shape), zeros(*shape)
+
+
+def names(made: Described) -> list[str]:
+    return [buffer.name for buffer in made.component.buffers]

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from statelink import state
 from statelink.state import Difference, Inventory, Memory
 
-
-def zeros(*shape: int, dtype: str = "uint8") -> np.ndarray[Any, Any]:
-    return np.zeros(shape, dtype)
+from .look import zeros
 
 
 def kv(heads: int = 4, dim: int = 6, page: int = 8, dtype: str = "uint8", **fields: Any) -> state.Described:

@@ -216,3 +216,53 @@ def test_the_digest_depends_on_everything_else(name: str) -> None:
     changed = CHANGES[name](made)
     assert changed != made
     assert changed.digest() != made.digest()
+
+
+def test_what_is_described_is_what_the_array_holds() -> None:
+    rng = np.random.default_rng(5)
+    keys = rng.integers(0, 1 << 16, (3, 2, 4, 5), np.uint16)
+    conv = rng.integers(0, 1 << 16, (4, 2, 6), np.uint16)
+    inventory = state.describe(
+        "rank",
+        [
+            state.kv_pages({0: (keys, keys.copy())}, heads=8, tp=(1, 4), order="hnd"),
+            state.mamba_slots(conv={1: conv}, ssm={}, conv_groups=(6, 12), tp=(2, 3), transposed=True),
+        ],
+    )
+    found = elements(inventory, "kv", "layers.0.k")
+    assert found == {
+        (page, token, 2 + head, dim): keys[page, head, token, dim].tobytes()
+        for page, head, token, dim in np.ndindex(*keys.shape)
+    }
+    # Third rank of three: channels 4, 5 of the first group and 8..12 of the second, which begins at 6.
+    local = [4, 5, 14, 15, 16, 17]
+    assert elements(inventory, "mamba", "layers.1.conv") == {
+        (slot, local[channel], tap): conv[slot, tap, channel].tobytes()
+        for slot, tap, channel in np.ndindex(*conv.shape)
+    }
+
+
+def test_numbers_of_other_libraries_are_pythons_in_the_description() -> None:
+    """What engines take from configurations and tensors goes over the wire like any other number."""
+    made = []
+    for whole, real in ((int, float), (np.int64, np.float64), (torch.tensor, torch.tensor)):
+        convert: Any = whole
+        scales: Any = {7: (real(0.5), real(2.0))}
+        parts = [
+            state.kv_pages(
+                {7: (pointer(1 << 20, convert(5), 4, 2, 6), pointer(2 << 20, 5, 4, 2, 6))},
+                heads=convert(8),
+                tp=(convert(1), convert(4)),
+                scales=scales,
+                partition=state.Partition("cyclic", convert(2), convert(1), convert(4)),
+            ),
+            state.window_pages(
+                {1: (pointer(3 << 20, 5, 4, 2, 6), pointer(4 << 20, 5, 4, 2, 6))}, heads=2, window=convert(9)
+            ),
+            state.mamba_slots(conv={1: pointer(5 << 20, 3, 8, 2)}, ssm={}, conv_groups=[convert(4), convert(4)]),
+            state.ring_rows({1: {"a": pointer(6 << 20, 3, 8, 2)}}, type="dsa_tail", group=convert(4), replicated=True),
+        ]
+        given: Any = {"rank": convert(1), "ranks": convert(2), "axes": {"tp": (convert(1), convert(4))}}
+        made.append(state.describe("rank", parts, **given))
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(made[-1]), type=state.Inventory) == made[0]
+    assert len({each.digest() for each in made}) == 1

@@ -1,32 +1,19 @@
-"""Constructors in the words of the field: the right share, or a refusal that names the buffer."""
+"""Pages of keys, latents, windows and index keys: the right share, or a refusal that names the buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
 from statelink import state
 from statelink.errors import StateError
-from statelink.state import Described, Memory, Slab
+from statelink.state import Slab
 
-from .look import elements
-
-
-def zeros(*shape: int, dtype: str = "uint8") -> np.ndarray[Any, Any]:
-    return np.zeros(shape, dtype)
-
-
-def pair(*shape: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    return zeros(*shape), zeros(*shape)
-
-
-def names(made: Described) -> list[str]:
-    return [buffer.name for buffer in made.component.buffers]
+from .look import names, pair, zeros
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["numpy", "torch"])
@@ -82,82 +69,12 @@ def test_latents_index_keys_and_windows() -> None:
     assert (window.component.type, window.component.page, window.component.window) == ("swa", 8, 100)
 
 
-def test_convolutions_are_cut_group_by_group() -> None:
-    made = state.mamba_slots(
-        conv={4: zeros(3, 8, 2)}, ssm={4: zeros(3, 2, 5, 7)}, conv_groups=(4, 4, 8), heads=4, tp=(1, 2)
-    )
-    conv, ssm = made.component.buffers
-    assert names(made) == ["layers.4.conv", "layers.4.ssm"]
-    assert conv.layout.shape == (16, 2)
-    # A rank's blocks stand one after the other: [key/2 | key/2 | value/2].
-    assert conv.layout.slabs == (
-        Slab((2, 0), (4, 2), 0, (2, 1)),
-        Slab((6, 0), (8, 2), 4, (2, 1)),
-        Slab((12, 0), (16, 2), 8, (2, 1)),
-    )
-    assert ssm.layout.shape == (4, 5, 7)
-    assert ssm.layout.slabs == (Slab((2, 0, 0), (4, 5, 7), 0, (35, 7, 1)),)
-    assert made.component.page == 0
-
-
-def test_transposed_convolutions_have_channels_last() -> None:
-    made = state.mamba_slots(conv={0: zeros(3, 2, 8)}, ssm={}, conv_groups=(4, 4, 8), tp=(0, 2), transposed=True)
-    (conv,) = made.component.buffers
-    assert conv.layout.shape == (16, 2)
-    assert conv.layout.slabs == (
-        Slab((0, 0), (2, 2), 0, (1, 8)),
-        Slab((4, 0), (6, 2), 2, (1, 8)),
-        Slab((8, 0), (12, 2), 4, (1, 8)),
-    )
-
-
-def test_several_convolutions_of_a_layer_have_names_of_their_own() -> None:
-    made = state.mamba_slots(conv={2: [zeros(3, 4, 2), zeros(3, 4, 3)]}, ssm={}, tp=(1, 3))
-    assert names(made) == ["layers.2.conv.0", "layers.2.conv.1"]
-    assert [buffer.layout.slabs[0].start for buffer in made.component.buffers] == [(4, 0), (4, 0)]
-    assert made.component.buffers[0].layout.shape == (12, 2)
-
-
-def test_metadata_rows() -> None:
-    made = state.aux_rows(
-        {"tokens": zeros(6, 16, dtype="int32"), "hidden": zeros(6, 2, 8, dtype="float16")}, name="meta"
-    )
-    assert names(made) == ["tokens", "hidden"]
-    assert (made.component.name, made.component.type) == ("meta", "aux")
-    assert [buffer.layout.dtype for buffer in made.component.buffers] == ["int32", "float16"]
-    assert made.component.buffers[1].layout.held == 32
-
-
 def test_flags_reach_the_description() -> None:
     made = state.kv_pages({0: pair(2, 4, 2, 3)}, heads=2, name="draft", optional=True, format="nvfp4")
     assert made.component.name == "draft"
     assert made.component.format == "nvfp4"
     assert all(buffer.optional for buffer in made.component.buffers)
     assert not any(buffer.optional for buffer in state.kv_pages({0: pair(2, 4, 2, 3)}, heads=2).component.buffers)
-
-
-def test_what_is_described_is_what_the_array_holds() -> None:
-    rng = np.random.default_rng(5)
-    keys = rng.integers(0, 1 << 16, (3, 2, 4, 5), np.uint16)
-    conv = rng.integers(0, 1 << 16, (4, 2, 6), np.uint16)
-    inventory = state.describe(
-        "rank",
-        [
-            state.kv_pages({0: (keys, keys.copy())}, heads=8, tp=(1, 4), order="hnd"),
-            state.mamba_slots(conv={1: conv}, ssm={}, conv_groups=(6, 12), tp=(2, 3), transposed=True),
-        ],
-    )
-    found = elements(inventory, "kv", "layers.0.k")
-    assert found == {
-        (page, token, 2 + head, dim): keys[page, head, token, dim].tobytes()
-        for page, head, token, dim in np.ndindex(*keys.shape)
-    }
-    # Third rank of three: channels 4, 5 of the first group and 8..12 of the second, which begins at 6.
-    local = [4, 5, 14, 15, 16, 17]
-    assert elements(inventory, "mamba", "layers.1.conv") == {
-        (slot, local[channel], tap): conv[slot, tap, channel].tobytes()
-        for slot, tap, channel in np.ndindex(*conv.shape)
-    }
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
@@ -205,59 +122,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "component 'swa' of type 'swa' has window 0",
     ),
     (
-        lambda: state.mamba_slots(conv={7: zeros(3, 8, 2)}, ssm={}, conv_groups=(4, 4, 8)),
-        "buffer 'layers.7.conv' of component 'mamba' does not hold the share it should: "
-        "an item of the array is channel 8, kernel 2; this rank's share is channel 16, kernel 2",
-    ),
-    (
-        lambda: state.mamba_slots(conv={7: zeros(3, 8, 2)}, ssm={}, conv_groups=(4, 6, 6), tp=(0, 4)),
-        "6 channels of 'layers.7.conv' cannot be shared by 4 ranks: the width is not divisible",
-    ),
-    # More ranks than channels: a group is never replicated by accident.
-    (
-        lambda: state.mamba_slots(conv={7: zeros(3, 3, 2)}, ssm={}, conv_groups=(1, 1, 2), tp=(0, 2)),
-        "1 channels of 'layers.7.conv' cannot be shared by 2 ranks: the width is not divisible",
-    ),
-    (lambda: state.mamba_slots(conv={7: zeros(3, 8)}, ssm={}), "array 'layers.7.conv' needs the axes [slots, channels"),
-    (
-        lambda: state.mamba_slots(conv={}, ssm={7: zeros(3, 8, 2)}),
-        "recurrent state 'layers.7.ssm' needs [slots, heads, ...] and the number of heads",
-    ),
-    (
-        lambda: state.mamba_slots(conv={}, ssm={7: zeros(3, 8, 2)}, heads=8, tp=(0, 2)),
-        "buffer 'layers.7.ssm' of component 'mamba' does not hold the share it should",
-    ),
-    (
-        lambda: state.aux_rows({"row": zeros(8, 5).T}),
-        "buffer 'row' of component 'aux' is a transposed array: its strides are (1, 5) bytes",
-    ),
-    (
-        lambda: state.ring_rows({7: {"a": zeros(8, 3, 2).swapaxes(0, 1)}}, type="dsa_tail", group=4),
-        "the rings of array 'layers.7.a' do not follow one another in memory: 2 bytes from slot to slot, 8 rows of 6 "
-        "bytes; the array is transposed",
-    ),
-    # What is wrong with an item's boxes names the buffer.
-    (
-        lambda: state.aux_rows({"row": np.broadcast_to(zeros(5, 1), (5, 4))}),
-        "buffer 'row' of component 'aux': the elements of a slab overlap in memory: strides (0,)",
-    ),
-    (
         lambda: state.mla_pages({0: zeros(5, 4, 6)}, partition=state.Partition("cyclic", 2, 0, 6)),
         "component 'kv' deals its positions out in blocks of 6: a page has 4 positions, and neither divides the other",
     ),
-    (lambda: state.mamba_slots(conv={}, ssm={}), "component 'mamba' needs buffers"),
-    (lambda: state.aux_rows({}), "component 'aux' needs buffers"),
-    (lambda: state.aux_rows(zeros(5, 4)), "rows by name are given as ndarray: a dict is expected"),  # type: ignore[arg-type]
     (lambda: state.kv_pages([], heads=2), "arrays by layer are given as list: a dict is expected"),  # type: ignore[arg-type]
     (
         lambda: state.compressed_pages({7: zeros(5, 4, 6)}, page=8),  # type: ignore[dict-item]
         "the arrays of layer 7 by name are given as ndarray: a dict is expected",
     ),
-    (
-        lambda: state.mamba_slots(conv=zeros(3, 8, 2), ssm={}),  # type: ignore[arg-type]
-        "convolution states by layer are given as ndarray: a dict is expected",
-    ),
-    (lambda: state.aux_rows({"room": zeros(5)}), "array 'room' needs items first and at least one more axis"),
     (lambda: state.kv_pages({}, heads=2), "component 'kv' needs at least one array"),
     (
         lambda: state.kv_pages({7: (zeros(5, 4, 2, 6),)}, heads=2),  # type: ignore[dict-item]
@@ -292,34 +164,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "the index of a partition is '1': a whole number is expected",
     ),
 ]
-
-
-def test_numbers_of_other_libraries_are_pythons_in_the_description() -> None:
-    """What engines take from configurations and tensors goes over the wire like any other number."""
-    made = []
-    for whole, real in ((int, float), (np.int64, np.float64), (torch.tensor, torch.tensor)):
-        convert: Any = whole
-        scales: Any = {7: (real(0.5), real(2.0))}
-        parts = [
-            state.kv_pages(
-                {7: (pointer(1, convert(5), 4, 2, 6), pointer(2, 5, 4, 2, 6))},
-                heads=convert(8),
-                tp=(convert(1), convert(4)),
-                scales=scales,
-                partition=state.Partition("cyclic", convert(2), convert(1), convert(4)),
-            ),
-            state.window_pages({1: (pointer(3, 5, 4, 2, 6), pointer(4, 5, 4, 2, 6))}, heads=2, window=convert(9)),
-            state.mamba_slots(conv={1: pointer(5, 3, 8, 2)}, ssm={}, conv_groups=[convert(4), convert(4)]),
-            state.ring_rows({1: {"a": pointer(6, 3, 8, 2)}}, type="dsa_tail", group=convert(4), replicated=True),
-        ]
-        given: Any = {"rank": convert(1), "ranks": convert(2), "axes": {"tp": (convert(1), convert(4))}}
-        made.append(state.describe("rank", parts, **given))
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(made[-1]), type=state.Inventory) == made[0]
-    assert len({each.digest() for each in made}) == 1
-
-
-def pointer(number: int, *shape: int) -> Memory:
-    return Memory.pointer(number << 20, shape, "uint8", 1)
 
 
 @pytest.mark.parametrize(("make", "text"), REFUSED, ids=[text[:50] for _, text in REFUSED])

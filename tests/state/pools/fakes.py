@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,15 @@ __all__ = [
     "RequestPool",
     "SlidingPool",
     "SparsePool",
+    "States",
     "Triples",
     "UnifiedHybridPool",
+    "compressed_pool",
+    "keys_pool",
+    "latents_pool",
+    "listing",
     "noise",
+    "some_states",
     "triples",
 ]
 
@@ -280,3 +287,27 @@ class UnifiedHybridPool(HybridPool):
     def get_state_buf_infos(self) -> Triples:
         ptrs, lens, _ = triples([self.raw])
         return ptrs, lens, [self.slot_bytes]
+
+
+def keys_pool(layers: int, heads: int = 2, layout: str | None = None) -> KeysPool:
+    k, v = ([noise(3, 4, heads, 2) for _ in range(layers)] for _ in range(2))
+    return KeysPool(k, v, layout=layout)
+
+
+def latents_pool(layers: int) -> LatentPool:
+    return LatentPool([noise(3, 4, 2) for _ in range(layers)])
+
+
+def some_states(layers: list[int], **more: Any) -> States:
+    tensors = [noise(2, 8, 3) for _ in layers] + [noise(2, 2, 4, dtype="float32") for _ in layers]
+    return States(tensors, **{"dims": [8] * len(layers) + [2] * len(layers), "ids": layers * 2, **more})
+
+
+def listing(ptrs: list[int], lens: list[int], items: list[int]) -> Any:
+    return SimpleNamespace(page_size=4, get_contiguous_buf_infos=lambda: (ptrs, lens, items))
+
+
+def compressed_pool(ratios: list[int]) -> CompressedPool:
+    pool = CompressedPool(ratios, 0, len(ratios), 256, 128)
+    pool.swa = [noise(2, 4) for _ in ratios]
+    return pool

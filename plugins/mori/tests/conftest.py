@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from statelink_mori import _backend
-
 SIMULATOR = Path(__file__).parents[1] / "simulator"
 
 
@@ -29,7 +27,6 @@ def simulator() -> Iterator[bool]:
         sys.path.remove(str(SIMULATOR))
         for name in [name for name in sys.modules if name.partition(".")[0] == "mori"]:
             del sys.modules[name]
-        _backend._started.clear()
 
 
 @pytest.fixture

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import importlib
 import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -19,7 +23,7 @@ from plugins.mori.tests.peer import Memory, Peer, finish, make, move
 
 from statelink.backend import Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
-from statelink_mori import _backend, _library
+from statelink.testing import bare_machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +33,8 @@ pytestmark = pytest.mark.usefixtures("simulated")
 SIZE = 1 << 16
 LAYOUT = ((SIZE, SIZE),)
 OVERLAP: npt.NDArray[np.uint64] = np.arange(4, dtype=np.uint64)
+EVERY = 256
+"""How many peers go between two lines of the log."""
 DEAD = "ERR_RDMA_OP: transport retry counter exceeded Hint: "
 
 
@@ -195,14 +201,29 @@ def test_a_transfer_that_nobody_holds(world: World) -> None:
     assert world.peer.memory.arrays[0][:4096].all()
 
 
-def test_statuses_outlive_their_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def statuses() -> int:
+    """How many of the library's statuses there are."""
+    gc.collect()
+    return sum(type(each).__name__ == "TransferStatus" for each in gc.get_objects())
+
+
+@contextlib.contextmanager
+def a_minute_later() -> Iterator[None]:
+    real = time.monotonic
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: real() + 60)
+        yield
+
+
+def test_statuses_outlive_their_end(world: World) -> None:
     """For a while, since the library touches them after the end can be seen, but not for ever."""
-    kept: Any = world.backend._finished  # type: ignore[attr-defined]
-    serves(world)
-    assert len(kept) == 1
-    monkeypatch.setattr(_backend, "LINGER", -1.0)
     world.backend.poll([])
-    assert not kept
+    before = statuses()
+    serves(world)
+    assert statuses() == before + 1
+    with a_minute_later():
+        world.backend.poll([])
+    assert statuses() <= before
 
 
 def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,15 +253,17 @@ def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytes
     hasty.close()
 
 
-def test_memory_that_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
     """RDMA would end the process when the first peer is connected: it is refused before, if a card would pin it."""
     backend, here = make("unmapped"), np.zeros(100, np.uint8)
-    with monkeypatch.context() as patch:
-        patch.setattr(_library, "active_ports", lambda: ["mlx5_0/1"])
-        with pytest.raises(
-            TransferError, match=r"region 1 could not be registered .*100 bytes of dram at 0x1000: byte 0"
-        ):
-            backend.register([Region(here.ctypes.data, 100), Region(4096, 100)])
+    port = tmp_path / "machine/sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE")
+    with (
+        bare_machine(tmp_path / "machine"),
+        pytest.raises(TransferError, match=r"region 1 could not be registered .*100 bytes of dram at 0x1000: byte 0"),
+    ):
+        backend.register([Region(here.ctypes.data, 100), Region(4096, 100)])
     backend.register(world.memory.regions)
     backend.connect("steady", world.peer.descriptor, world.peer.regions)
     serves(world._replace(backend=backend))
@@ -359,19 +382,19 @@ def test_a_status_that_failed_while_it_was_posted(world: World, monkeypatch: pyt
     backend.connect("steady", world.peer.descriptor, world.peer.regions)
     monkeypatch.setenv("MORI_IO_QP_MAX_SEND_WR", "4")
     monkeypatch.setenv("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "1000")
-    monkeypatch.setattr(_backend, "LINGER", -1.0)
     world.hold.touch()
-    before = len(_backend._orphans)
+    before = statuses()
     first, second = (backend.submit("steady", batch(world)) for _ in range(2))
     assert second.outcome is not None
     assert not second.outcome.ok
-    for _ in range(2):  # a status that was dropped would end this process
-        backend.poll([first])
-        gc.collect()
-    assert len(_backend._orphans) == before + 1
+    with a_minute_later():
+        for _ in range(2):  # a status that was dropped would end this process
+            backend.poll([first])
+            assert statuses() == before + 2
     world.hold.unlink()
     assert finish(backend, first).outcome == (True, "", True)
     backend.close()
+    assert statuses() > before
 
 
 def test_memory_of_several_numa_nodes(
@@ -398,17 +421,14 @@ def test_memory_of_several_numa_nodes(
     peer.kill()
 
 
-def test_connections_that_stay_are_reported(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_connections_that_stay_are_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """RDMA frees no queue pair of a peer that is gone: the log says so, and how many there are."""
-    monkeypatch.setattr(_backend, "LEFT_BEHIND", 2)
     with caplog.at_level(logging.WARNING, "statelink.mori"):
-        for count in range(1, 5):
+        for count in range(1, 2 * EVERY + 1):
             world.backend.disconnect("steady")
-            assert len(caplog.records) == count // 2
+            assert len(caplog.records) == count // EVERY
             world.backend.connect("steady", world.peer.descriptor, world.peer.regions)
-    assert caplog.records[-1].getMessage().startswith("MoRI keeps the RDMA connections of 4 peers that are gone")
+    assert caplog.records[-1].getMessage().startswith(f"MoRI keeps the RDMA connections of {2 * EVERY} peers that are")
 
 
 def test_tcp_peers_with_other_data_connections(world: World, tmp_path: Path) -> None:
@@ -424,50 +444,65 @@ def test_tcp_peers_with_other_data_connections(world: World, tmp_path: Path) -> 
 
 def test_a_session_that_cannot_be_made_for_a_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing of the batch is posted: what can be refused is, before anything moves."""
-    ledger: Any = world.backend._ledger  # type: ignore[attr-defined]
-    known = ledger.get("steady")
+    io: Any = importlib.import_module("mori.io")
     good = batch(world).blocks
-    region, shift = np.array([0, 0, 1, 1], np.uint32), np.array([0, 0, SIZE, SIZE], np.uint64)
-    mixed = Blocks(good.source + shift, good.target + shift, good.nbytes, region, region)
+    # Sessions of a region with its counterpart are there; one with another is made when it is needed.
+    far, shift = np.array([0, 0, 1, 1], np.uint32), np.array([0, 0, SIZE, SIZE], np.uint64)
+    mixed = Blocks(good.source, good.target + shift, good.nbytes, good.source_region, far)
     with monkeypatch.context() as patch:
-        world.hold.touch()  # what was posted would be in progress
-        patch.delitem(known.sessions, (1, 1))
-        patch.setattr(known.engine.io, "create_session", lambda near, far: None)
-        with pytest.raises(TransferError, match="region 1 here and region 1 there: none of"):
+        patch.setattr(io.IOEngine, "create_session", lambda engine, near, far: None)
+        with pytest.raises(TransferError, match="region 0 here and region 1 there: none of"):
             world.backend.submit("steady", Batch(Op.WRITE, mixed, 1, 1))
-    assert not ledger.posted
-    world.hold.unlink()
+    world.backend.poll([])
+    assert not world.peer.memory.arrays[0].any()
     serves(world)
 
 
 def test_refusals_while_a_batch_is_posted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything was posted they are errors; after that, the transfer fails, and is not settled."""
-    known: Any = world.backend._ledger.get("steady")  # type: ignore[attr-defined]
+    io: Any = importlib.import_module("mori.io")
+    real, left = io.IOEngineSession.batch_write, 0
 
-    class Refusing:
-        def allocate_transfer_uid(self) -> int:
-            return 0
-
-        def batch_write(self, *_: Any) -> None:
+    def batch_write(session: Any, *blocks: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
             raise RuntimeError("the send queue is full")
+        return real(session, *blocks)
 
+    monkeypatch.setattr(io.IOEngineSession, "batch_write", batch_write)
     good = batch(world).blocks
-    monkeypatch.setitem(known.sessions, (1, 1), Refusing())
     second = np.array([0, 0, 1, 1], np.uint32)
     shift = np.array([0, 0, SIZE, SIZE], np.uint64)
     mixed = Blocks(good.source + shift, good.target + shift, good.nbytes, second, second)
     with pytest.raises(TransferError, match=r"refused a transfer before it started.*the send queue is full"):
-        world.backend.submit("steady", Batch(Op.WRITE, mixed[2:], 1, 1))
+        world.backend.submit("steady", Batch(Op.WRITE, mixed, 1, 1))
+    left = 1
     transfer = world.backend.submit("steady", Batch(Op.WRITE, mixed, 1, 1))
     assert transfer.outcome == (False, "the send queue is full", False)
+    monkeypatch.undo()
     serves(world)
 
 
-def test_poll_does_not_wait_for_another_thread(world: World) -> None:
+def test_poll_does_not_wait_for_another_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the library; that one looks for everyone before it leaves."""
+    io: Any = importlib.import_module("mori.io")
+    inside, leave = threading.Event(), threading.Event()
+    real = io.EngineDesc.pack
+
+    def slow(desc: Any) -> Any:
+        inside.set()
+        assert leave.wait(30)
+        return real(desc)
+
+    monkeypatch.setattr(io.EngineDesc, "pack", slow)
     transfer = world.backend.submit("steady", batch(world))
-    with world.backend._lock:  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(1) as threads:
+        busy = threads.submit(world.backend.descriptor)
+        assert inside.wait(30)
         world.backend.poll([transfer])
+        assert not busy.done()
+        leave.set()
     finish(world.backend, transfer)
 
 

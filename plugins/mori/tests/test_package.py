@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import socket
 import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,22 +20,18 @@ from tests.helpers.availability import environment_of
 
 from statelink.backend import (
     UNKNOWN,
+    Backend,
     BackendContext,
     Batch,
     Blocks,
-    Ends,
     Op,
     Region,
-    RegionTable,
     Verdict,
+    unpack_descriptors,
 )
 from statelink.errors import BackendUnavailableError, TransferError
-from statelink.testing import PackageTests
-from statelink_mori import MoriBackend, Options, _backend, _machine
-from statelink_mori._tables import Offer, covering, parts_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from statelink.testing import PackageTests, bare_machine
+from statelink_mori import MoriBackend, Options
 
 
 class TestPackage(PackageTests):
@@ -57,15 +58,19 @@ def of(**options: Any) -> Options:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with nothing, but for what a test puts there."""
-    for name in ("KFD", "NODES"):
-        monkeypatch.setattr(_machine, name, tmp_path / name)
-    monkeypatch.setattr(_machine, "rdma_devices", dict)
-    monkeypatch.setattr(_machine, "loads", lambda name: (tmp_path / name).exists())
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: (tmp_path / name).exists() or None)
-    monkeypatch.setattr(_backend, "_started", {})
-    return tmp_path
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine with nothing, but for what a test puts there; first on its path is ``packages``."""
+    real = importlib.util.find_spec
+
+    def find(name: str, *arguments: Any) -> Any:
+        if name in ("mori", "torch"):
+            return importlib.machinery.PathFinder.find_spec(name, [str(tmp_path / "packages")])
+        return real(name, *arguments)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    with bare_machine(tmp_path):
+        yield tmp_path
 
 
 def put(machine: Path, name: str, text: str = "") -> None:
@@ -73,6 +78,7 @@ def put(machine: Path, name: str, text: str = "") -> None:
     (machine / name).write_text(text)
 
 
+NODES = "sys/class/kfd/kfd/topology/nodes"
 NEEDS = {
     "RDMA": "RDMA needs an AMD GPU (for host memory, too), and the driver lists 0",
     "XGMI": "XGMI needs 2 AMD GPUs, and the driver lists 0",
@@ -90,7 +96,7 @@ def test_machine_without_anything(machine: Path, transport: str) -> None:
         "the Python package torch is not installed, and mori imports it",
         "libamdhip64.so cannot be loaded",
         *(["librocm_smi64.so cannot be loaded", "libibverbs.so.1 cannot be loaded"] if rdma else []),
-        *([f"there is no {machine / 'KFD'}: no AMD GPU, or its driver is not loaded or not visible here"] * gpus),
+        *([f"there is no {machine / 'dev/kfd'}: no AMD GPU, or its driver is not loaded or not visible here"] * gpus),
         *([NEEDS[transport]] if gpus else []),
         *(["no RDMA port is active"] if rdma else []),
     ]
@@ -100,34 +106,42 @@ def test_machine_without_anything(machine: Path, transport: str) -> None:
         MoriBackend(BackendContext(options=of(backends={transport: {}}), link="x"))
 
 
-def test_machine_that_lacks_one_thing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("mori", "torch", "librocm_smi64.so", "libamdhip64.so", "libibverbs.so.1", "KFD"):
+def put_everything(machine: Path) -> None:
+    """All but an active port and a MoRI that starts."""
+    put(machine, "packages/mori/__init__.py", "import sys; sys.exit('it said so')")
+    for name in ("packages/torch/__init__.py", "lib/librocm_smi64.so", "lib/libamdhip64.so", "lib/libibverbs.so.1"):
         put(machine, name)
+    put(machine, "dev/kfd")
     for number, identity in enumerate(["0", "5056"]):
-        put(machine, f"NODES/{number}/gpu_id", f"{identity}\n")
-    monkeypatch.setattr(_machine, "rdma_devices", lambda: {"mlx5_0": ["1"], "mlx5_1": []})
-    monkeypatch.setattr(_backend, "trial", lambda options: (False, "it said so"))
+        put(machine, f"{NODES}/{number}/gpu_id", f"{identity}\n")
+
+
+def test_machine_that_lacks_one_thing(machine: Path) -> None:
+    put_everything(machine)
+    put(machine, "sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
+    put(machine, "sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN")
     probe = MoriBackend.probe(Options())
-    assert probe.reason == "it said so. For RDMA, this machine lacks: nothing that is known"
-    assert probe.hint == "choose another backend"
+    said = "MoRI does not start here: it said so (exit status 1). For RDMA, this machine lacks: nothing that is known"
+    assert (probe.reason, probe.hint) == (said, "choose another backend")
     assert probe.details == {"gpus": "1", "active RDMA ports": "mlx5_0/1"}
-    monkeypatch.setattr(_machine, "rdma_devices", lambda: {"mlx5_0": []})
+    put(machine, "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
     probe = MoriBackend.probe(Options())
     assert probe.reason.endswith("this machine lacks: no RDMA port is active")
 
 
+@pytest.mark.usefixtures("machine")
 def test_probe_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> list[str]:
+    def broken(*_: object) -> list[Path]:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(_backend, "gpus", broken)
+    monkeypatch.setattr(Path, "glob", broken)
     probe = MoriBackend.probe(Options())
     assert (probe.ok, probe.reason) == (False, "looking for what MoRI needs failed: OSError: the disk is gone")
 
 
 def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """XGMI starts without a GPU, and serves nothing: the probe succeeds then, and this says why nothing will move."""
-    for name in ("mori", "torch", "libamdhip64.so", "KFD"):
+    for name in ("packages/mori/__init__.py", "packages/torch/__init__.py", "lib/libamdhip64.so", "dev/kfd"):
         put(machine, name)
     monkeypatch.delenv("MORI_IO_ENABLE_NOTIFICATION", raising=False)
     xgmi = of(backends={"XGMI": {}})
@@ -135,23 +149,21 @@ def test_diagnosis(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (needs.verdict, needs.found) == (Verdict.PROBLEM, NEEDS["XGMI"])
     assert environment.verdict is Verdict.OK
     for number in range(2):
-        put(machine, f"NODES/{number}/gpu_id", "5056\n")
+        put(machine, f"{NODES}/{number}/gpu_id", "5056\n")
     monkeypatch.setenv("MORI_IO_ENABLE_NOTIFICATION", "1")
     (needs, environment) = MoriBackend.diagnose(xgmi)
     assert (needs.verdict, needs.found) == (Verdict.OK, "all that XGMI needs; GPUs: 2")
     assert (environment.verdict, environment.hint) == (Verdict.PROBLEM, "unset MORI_IO_ENABLE_NOTIFICATION")
 
 
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize(
     ("value", "harms"), [("1", True), ("event", True), ("EVENT", True), ("0", False), ("polling", False)]
 )
-def test_event_polling_by_the_environment(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, value: str, harms: bool
-) -> None:
+def test_event_polling_by_the_environment(monkeypatch: pytest.MonkeyPatch, value: str, harms: bool) -> None:
     """It wins over the options, and closes standard input: no engine is started, and it is diagnosed."""
     monkeypatch.delenv("MORI_IO_ENABLE_NOTIFICATION", raising=False)
     monkeypatch.setenv("MORI_IO_POLL_CQ_MODE", value)
-    monkeypatch.setattr(_backend, "trial", lambda options: (True, "mori 1"))
     found = [each for each in MoriBackend.diagnose(Options()) if each.what == "environment"]
     said = (
         f"MORI_IO_POLL_CQ_MODE={value} wins over this plugin: the library then closes file descriptor 0, and whoever "
@@ -160,9 +172,16 @@ def test_event_polling_by_the_environment(
     assert (found[0].found.startswith(said), found[0].hint == "unset MORI_IO_POLL_CQ_MODE") == (harms, harms)
     probe = MoriBackend.probe(Options())
     assert (probe.ok, probe.reason.startswith(said)) == (not harms, harms)
-    assert MoriBackend.probe(of(backends={"TCP": {}})).ok  # only RDMA has such queues
 
 
+@pytest.mark.usefixtures("simulated")
+def test_event_polling_is_of_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MORI_IO_POLL_CQ_MODE", "event")
+    monkeypatch.setenv("MORI_SIM_TCP", "1")
+    assert MoriBackend.probe(of(backends={"TCP": {}})).ok
+
+
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize(
     ("backends", "auto", "apart", "kinds", "word"),
     [
@@ -170,7 +189,7 @@ def test_event_polling_by_the_environment(
         (["RDMA"], "0", False, ["cuda:0"], UNKNOWN),
         (["RDMA"], "0", False, ["dram"], "rdma"),
         (["RDMA"], "1", False, ["cuda:0"], "rdma"),
-        (["XGMI"], None, True, ["cuda:0"], "xgmi"),
+        (["XGMI"], None, False, ["cuda:0"], "xgmi"),
         (["XGMI", "RDMA"], None, False, ["dram", "cuda:0"], UNKNOWN),
         (["XGMI", "RDMA"], None, True, ["cuda:0"], "rdma"),
         (["XGMI", "TCP"], None, False, ["dram", "dram"], "tcp"),
@@ -180,13 +199,24 @@ def test_the_transport_that_is_left(
     monkeypatch: pytest.MonkeyPatch, backends: list[str], auto: str | None, apart: bool, kinds: list[str], word: str
 ) -> None:
     monkeypatch.delenv("MORI_DISABLE_AUTO_XGMI", raising=False)
+    monkeypatch.setenv("MORI_SIM_TCP", "1")
     if auto is not None:
         monkeypatch.setenv("MORI_DISABLE_AUTO_XGMI", auto)
-    options = of(backends={name: {} for name in backends})
-    offered = Offer(SimpleNamespace(node_id="there" if apart else "here"), [], "", frozenset())
-    regions = [Region(8, 8, kind) for kind in kinds]
-    assert offered.transport(options, SimpleNamespace(node_id="here"), regions) == word
-    assert {word} - {UNKNOWN} <= MoriBackend.transports(options)
+    options: dict[str, Any] = {"backends": {name: {} for name in backends}}
+    memory = [np.zeros(64, np.uint8) for _ in kinds]
+    regions = [Region(each.ctypes.data, 64, kind) for each, kind in zip(memory, kinds, strict=True)]
+    monkeypatch.setenv("MORI_NODE_ID", "here")
+    here = make("here", options)
+    monkeypatch.setenv("MORI_NODE_ID", "elsewhere" if apart else "here")
+    there = make("there", options)
+    for backend in (here, there):
+        backend.register(regions)
+    here.connect("there", there.descriptor(), regions)
+    assert isinstance(here, MoriBackend)
+    assert here.transport("there") == word
+    assert {word} - {UNKNOWN} <= MoriBackend.transports(of(**options))
+    here.close()
+    there.close()
 
 
 @pytest.mark.usefixtures("simulated")
@@ -212,41 +242,27 @@ def test_the_transport_that_is_left(
     ],
 )
 def test_every_way_not_to_start(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], environment: dict[str, str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], environment: dict[str, str], said: str
 ) -> None:
     """Some of them end the process that the library is in; it is not this one."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(_backend, "missing", lambda options: ["a thing"])
-    monkeypatch.setattr(_backend, "_started", {})
-    with pytest.raises(BackendUnavailableError, match=rf"{said}.*this machine lacks: a thing"):
+    lacks = r"this machine lacks: .*libamdhip64\.so cannot be loaded"
+    with bare_machine(tmp_path), pytest.raises(BackendUnavailableError, match=rf"{said}.*{lacks}"):
         make("nobody", options)
 
 
-def test_library_that_cannot_be_imported(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loader's own words, from the process that tried; and from this one, where it is this one that cannot."""
-    put(machine, "packages/mori/__init__.py", "raise OSError('libamdhip64.so.6: cannot open shared object file')")
-    put(machine, "mori")
-    monkeypatch.syspath_prepend(str(machine / "packages"))
-    probe = MoriBackend.probe(Options())
-    assert "not start here: OSError: libamdhip64.so.6: cannot open shared object file (exit status 1). " in probe.reason
-    monkeypatch.setattr(_backend, "trial", lambda options: (True, "mori 1"))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mori"]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(BackendUnavailableError, match=r"cannot be imported here .*: OSError: libamdhip64\.so\.6"):
+@pytest.mark.usefixtures("simulated")
+def test_library_that_cannot_be_imported_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine started in the other process; in this one something is in the way."""
+    monkeypatch.setitem(sys.modules, "mori.io", None)
+    with pytest.raises(BackendUnavailableError, match=r"cannot be imported here .*: import of mori\.io halted"):
         make("nobody")
 
 
-@pytest.mark.usefixtures("simulated")
-def test_library_that_aborts_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_machine, "TRIAL", "import os; print('Assertion failed', flush=True); os.abort()")
-    assert _machine.trial(Options()) == (False, "MoRI does not start here: Assertion failed (SIGABRT)")
-    monkeypatch.setattr(_machine, "TRIAL", "import time; time.sleep(60)")
-    monkeypatch.setattr(_machine, "PATIENCE", 0.1)
-    assert _machine.trial(Options()) == (
-        False,
-        "MoRI does not start here: it said nothing (it did not end within 0.1 s)",
-    )
+def test_library_that_aborts(machine: Path) -> None:
+    put(machine, "packages/mori/__init__.py", "import os; print('Assertion failed', flush=True); os.abort()")
+    assert MoriBackend.probe(Options()).reason.startswith("MoRI does not start here: Assertion failed (SIGABRT)")
 
 
 # Starting and registering
@@ -269,13 +285,17 @@ def test_busy_ports_and_bad_hosts() -> None:
             MoriBackend(BackendContext(options=Options(), link="nobody", host=host))
 
 
+def engine_of(backend: Backend) -> Any:
+    """What the library's descriptor says of an engine."""
+    io: Any = importlib.import_module("mori.io")
+    return io.EngineDesc.unpack(unpack_descriptors(backend.descriptor(), nested=True)[1][0])
+
+
 def test_a_port_of_ones_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     backend = make("fixed", {"port": port})
-    engine: Any = backend._engine  # type: ignore[attr-defined]
-    assert engine.desc.port == port
-    del engine
+    assert engine_of(backend).port == port
     backend.close()
 
 
@@ -284,7 +304,7 @@ def test_keys_are_of_one_incarnation() -> None:
     keys = set()
     for _ in range(2):
         backend = make("same")
-        keys.add(backend._engine.desc.key)  # type: ignore[attr-defined]
+        keys.add(engine_of(backend).key)
         backend.close()
         with pytest.raises(TransferError, match="the backend is closed"):
             backend.descriptor()
@@ -304,14 +324,54 @@ def test_regions_that_cannot_be_registered() -> None:
     backend.close()
 
 
-# Batches
+# Sessions and batches
 
 
-def test_each_pair_of_regions_is_a_batch_of_its_own() -> None:
+@pytest.fixture
+def sessions(simulated: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sessions]:
+    found = Sessions(importlib.import_module("mori.io"), monkeypatch)
+    yield found
+    found.close()
+
+
+class Sessions:
+    """A pair of backends, and the library's sessions between them, which write down what they are told."""
+
+    def __init__(self, io: Any, patch: pytest.MonkeyPatch) -> None:
+        self.made: list[tuple[Any, Any]] = []
+        self.moved: list[tuple[str, int, int, tuple[Any, ...]]] = []
+        patch.setattr(io.IOEngine, "create_session", lambda engine, near, far: self.session(near, far))
+        patch.setattr(io.IOEngine, "register_remote_engine", lambda engine, far: None)
+        self.backends: list[Backend] = []
+
+    def session(self, near: Any, far: Any) -> Any:
+        self.made.append((near, far))
+        ended = SimpleNamespace(Failed=lambda: False, Succeeded=lambda: True)
+
+        def move(op: str, *blocks: Any) -> Any:
+            self.moved.append((op, near.data, far.data, blocks[:3]))
+            return ended
+
+        return SimpleNamespace(
+            allocate_transfer_uid=int, batch_write=partial(move, "write"), batch_read=partial(move, "read")
+        )
+
+    def connect(self, near: list[Region], far: list[Region]) -> Backend:
+        self.backends = [make("near"), make("far")]
+        for backend, regions in zip(self.backends, (near, far), strict=True):
+            backend.register(regions)
+        self.backends[0].connect("far", self.backends[1].descriptor(), far)
+        return self.backends[0]
+
+    def close(self) -> None:
+        for backend in self.backends:
+            backend.close()
+
+
+def test_each_pair_of_regions_is_a_batch_of_its_own(sessions: Sessions) -> None:
     """With offsets in the regions, and the near side first whichever way the bytes go."""
     high = (1 << 64) - 4096
-    near = RegionTable((Region(high, 4096), Region(4096, 4096)), "mori")
-    far = RegionTable((Region(8192, 4096), Region(12288, 4096)), "mori")
+    backend = sessions.connect([Region(high, 4096), Region(4096, 4096)], [Region(8192, 4096), Region(12288, 4096)])
     blocks = Blocks(
         np.array([high + 1, 4100, high, 4096], np.uint64),
         np.array([8193, 8192, 12288, 8200], np.uint64),
@@ -319,40 +379,43 @@ def test_each_pair_of_regions_is_a_batch_of_its_own() -> None:
         np.array([0, 1, 0, 1], np.uint32),
         np.array([0, 0, 1, 0], np.uint32),
     )
-    parts = list(parts_of(Ends.of(Batch(Op.WRITE, blocks, 1, 1), near, far), near, far))
-    wanted = [(0, 0, ([1], [1], [1])), (0, 1, ([0], [0], [4096])), (1, 0, ([4, 0], [0, 8], [2, 5]))]
-    assert parts == wanted
-    parts = list(parts_of(Ends.of(Batch(Op.READ, blocks, 1, 1), far, near), far, near))
-    assert sorted(parts) == sorted((far, near, (b, a, sizes)) for near, far, (a, b, sizes) in wanted)
-
-
-def memories(*places: tuple[str, int, int]) -> list[Any]:
-    """Descriptors of memories by location, device and NUMA node."""
-    return [SimpleNamespace(loc=loc, device_id=device, numa_node=node) for loc, device, node in places]
-
-
-HOST = ("CPU", -1, 0)
+    wanted = [(high, 8192, ([1], [1], [1])), (high, 12288, ([0], [0], [4096])), (4096, 8192, ([4, 0], [0, 8], [2, 5]))]
+    assert backend.submit("far", Batch(Op.WRITE, blocks, 1, 1)).outcome == (True, "", True)
+    assert sessions.moved == [("write", *each) for each in wanted]
+    sessions.moved.clear()
+    back = Blocks(blocks.target, blocks.source, blocks.nbytes, blocks.target_region, blocks.source_region)
+    backend.submit("far", Batch(Op.READ, back, 1, 1))
+    assert sorted(sessions.moved) == sorted(("read", *each) for each in wanted)
 
 
 @pytest.mark.parametrize(("local", "remote", "count"), [(3, 5, 5), (200, 200, 200), (0, 1, 0), (1, 0, 0)])
-def test_sessions_that_cover_all_memories(local: int, remote: int, count: int) -> None:
-    pairs = covering(memories(*[HOST] * local), memories(*[HOST] * remote))
-    assert len(pairs) == count
+def test_sessions_that_cover_all_memories(sessions: Sessions, local: int, remote: int, count: int) -> None:
+    near, far = ([Region(4096 * number, 64) for number in range(1, many + 1)] for many in (local, remote))
+    sessions.connect(near, far)
+    assert len(sessions.made) == count
     if count:
-        assert {near for near, _ in pairs} == set(range(local))
-        assert {far for _, far in pairs} == set(range(remote))
+        for number, regions in enumerate((near, far)):
+            assert {pair[number].data for pair in sessions.made} == {each.address for each in regions}
 
 
 @pytest.mark.parametrize(
     ("local", "remote"),
     [
-        ([("GPU", number % 2, 0) for number in range(4)], [HOST, ("GPU", 0, 0), HOST]),
-        ([("CPU", -1, number % 2) for number in range(4)], [HOST, ("CPU", -1, 1), ("CPU", -1, 3)]),
-        ([("GPU", 0, 0), ("GPU", 0, 1), HOST], [("GPU", 0, 1), HOST]),
+        (["cuda:0", "cuda:1"] * 2, ["dram", "cuda:0", "dram"]),
+        (["dram"] * 4, ["dram"] * 3),
+        (["cuda:0", "cuda:0", "dram"], ["cuda:0", "dram"]),
     ],
 )
-def test_sessions_that_cover_all_places(local: list[tuple[str, int, int]], remote: list[tuple[str, int, int]]) -> None:
+def test_sessions_that_cover_all_places(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, local: list[str], remote: list[str]
+) -> None:
     """Devices, the host, and NUMA nodes, all of which the library keeps connections by."""
-    pairs = covering(memories(*local), memories(*remote))
-    found = {(local[near], remote[far]) for near, far in pairs}
-    assert found == {(near, far) for near in local for far in remote}
+    monkeypatch.setenv("MORI_SIM_NUMA_NODES", "2")
+    sides = [[Region(4096 * number, 64, kind) for number, kind in enumerate(kinds, 1)] for kinds in (local, remote)]
+    sessions.connect(*sides)
+    places = [
+        {(kind.partition(":")[0], kind.partition(":")[2], number % 2) for number, kind in enumerate(kinds)}
+        for kinds in (local, remote)
+    ]
+    found = {tuple((each.loc, each.device_id, each.numa_node) for each in pair) for pair in sessions.made}
+    assert len(found) == len(places[0]) * len(places[1])

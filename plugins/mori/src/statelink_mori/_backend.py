@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
 from statelink.backend import (
     ANY,
     DIRECT,
@@ -38,7 +36,7 @@ from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, unr
 from statelink.errors import BackendUnavailableError, TransferError
 
 from ._library import Engine, Library
-from ._machine import POLL_MODE, active_ports, diagnose, gpus, harm, missing, trial
+from ._machine import POLL_MODE, active_ports, diagnose, gpus, harm, missing, trial, what_is_tried
 from ._options import Options
 from ._tables import Offer, covering, parts_of
 
@@ -53,7 +51,7 @@ PINNED = "did its process end? MoRI ends one whose memory cannot be pinned: see 
 log = logging.getLogger("statelink.mori")
 
 _started: dict[bytes, str] = {}
-"""Options with which an engine started on this machine, and the library's version."""
+"""What was tried when an engine started on this machine, and the library's version."""
 _orphans: list[Any] = []
 """Statuses that had no end when their engine was destroyed, or failed over RDMA, where the library may still use them:
 never looked at again, and never freed. A peer is lost with such a failure, so a connection leaves few of them."""
@@ -123,8 +121,9 @@ class MoriBackend(PostingBackend[_Peer]):
     @classmethod
     def probe(cls, options: Any) -> Probe:
         """Start an engine in another process, and if that fails, look for what this machine lacks."""
-        wanted, key = " and ".join(options.backends), msgspec.json.encode(options)
+        wanted = " and ".join(options.backends)
         try:
+            key = what_is_tried(options)
             details = {"gpus": ", ".join(gpus()) or "none", "active RDMA ports": ", ".join(active_ports()) or "none"}
             event = harm(POLL_MODE) if "RDMA" in options.backends else ""
             if event:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statelink.backend import Check, Verdict
-from statelink.backend.native import elsewhere, loads, needs, rdma_devices, settings
+from statelink.backend.native import elsewhere, loads, needs, on_machine, rdma_devices, settings
 
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["POLL_MODE", "active_ports", "diagnose", "gpus", "harm", "missing", "trial"]
+__all__ = ["POLL_MODE", "active_ports", "diagnose", "gpus", "harm", "missing", "trial", "what_is_tried"]
 
 ROCM = Path(os.environ.get("ROCM_PATH", "/opt/rocm"))
-KFD = Path("/dev/kfd")
-NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+KFD, NODES = "/dev/kfd", "/sys/class/kfd/kfd/topology/nodes"
 PATIENCE = 120.0
 POLL_MODE = "MORI_IO_POLL_CQ_MODE"
 HARMFUL = {
@@ -61,8 +60,8 @@ def missing(options: Options) -> Iterator[str]:
         f"{name} cannot be loaded" for name in libraries if not (loads(name) or loads(str(ROCM / "lib" / name)))
     )
     found, needed = len(gpus()), 2 if xgmi else int(rdma)
-    if needed and not KFD.exists():
-        yield f"there is no {KFD}: no AMD GPU, or its driver is not loaded or not visible here"
+    if needed and not on_machine(KFD).exists():
+        yield f"there is no {on_machine(KFD)}: no AMD GPU, or its driver is not loaded or not visible here"
     if found < needed:
         what = "XGMI needs 2 AMD GPUs" if xgmi else "RDMA needs an AMD GPU (for host memory, too)"
         yield f"{what}, and the driver lists {found}"
@@ -87,6 +86,13 @@ def harm(name: str) -> str:
     return "" if value.lower() in harmless else f"{name}={value} {does}"
 
 
+def what_is_tried(options: Options) -> bytes:
+    """What the end of a trial depends on: the options, which MoRI is found, and its environment variables."""
+    found = importlib.util.find_spec("mori")
+    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("MORI_"))
+    return msgspec.json.encode((options, found and found.origin, variables))
+
+
 def trial(options: Options) -> tuple[bool, str]:
     """Whether an engine starts with these options: the library's version, or what was said last."""
     if importlib.util.find_spec("mori") is None:
@@ -99,7 +105,7 @@ def trial(options: Options) -> tuple[bool, str]:
 def gpus() -> list[str]:
     """Nodes of the driver's topology that are GPUs; CPUs have the GPU id 0."""
     found = []
-    for node in sorted(NODES.glob("*/gpu_id")):
+    for node in sorted(on_machine(NODES).glob("*/gpu_id")):
         with contextlib.suppress(OSError):  # one that this container may not use
             found += [node.parent.name] * (node.read_text().strip() not in ("", "0"))
     return found

@@ -38,7 +38,7 @@ def test_a_dict_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATELINK_THREADS", "9")
     monkeypatch.setenv("STATELINK_CONFIG", "/nowhere.toml")
     given = read_config({"role": "decode", "backend": "tcp"})
-    assert (given.config.threads, given.place("threads")) == (2, {})
+    assert (given.config.threads, given.origin("threads")) == (2, {})
 
 
 def test_toml_and_json_say_the_same(toml: Path, tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_each_variable_wins_over_its_key_of_the_file(toml: Path) -> None:
         release_after=2.5,
         require=("rdma",),
     )
-    assert given.place("backend") == {"file": str(toml)}
-    assert given.place("options") == {"variable": "STATELINK_OPTIONS"}
+    assert given.origin("backend") == {"file": str(toml)}
+    assert given.origin("options") == {"variable": "STATELINK_OPTIONS"}
 
 
 def test_the_environment_alone_is_enough_and_may_name_the_file(toml: Path) -> None:

@@ -59,7 +59,7 @@ def ring(link: LinkHandle) -> dict[str, int]:
 
 def quarantined(link: LinkHandle) -> int:
     """Bytes of a ring that may still be touched, once nothing else of it is lent."""
-    peers.until(lambda: 0 < ring(link)["quarantined"] == ring(link)["lent"])
+    peers.until(lambda: 0 < ring(link)["quarantined"] == ring(link)["in_use"])
     return ring(link)["quarantined"]
 
 
@@ -92,7 +92,7 @@ def test_many_rooms_and_peers_share_small_rings(workshop: Workshop) -> None:
     first.verify()
     peer.verify()
     for link in (first.decode, first.prefill, peer.prefill):
-        reach(link, lent=0, waiting=0, quarantined=0)
+        reach(link, in_use=0, waiting=0, quarantined=0)
 
 
 def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
@@ -114,13 +114,13 @@ def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
         sending.abort("it takes too long")
         assert "it takes too long" in sending.failed()
         assert sending.wait(quiesced=True).quiesced, "nothing reads its memory while it waits for space"
-        reach(made.prefill, lent=0, quarantined=0)
+        reach(made.prefill, in_use=0, quarantined=0)
     finally:
         made.decode.engine.signal(signal.SIGCONT)
     assert "it takes too long" in receiving.failed()
     assert receiving.wait(quiesced=True).quiesced
     made.spoilt(case)
-    reach(made.decode, lent=0, quarantined=0)
+    reach(made.decode, in_use=0, quarantined=0)
     made.run()
 
 
@@ -152,7 +152,7 @@ def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: 
     assert not sending.see().quiesced
     if workshop.backend == "tcp":
         assert receiving.wait(quiesced=True).quiesced
-        reach(made.decode, lent=0, quarantined=0)
+        reach(made.decode, in_use=0, quarantined=0)
     else:
         quarantined(made.decode)
         assert not receiving.see().quiesced
@@ -168,7 +168,7 @@ def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: 
     assert sending.wait(quiesced=True).quiesced
     assert receiving.wait(quiesced=True).quiesced
     for link in (made.prefill, made.decode):
-        reach(link, lent=0, quarantined=0)
+        reach(link, in_use=0, quarantined=0)
     made.spoilt(case)
     made.run()
 
@@ -190,7 +190,7 @@ def test_who_waits_for_space_until_the_deadline_says_so(workshop: Workshop, firs
     rooms = [made.send(other, deadline=1.0 if first == "prefill" else 60.0)]
     rooms.append(made.receive(other, deadline=1.0 if first == "decode" else 60.0))
     made.push(rooms[0], other)
-    standing = rf"of this side's staging ring \({held} of its 8192 bytes are lent, {held} of those are quarantined\)"
+    standing = rf"of this side's staging ring \({held} of its 8192 bytes are in use, {held} of those are quarantined\)"
     wanted = {"prefill": standing, "decode": "that prefill has space for in this side's staging ring"}
     for room in rooms:
         assert re.search(rf"passed its deadline on {first} .* waits for .*\b\d+ bytes {wanted[first]}", room.failed())
@@ -211,11 +211,11 @@ def test_prefill_dies_in_the_middle(workshop: Workshop) -> None:
     doomed = made.beside(workshop.open("prefill", engine=engine, **config))
     case, receiving, _ = hang(workshop, doomed, engine)
     reach(made.decode, quarantined=0)
-    assert ring(made.decode)["lent"]
+    assert ring(made.decode)["in_use"]
     engine.kill()
     assert "lost" in receiving.failed() or "ended" in receiving.failed()
     assert receiving.wait(quiesced=True).quiesced
-    reach(made.decode, lent=0, waiting=0, quarantined=0)
+    reach(made.decode, in_use=0, waiting=0, quarantined=0)
     made.pardon(case)
     made.done(case)
     made.run()
@@ -237,7 +237,7 @@ def test_what_can_never_fit_fails_that_room_alone(workshop: Workshop) -> None:
         assert room.wait(quiesced=True).quiesced
     made.spoilt(case)
     for link in (made.prefill, made.decode):
-        reach(link, lent=0, waiting=0, quarantined=0)
+        reach(link, in_use=0, waiting=0, quarantined=0)
     beside = workshop.pair(pools, pools, staging={**tiny, "components": {"mamba": "never"}})
     beside.run()
 

@@ -17,7 +17,7 @@ from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.pools import Kv
 from tests.link.conftest import FORCED
 from tests.link.test_impostors import use
-from tests.staged.scene import ask, gathered, lent, raw, read, ring_at, written
+from tests.staged.scene import ask, gathered, granted, raw, read, ring_at, written
 
 from statelink import Status, wire
 from statelink.backend import Batch, Blocks, Moved, Op
@@ -69,7 +69,9 @@ def prefill(made: Pair, tmp_path: Path) -> Iterator[FakePrefill]:
 
 def whole(link: LinkHandle) -> None:
     """All space of a link's ring has come back."""
-    peers.until(lambda: not sum(link.snapshot()["strategies"]["staged"][n] for n in ("lent", "waiting", "quarantined")))
+    peers.until(
+        lambda: not sum(link.snapshot()["strategies"]["staged"][n] for n in ("in_use", "waiting", "quarantined"))
+    )
 
 
 def note(fake: FakeDecode | FakePrefill, case: Case, generation: int, said: Any) -> wire.Note:
@@ -97,11 +99,11 @@ def test_a_decode_that_lies(made: Pair, decode: FakeDecode) -> None:
     ]
     credits: list[tuple[list[Any], str]] = [
         ([b"nonsense"], "a staging message cannot be read"),
-        ([lent(0, -1)], "a staging message cannot be read"),
-        ([lent(99, 0)], "decode lends space that nobody asked for"),
-        ([lent(1, 0), lent(1, 0)], "decode lends space that nobody asked for"),
-        ([lent(0, RING)], "decode lends space beyond its ring"),
-        ([lent(0, FAR)], "decode lends space beyond its ring"),
+        ([granted(0, -1)], "a staging message cannot be read"),
+        ([granted(99, 0)], "decode grants space that nobody asked for"),
+        ([granted(1, 0), granted(1, 0)], "decode grants space that nobody asked for"),
+        ([granted(0, RING)], "decode grants space beyond its ring"),
+        ([granted(0, FAR)], "decode grants space beyond its ring"),
         ([ask(0, 64)], "decode says 'ask'"),
     ]
     places: list[tuple[bytes, int, str]] = [
@@ -115,7 +117,7 @@ def test_a_decode_that_lies(made: Pair, decode: FakeDecode) -> None:
     lies: list[tuple[bytes | None, list[Any], str]] = [
         *((prepared, [], text) for prepared, text in rings),
         *((None, said, text) for said, text in credits),
-        *((place, [lent(0, offset)], text) for place, offset, text in places),
+        *((place, [granted(0, offset)], text) for place, offset, text in places),
     ]
     for generation, (prepared, said, text) in enumerate(lies, 1):
         case, sending = asked(made, decode, generation, prepared)
@@ -139,13 +141,13 @@ def test_credits_of_other_rooms_and_uses(made: Pair, decode: FakeDecode) -> None
     """They are nobody's: what they name was not asked for in this use of this room, or is not looked at."""
     case, sending = asked(made, decode, 5)
     other = made.case()
-    for said in (note(decode, case, 4, lent(0, 0)), note(decode, other, 5, lent(0, 0))):
+    for said in (note(decode, case, 4, granted(0, 0)), note(decode, other, 5, granted(0, 0))):
         decode.say(said)
-    decode.say(msgspec.structs.replace(note(decode, case, 5, lent(0, 0)), component="no"))
+    decode.say(msgspec.structs.replace(note(decode, case, 5, granted(0, 0)), component="no"))
     decode.say(wire.Ping(sender=decode.name, to=made.prefill.name))
     decode.hear(wire.Pong)
     assert sending.see().status is Status.TRANSFERRING
-    assert made.prefill.snapshot()["strategies"]["staged"]["lent"] == 0
+    assert made.prefill.snapshot()["strategies"]["staged"]["in_use"] == 0
     sending.abort()
     assert sending.wait(quiesced=True).quiesced
     whole(made.prefill)
@@ -188,9 +190,9 @@ class Writer:
         self.write(offset, nbytes)
 
     def offset_lent(self) -> int:
-        """Where decode lends space."""
+        """Where decode grants space."""
         word, _, offset = read(self.fake.hear(wire.Note, self.case.room).payload)
-        assert word == "lent"
+        assert word == "granted"
         return int(offset)
 
     def write(self, offset: int, nbytes: int) -> bool:
@@ -248,8 +250,8 @@ def test_a_prefill_that_lies(made: Pair, prefill: FakePrefill) -> None:
         ([ask(0, 64), ask(0, 64)], "prefill asks for too much space at once, or twice"),
         ([ask(number, 64) for number in range(17)], "prefill asks for too much space at once, or twice"),
         ([ask(0, RING + 1)], f"it has {RING + 1} bytes, and the ring {RING}"),
-        ([lent(0, 0)], "prefill says 'lent'"),
-        ([written(0, None, [])], "prefill wrote where nothing was lent"),
+        ([granted(0, 0)], "prefill says 'granted'"),
+        ([written(0, None, [])], "prefill wrote where no space was granted"),
     ]
     for number, (said, text) in enumerate(lies):
         writer = Writer(made, prefill, attached=number > 0)

@@ -82,7 +82,7 @@ def owner_of(lease: Lease) -> HookContext:
 def whole(ring: Ring) -> bool:
     """Whether nothing of it is lent, and nobody waits."""
     seen = ring.snapshot()
-    return not (_books.get(ring) or seen["lent"] or seen["waiting"] or seen["quarantined"])
+    return not (_books.get(ring) or seen["in_use"] or seen["waiting"] or seen["quarantined"])
 
 
 class WatchedMemory:
@@ -185,9 +185,9 @@ def _sending(hook: StagedSend) -> Iterator[str]:
 
 
 def _receiving(hook: StagedReceive) -> Iterator[str]:
-    if hook._asked.keys() - hook._lent.keys():
+    if hook._asked.keys() - hook._granted.keys():
         yield "decode has nothing to lend"
-    if hook._lent:
+    if hook._granted:
         yield "decode's space is lent"
     if hook._nbytes:
         yield "decode has scattered a part"

@@ -15,7 +15,7 @@ from tests.pointers.drivers import BASE, Piece, cuda, host, inventory, loaded
 import statelink
 from statelink import state
 from statelink.errors import BackendUnavailableError, StatelinkError, TransferError, UnsupportedError
-from statelink.pointers import Platform, check, explained, lockable, pinned, segments
+from statelink.pointers import Platform, check, hint_at_settings, lockable, pinned, segments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ ADVICE = "which many libraries cannot register, or move slowly: set"
 def failed(region: state.Region, error: Exception | None = None) -> StatelinkError:
     """What is said where a backend refuses the memory."""
     checked = check(inventory(region), role="prefill", platform=Platform.here())
-    with pytest.raises(StatelinkError) as caught, explained(checked, backend="tcp"):
+    with pytest.raises(StatelinkError) as caught, hint_at_settings(checked, backend="tcp"):
         raise error or TransferError("no", cause="ibv_reg_mr: Bad address", hint="ask the library", backend="tcp")
     return caught.value
 

@@ -28,7 +28,7 @@ __all__ = [
     "Scene",
     "ask",
     "gathered",
-    "lent",
+    "granted",
     "raw",
     "read",
     "ring_at",
@@ -43,9 +43,9 @@ def ask(number: int, nbytes: int) -> Said:
     return "ask", number, nbytes
 
 
-def lent(number: int, offset: int) -> Said:
-    """Decode lends space for it in its ring."""
-    return "lent", number, offset
+def granted(number: int, offset: int) -> Said:
+    """Decode grants space for it in its ring."""
+    return "granted", number, offset
 
 
 def written(number: int, layers: tuple[int, int] | None, tiles: Any) -> Said:
@@ -80,7 +80,7 @@ def gathered(move: Move, tiles: Iterable[Tile]) -> npt.NDArray[np.uint8]:
 
 
 Hook = ReceiveHook | SendHook
-WHOLE = {"lent": 0, "waiting": 0, "quarantined": 0}
+WHOLE = {"in_use": 0, "waiting": 0, "quarantined": 0}
 LAYERS, PAGES, HEADS, DIM = 2, 6, 2, 4
 GRANULE = 4 * DIM
 """Bytes of a page of one tensor that one of two prefill ranks has: four tokens of one head."""

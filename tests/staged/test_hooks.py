@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.staged.scene import ASKED, GRANULE, WHOLE, Context, Hook, Scene, ask, gathered, lent, raw, written
+from tests.staged.scene import ASKED, GRANULE, WHOLE, Context, Hook, Scene, ask, gathered, granted, raw, written
 
 from statelink import plan
 from statelink.backend import Blocks, SendHook
@@ -49,10 +49,9 @@ def test_what_both_say_that_they_wait_for() -> None:
     steps = iter(sender.chunk(here.context, here.move))
     assert next(steps) is None
     assert sender.waits() == f"{4 * ASKED} bytes of decode's staging ring of 4096"
-    here.say(sender, lent(0, 0), lent(1, ASKED))
-    own = (
-        f"{ASKED} bytes of this side's staging ring ({ASKED} of its {ASKED} bytes are lent, 0 of those are quarantined)"
-    )
+    here.say(sender, granted(0, 0), granted(1, ASKED))
+    situation = f"{ASKED} of its {ASKED} bytes are in use, 0 of those are quarantined"
+    own = f"{ASKED} bytes of this side's staging ring ({situation})"
     assert sender.waits() == f"{2 * ASKED} bytes of decode's staging ring of 4096 and {own}"
     there.say(receiver, ask(0, ASKED), ask(1, ASKED))
     assert receiver.waits() == f"{own} and {ASKED} bytes that prefill has space for in this side's staging ring"
@@ -75,11 +74,11 @@ LIES: list[tuple[list[Any], str]] = [
     ([ask(1, ASKED)], "too much space at once, or twice"),
     ([ask(0, ASKED), ask(0, ASKED)], "too much space at once, or twice"),
     ([ask(n, ASKED) for n in range(MOST + 1)], "too much space at once"),
-    ([lent(0, 0)], "prefill says 'lent'"),
-    ([written(0, None, tiles())], "prefill wrote where nothing was lent"),
-    ([ask(0, ASKED), written(1, None, tiles())], "prefill wrote where nothing was lent"),
-    ([ask(0, ASKED), written(0, None, tiles()), written(0, None, tiles())], "prefill wrote where nothing was lent"),
-    ([ask(0, 2048), ask(1, 2048), written(1, None, tiles())], "prefill wrote where nothing was lent"),
+    ([granted(0, 0)], "prefill says 'granted'"),
+    ([written(0, None, tiles())], "prefill wrote where no space was granted"),
+    ([ask(0, ASKED), written(1, None, tiles())], "prefill wrote where no space was granted"),
+    ([ask(0, ASKED), written(0, None, tiles()), written(0, None, tiles())], "prefill wrote where no space was granted"),
+    ([ask(0, 2048), ask(1, 2048), written(1, None, tiles())], "prefill wrote where no space was granted"),
     ([ask(0, ASKED), written(0, None, [])], "64 bytes asked for, 0 written"),
     ([ask(0, ASKED), written(0, None, tiles(0, 2))], "64 bytes asked for, 128 written"),
     ([ask(0, ASKED), written(0, (1, 2), tiles())], "what is not due"),
@@ -174,13 +173,13 @@ def test_prefill_says_what_never_fits_into_the_others_ring(nbytes: int) -> None:
 
 CREDITS: list[tuple[list[Any], str]] = [
     ([b"\x80"], "cannot be read"),
-    ([raw(("lent", 0, -1))], "cannot be read"),
-    ([raw(("lent", 0, 1 << 62))], "cannot be read"),
+    ([raw(("granted", 0, -1))], "cannot be read"),
+    ([raw(("granted", 0, 1 << 62))], "cannot be read"),
     ([ask(0, ASKED)], "decode says 'ask'"),
     ([written(0, None, [])], "decode says 'written'"),
-    ([lent(4, 0)], "decode lends space that nobody asked for"),
-    ([lent(FAR, FAR)], "decode lends space that nobody asked for"),
-    ([lent(0, 0), lent(0, 256)], "decode lends space that nobody asked for"),
+    ([granted(4, 0)], "decode grants space that nobody asked for"),
+    ([granted(FAR, FAR)], "decode grants space that nobody asked for"),
+    ([granted(0, 0), granted(0, 256)], "decode grants space that nobody asked for"),
 ]
 
 
@@ -203,7 +202,7 @@ def test_prefill_writes_nothing_beyond_the_others_ring(offset: int) -> None:
     hook = scene.sender()
     blocks = iter(hook.chunk(scene.context, scene.move))
     next(blocks)
-    scene.say(hook, lent(0, offset))
+    scene.say(hook, granted(0, offset))
     with pytest.raises(WireError, match=f"64 bytes at {offset} of 4096"):
         next(blocks)
     scene.end(hook)
@@ -214,12 +213,12 @@ def test_a_credit_at_the_end_of_the_ring_is_used() -> None:
     hook = scene.sender()
     blocks = iter(hook.chunk(scene.context, scene.move))
     next(blocks)
-    scene.say(hook, lent(0, 4096 - ASKED))
+    scene.say(hook, granted(0, 4096 - ASKED))
     block = next(blocks)
     assert isinstance(block, Blocks)
     assert (int(block.target[0]), int(block.nbytes[0])) == ((1 << 40) + 4096 - ASKED, ASKED)
     assert next(blocks) is None
-    assert scene.space()["lent"] == ASKED, "it may still be read"
+    assert scene.space()["in_use"] == ASKED, "it may still be read"
     scene.end(hook)
 
 
@@ -236,7 +235,7 @@ def test_a_room_that_ends_while_space_is_on_its_way(side: str, end: tuple[str, .
         hook: Hook = scene.receiver(context) if side == "decode" else scene.sender(context=context)
         if isinstance(hook, SendHook):
             next(iter(hook.chunk(context, scene.move)))
-        hook.message(context, raw(ask(0, ASKED) if side == "decode" else lent(0, 0)))
+        hook.message(context, raw(ask(0, ASKED) if side == "decode" else granted(0, 0)))
         hooks.append(hook)
     assert scene.space()["waiting"] == 2
     first.told = lambda: [getattr(hooks[1], each)(other) for each in end]
@@ -256,7 +255,7 @@ def test_a_room_that_has_ended_asks_for_nothing(side: str) -> None:
     if isinstance(hook, SendHook):
         next(iter(hook.chunk(scene.context, scene.move)))
     scene.end(hook)
-    scene.say(hook, ask(0, ASKED) if side == "decode" else lent(0, 0))
+    scene.say(hook, ask(0, ASKED) if side == "decode" else granted(0, 0))
     assert scene.space() == WHOLE
 
 

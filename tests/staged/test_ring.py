@@ -71,7 +71,7 @@ def test_space_is_never_lent_twice_and_everybody_is_served() -> None:
     while lent:
         lent.pop(rng.choice(list(lent)))[1].give()
     assert order == list(range(2000)), "who asked first is served first"
-    assert ring.staged.snapshot() == {"bytes": 10_000, "lent": 0, "quarantined": 0, "waiting": 0}
+    assert ring.staged.snapshot() == {"bytes": 10_000, "in_use": 0, "quarantined": 0, "waiting": 0}
 
 
 def test_a_small_one_does_not_get_past_a_large_one() -> None:
@@ -90,7 +90,7 @@ def test_who_fails_waits_no_more_and_its_space_is_quarantined() -> None:
     assert (dead.lent, alive.lent) == (1, 1)
     behind = asks(ring, "behind", 3000)
     dead.fail()
-    assert ring.space() == {"lent": 4000, "quarantined": 3000, "waiting": 1}
+    assert ring.space() == {"in_use": 4000, "quarantined": 3000, "waiting": 1}
     assert (dead.lent, behind.lent) == (1, 0), "quarantined space is nobody's"
     dead.give()
     assert (dead.lent, behind.lent) == (1, 1)
@@ -114,7 +114,7 @@ def test_no_peer_takes_all_of_it() -> None:
     b = [asks(ring, "b", 256) for _ in range(3)]
     assert [each.lent for each in b] == [1, 1, 1]
     a.fail()
-    assert ring.space() == {"lent": 7 * 256, "quarantined": 4 * 256, "waiting": 0}
+    assert ring.space() == {"in_use": 7 * 256, "quarantined": 4 * 256, "waiting": 0}
     c, d = asks(ring, "c", 256, 256), asks(ring, "d", 256)
     assert (c.lent, d.lent) == (1, 0), "there is no more"
     b[0].give()
@@ -140,7 +140,7 @@ def test_what_can_never_be_had_names_both_sizes() -> None:
 def test_who_waits_says_for_what() -> None:
     ring = Scene(4096)
     dead, following, last = asks(ring, "x", 2500), asks(ring, "y", 2500, 2500), asks(ring, "z", 2500)
-    standing = "of this side's staging ring (2500 of its 4096 bytes are lent, {} of those are quarantined)"
+    standing = "of this side's staging ring (2500 of its 4096 bytes are in use, {} of those are quarantined)"
     assert dead.hook.waits() == "2500 bytes that prefill has space for in this side's staging ring"
     assert following.hook.waits() == f"5000 bytes {standing.format(0)}"
     dead.fail()

@@ -19,7 +19,7 @@ from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
 from statelink.link import Link, Node, Place, Rendezvous, StaticRendezvous, check_verify, this_process
-from statelink.pointers import Checked, Platform, check, device_settings, explained
+from statelink.pointers import Checked, Platform, check, device_settings, hint_at_settings
 from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
 from statelink.state import Inventory
@@ -143,7 +143,7 @@ def _prepare(
     if settings.rendezvous:
         found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
     opened.callback(found.close)
-    with explained(checked, backend=settings.backend):
+    with hint_at_settings(checked, backend=settings.backend):
         backend.register(inventory.regions)
         card = _card(name, settings, backend, picked.strategies, inventory)
     node = Node(
@@ -157,7 +157,7 @@ def _prepare(
         rejected=picked.rejected,
         memory=checked.summary(),
         closed=place.free,
-        explained=partial(explained, checked),
+        explained=partial(hint_at_settings, checked),
     )
     return found, node
 

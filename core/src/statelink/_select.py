@@ -112,7 +112,7 @@ def _check_tables(options: Mapping[str, Any], installed: Collection[str], given:
                 cause=f"with backend 'auto' each key names a backend; installed: {', '.join(sorted(installed))}",
                 hint=did_you_mean(key, installed),
                 code="config.key",
-                **given.place("options"),
+                **given.origin("options"),
             )
 
 
@@ -128,12 +128,12 @@ def _check_flat(kind: type[Backend], options: Mapping[str, Any], given: Given) -
             cause=f"known keys: {', '.join(sorted(known)) or 'none'}",
             hint="options in a table for each backend are for backend 'auto': write them into 'options' itself",
             code="config.key",
-            **given.place("options"),
+            **given.origin("options"),
         )
 
 
 def _options(kind: type[Backend], options: Any, given: Given) -> Any:
-    return read_options(kind.Options, options, f"options of backend {kind.name!r}", **given.place("options"))
+    return read_options(kind.Options, options, f"options of backend {kind.name!r}", **given.origin("options"))
 
 
 def _fit(kind: type[Backend], raw: Any, given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Picked:

@@ -198,7 +198,7 @@ def nothing_is_left(run: Run, outcome: Outcome) -> None:
     """No room, no grant, no batch and no space while the links are open; no thread and no descriptor after."""
     for seen in run.both("snapshot"):
         for space in seen["strategies"].values():
-            assert (space["lent"], space["waiting"], space["quarantined"]) == (0, 0, 0), seen
+            assert (space["in_use"], space["waiting"], space["quarantined"]) == (0, 0, 0), seen
         assert not any(seen["rooms"].values()), seen
         assert seen["quarantined_bytes"] == {}, seen
         assert seen["backend"] == 0, seen

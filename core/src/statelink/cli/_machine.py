@@ -71,7 +71,7 @@ def _configuration() -> Check:
         if error.code == "config.file" and not os.environ.get("STATELINK_CONFIG"):
             return Check(what=what, verdict=NOT_APPLICABLE, found="none in the environment")
         return Check(what=what, verdict=PROBLEM, found=str(error).partition("\nhint:")[0], hint=error.hint)
-    places = sorted({f"{kind} {name}" for place in given.places.values() for kind, name in place.items()})
+    places = sorted({f"{kind} {name}" for place in given.origins.values() for kind, name in place.items()})
     found = f"{given.config.role} over {given.config.backend}, from {', '.join(places)}"
     return Check(what=what, verdict=OK, found=found)
 

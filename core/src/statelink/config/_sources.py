@@ -41,15 +41,15 @@ class Given(NamedTuple):
 
     Attributes:
         config: It.
-        places: Key to ``{"file": path}`` or ``{"variable": name}``; keys of a mapping are from nowhere.
+        origins: Key to ``{"file": path}`` or ``{"variable": name}``; keys of a mapping are from nowhere.
     """
 
     config: LinkConfig
-    places: Mapping[str, Mapping[str, str]]
+    origins: Mapping[str, Mapping[str, str]]
 
-    def place(self, key: str) -> Mapping[str, str]:
+    def origin(self, key: str) -> Mapping[str, str]:
         """Where a key was found, as name/value pairs for errors."""
-        return self.places.get(key, {})
+        return self.origins.get(key, {})
 
 
 def read_config(
@@ -76,15 +76,15 @@ def read_config(
         )
     path = variables.get(CONFIG_VARIABLE) if given is None else given
     values: dict[str, Any] = {}
-    places: dict[str, Mapping[str, str]] = {}
+    origins: dict[str, Mapping[str, str]] = {}
     if path:
         where = {"file": os.fspath(path)}
         values = _read_file(Path(path))
         check_known(LinkConfig, values, "configuration of a link", where)  # before those of the environment cover them
-        places = dict.fromkeys(values, where)
+        origins = dict.fromkeys(values, where)
     for key, (name, value) in _read_environment(variables).items():
         values[key] = value
-        places[key] = {"variable": name}
+        origins[key] = {"variable": name}
     if not values and path:
         raise _unreadable(Path(path), "it holds no key", "a configuration has a 'role' and a 'backend' at least")
     if not values:
@@ -94,7 +94,7 @@ def read_config(
             hint="pass a mapping or a path, or set them",
             code="config.file",
         )
-    return Given(_convert(values, places), places)
+    return Given(_convert(values, origins), origins)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _value(name: str, key: str, text: str) -> Any:
         ) from error
 
 
-def _convert(values: Mapping[str, Any], places: Mapping[str, Mapping[str, str]]) -> LinkConfig:
+def _convert(values: Mapping[str, Any], origins: Mapping[str, Mapping[str, str]]) -> LinkConfig:
     """All of it; if it is refused, one value at a time, to say where the one at fault was found."""
     try:
         config: LinkConfig = read_options(LinkConfig, values, "configuration of a link")
@@ -168,9 +168,9 @@ def _convert(values: Mapping[str, Any], places: Mapping[str, Mapping[str, str]])
             try:
                 read_options(LinkConfig, {**base, key: value}, "configuration of a link")
             except ConfigError as error:
-                raise _placed(error, places[key]) from whole
+                raise _placed(error, origins[key]) from whole
         # What is missing is in no variable; in a file it could be.
-        missing = next((place for place in places.values() if "file" in place), {})
+        missing = next((origin for origin in origins.values() if "file" in origin), {})
         raise _placed(whole, missing) from whole
     return config
 

@@ -6,7 +6,7 @@ from ._allocators import LOCKED, lockable, pinned, segments
 from ._check import Checked, check
 from ._map import read_map
 from ._platform import Platform
-from ._settings import device_settings, explained, on_disk
+from ._settings import device_settings, hint_at_settings, on_disk
 
 __all__ = [
     "LOCKED",
@@ -14,7 +14,7 @@ __all__ = [
     "Platform",
     "check",
     "device_settings",
-    "explained",
+    "hint_at_settings",
     "lockable",
     "on_disk",
     "pinned",

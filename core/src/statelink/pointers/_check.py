@@ -10,7 +10,7 @@ import numpy as np
 
 from statelink.errors import StateError
 
-from ._seen import Origin, Place, Seen
+from ._seen import Location, Origin, Seen
 
 if TYPE_CHECKING:
     from statelink.state import Inventory, Region
@@ -74,7 +74,7 @@ def check(inventory: Inventory, *, role: str, platform: Platform) -> Checked:
         by, seen = _ask(inventory, number, platform.drivers)
         if family(region.kind) != "dram":
             answers.setdefault(region.kind, set()).add(by)
-            if seen is not None and seen.place is Place.DEVICE:
+            if seen is not None and seen.location is Location.DEVICE:
                 origins.setdefault(region.kind, Counter())[seen.origin] += 1
             if seen is not None and seen.direct is False:
                 indirect.add(region.kind)
@@ -99,15 +99,15 @@ def _ask(inventory: Inventory, number: int, drivers: Sequence[Driver]) -> tuple[
         seen = driver.look(region.address)
         if seen is None:
             continue
-        if seen.place is Place.UNKNOWN:
+        if seen.location is Location.UNKNOWN:
             unknown = unknown or driver.name
             continue
-        if seen.place is Place.DEVICE and said != "cuda":
+        if seen.location is Location.DEVICE and said != "cuda":
             hint = f"describe it as memory of kind 'cuda:{seen.device}'"
             raise _refused(inventory, number, f"{driver.name} says that it is {seen}", hint)
         if said != "cuda":
             return ("", None)
-        if seen.place is Place.HOST:
+        if seen.location is Location.HOST:
             hint = "describe it as memory of kind 'dram'"
             raise _refused(inventory, number, f"{driver.name} says that it is {seen}", hint)
         _check_device(inventory, number, driver, seen)
@@ -126,10 +126,10 @@ def _check_device(inventory: Inventory, number: int, driver: Driver, first: Seen
     address = region.address
     for _ in range(MOST_PIECES):
         at = f"byte {address - region.address} of it" if address > region.address else "it"
-        if seen.place is Place.DEVICE and index.isdecimal() and seen.device != int(index):
+        if seen.location is Location.DEVICE and index.isdecimal() and seen.device != int(index):
             hint = f"describe it as memory of kind 'cuda:{seen.device}'; numbers are those after CUDA_VISIBLE_DEVICES"
             raise _refused(inventory, number, f"{driver.name} says that {at} is {seen}", hint)
-        if seen.place not in (Place.DEVICE, Place.MANAGED):
+        if seen.location not in (Location.DEVICE, Location.MANAGED):
             hint = "a region is one allocation, or a part of it: is its length right?"
             raise _refused(inventory, number, f"{driver.name} says that {at} is {seen}", hint)
         if not address < seen.end < end:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ._seen import Origin, Place, Seen
+from ._seen import Location, Origin, Seen
 
 __all__ = ["Cuda"]
 
@@ -51,15 +51,15 @@ class Cuda:
             return None
         kind, managed, device = (each.value for each in found)
         if managed:
-            return Seen(Place.MANAGED)
+            return Seen(Location.MANAGED)
         if kind != DEVICE:
-            return Seen(Place.HOST if kind == HOST else Place.UNKNOWN)
+            return Seen(Location.HOST if kind == HOST else Location.UNKNOWN)
         origin, direct = self._origin(address), self._get(RDMA_CAPABLE, address)
         start, size = self._get(RANGE_START, address), self._get(RANGE_SIZE, address)
         if origin is Origin.VIRTUAL:  # its range is what was reserved, of which only pieces may be mapped
             start, size = self._get(MAPPING_START, address), self._get(MAPPING_SIZE, address)
         end = start + size if start and size else 0
-        return Seen(Place.DEVICE, device, end, origin, None if direct is None else bool(direct))
+        return Seen(Location.DEVICE, device, end, origin, None if direct is None else bool(direct))
 
     def _origin(self, address: int) -> Origin:
         if self._get(IPC_CAPABLE, address):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ._seen import Place, Seen
+from ._seen import Location, Seen
 
 __all__ = ["Hip"]
 
 INVALID_VALUE = 1
 OLDEST = 60_000_000
 """Version 6.0: the numbers of ``hipMemoryType`` were others before."""
-PLACES = {0: Place.UNKNOWN, 1: Place.HOST, 2: Place.DEVICE, 3: Place.MANAGED}
+LOCATIONS = {0: Location.UNKNOWN, 1: Location.HOST, 2: Location.DEVICE, 3: Location.MANAGED}
 
 
 class Attributes(ctypes.Structure):
@@ -54,8 +54,8 @@ class Hip:
         status = self._attributes(ctypes.byref(found), ctypes.c_void_p(address))
         if status:
             self._last_error()  # forget it: torch would find it after its next kernel, and raise
-            return Seen(Place.UNKNOWN) if status == INVALID_VALUE else None
+            return Seen(Location.UNKNOWN) if status == INVALID_VALUE else None
         if found.is_managed:
-            return Seen(Place.MANAGED)
-        place = PLACES.get(found.type)
-        return None if place is None else Seen(place, found.device if place is Place.DEVICE else -1)
+            return Seen(Location.MANAGED)
+        location = LOCATIONS.get(found.type)
+        return None if location is None else Seen(location, found.device if location is Location.DEVICE else -1)

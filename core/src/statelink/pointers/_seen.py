@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-__all__ = ["Origin", "Place", "Seen"]
+__all__ = ["Location", "Origin", "Seen"]
 
 
-class Place(enum.Enum):
+class Location(enum.Enum):
     """Where memory is."""
 
     UNKNOWN = "memory that it does not know"
@@ -30,18 +30,18 @@ class Seen(NamedTuple):
     """One address.
 
     Attributes:
-        place: Where it is.
+        location: Where it is.
         device: Number of its device in this process; only of memory of a device.
         end: First byte after the allocation, or after the piece of it that was mapped at once; 0 where unknown.
         origin: How it was allocated.
         direct: Whether a network card can reach it; ``None`` where unknown.
     """
 
-    place: Place
+    location: Location
     device: int = -1
     end: int = 0
     origin: Origin = Origin.UNKNOWN
     direct: bool | None = None
 
     def __str__(self) -> str:
-        return f"memory of device {self.device}" if self.place is Place.DEVICE else self.place.value
+        return f"memory of device {self.device}" if self.location is Location.DEVICE else self.location.value

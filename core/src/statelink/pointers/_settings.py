@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._check import Checked
     from ._map import Mapping as Mapped
 
-__all__ = ["device_settings", "explained", "on_disk"]
+__all__ = ["device_settings", "hint_at_settings", "on_disk"]
 
 FREE_OF_DISKS = ("/dev/shm/", "/dev/hugepages/", "/memfd:", "/SYSV", "/anon_hugepage", "/dev/zero", "/dev/mem")
 """Beginnings of names of mappings that have no file system of a disk behind them."""
@@ -31,7 +31,7 @@ IN_MEMORY = frozenset({"tmpfs", "hugetlbfs", "devtmpfs", "ramfs"})
 
 
 @contextlib.contextmanager
-def explained(checked: Checked, **who: str) -> Iterator[None]:
+def hint_at_settings(checked: Checked, **who: str) -> Iterator[None]:
     """Add to what a backend says when it refuses memory: which setting of the allocator, or limit, it may be due to.
 
     Whoever wrote the backend need not know about allocators. The error keeps its class, its cause and its own hint.

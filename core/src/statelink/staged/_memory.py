@@ -1,4 +1,4 @@
-"""Memory to stage in, and how bytes get in and out of it: numpy on the host, the engine's torch on a device."""
+"""The memory of rings, and gathering and scattering: with numpy on the host, with the engine's torch on a device."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class StagingMemory(Protocol):
     kind: str
 
     def pack(self, tiles: Iterable[Places], at: int) -> None:
-        """Gather the bytes of tiles, one after the other, from offset ``at`` on. They are there when this returns."""
+        """Gather the bytes of tiles, one after the other, from offset ``at`` on. Returns when they are there."""
 
     def unpack(self, tiles: Iterable[Places], at: int) -> None:
-        """Scatter them again. They are in place when this returns."""
+        """Scatter the bytes from offset ``at`` on to their tiles. Returns when they are in place."""
 
 
 def staging_memory(kind: str, nbytes: int) -> StagingMemory:
-    """Allocate memory beside that of a component.
+    """Allocate memory of the same kind as a component's.
 
     Raises:
-        UnsupportedError: It is a device's, and nothing here can reach it.
+        UnsupportedError: The memory is on a device that no library here can reach.
     """
     if kind == "dram":
         return HostMemory(nbytes)
@@ -51,7 +51,7 @@ def staging_memory(kind: str, nbytes: int) -> StagingMemory:
 
 
 class _Bytes:
-    """A range of memory, as the array interfaces of numpy and of torch want it."""
+    """A range of memory with the array interfaces of numpy and of torch."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         described = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
@@ -79,7 +79,7 @@ class HostMemory:
             for address in tile.addresses.tolist():
                 there = np.asarray(_Bytes(address, last * tile.width)).reshape(last, tile.width)
                 here = self._bytes[at : at + size].reshape(-1, tile.width)
-                np.take(there, tile.rows, axis=0, out=here, mode="clip")  # another mode would copy once more
+                np.take(there, tile.rows, axis=0, out=here, mode="clip")  # any other mode copies once more
                 at += size
 
     def unpack(self, tiles: Iterable[Places], at: int) -> None:
@@ -87,7 +87,7 @@ class HostMemory:
         for tile in tiles:
             size = len(tile.rows) * tile.width
             last = int(tile.rows.max()) + 1
-            row = np.dtype((np.void, tile.width))  # one element a row: twice as fast as rows of bytes
+            row = np.dtype((np.void, tile.width))  # each row is one element, which is twice as fast as rows of bytes
             for address in tile.addresses.tolist():
                 there = np.asarray(_Bytes(address, last * tile.width)).view(row)
                 there[tile.rows] = self._bytes[at : at + size].view(row)
@@ -95,7 +95,7 @@ class HostMemory:
 
 
 class TorchMemory:
-    """Memory of a device that torch reaches. Gathering and scattering run there, on a stream of their own.
+    """Memory of a device that torch knows. Gathering and scattering run on the device, on a stream of their own.
 
     Args:
         torch: The module, which the engine has imported.

@@ -1,4 +1,4 @@
-"""What the two hooks of a staged component say to each other."""
+"""The messages between the two hooks of a staged component."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import msgspec
 from statelink.errors import WireError
 from statelink.plan import Tile
 
-__all__ = ["Ask", "Lent", "Message", "Place", "Written", "read", "read_place", "write"]
+__all__ = ["Ask", "Granted", "Message", "RingAddress", "Written", "read", "read_ring_address", "write"]
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Range = tuple[Number, Number]
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Travels with the request: decode's ring.
+class RingAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where decode's ring is. It is sent with the request.
 
     Attributes:
-        region: Its number in decode's region table.
-        address: Its first byte.
+        region: Number of the ring in decode's region table.
+        address: Address of its first byte.
         nbytes: Its size.
     """
 
@@ -30,21 +30,21 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """Prefill has a parcel to move."""
+    """Prefill asks for space for a parcel."""
 
     number: Number
     nbytes: Number
 
 
-class Lent(msgspec.Struct, frozen=True, array_like=True, tag="lent"):
-    """Decode lends space for it, ``offset`` bytes into the ring."""
+class Granted(msgspec.Struct, frozen=True, array_like=True, tag="granted"):
+    """Decode grants space for a parcel, ``offset`` bytes into its ring."""
 
     number: Number
     offset: Number
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True, tag="written"):
-    """It is there; what it is made of says where its bytes belong."""
+    """A parcel is in decode's ring. Its tiles say where its bytes belong."""
 
     number: Number
     layers: tuple[int, int] | None
@@ -55,23 +55,23 @@ class Written(msgspec.Struct, frozen=True, array_like=True, tag="written"):
         return [Tile(*each) for each in self.tiles]
 
 
-Message = Ask | Lent | Written
+Message = Ask | Granted | Written
 
 _encode = msgspec.msgpack.Encoder().encode
 _message = msgspec.msgpack.Decoder(Message)
-_place = msgspec.msgpack.Decoder(Place)
+_ring_address = msgspec.msgpack.Decoder(RingAddress)
 
 
-def write(message: Message | Place) -> bytes:
-    """A message as bytes."""
+def write(message: Message | RingAddress) -> bytes:
+    """Encode a message."""
     return _encode(message)
 
 
 def read(payload: bytes) -> Message:
-    """Bytes as a message.
+    """Decode a message.
 
     Raises:
-        WireError: They are none.
+        WireError: The bytes are no message.
     """
     try:
         said: Message = _message.decode(payload)
@@ -80,16 +80,16 @@ def read(payload: bytes) -> Message:
     return said
 
 
-def read_place(payload: bytes) -> Place:
-    """Bytes as decode's ring.
+def read_ring_address(payload: bytes) -> RingAddress:
+    """Decode the address of decode's ring.
 
     Raises:
-        WireError: They are none.
+        WireError: The bytes are none.
     """
     try:
-        place = _place.decode(payload)
+        ring = _ring_address.decode(payload)
     except msgspec.DecodeError as error:
         raise WireError("a staging ring cannot be read", cause=str(error)) from error
-    if not 0 <= place.address <= (1 << 64) - place.nbytes:  # a bound that msgspec cannot express
-        raise WireError("a staging ring cannot be read", cause=f"{place.nbytes} bytes at {place.address:#x}")
-    return place
+    if not 0 <= ring.address <= (1 << 64) - ring.nbytes:  # a bound that msgspec cannot express
+        raise WireError("a staging ring cannot be read", cause=f"{ring.nbytes} bytes at {ring.address:#x}")
+    return ring

@@ -1,4 +1,4 @@
-"""Space in registered memory, lent in the order in which it was asked for."""
+"""Space in registered memory. Those who ask get it in the order in which they asked."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class _Asked(NamedTuple):
     peer: str
 
 
-class _Lent(NamedTuple):
+class _Taken(NamedTuple):
     owner: object
     nbytes: int
     peer: str
 
 
 class Ring:
-    """Memory of one kind, shared by all rooms of a link. Thread-safe; nothing here blocks.
+    """Memory of one kind that all rooms of a link share. Thread-safe, never blocks.
 
-    Space is not given back in order: what is quarantined for long must not stand in the way of the rest. And what one
-    peer holds, which may die with it, is never more than half of what is left, unless that is its only parcel.
+    Space may be given back in any order, so that space in long quarantine does not block the rest. A peer may die, and
+    its space is then quarantined. So one peer never gets more than half of the space that is not quarantined, unless
+    this is its only parcel.
 
     Args:
         memory: The memory.
@@ -48,21 +49,21 @@ class Ring:
         self._lock = threading.Lock()
         self._waiting: deque[_Asked] = deque()
         self._waiting_of: Counter[str] = Counter()
-        self._lent: dict[int, _Lent] = {}
+        self._taken: dict[int, _Taken] = {}
         self._order: list[int] = []
         self._quarantined: set[object] = set()
 
     def ask(self, owner: object, nbytes: int, then: Callable[[int], None], *, peer: str) -> None:
-        """Ask for space; ``then`` is called with its offset, at once or by whoever gives space back.
+        """Ask for space. ``then`` is called with its offset, at once, or later by the thread that gives space back.
 
         Args:
-            owner: Who asks; see `drop`.
-            nbytes: Bytes.
-            then: Takes it over.
-            peer: Whose bytes go through it.
+            owner: The object that asks; see `drop`.
+            nbytes: Number of bytes.
+            then: Takes the space over.
+            peer: The peer whose bytes go through it.
 
         Raises:
-            RoomError: It can never be had.
+            RoomError: The ring is too small for it.
         """
         if not 0 < nbytes <= self.memory.nbytes:
             raise RoomError(
@@ -77,51 +78,51 @@ class Ring:
         self._serve()
 
     def give(self, at: int) -> None:
-        """Give space back: nothing is written to it or read from it any more."""
+        """Give space back. Nothing may write to it or read from it."""
         with self._lock:
-            owner = self._lent.pop(at).owner
+            owner = self._taken.pop(at).owner
             self._order.remove(at)
-            if all(each.owner is not owner for each in self._lent.values()):
+            if all(each.owner is not owner for each in self._taken.values()):
                 self._quarantined.discard(owner)
         self._serve()
 
     def drop(self, owner: object) -> None:
-        """Its owner has failed: it waits for nothing any more, and what it holds counts as quarantined."""
+        """An owner has failed. It no longer waits, and its space counts as quarantined until it is given back."""
         with self._lock:
             self._waiting = deque(each for each in self._waiting if each.owner is not owner)
             self._waiting_of = Counter(each.peer for each in self._waiting)
-            if any(each.owner is owner for each in self._lent.values()):
+            if any(each.owner is owner for each in self._taken.values()):
                 self._quarantined.add(owner)
         self._serve()
 
     def waits(self, owner: object) -> str:
-        """What an owner waits for, in words; empty if it waits for nothing."""
+        """What an owner waits for, in words; empty for nothing."""
         with self._lock:
             wanted = sum(each.nbytes for each in self._waiting if each.owner is owner)
-            lent = sum(each.nbytes for each in self._lent.values())
-            standing = f"{lent} of its {self.memory.nbytes} bytes are lent, {self._kept()} of those are quarantined"
-        return f"{wanted} bytes of this side's staging ring ({standing})" if wanted else ""
+            taken = sum(each.nbytes for each in self._taken.values())
+            situation = f"{taken} of its {self.memory.nbytes} bytes are in use, {self._kept()} of those are quarantined"
+        return f"{wanted} bytes of this side's staging ring ({situation})" if wanted else ""
 
     def snapshot(self) -> dict[str, int]:
-        """Bytes there are, lent, and quarantined among those; and how many wait."""
+        """Bytes of the ring, bytes in use, quarantined bytes among these, and how many owners wait."""
         with self._lock:
             return {
                 "bytes": self.memory.nbytes,
-                "lent": sum(each.nbytes for each in self._lent.values()),
+                "in_use": sum(each.nbytes for each in self._taken.values()),
                 "quarantined": self._kept(),
                 "waiting": len(self._waiting),
             }
 
     def _serve(self) -> None:
-        """Lend to who has waited for longest, and so on; whoever does not fit lets nobody past.
+        """Serve those who wait, in the order in which they asked. If one does not fit, those behind it wait, too.
 
-        Only who has to wait for what its own peer holds does.
+        There is one exception: one who waits for space that its own peer holds lets others pass.
         """
         served: list[tuple[Callable[[int], None], int]] = []
         with self._lock:
             passed: deque[_Asked] = deque()
             full: set[str] = set()
-            while len(full) < len(self._waiting_of):  # else nobody is left who might get some
+            while len(full) < len(self._waiting_of):  # otherwise all peers that wait have their share
                 asked = self._waiting[0]
                 if asked.peer in full or self._has_its_share(asked):
                     full.add(asked.peer)
@@ -134,7 +135,7 @@ class Ring:
                 self._waiting_of[asked.peer] -= 1
                 if not self._waiting_of[asked.peer]:
                     del self._waiting_of[asked.peer]
-                self._lent[at] = _Lent(asked.owner, asked.nbytes, asked.peer)
+                self._taken[at] = _Taken(asked.owner, asked.nbytes, asked.peer)
                 insort(self._order, at)
                 served.append((asked.then, at))
             self._waiting.extendleft(reversed(passed))
@@ -142,14 +143,14 @@ class Ring:
             then(at)
 
     def _kept(self) -> int:
-        """Bytes in quarantine."""
-        return sum(each.nbytes for each in self._lent.values() if each.owner in self._quarantined)
+        """Number of bytes in quarantine."""
+        return sum(each.nbytes for each in self._taken.values() if each.owner in self._quarantined)
 
     def _has_its_share(self, asked: _Asked) -> bool:
-        """Whether a peer holds so much that it has to wait for itself."""
+        """Whether a peer holds so much space that it has to wait until it gives some back."""
         held = sum(
             each.nbytes
-            for each in self._lent.values()
+            for each in self._taken.values()
             if each.peer == asked.peer and each.owner not in self._quarantined
         )
         return held > 0 and 2 * (held + asked.nbytes) > self.memory.nbytes - self._kept()
@@ -159,5 +160,5 @@ class Ring:
         for at in self._order:
             if at - free >= nbytes:
                 return free
-            free = -(-(at + self._lent[at].nbytes) // ALIGN) * ALIGN
+            free = -(-(at + self._taken[at].nbytes) // ALIGN) * ALIGN
         return free if self.memory.nbytes - free >= nbytes else None

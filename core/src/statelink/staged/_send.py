@@ -12,7 +12,7 @@ import numpy as np
 from statelink.backend import Blocks, SendContext, SendHook
 from statelink.errors import RoomError, WireError
 
-from ._messages import Ask, Lent, Place, Written, read, read_place, write
+from ._messages import Ask, Granted, RingAddress, Written, read, read_ring_address, write
 
 if TYPE_CHECKING:
     from statelink.plan import Move, Places, Tile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["StagedSend"]
 
 WINDOW = 4
-"""Parcels of a push that are asked for, or lent and not written, at once."""
+"""Most parcels of a push for which space is asked or granted at once, and that are not written."""
 
 
 class _Parcel(NamedTuple):
@@ -35,7 +35,7 @@ class StagedSend(SendHook):
     """One component of one room, for one destination.
 
     Args:
-        rings: Component to our ring for it; those whose memory cannot be staged are absent.
+        rings: Component to this side's ring for it. Components whose memory cannot be staged are absent.
         parcel_bytes: Most bytes of a parcel.
     """
 
@@ -43,7 +43,7 @@ class StagedSend(SendHook):
         self._rings = rings
         self._ring: Ring | None = None
         self._parcel_bytes = parcel_bytes
-        self._there: Place | None = None
+        self._there: RingAddress | None = None
         self._lock = threading.Lock()
         self._number = 0
         self._wanted: dict[int, int] = {}
@@ -52,13 +52,13 @@ class StagedSend(SendHook):
         self._over = False
 
     def open(self, context: SendContext, prepared: bytes) -> None:
-        """Learn whether decode wants it staged, and where."""
+        """Learn whether decode wants the component staged, and where decode's ring is."""
         if prepared:
-            self._there = read_place(prepared)
+            self._there = read_ring_address(prepared)
             self._ring = self._rings.get(context.component)
 
     def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks | None]:
-        """One block for each parcel, from ring to ring."""
+        """Yield one block for each parcel, from ring to ring."""
         if self._there is None:
             return move.blocks()
         if self._ring is None:
@@ -71,7 +71,7 @@ class StagedSend(SendHook):
             )
         return self._parcels(context, move, self._there, self._ring)
 
-    def _parcels(self, context: SendContext, move: Move, there: Place, ring: Ring) -> Iterator[Blocks | None]:
+    def _parcels(self, context: SendContext, move: Move, there: RingAddress, ring: Ring) -> Iterator[Blocks | None]:
         parcels = self._cut(move, there)
         asked: dict[int, _Parcel] = {}
         written: list[tuple[int, int, _Parcel]] = []
@@ -84,25 +84,25 @@ class StagedSend(SendHook):
                 else:
                     number, parcel = self._ask(context, move, tiles)
                     asked[number] = parcel
-            for number, here, offset in self._lent(asked):
+            for number, here, offset in self._granted(asked):
                 parcel = asked.pop(number)
                 ring.memory.pack(parcel.places, here)
                 written.append((number, here, parcel))
                 yield _block(ring, here, there, offset, parcel.nbytes)
             if written or asked:
                 yield None
-            for number, here, parcel in written:  # by now they are visible there
+            for number, here, parcel in written:  # they are visible there, because the core asked for more
                 context.message(write(Written(number, move.layers, list(parcel.tiles))))
                 with self._lock:
                     self._held.discard(here)
                 ring.give(here)
             written.clear()
 
-    def _cut(self, move: Move, there: Place) -> Iterator[tuple[Tile, ...]]:
-        """Parcels that fit into both rings.
+    def _cut(self, move: Move, there: RingAddress) -> Iterator[tuple[Tile, ...]]:
+        """Cut parcels that fit into both rings.
 
         Raises:
-            RoomError: A piece that cannot be divided is larger.
+            RoomError: A piece that cannot be divided does not fit.
         """
         try:
             yield from move.parcels(min(self._parcel_bytes, there.nbytes))
@@ -122,22 +122,22 @@ class StagedSend(SendHook):
         context.message(write(Ask(number, parcel.nbytes)))
         return number, parcel
 
-    def _lent(self, asked: dict[int, _Parcel]) -> list[tuple[int, int, int]]:
-        """Parcels that have space on both sides, and where."""
+    def _granted(self, asked: dict[int, _Parcel]) -> list[tuple[int, int, int]]:
+        """The parcels that have space on both sides, and where."""
         with self._lock:
             return [(number, *self._ready.pop(number)) for number in asked if number in self._ready]
 
     def message(self, context: SendContext, payload: bytes) -> None:
-        """Decode lends space: now, and not before, take our own."""
+        """Decode grants space. Only now take space in this side's ring, so that nobody waits while holding it."""
         said = read(payload)
-        if not isinstance(said, Lent) or self._ring is None:
+        if not isinstance(said, Granted) or self._ring is None:
             raise WireError(f"decode says {type(said).__name__.lower()!r} of a staged component")
         with self._lock:
             if self._over:
                 return
             nbytes = self._wanted.pop(said.number, 0)
         if not nbytes:
-            raise WireError("decode lends space that nobody asked for", cause=str(said))
+            raise WireError("decode grants space that nobody asked for", cause=str(said))
         self._ring.ask(self, nbytes, lambda at: self._placed(context, said.number, at, said.offset), peer=context.peer)
 
     def _placed(self, context: SendContext, number: int, at: int, offset: int) -> None:
@@ -153,14 +153,14 @@ class StagedSend(SendHook):
             context.wake()
 
     def waits(self) -> str:
-        """Space on decode, or then on this side."""
+        """It waits for space on decode, and then on this side."""
         with self._lock:
             wanted = sum(self._wanted.values())
         theirs = f"{wanted} bytes of decode's staging ring of {self._there.nbytes}" if wanted and self._there else ""
         return " and ".join(filter(None, (theirs, self._ring.waits(self) if self._ring is not None else "")))
 
     def abort(self, context: SendContext) -> None:
-        """Give back what was not used yet; what was may still be read."""
+        """Give back space that was not used. Other space may still be read."""
         with self._lock:
             self._over = True
             unused = [at for at, _ in self._ready.values()]
@@ -172,7 +172,7 @@ class StagedSend(SendHook):
             self._ring.drop(self)
 
     def released(self, context: SendContext) -> None:
-        """Nothing reads our ring for this room any more."""
+        """Nothing reads this side's ring for this room. Give its space back."""
         with self._lock:
             self._over = True
             held, self._held = self._held, set()
@@ -181,10 +181,10 @@ class StagedSend(SendHook):
                 self._ring.give(at)
 
 
-def _block(ring: Ring, here: int, there: Place, offset: int, nbytes: int) -> Blocks:
-    """One block; the core checks it against both region tables."""
+def _block(ring: Ring, here: int, there: RingAddress, offset: int, nbytes: int) -> Blocks:
+    """The block of a parcel. The core checks it against both region tables."""
     if offset + nbytes > there.nbytes:
-        raise WireError("decode lends space beyond its ring", cause=f"{nbytes} bytes at {offset} of {there.nbytes}")
+        raise WireError("decode grants space beyond its ring", cause=f"{nbytes} bytes at {offset} of {there.nbytes}")
     wide = np.array([ring.memory.address + here, there.address + offset, nbytes], np.uint64)
     narrow = np.array([ring.region, there.region], np.uint32)
     return Blocks(wide[0:1], wide[1:2], wide[2:3], narrow[0:1], narrow[1:2])

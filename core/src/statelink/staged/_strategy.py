@@ -1,4 +1,4 @@
-"""The strategy: which components are staged, and the memory that they go through."""
+"""The strategy: decides which components are staged, and owns their rings."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ log = logging.getLogger("statelink.staged")
 
 ROW_SECONDS = 250e-9
 COPY_BYTES = 2e9
-"""What staging costs on each side: seconds for each block, and bytes a second. Not numpy's own speed, some four
-times that, but what whole requests took on two busy cores, asking for space included."""
+"""The cost of staging on each side: seconds for each block, and bytes for each second.
+
+Measured with whole requests on two busy cores, the messages for space included. numpy itself is about four times as
+fast.
+"""
 
 _kept: list[Ring] = []
-"""Rings of links that closed while something might still touch them: their memory must not be somebody else's."""
+"""Rings of closed links that may still be in flight. They are kept, so that nobody else gets their memory."""
 
 
 class Staged(Strategy):
-    """Through rings, where a backend would spend its time on small blocks. Of one link.
+    """Moves components through rings, if the backend would spend its time on small blocks. Serves one link.
 
     Args:
-        capabilities: Of the backend.
+        capabilities: The backend's capabilities.
         ring_bytes: Size of a ring; there is one for each kind of memory.
         parcel_bytes: Most bytes of a parcel.
         modes: Component to ``auto`` or ``always``.
@@ -61,11 +64,11 @@ class Staged(Strategy):
         self._ring_of: dict[str, Ring] = {}
 
     def open(self, inventory: Inventory, components: Sequence[str]) -> Sequence[Region]:
-        """Make a ring for each kind of memory that the components lie in.
+        """Make a ring for each kind of memory of the components.
 
         Raises:
-            UnsupportedError: A component that always is to be staged cannot be.
-            ConfigError: There is not so much memory.
+            UnsupportedError: A component with mode ``always`` cannot be staged.
+            ConfigError: There is not enough memory for a ring.
         """
         for name in components:
             buffers = inventory.component(name).buffers
@@ -96,29 +99,29 @@ class Staged(Strategy):
         return StagedReceive(self._ring_of, self._wanted)
 
     def _wanted(self, component: str, move: Move) -> bool:
-        """Whether a component's moves are to be staged: where a block costs more than copying it twice."""
+        """Whether to stage a component: yes if a block costs more than copying its bytes twice."""
         copies = 2 * (ROW_SECONDS + move.block_nbytes / COPY_BYTES)
         return self._modes[component] == "always" or self._block_seconds > copies
 
     def snapshot(self) -> Mapping[str, int]:
-        """Bytes of the rings, lent and quarantined; and how many parcels wait for space."""
+        """Bytes of the rings, bytes in use, quarantined bytes, and how many parcels wait for space."""
         total: Counter[str] = Counter()
         for ring in self._rings.values():
             total.update(ring.snapshot())
         return total
 
     def close(self) -> None:
-        """Let go of the rings, unless something may still touch them."""
+        """Free the rings, but keep those that may still be in flight."""
         for ring in self._rings.values():
-            if ring.snapshot()["lent"]:
-                log.warning("%d bytes of a staging ring may still be touched: it is kept", ring.snapshot()["lent"])
+            if ring.snapshot()["in_use"]:
+                log.warning("%d bytes of a staging ring may still be touched: it is kept", ring.snapshot()["in_use"])
                 _kept.append(ring)
 
 
 def _allocated(kind: str, nbytes: int) -> StagingMemory:
     try:
         return staging_memory(kind, nbytes)
-    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:  # what numpy and torch raise
+    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:  # the errors of numpy and torch
         raise ConfigError(
             f"a staging ring of {nbytes} bytes of {kind!r} memory cannot be allocated",
             cause=str(error),

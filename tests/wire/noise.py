@@ -1,28 +1,29 @@
-"""Everything that reads what a peer sent, with something that it takes; and what is done to that."""
+"""Decoders of what a peer sends, and what is done to that: it is cut, changed, or made up."""
 
 from __future__ import annotations
 
 import random
-import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-import numpy as np
-from tests.wire.samples import LINK, card, messages
-from tests.wire.test_fuzz import mutated
+__all__ = ["Decoder", "fuzz", "mutated", "resident"]
 
-from statelink import wire
-from statelink.errors import PeerError, TransferError, WireError
-from statelink.tcp import _frames, _handshake
-from statelink.tcp._descriptor import Descriptor
-from statelink.tcp._stream import Lost
-
-__all__ = ["DECODERS", "Decoder", "fuzz", "rendezvous_messages", "resident"]
-
-REFUSALS = (WireError, PeerError, TransferError, Lost, _frames.BadFrameError)
-"""The errors with which a decoder may answer; anything else that it raises is a defect."""
+# Markers that announce much more than follows, deep nesting, and numbers at the edges of their types.
+LIES = (
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\x91" * 3000,
+    b"\x81\xa1x" * 1500,
+    b"\xcf" + b"\xff" * 8,
+    b"\xd3\x80" + b"\x00" * 7,
+    b"\xcb\x7f\xf8" + b"\x00" * 6,
+    b"\xc0",
+    b"\xc1",
+    b"\xa4\xff\xfe\xfd\xfc",
+)
 
 
 class Decoder:
@@ -31,102 +32,68 @@ class Decoder:
     Args:
         call: It.
         good: Bytes that it takes.
+        refusals: The errors with which it may answer; anything else that it raises is a defect.
+        codes: The codes that those of its errors have which have one; any, if none is given.
     """
 
-    def __init__(self, call: Callable[[bytes], Any], *good: bytes) -> None:
+    def __init__(
+        self,
+        call: Callable[[bytes], Any],
+        good: bytes,
+        refusals: tuple[type[Exception], ...],
+        codes: tuple[str, ...] = (),
+    ) -> None:
         self.call = call
         self.good = good
+        self.refusals = refusals
+        self.codes = codes
 
 
-def rendezvous_messages() -> list[wire.Message]:
-    return [
-        wire.Register(**LINK, instance="prefill-0", rank=1, ranks=2, address="tcp://10.0.0.1:7000"),
-        wire.Registered(**LINK, lifetime=15.0),
-        wire.Resolve(**LINK, instance="prefill-0"),
-        wire.Resolved(**LINK, instance="p", addresses=("tcp://10.0.0.1:1", "tcp://[::1]:2"), present=2, ranks=2),
-    ]
+def mutated(rng: random.Random, body: bytes) -> bytes:
+    data = bytearray(body)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at = rng.randrange(len(data) + 1)
+        action = rng.randrange(6)
+        if action == 0:
+            del data[at:]
+        elif action == 1:
+            data[at : at + 1] = bytes([rng.randrange(256)])
+        elif action == 2:
+            data[at : at + rng.randrange(9)] = rng.choice(LIES)
+        elif action == 3:
+            data[at:at] = data[: rng.randrange(20)]
+        elif action == 4:
+            del data[at : at + rng.randrange(1, 9)]
+        else:
+            data[at:at] = rng.randbytes(rng.randrange(12))
+    return bytes(data)
 
 
-def _body_of(kind: bytes, kinds: dict[bytes, type[wire.Message]]) -> Callable[[bytes], Any]:
-    return lambda body: wire.decode([kind, body], kinds)
+def fuzz(decoders: Mapping[str, Decoder], frames: int, seed: int) -> Counter[tuple[str, str]]:
+    """Put frames through the decoders: noise, the changed frames of a decoder, and some of another's.
 
-
-def _handshake_of(kind: Any) -> Callable[[bytes], Any]:
-    return lambda raw: _handshake.decode(raw, kind)
-
-
-def _batch(raw: bytes) -> Any:
-    """As the receiver of a data connection reads it; the table of blocks is whatever follows."""
-    if len(raw) < _frames.HEADER.size:
-        raise _frames.BadFrameError("short")
-    header = _frames.unpack_header(raw[: _frames.HEADER.size])
-    body = raw[_frames.HEADER.size :]
-    size = 8 * header.arrays * header.blocks
-    assert size <= 8 * 3 * _frames.MAX_BLOCKS  # what the receiver would allocate
-    if len(body) < size:
-        raise _frames.BadFrameError("short")
-    arrays = np.frombuffer(body[:size], "<u8").reshape(header.arrays, header.blocks).astype(np.uint64)
-    _frames.check_lengths(header, arrays[1])
-    assert arrays[1].astype(object).sum() == header.total  # in Python's numbers: nothing wrapped around
-    return header
-
-
-def _reply(raw: bytes) -> Any:
-    if len(raw) != _frames.REPLY.size:
-        raise _frames.BadFrameError("short")
-    return _frames.unpack_reply(raw)
-
-
-def _decoders() -> dict[str, Decoder]:
-    made: dict[str, Decoder] = {}
-    for name, message in messages().items():
-        made[name] = Decoder(_body_of(name.encode(), wire.KINDS), wire.encode(message)[1])
-    for each in rendezvous_messages():
-        kind, body = wire.encode(each)
-        made[kind.decode()] = Decoder(_body_of(kind, wire.RENDEZVOUS_KINDS), body)
-    made["card"] = Decoder(lambda raw: wire.read_handshake(msgspec.Raw(raw)), bytes(wire.write_handshake(card())))
-    made["items"] = Decoder(lambda raw: wire.unpack_items(wire.ItemList(0, raw)), bytes(80))
-    handshakes: list[Any] = [
-        _handshake.Hello("prefill", "decode", bytes(32)),
-        _handshake.Challenge(bytes(32), bytes(32)),
-        _handshake.Proof(bytes(32), 77, 1 << 40),
-        _handshake.Welcome(True),
-    ]
-    for hand in handshakes:
-        raw = _handshake.frame(hand)[_handshake.PREFIX :]
-        made[f"tcp {type(hand).__name__}"] = Decoder(_handshake_of(type(hand)), raw)
-    descriptor = Descriptor(link="p", host="127.0.0.1", port=7000, public=bytes(32), boot="x").encode()
-    made["tcp descriptor"] = Decoder(lambda raw: Descriptor.decode(raw, "p"), descriptor)
-    write = struct.pack("<4sBxxxI4xQQQQ", b"SLw1", 1, 2, 1, 1, 1, 30) + struct.pack("<QQQQ", 4096, 8192, 10, 20)
-    made["tcp write"] = Decoder(_batch, write)
-    made["tcp reply"] = Decoder(_reply, _frames.pack_reply(_frames.Status.DONE, 7))
-    return made
-
-
-DECODERS = _decoders()
-
-
-def fuzz(frames: int, seed: int) -> tuple[Counter[str], Counter[str]]:
-    """Put frames through the decoders, a tenth of them noise; how many each took, and how many it refused."""
+    Returns:
+        How often each decoder answered with which code, or took a frame (``taken``).
+    """
     rng = random.Random(seed)
-    taken: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
-    longest = 0
-    names = sorted(DECODERS)
+    seen: Counter[tuple[str, str]] = Counter()
+    names = sorted(decoders)
     for number in range(frames):
         name = names[number % len(names)]
-        decoder = DECODERS[name]
-        noise = rng.random() < 0.1
-        raw = rng.randbytes(rng.choice((0, 1, 7, 48, 300))) if noise else mutated(rng, rng.choice(decoder.good))
+        decoder = decoders[name]
+        if rng.random() < 0.1:
+            raw = rng.randbytes(rng.choice((0, 1, 7, 48, 300)))
+        else:
+            raw = mutated(rng, decoders[rng.choice(names)].good if rng.random() < 0.05 else decoder.good)
+        answer, text = "taken", ""
         try:
             decoder.call(raw)
-        except REFUSALS as error:
-            refused[name] += 1
-            longest = max(longest, len(str(error)))
-        else:
-            taken[name] += 1
-    assert longest < 2000  # what a peer sends does not fill the log
-    return taken, refused
+        except decoder.refusals as error:
+            answer, text = getattr(error, "code", type(error).__name__), str(error)
+        assert answer == "taken" or not decoder.codes or answer in decoder.codes, f"{name}: {answer}: {text}"
+        assert len(text) < 2000, "what a peer sends fills the log"
+        seen[name, answer] += 1
+    return seen
 
 
 def resident(pid: int | str = "self") -> int:

@@ -1,4 +1,4 @@
-"""What an engine configures of a link, and where a configuration is read from."""
+"""The configuration of a link, and the sources from which it is read."""
 
 from __future__ import annotations
 

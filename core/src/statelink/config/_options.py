@@ -1,4 +1,4 @@
-"""What an engine configures of a link."""
+"""The options of a link."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["LinkConfig", "Staging", "check_known", "read_options"]
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Gather what would move in small blocks, move it in large ones, and scatter it on arrival; see docs/engine.md.
+    """Options of staging: small blocks are gathered, moved as large blocks, and scattered; see docs/engine.md.
 
     Attributes:
-        ring_bytes: Memory for it on this side, of each kind that staged components lie in; allocated at `open`.
+        ring_bytes: Size of a ring on this side. There is one for each kind of memory; it is allocated at `open`.
         parcel_bytes: Most bytes that move at once.
-        mode: ``auto`` stages where the backend's cost for a block is above that of copying it twice; ``always``;
-            ``never``. Decode decides.
+        mode: ``auto`` stages a component if a block costs the backend more than copying it twice. Others are ``always``
+            and ``never``. Decode decides.
         components: Component to its own mode.
     """
 
@@ -42,39 +42,40 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         role: ``prefill`` or ``decode``.
-        backend: Name of an installed backend, or ``auto``: of those that can run here, register this memory, move this
-            state and may use what ``require`` says, the one of the highest priority.
-        options: Options of that backend; with ``auto``, a table of options for each backend by name.
-        require: Transports, such as ``rdma``; peers whose bytes another one carries, or nobody knows which, are
-            refused. Empty, the default, for any.
-        listen: Where the control channel listens; port 0 picks one.
-        advertise: Host or IP literal under which peers reach this process; the listening host when empty.
+        backend: Name of an installed backend, or ``auto``. ``auto`` takes the backend of highest priority that can run
+            here, register this memory, move this state, and use a transport in ``require``.
+        options: Options of that backend. With ``auto``: backend name to a table of its options.
+        require: Transports, such as ``rdma``. A peer is refused if another transport carries its bytes, or if nobody
+            knows which. Empty, the default, allows any.
+        listen: Where the control channel listens; port 0 picks a free port.
+        advertise: Host or IP address under which peers reach this process; the listening host if empty.
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
-        siblings: Addresses of the other ranks of this link's own instance; decode needs them to route. With a
-            rendezvous server they are found there.
+        siblings: Addresses of the other ranks of this link's own instance. Decode needs them to route. A rendezvous
+            server can find them instead.
         rendezvous: Address of a rendezvous server, with its public key if it has one. The link registers there, and
             finds instances that ``peers`` does not name.
-        keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. Those in the environment where none are
-            given: see `Keys.from_environment`.
+        keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. The default takes them from the
+            environment: see `Keys.from_environment`.
         insecure: Listen beyond loopback without keys.
-        direction: ``push`` (prefill writes), or ``auto``, which is push where both backends can.
-        deadline: Seconds that a room may take on one side, unless it says otherwise.
+        direction: ``push`` (prefill writes), or ``auto``, which is push if both backends can.
+        deadline: Seconds that a room may take on one side. A room can have a deadline of its own.
         heartbeat: Seconds between signs of life.
-        liveness: Seconds of silence after which a peer counts as lost; it is suspect after half of that.
-        release_after: Seconds after which decode gives back the memory of a failed room without proof that nobody
-            writes to it any more. ``None``, the default, waits for proof: silence never proves death.
-        verify: ``digest`` compares a digest of every component, as sent and as it arrived, before a room succeeds. Host
-            memory only; needs ``statelink[verify]``, and the same on both sides. ``off``, the default, costs nothing.
-        staging: Stage components whose plans fall into small blocks; ``None``, the default, moves everything directly.
-            The same components on both sides; sizes may differ.
-        inspect: Tell ``statelink inspect`` of the same user what the link does, on a Unix socket.
-        threads: Most moves that run at once. One that waits for a peer which stands still does not count.
-        slice_bytes: Most bytes that a blocking backend is given at once.
-        max_rooms: Most rooms that may be open, or hold memory, at once; ``send`` and ``receive`` refuse more.
-        max_pushes: Most pushes that may wait or be under way at once, counted once for each destination that is known
-            already; ``push`` refuses more.
-        max_early_bytes: Most bytes of requests that prefill keeps for rooms that its engine has not opened. Beyond it,
-            the peer that has the most of them has its oldest refused.
+        liveness: Seconds of silence after which a peer counts as lost. After half of that it gets no new rooms.
+        release_after: Seconds after which decode gives back the memory of a failed room without proof that it has
+            quiesced. ``None``, the default, waits for proof, because silence never proves death.
+        verify: ``digest`` compares a digest of every component, as sent and as arrived, before a room succeeds. It
+            needs host memory, ``statelink[verify]``, and the same setting on both sides. ``off``, the default, costs
+            nothing.
+        staging: Options of staging. ``None``, the default, moves everything directly. Both sides stage the same
+            components; sizes may differ.
+        inspect: Whether ``statelink inspect`` of the same user can look at the link, over a Unix socket.
+        threads: Most moves that run at once. A move that waits for a stalled peer does not count.
+        slice_bytes: Most bytes that a blocking backend gets at once.
+        max_rooms: Most rooms that may be open, or hold memory, at once. ``send`` and ``receive`` refuse more.
+        max_pushes: Most pushes that may wait or run at once. A push counts once for each destination that is known.
+            ``push`` refuses more.
+        max_early_bytes: Most bytes of pending requests, for which prefill's engine has opened no room. If there are
+            more, the oldest request of the peer with the most bytes is refused.
     """
 
     role: Literal["prefill", "decode"]
@@ -121,7 +122,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def read(cls, given: LinkConfig | Mapping[str, Any]) -> LinkConfig:
-        """A config from a mapping; a `LinkConfig` is returned as it is.
+        """Read a configuration from a mapping. A `LinkConfig` is returned as it is.
 
         Raises:
             ConfigError: A key is unknown or missing, or a value is of the wrong type.
@@ -133,7 +134,8 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
     """Convert a mapping to a struct or dataclass, without coercing types.
 
     Raises:
-        ConfigError: A key is unknown (with the nearest known one) or missing, or a value is of the wrong type.
+        ConfigError: A key is unknown (the error names the nearest known one) or missing, or a value is of the wrong
+            type.
     """
     if isinstance(given, type_):
         return given
@@ -152,7 +154,7 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
 
 
 def check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[str, Any]) -> None:
-    """Refuse a key that the type does not have, and so in the tables inside."""
+    """Refuse a key that the type does not have, also in the tables inside."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(type_)}
     for key, value in given.items():
         if key not in fields:
@@ -169,7 +171,7 @@ def check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[st
 
 
 def _instead(type_: Any, given: Mapping[str, Any]) -> str:
-    """A hint: what the first key may be that is none of the words that it can be."""
+    """A hint for the first key whose value is none of its allowed words."""
     for field in msgspec.structs.fields(type_):
         value, words = given.get(field.encode_name), get_args(field.type)
         if get_origin(field.type) is Literal and isinstance(value, str) and value not in words:

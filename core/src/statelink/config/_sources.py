@@ -1,4 +1,4 @@
-"""Where a configuration comes from: a mapping, a file, the environment; and what is said of a key that is wrong."""
+"""Reads a configuration from a mapping, a file or the environment. Errors say where a wrong key was found."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = ["CONFIG_VARIABLE", "Given", "read_config"]
 
 PREFIX = "STATELINK_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
-"""Names the file, where the engine names none."""
+"""The variable that names the file if the engine names none."""
 OTHERS = frozenset({CONFIG_VARIABLE, *ENVIRONMENT, *(f"{PREFIX}{name}PLUGINS" for name in ("", "STRICT_", "TRACE_"))})
-"""Variables that mean something else than a key of `LinkConfig`."""
+"""Variables that do not stand for a key of `LinkConfig`."""
 LISTS = frozenset({"siblings", "require"})
 TEXTS = frozenset({"role", "backend", "listen", "advertise", "rendezvous", "direction", "verify"})
 SWITCHES = frozenset({"insecure", "inspect"})
 ELSEWHERE = frozenset({"keys"})
-"""Keys that have variables of their own, which read secrets as they should be read."""
+"""Keys that have variables of their own, because these read secrets with care."""
 
 
 class Given(NamedTuple):
     """A configuration, and where each of its keys was found.
 
     Attributes:
-        config: It.
-        origins: Key to ``{"file": path}`` or ``{"variable": name}``; keys of a mapping are from nowhere.
+        config: The configuration.
+        origins: Key to ``{"file": path}`` or ``{"variable": name}``. Keys of a mapping have no entry.
     """
 
     config: LinkConfig
@@ -56,14 +56,15 @@ def read_config(
     given: LinkConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     environment: Mapping[str, str] | None = None,
 ) -> Given:
-    """A configuration from wherever the engine says.
+    """Read a configuration from what the engine gives.
 
-    A `LinkConfig` or a mapping is all there is. A path is a TOML or JSON file, over which each variable of the
-    environment wins; ``None`` is the file that ``STATELINK_CONFIG`` names, if it names one, and the environment.
+    If this is a `LinkConfig` or a mapping, nothing else is read. A path is a TOML or JSON file; each environment
+    variable takes precedence over it. ``None`` is the environment, and the file that ``STATELINK_CONFIG`` names, if it
+    does.
 
     Raises:
-        ConfigError: It cannot be read, or a key is unknown or missing, or a value is of the wrong type; names the file
-            or the variable, and the key.
+        ConfigError: The configuration cannot be read, a key is unknown or missing, or a value is of the wrong type. The
+            error names the file or the variable, and the key.
     """
     if isinstance(given, (LinkConfig, Mapping)):
         return Given(LinkConfig.read(given), {})
@@ -80,7 +81,8 @@ def read_config(
     if path:
         where = {"file": os.fspath(path)}
         values = _read_file(Path(path))
-        check_known(LinkConfig, values, "configuration of a link", where)  # before those of the environment cover them
+        # Checked before environment variables replace some of them.
+        check_known(LinkConfig, values, "configuration of a link", where)
         origins = dict.fromkeys(values, where)
     for key, (name, value) in _read_environment(variables).items():
         values[key] = value
@@ -116,7 +118,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_environment(variables: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """Key to variable and value. Empty variables count as not set, as those of keys do."""
+    """Key to variable and value. Empty variables count as not set."""
     known = {f"{PREFIX}{key.upper()}": key for key in LinkConfig.__struct_fields__ if key not in ELSEWHERE}
     found = {}
     for name, text in variables.items():
@@ -125,8 +127,8 @@ def _read_environment(variables: Mapping[str, str]) -> dict[str, tuple[str, Any]
         if name in known:
             found[known[name]] = (name, _value(name, known[name], text))
             continue
-        # A service of this name has variables like STATELINK_PORT put into every container beside it: those are not
-        # ours to refuse. What is nearly one of ours is a typing error, and ignoring it would not be what was meant.
+        # A Kubernetes service of this name puts variables such as STATELINK_PORT into containers, so unknown ones are
+        # allowed. But a variable that is nearly one of ours is a typing error.
         ours = [each.removeprefix(PREFIX) for each in (*known, *OTHERS)]
         close = difflib.get_close_matches(name.removeprefix(PREFIX), ours, n=1, cutoff=0.8)
         if close:
@@ -141,7 +143,7 @@ def _read_environment(variables: Mapping[str, str]) -> dict[str, tuple[str, Any]
 
 
 def _value(name: str, key: str, text: str) -> Any:
-    """A variable's value: text as it is, lists of words with commas or blanks, everything else as JSON."""
+    """A variable's value. Text is taken as it is, lists have commas or blanks, and everything else is JSON."""
     if key in TEXTS:
         return text
     if key in LISTS and not text.lstrip().startswith("["):
@@ -159,7 +161,7 @@ def _value(name: str, key: str, text: str) -> Any:
 
 
 def _convert(values: Mapping[str, Any], origins: Mapping[str, Mapping[str, str]]) -> LinkConfig:
-    """All of it; if it is refused, one value at a time, to say where the one at fault was found."""
+    """Convert all values. If they are refused, convert one at a time, to say where the wrong one was found."""
     try:
         config: LinkConfig = read_options(LinkConfig, values, "configuration of a link")
     except ConfigError as whole:
@@ -169,7 +171,7 @@ def _convert(values: Mapping[str, Any], origins: Mapping[str, Mapping[str, str]]
                 read_options(LinkConfig, {**base, key: value}, "configuration of a link")
             except ConfigError as error:
                 raise _placed(error, origins[key]) from whole
-        # What is missing is in no variable; in a file it could be.
+        # A missing key has no origin. It could be added to the file.
         missing = next((origin for origin in origins.values() if "file" in origin), {})
         raise _placed(whole, missing) from whole
     return config

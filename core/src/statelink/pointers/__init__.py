@@ -1,4 +1,4 @@
-"""What the platform knows of memory: the process's map, the drivers that it has loaded, the allocators' settings."""
+"""What the platform knows about memory: the process's memory map, loaded drivers, and settings of allocators."""
 
 from __future__ import annotations
 

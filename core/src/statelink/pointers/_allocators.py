@@ -10,26 +10,26 @@ from pathlib import Path
 __all__ = ["LOCKED", "POOLED", "SEGMENTS", "lockable", "pinned", "segments", "setting"]
 
 LOCKED = "ulimit -l unlimited (limits.conf: memlock); LimitMEMLOCK=infinity; docker run --ulimit memlock=-1"
-"""How the limit on locked memory is lifted."""
+"""How to lift the limit on locked memory."""
 SEGMENTS = ("expandable_segments", "true")
 POOLED = ("backend", "cudamallocasync")
-# The first is what torch from 2.9 on reads for every device; the others are older, and the usual ones.
+# From version 2.9 on, torch reads the first one for every device. The others are older, and common.
 VARIABLES = {
     "cuda": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     "npu": ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
 }
 STATUS = Path("/proc/self/status")
 MAY_LOCK = 14
-"""Number of the capability CAP_IPC_LOCK, for which the limit does not hold."""
+"""Number of the capability CAP_IPC_LOCK. The limit does not apply to processes that have it."""
 
 
 def setting(family: str, wanted: tuple[str, str], environment: Mapping[str, str] | None = None) -> str:
-    """The variable that sets an option of torch's allocator to a value; empty if none does.
+    """The variable that sets an option of torch's allocator to this value; empty if none does.
 
     Args:
         family: Memory kind without the device's number.
-        wanted: The option, and its value in small letters.
-        environment: That of the process, if not given.
+        wanted: The option, and its value in lower case.
+        environment: The environment; the process's own by default.
     """
     environment = os.environ if environment is None else environment
     for variable in VARIABLES.get(family, ()):
@@ -41,12 +41,12 @@ def setting(family: str, wanted: tuple[str, str], environment: Mapping[str, str]
 
 
 def variable(family: str) -> str:
-    """The variable that a reader of a hint knows best."""
+    """The variable that is best known, for a hint."""
     return VARIABLES[family][0]
 
 
 def segments(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Families of memory kinds that torch is told to take from expandable segments, and the variable that says so."""
+    """Memory kinds, without numbers, for which torch uses expandable segments, and the variable that says so."""
     found = {family: setting(family, SEGMENTS, environment) for family in VARIABLES}
     return {family: name for family, name in found.items() if name}
 

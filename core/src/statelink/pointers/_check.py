@@ -1,4 +1,4 @@
-"""Whether regions are what they are said to be, before anybody registers them."""
+"""Checks, before regions are registered, that they are the memory that the inventory says."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["Checked", "check"]
 
 MOST_PIECES = 1 << 16
-"""Most pieces of one region that a driver is asked about: 128 GiB of the smallest pieces there are."""
+"""Most pieces of one region about which a driver is asked. With the smallest pieces, these are 128 GiB."""
 MAP = "the process's map"
 
 
 class Checked(NamedTuple):
-    """What was found out about an inventory's memory, none of which contradicts it.
+    """What is known about an inventory's memory. Nothing of it contradicts the inventory.
 
     Attributes:
-        platform: Who was asked.
+        platform: The platform that was asked.
         regions: The inventory's regions.
-        asked: Memory kind to who vouches for all of its regions; kinds that nobody could tell are missing.
+        asked: Memory kind to who confirmed all of its regions. A kind is missing if nobody could tell.
         origins: Memory kind to how its regions were allocated.
-        indirect: Memory kinds of which a network card cannot reach some region.
+        indirect: Memory kinds with a region that a network card cannot reach.
     """
 
     platform: Platform
@@ -42,7 +42,7 @@ class Checked(NamedTuple):
     indirect: frozenset[str]
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Of each memory kind: ``regions``, ``bytes``, who ``checked`` it ("" for nobody), how it was ``allocated``."""
+        """By memory kind: ``regions``, ``bytes``, who ``checked`` it ("" for nobody), how it was ``allocated``."""
         kinds = dict.fromkeys(region.kind for region in self.regions)
         return {
             kind: {
@@ -56,16 +56,16 @@ class Checked(NamedTuple):
 
 
 def check(inventory: Inventory, *, role: str, platform: Platform) -> Checked:
-    """Compare every region with what the platform says of it. Where it cannot tell, nothing is claimed.
+    """Compare every region with what the platform knows about it. If the platform cannot tell, the region passes.
 
     Args:
-        inventory: What a rank holds.
+        inventory: The inventory of a rank.
         role: ``prefill``, whose memory is read, or ``decode``, whose memory is written.
-        platform: Whom to ask.
+        platform: The platform that is asked.
 
     Raises:
-        StateError: A region is of another kind than it is said to be, or some of it is not there or must not be read
-            or written. Names it, its component, and what the platform says (``state.memory``).
+        StateError: A region has another kind than the inventory says, or a part of it does not exist or must not be
+            read or written. The error names it, its component, and what the platform says (``state.memory``).
     """
     answers: dict[str, set[str]] = {}
     origins: dict[str, Counter[Origin]] = {}
@@ -91,7 +91,7 @@ def family(kind: str) -> str:
 
 
 def _ask(inventory: Inventory, number: int, drivers: Sequence[Driver]) -> tuple[str, Seen | None]:
-    """Who vouches for a region, and what that driver says of its first byte; nobody and nothing where none can tell."""
+    """Who can tell about a region, and what that driver says about its first byte; nothing if nobody can tell."""
     region = inventory.regions[number]
     said = family(region.kind)
     unknown = ""
@@ -119,7 +119,7 @@ def _ask(inventory: Inventory, number: int, drivers: Sequence[Driver]) -> tuple[
 
 
 def _check_device(inventory: Inventory, number: int, driver: Driver, first: Seen) -> None:
-    """That every piece of a region is memory of its device."""
+    """Check that every piece of a region is memory of its device."""
     region = inventory.regions[number]
     index = region.kind.partition(":")[2]
     seen, end = first, region.address + region.nbytes
@@ -142,7 +142,7 @@ def _check_device(inventory: Inventory, number: int, driver: Driver, first: Seen
 
 
 def _check_map(inventory: Inventory, role: str, platform: Platform) -> None:
-    """That all host memory may be read, and written where the other side writes to it."""
+    """Check that all host memory may be read, and, if the other side writes to it, be written."""
     host = [number for number, region in enumerate(inventory.regions) if family(region.kind) == "dram"]
     if platform.map is None or not host:
         return

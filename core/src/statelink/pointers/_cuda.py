@@ -1,4 +1,4 @@
-"""What the CUDA driver knows of a pointer."""
+"""What the CUDA driver knows about a pointer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST, DEVICE = 1, 2
 
 
 class Cuda:
-    """The driver's own functions, which need no context, start nothing, and say so where nothing was started.
+    """The driver's own functions. They need no context and start nothing. They fail if the driver was not started.
 
     Args:
         library: ``libcuda``, loaded.
@@ -56,7 +56,7 @@ class Cuda:
             return Seen(Location.HOST if kind == HOST else Location.UNKNOWN)
         origin, direct = self._origin(address), self._get(RDMA_CAPABLE, address)
         start, size = self._get(RANGE_START, address), self._get(RANGE_SIZE, address)
-        if origin is Origin.VIRTUAL:  # its range is what was reserved, of which only pieces may be mapped
+        if origin is Origin.VIRTUAL:  # its range is what was reserved; only pieces of it may be mapped
             start, size = self._get(MAPPING_START, address), self._get(MAPPING_SIZE, address)
         end = start + size if start and size else 0
         return Seen(Location.DEVICE, device, end, origin, None if direct is None else bool(direct))
@@ -71,10 +71,10 @@ class Cuda:
         if retain is None or release is None or retain(ctypes.byref(handle), ctypes.c_void_p(address)):
             return Origin.UNKNOWN
         release(handle)
-        return Origin.VIRTUAL  # nothing else has a handle
+        return Origin.VIRTUAL  # no other memory has a handle
 
     def _get(self, attribute: int, address: int) -> int | None:
-        """One attribute; ``None`` where this driver does not know it. No attribute is larger than 64 bits."""
+        """One attribute; ``None`` if this driver does not know it. No attribute is larger than 64 bits."""
         value = ctypes.c_uint64(0)
         status = self._attribute(ctypes.byref(value), ctypes.c_uint(attribute), ctypes.c_uint64(address))
         return None if status else value.value

@@ -1,4 +1,4 @@
-"""What HIP, ROCm's runtime, knows of a pointer."""
+"""What HIP, the runtime of ROCm, knows about a pointer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Hip"]
 
 INVALID_VALUE = 1
 OLDEST = 60_000_000
-"""Version 6.0: the numbers of ``hipMemoryType`` were others before."""
+"""Version 6.0. Before it, ``hipMemoryType`` had other numbers."""
 LOCATIONS = {0: Location.UNKNOWN, 1: Location.HOST, 2: Location.DEVICE, 3: Location.MANAGED}
 
 
@@ -29,7 +29,7 @@ class Attributes(ctypes.Structure):
 
 
 class Hip:
-    """The runtime's own functions. They start it, so it is asked only once it has started.
+    """The runtime's own functions. A call starts the runtime, so they are called only after it has started.
 
     Args:
         library: ``libamdhip64``, loaded.
@@ -53,7 +53,7 @@ class Hip:
         found = Attributes()
         status = self._attributes(ctypes.byref(found), ctypes.c_void_p(address))
         if status:
-            self._last_error()  # forget it: torch would find it after its next kernel, and raise
+            self._last_error()  # clear the error: torch would find it after its next kernel, and raise
             return Seen(Location.UNKNOWN) if status == INVALID_VALUE else None
         if found.is_managed:
             return Seen(Location.MANAGED)

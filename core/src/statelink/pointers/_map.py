@@ -1,4 +1,4 @@
-"""The process's own memory map: which bytes are there, and what may be done with them."""
+"""The process's own memory map: which bytes exist, and how they may be accessed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Mapping(NamedTuple):
     """One line of the map.
 
     Attributes:
-        permissions: Such as ``rw-p``; the last letter is ``s`` where it is shared.
-        name: The file it is of, or the kernel's word for it; empty for anonymous memory.
+        permissions: Such as ``rw-p``. The last letter is ``s`` if the mapping is shared.
+        name: The mapped file, or the kernel's name for the mapping; empty for anonymous memory.
     """
 
     permissions: str
@@ -31,10 +31,10 @@ class Mapping(NamedTuple):
 
 
 class ProcessMap:
-    """A map as it was when it was read. Every look-up is over arrays: a thousand regions cost what one does.
+    """The map at the time when it was read. Look-ups use arrays, so that a thousand regions cost as much as one.
 
     Args:
-        text: As in ``/proc/PID/maps``: ascending, without overlaps.
+        text: The text of ``/proc/PID/maps``: ascending, without overlaps.
     """
 
     def __init__(self, text: str) -> None:
@@ -50,16 +50,16 @@ class ProcessMap:
 
     @property
     def names(self) -> list[str]:
-        """Names of all mappings, each once."""
+        """Names of all mappings, without duplicates."""
         return list(dict.fromkeys(line.name for line in self._lines if line.name))
 
     def at(self, address: int) -> Mapping | None:
-        """What is mapped at an address."""
+        """The mapping at an address."""
         line = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
         return self._lines[line] if line >= 0 and address < int(self._ends[line]) else None
 
     def over(self, address: int, nbytes: int) -> list[Mapping]:
-        """Everything that is mapped in a range."""
+        """All mappings in a range."""
         first = int(np.searchsorted(self._ends, np.uint64(address), side="right"))
         after = int(np.searchsorted(self._starts, np.uint64(address + nbytes - 1), side="right"))
         return self._lines[first:after]
@@ -67,19 +67,19 @@ class ProcessMap:
     def reach(
         self, first: npt.NDArray[np.uint64], last: npt.NDArray[np.uint64], permissions: str
     ) -> npt.NDArray[np.uint64]:
-        """Of each range, the first byte that has not all of ``permissions``, such as ``rw``.
+        """For each range, the first byte without all of ``permissions``, such as ``rw``.
 
         Args:
-            first: First bytes.
-            last: Last bytes, inclusive.
-            permissions: What every byte has to be.
+            first: First address of each range.
+            last: Last address of each range, inclusive.
+            permissions: The permissions that every byte needs.
 
         Returns:
-            Addresses; above ``last`` where all of the range is in order.
+            Addresses. An address is above ``last`` if the whole range has the permissions.
         """
         fit = np.array([all(word in line.permissions for word in permissions) for line in self._lines], bool)
         starts, ends = self._starts[fit], self._ends[fit]
-        # Neighbouring mappings differ in what does not matter here, such as their file: they are one run.
+        # Neighbouring mappings with these permissions are one run, even if they differ in their file.
         begins = np.ones(len(starts), bool)
         begins[1:] = starts[1:] != ends[:-1]
         edges = np.flatnonzero(begins)
@@ -90,7 +90,7 @@ class ProcessMap:
 
 
 def read_map(path: Path = MAPS) -> ProcessMap | None:
-    """The map of this process, read once; ``None`` where the platform has none."""
+    """Read the map of this process; ``None`` if the platform has none."""
     try:
         return ProcessMap(path.read_text(errors="surrogateescape"))
     except OSError:

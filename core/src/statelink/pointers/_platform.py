@@ -1,4 +1,4 @@
-"""Whom to ask about a pointer: the process's map, and those drivers that the process has loaded by itself."""
+"""The sources of knowledge about a pointer: the process's map, and the drivers that the process has loaded."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Driver(Protocol):
     """A device's driver."""
 
     name: str
-    """As it is said in an error."""
+    """Name of the driver, for errors."""
 
     def look(self, address: int) -> Seen | None:
-        """What it knows of an address; ``None`` if it cannot tell, as before its start and after a fork."""
+        """What the driver knows about an address; ``None`` if it cannot tell, as before its start or after a fork."""
 
 
 class Platform:
-    """What can be asked about memory, as of now.
+    """What can tell about memory at this time.
 
     Args:
         map_: The process's map, if there is one.
@@ -46,23 +46,23 @@ class Platform:
 
     @classmethod
     def here(cls) -> Platform:
-        """This process's. Reads its map once, and neither loads nor starts a driver."""
+        """The platform of this process. Reads its map once. Loads and starts no driver."""
         map_ = read_map()
         return cls(map_, [] if map_ is None else loaded(map_.names))
 
 
 def loaded(names: Sequence[str], load: Callable[[str], Any] | None = None) -> list[Driver]:
-    """Drivers among the files that a process has mapped.
+    """The drivers among the files that a process has mapped.
 
-    A driver that nobody has loaded has allocated nothing either, so none is ever loaded here: that could start it,
-    and a process that has started one cannot fork any more.
+    This function loads no driver. A driver that is not loaded has allocated nothing. Loading could start it, and a
+    process that has started a driver cannot fork.
 
     Args:
         names: Names of mappings.
-        load: A library that is loaded, by its path.
+        load: Returns a library that is already loaded, by its path.
 
     Returns:
-        Those that have what is asked of them.
+        The drivers that have the functions that are needed.
     """
     load = load or _handle
     found: list[Driver] = []
@@ -72,14 +72,14 @@ def loaded(names: Sequence[str], load: Callable[[str], Any] | None = None) -> li
         try:
             if file.startswith("libcuda.so"):
                 found.append(Cuda(load(name)))
-            # HIP starts itself when it is asked anything. It has started where the process has its device mapped.
+            # Any call starts HIP. It has started if the process has its device mapped.
             elif file.startswith("libamdhip64.so") and started:
                 found.append(Hip(load(name)))
-        except (OSError, AttributeError) as error:  # replaced on disk, or not what its name says
+        except (OSError, AttributeError) as error:  # the file was replaced on disk, or is not what its name says
             log.debug("%s is not asked about memory: %s", name, error)
     return found
 
 
 def _handle(path: str) -> Any:
-    # Without this flag, a file that was mapped by other means than the loader would be loaded now.
+    # Without this flag, a file that the loader has not loaded would be loaded here.
     return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

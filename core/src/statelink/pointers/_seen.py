@@ -1,4 +1,4 @@
-"""What a driver says of an address, whichever driver it is."""
+"""What a driver says about an address, in the same form for every driver."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ class Location(enum.Enum):
     UNKNOWN = "memory that it does not know"
     HOST = "host memory"
     DEVICE = "memory of a device"
-    MANAGED = "managed memory"  # the host and devices may all use it
+    MANAGED = "managed memory"  # the host and all devices may use it
 
 
 class Origin(enum.Enum):
-    """How memory of a device was allocated, as far as it matters to those who register it."""
+    """How memory of a device was allocated, as far as it matters for registration."""
 
     PLAIN = "plain"
-    VIRTUAL = "virtual"  # mapped piece by piece, as torch's expandable segments are
-    POOL = "pool"  # of a stream-ordered pool
+    VIRTUAL = "virtual"  # mapped piece by piece, as by torch's expandable segments
+    POOL = "pool"  # from a stream-ordered pool
     UNKNOWN = "unknown"
 
 
 class Seen(NamedTuple):
-    """One address.
+    """What a driver says about one address.
 
     Attributes:
-        location: Where it is.
-        device: Number of its device in this process; only of memory of a device.
-        end: First byte after the allocation, or after the piece of it that was mapped at once; 0 where unknown.
-        origin: How it was allocated.
-        direct: Whether a network card can reach it; ``None`` where unknown.
+        location: The kind of memory.
+        device: Number of its device in this process, for device memory.
+        end: First byte after the allocation, or after the piece of it that was mapped at once; 0 if unknown.
+        origin: How the memory was allocated.
+        direct: Whether a network card can reach it; ``None`` if unknown.
     """
 
     location: Location

@@ -1,4 +1,4 @@
-"""What to change where a library refuses memory because of how that was allocated."""
+"""Hints for libraries that refuse memory because of the way in which it was allocated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["device_settings", "hint_at_settings", "on_disk"]
 
 FREE_OF_DISKS = ("/dev/shm/", "/dev/hugepages/", "/memfd:", "/SYSV", "/anon_hugepage", "/dev/zero", "/dev/mem")
-"""Beginnings of names of mappings that have no file system of a disk behind them."""
+"""Prefixes of names of mappings that are on no disk."""
 MOUNTS = Path("/proc/self/mounts")
 IN_MEMORY = frozenset({"tmpfs", "hugetlbfs", "devtmpfs", "ramfs"})
 """File systems without a disk, wherever they are mounted."""
@@ -32,20 +32,20 @@ IN_MEMORY = frozenset({"tmpfs", "hugetlbfs", "devtmpfs", "ramfs"})
 
 @contextlib.contextmanager
 def hint_at_settings(checked: Checked, **who: str) -> Iterator[None]:
-    """Add to what a backend says when it refuses memory: which setting of the allocator, or limit, it may be due to.
+    """Add a hint to the error of a backend that refuses memory: which setting or limit may be the reason.
 
-    Whoever wrote the backend need not know about allocators. The error keeps its class, its cause and its own hint.
+    So the author of a backend need not know about allocators. The error keeps its class, its cause and its own hint.
 
     Args:
-        checked: What is known of the memory.
-        **who: Whom an error concerns that is none of Statelink's own.
+        checked: What is known about the memory.
+        **who: Whom the error concerns, if it is none of Statelink's own.
 
     Raises:
-        TransferError: The backend raised something else than Statelink's own errors.
+        TransferError: The backend raised an error that is none of Statelink's own.
     """
     try:
         yield
-    except UnsupportedError:  # it does not declare this; how the memory was allocated is beside the point
+    except UnsupportedError:  # the backend does not declare this, whatever the allocation
         raise
     except StatelinkError as error:
         hints = _settings(checked)
@@ -73,13 +73,13 @@ def _settings(checked: Checked) -> list[str]:
 
 
 def device_settings(checked: Checked, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Settings of allocators whose memory some libraries cannot register; nothing where it is of the usual kind.
+    """Hints about allocators whose memory some libraries cannot register; empty for ordinary memory.
 
-    The driver's word goes before what the environment says: an engine may set another allocator by itself.
+    The driver's answer counts more than the environment, because an engine may choose another allocator itself.
 
     Args:
-        checked: What is known of the memory.
-        environment: That of the process, if not given.
+        checked: What is known about the memory.
+        environment: The environment; the process's own by default.
     """
     hints: list[str] = []
     for kind in dict.fromkeys(region.kind for region in checked.regions):
@@ -128,7 +128,7 @@ def _mapped(line: Mapped) -> str:
 
 
 def on_disk(line: Mapped) -> bool:
-    """Whether memory is mapped from a file on a disk and shared: Linux pins no pages of such files."""
+    """Whether memory is a shared mapping of a file on a disk. Linux pins no pages of such files."""
     if "s" not in line.permissions or not line.name.startswith("/") or line.name.startswith(FREE_OF_DISKS):
         return False
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Finding plugins and picking one backend by name.
+"""Finds plugins and loads backends by name.
 
-Listing reads package metadata and imports nothing. Only the backend that is picked is imported.
+Listing backends reads package metadata and imports nothing. Only the backend that is loaded is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backends by name: listed from metadata, imported when picked."""
+"""Lists backends from package metadata, and imports one by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("statelink.registry")
 GROUP = "statelink.backends"
 _unreadable: set[str] = set()
 SUPPORTED = range(1, API_VERSION + 1)
-"""Plugin API versions that this core can drive."""
+"""Versions of the plugin API that this core supports."""
 
 
 class Listed(NamedTuple):
@@ -48,9 +48,9 @@ class Listed(NamedTuple):
 
 
 def list_backends() -> list[Listed]:
-    """Installed backends, by name; several of one name are a conflict, and all listed. Imports nothing.
+    """Installed backends, sorted by name. Several of one name are a conflict, and all are listed. Imports nothing.
 
-    ``STATELINK_PLUGINS``, if set, is the comma-separated list of distributions that count besides the core's own.
+    If ``STATELINK_PLUGINS`` is set, only the distributions in this comma-separated list count, and the core's own.
     """
     found: dict[Listed, None] = {}
     for point, distribution, version in entry_points(GROUP):
@@ -60,10 +60,10 @@ def list_backends() -> list[Listed]:
 
 
 def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """Entry points of a group with the name and version of the package that brings them.
+    """Entry points of a group, with name and version of their package.
 
-    Packages are read one by one: one whose metadata cannot be read hides no other. The first of several copies of a
-    package on the path counts, as it does for imports.
+    Packages are read one by one, so that one with unreadable metadata hides no other. If a package is on the path
+    several times, the first copy counts, as for imports.
     """
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
@@ -89,16 +89,16 @@ def normalized(name: str) -> str:
 
 
 def load_backend(name: str, among: Sequence[Listed] | None = None) -> type[Backend]:
-    """Import the one backend that is called ``name``.
+    """Import the backend called ``name``.
 
     Args:
         name: Its name.
-        among: What `list_backends` returned, for who loads several: reading all metadata takes its time.
+        among: The result of `list_backends`, if the caller has it. Reading all metadata takes time.
 
     Raises:
-        UnknownBackendError: None is; says whether it is a typo or a package that is not installed.
-        BackendLoadError: Several are, or its import failed, or it is not a backend.
-        BackendIncompatibleError: It was written for another plugin API.
+        UnknownBackendError: No backend has that name. The hint says whether it is a typing error or a known package.
+        BackendLoadError: Several backends have that name, its import failed, or it is not a backend.
+        BackendIncompatibleError: It was written for another version of the plugin API.
     """
     listed = [each for each in (list_backends() if among is None else among) if each.name == name]
     if not listed:
@@ -113,7 +113,7 @@ def load_backend(name: str, among: Sequence[Listed] | None = None) -> type[Backe
     (chosen,) = listed
     try:
         loaded: Any = importlib.metadata.EntryPoint(chosen.name, chosen.value, GROUP).load()
-    except (Exception, SystemExit) as error:  # some modules call sys.exit() when they dislike the machine
+    except (Exception, SystemExit) as error:  # some modules call sys.exit() on a machine that does not suit them
         raise BackendLoadError(
             f"backend {name!r} ({chosen}) failed to load", cause=f"{type(error).__name__}: {error}"
         ) from error
@@ -165,7 +165,7 @@ def _unknown(name: str) -> UnknownBackendError:
 
 
 def allowed(distribution: str) -> bool:
-    """Whether the environment lets this package's plugins count."""
+    """Whether the environment allows plugins of this package."""
     listed = os.environ.get("STATELINK_PLUGINS")
     if listed is None or normalized(distribution) == "statelink":
         return True
@@ -182,7 +182,7 @@ def _is_installed(distribution: str) -> bool:
 
 @functools.cache
 def known_packages() -> dict[str, str]:
-    """Backend name to the package that brings it; data, since it names what the core does not know."""
+    """Backend name to the package that has it. It is a data file, because the code of the core names no backend."""
     text = importlib.resources.files(__package__ or "statelink.registry").joinpath("known.json").read_text()
     known: dict[str, str] = json.loads(text)
     return known

@@ -1,4 +1,4 @@
-"""Packages that bring hooks: strategies, state types, observers."""
+"""Loads packages with hooks: strategies, state types, observers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger("statelink.registry")
 
 
 class PluginFailure(NamedTuple):
-    """A hook package that could not be loaded; the others work without it.
+    """A hook package that could not be loaded. The others work without it.
 
     Attributes:
         name: Name of its entry point.
-        distribution: Package that brings it.
+        distribution: Name of its package.
         reason: The exception that it raised.
     """
 
@@ -46,8 +46,8 @@ _failures: list[PluginFailure] = []
 def plugin_manager() -> pluggy.PluginManager:
     """The process's plugin manager, with every hook package loaded and its state types registered.
 
-    Packages are loaded once, one by one. One that fails is kept as a record and logged, and stops no other, unless
-    ``STATELINK_STRICT_PLUGINS=1`` asks for the exception.
+    Packages are loaded once, one by one. A failure is recorded and logged, and stops no other package. With
+    ``STATELINK_STRICT_PLUGINS=1`` it is raised.
     """
     global _manager
     with _lock:

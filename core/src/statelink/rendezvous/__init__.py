@@ -1,7 +1,7 @@
-"""A small server where instances are found, and the links' side of it.
+"""A small server that knows the addresses of instances, and its client in a link.
 
 Run it with ``statelink rendezvous``, or embed a `RendezvousServer`. A link whose configuration has ``rendezvous`` makes
-its own `RendezvousClient`. Nothing that two links have agreed on depends on the server: it may die and come back.
+its own `RendezvousClient`. Links that are connected do not depend on the server: it may die and come back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A link's side: says where the link is, again and again, and asks where others are."""
+"""The client in a link: registers the link's address again and again, and asks for addresses of instances."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ __all__ = ["RendezvousClient"]
 log = logging.getLogger("statelink.rendezvous")
 
 RETRY = 1.0
-"""Seconds between questions that have not been answered, and between registrations that have not."""
+"""Seconds after which an unanswered question or registration is sent again."""
 PATIENCE = 0.25
-"""Seconds that `resolve` waits for a server that answers."""
+"""Most seconds that `resolve` waits for an answer, if the server has answered before."""
 SILENCE = 3.0
-"""Seconds without an answer after which the connection is made anew."""
+"""Seconds without an answer after which the connection is replaced."""
 FORGET = 10.0
-"""Seconds after which a question that nobody repeats is dropped."""
+"""Seconds after which a question is dropped, if nobody asks it again."""
 
 
 class RendezvousClient:
-    """Finds instances through a `RendezvousServer`. Thread-safe; `close` ends its thread.
+    """Finds instances through a `RendezvousServer`. Thread-safe. `close` ends its thread.
 
     Args:
         server: Address of the server, with its public key if it has one.
-        link: Name of the link, which it registers under.
+        link: Name of the link. It registers under this name.
         keys: The link's keys.
-        peers: Instances whose addresses are configured: these are not asked for.
+        peers: Instances whose addresses are configured. The server is not asked for these.
 
     Raises:
         ConfigError: The address or the key of the server cannot be used.
@@ -57,10 +57,11 @@ class RendezvousClient:
         self._wanted: dict[str, float] = {}  # when somebody last asked for it
         self._answers: dict[str, tuple[wire.Endpoint, ...]] = {}
         self._silent = False
-        self._asked: float | None = None  # when the server was first asked something that it has not answered
+        self._asked: float | None = None  # when the server was first asked a question that it has not answered
         self._complaint: Reason | None = None
-        self._trouble: wire.Trouble | None = None  # of the connection, while the server does not answer
-        self._present: dict[str, tuple[int, int]] = {}  # ranks of what was asked for: that are there, and of how many
+        self._trouble: wire.Trouble | None = None  # the connection's trouble, while the server does not answer
+        # For an instance that was asked for: registered ranks, and all ranks.
+        self._present: dict[str, tuple[int, int]] = {}
         self._closing = False
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
@@ -85,7 +86,7 @@ class RendezvousClient:
         self._thread.start()
 
     def register(self, instance: str, rank: int, ranks: int, address: str) -> None:
-        """Say from now on that a rank is at ``address``. Does not block; the server need not be there."""
+        """Register a rank at ``address``, and keep it registered. Does not block. The server need not be there."""
         with self._changed:
             self._registration = wire.Register(
                 sender=self._link, instance=instance, rank=rank, ranks=ranks, address=address
@@ -94,7 +95,7 @@ class RendezvousClient:
         self._wake()
 
     def resolve(self, peer: Peer) -> tuple[wire.Endpoint, ...] | None:
-        """See `Rendezvous.resolve`. Waits for a moment, and not at all while the server is silent."""
+        """See `Rendezvous.resolve`. Waits a short time for the answer, or not at all while the server is silent."""
         if not isinstance(peer, str) or peer.startswith("tcp://") or peer in self._known:
             return self._configured.resolve(peer)
         with self._changed:
@@ -123,7 +124,7 @@ class RendezvousClient:
         return f"{said} registered with {server}", hint
 
     def close(self) -> None:
-        """Say goodbye and end the thread. May be called twice."""
+        """Remove the registration and end the thread. May be called twice."""
         with self._changed:
             if self._closing:
                 return
@@ -135,7 +136,7 @@ class RendezvousClient:
         self._wakee.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes up anyway
+        with contextlib.suppress(OSError):  # the pipe is full, so the thread wakes up anyway
             self._waker.send(b"\0")
 
     def _run(self) -> None:
@@ -175,7 +176,7 @@ class RendezvousClient:
                     self._trouble.hint,
                 )
             self._silent = True
-            # What waits in the old connection is stale, and would arrive all at once.
+            # Messages that wait in the old connection are out of date, and would arrive all at once.
             self._channel.redial(self._server)
             self._asked = now
         messages: list[wire.Message] = []
@@ -200,7 +201,7 @@ class RendezvousClient:
             log.debug("%s", error)
 
     def _take(self, message: wire.Message) -> None:
-        """An answer. The condition is held."""
+        """Take an answer. The caller holds the condition."""
         now = time.monotonic()
         self._asked = self._trouble = None
         if self._silent:
@@ -223,7 +224,7 @@ class RendezvousClient:
             self._changed.notify_all()
 
     def _complain(self, reason: Reason | None) -> None:
-        """Log a refusal once, and its end."""
+        """Log a refusal once, and log when it ends."""
         if reason != self._complaint:
             if reason is None:
                 log.warning("the rendezvous server has accepted this link again")

@@ -1,4 +1,4 @@
-"""Who is where: a table that forgets. No sockets, no clock of its own."""
+"""The table of registered ranks, whose entries expire. It has no sockets and no clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MAX_ENTRIES", "Registry"]
 MAX_ENTRIES = 65536
 """Most ranks of all instances together."""
 MAX_FORMER = 8
-"""Most processes that are remembered to have been replaced at one rank."""
+"""Most earlier processes of one rank that are remembered."""
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Entry:
     """One rank.
 
     Attributes:
-        link: Link name of the process; holds its incarnation.
-        address: Where it is.
-        ranks: Ranks of its instance, as it says.
-        until: When it expires.
-        former: Link names of the processes that it replaced.
+        link: Link name of the process. It contains its incarnation.
+        address: Its address.
+        ranks: Number of ranks of its instance, as it says.
+        until: When the entry expires.
+        former: Link names of the earlier processes of this rank.
     """
 
     link: str
@@ -43,7 +43,7 @@ class Registry:
     """Instances and their ranks.
 
     Args:
-        lifetime: Seconds for which a rank that says nothing is kept.
+        lifetime: Seconds for which a silent rank is kept.
         limit: Most ranks of all instances together.
     """
 
@@ -51,20 +51,21 @@ class Registry:
         self._lifetime = lifetime
         self._limit = limit
         self._instances: dict[str, dict[int, Entry]] = {}
-        self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by link, who spoke last at the end
+        # By link. The one that spoke last is at the end.
+        self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
 
     def register(self, message: Register, key: str, now: float) -> None:
-        """Take note of a rank, or note that it is still there.
+        """Register a rank, or renew its registration.
 
-        A process takes the place of an earlier one of the same rank, which cannot take it back.
+        A process replaces an earlier process of the same rank. The earlier one cannot register again.
 
         Args:
-            message: What it says.
+            message: The registration.
             key: The key that it has proven to hold; empty without security.
             now: The time, in seconds.
 
         Raises:
-            PeerError: It is refused; nothing has changed.
+            PeerError: The registration is refused, and nothing has changed.
         """
         self.expire(now)
         _check_address(message, key)
@@ -104,7 +105,7 @@ class Registry:
                 del self._instances[instance]
 
     def expire(self, now: float) -> None:
-        """Forget who has said nothing for too long."""
+        """Remove entries that have expired."""
         while self._places:
             link, (instance, rank) = next(iter(self._places.items()))
             if self._instances[instance][rank].until > now:
@@ -112,13 +113,14 @@ class Registry:
             self.leave(link)
 
     def resolve(self, instance: str, now: float) -> tuple[tuple[str, ...], int, int]:
-        """Addresses in order of rank (none while a rank is missing), ranks present, ranks that there should be."""
+        """Addresses in order of rank (none while a rank is missing), registered ranks, and all ranks."""
         self.expire(now)
         ranks = self._instances.get(instance)
         if not ranks:
             return (), 0, 0
         wanted = next(iter(ranks.values())).ranks
-        # Ranks are below their number of ranks, and all say the same: as many as there should be are each of them.
+        # Each rank is below the number of ranks, and all name the same number. So if the count fits, all ranks are
+        # there.
         complete = len(ranks) == wanted
         return (tuple(ranks[rank].address for rank in sorted(ranks)) if complete else ()), len(ranks), wanted
 

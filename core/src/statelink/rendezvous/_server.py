@@ -20,23 +20,23 @@ __all__ = ["RendezvousServer"]
 log = logging.getLogger("statelink.rendezvous")
 
 MAX_REQUEST = 16 << 10
-"""Most bytes of what a client sends: a registration with all of its names at their longest is shorter."""
+"""Most bytes of a client's message. A registration with the longest names is shorter."""
 BEAT = 1.0
-"""Seconds between looks at what has expired, while nobody asks."""
+"""Seconds between checks for expired entries, while no message comes."""
 
 
 class RendezvousServer:
-    """Where links say where they are, and find each other. A context manager that closes itself.
+    """A server with which links register, and where they find each other. A context manager that closes itself.
 
-    An instance is found once every one of its ranks is present. The server keeps nothing on disk: links register anew
-    when it is back, and pairs of links do not need it.
+    An instance is found once all of its ranks are registered. The server keeps nothing on disk. Links register again
+    when the server is back, and links that are connected do not need it.
 
     Args:
-        listen: Where to listen; port 0 picks one.
-        advertise: Host under which links reach it; the listening host when empty.
-        keys: Its keys, and those that it allows; needed to listen beyond loopback unless ``insecure``.
+        listen: Where to listen; port 0 picks a free port.
+        advertise: Host under which links reach it; the listening host if empty.
+        keys: Its keys, and the keys that it allows; needed to listen beyond loopback unless ``insecure``.
         insecure: Listen beyond loopback without keys.
-        lifetime: Seconds for which a rank that says nothing is kept.
+        lifetime: Seconds for which a silent rank is kept.
 
     Raises:
         ConfigError: It would listen beyond loopback without keys, or cannot listen there.
@@ -74,11 +74,11 @@ class RendezvousServer:
 
     @property
     def address(self) -> str:
-        """What links configure as ``rendezvous``: the address, with the public key if it has one."""
+        """The value for ``rendezvous`` in a link's configuration: the address, with the public key if there is one."""
         return str(self._channel.endpoint)
 
     def snapshot(self) -> dict[str, Any]:
-        """Instances with their ranks, dropped frames and refused keys. Any thread."""
+        """Instances with their ranks, dropped frames and refused keys. Callable from any thread."""
         with self._lock:
             instances = self._registry.snapshot()
         return {
@@ -149,5 +149,5 @@ class RendezvousServer:
             self._answer(wire.Registered(sender=self._name, to=message.sender, lifetime=self._lifetime))
 
     def _answer(self, message: wire.Message) -> None:
-        with contextlib.suppress(PeerError):  # it hung up; it asks again if it still wants to know
+        with contextlib.suppress(PeerError):  # it hung up, and asks again if it still needs the answer
             self._channel.send(message, None)

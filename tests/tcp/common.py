@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from statelink.backend import Batch, Blocks, Op
-from statelink.tcp import Options, _handshake
-from statelink.tcp._descriptor import Descriptor, pair_key
-from statelink.tcp._stream import Stream, Waker
 
-from .node import Node, Remote
+from .remote import Remote
+
+if TYPE_CHECKING:
+    from .node import Node
 
 U64 = npt.NDArray[np.uint64]
 
@@ -62,9 +60,6 @@ def untouched(memory: npt.NDArray[np.uint8]) -> bool:
     return bool((memory == POISON).all())
 
 
-HEADER = struct.Struct("<4sBxxxI4xQQQQ")
-
-
 def batch_of(node: Node, **changes: Any) -> Batch:
     zeros = np.zeros(1, np.uint32)
     columns = {
@@ -75,27 +70,3 @@ def batch_of(node: Node, **changes: Any) -> Batch:
         "target_region": zeros,
     }
     return Batch(Op.WRITE, Blocks(**{**columns, **changes}), 1, 1)
-
-
-class Caller:
-    """Somebody who calls a data port as a backend of ``node`` would; ``key`` is what it believes to be the key."""
-
-    def __init__(self, node: Node, own_name: str, peer: bytes, peer_name: str) -> None:
-        self.peer = Descriptor.decode(peer, peer_name)
-        self.waker = Waker()
-        self.pose(node, own_name)
-
-    def pose(self, node: Node, own_name: str) -> None:
-        """Be another backend of ``node`` from now on."""
-        backend = node.backends[own_name]
-        self.own = backend._own
-        self.key = pair_key(backend._private, self.own, self.peer)
-
-    def dial(self) -> Stream:
-        options = Options(connect_timeout=2.0)
-        return _handshake.dial(self.own, self.peer, self.key, options, self.waker, lambda: None)[0]
-
-    def plain(self) -> socket.socket:
-        sock = socket.create_connection((self.peer.host, self.peer.port))
-        sock.settimeout(10)
-        return sock

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from .common import POISON, SPACE
-from .node import Node, Remote, make_file
+from .node import Node
+from .remote import Remote, make_file
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import socket
-import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Side
 from statelink.errors import BackendUnavailableError, ConfigError, TransferError
-from statelink.tcp import Options, TcpBackend, _iovec
+from statelink.tcp import Options, TcpBackend
 
 from .common import (
     MODES,
@@ -27,7 +26,10 @@ from .common import (
     untouched,
     write,
 )
-from .node import Node, Remote, wait_for
+from .remote import Remote, wait_for
+
+if TYPE_CHECKING:
+    from .node import Node
 
 # Descriptors, options, declarations.
 
@@ -132,28 +134,20 @@ def test_revoke_in_the_middle(source: Remote, target: Remote, mode: str) -> None
     assert np.array_equal(target.memory[:1001], [1] * 1000 + [POISON])
 
 
-def test_revoke_waits_for_the_piece_in_progress(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    join(here, here)
-    grant_all(here)
-    half = len(here.memory) // 2
-    blocks = u64(here.address), u64(here.address + half), u64(half)
-    assert here.outcome(here.write("source", "target", 1, 1, *blocks)).ok
-    inside, go_on, copy = threading.Event(), threading.Event(), _iovec.copy
-
-    def held_up(*arguments: Any) -> int:
-        inside.set()
-        assert go_on.wait(20)
-        return copy(*arguments)
-
-    monkeypatch.setattr(_iovec, "copy", held_up)
-    transfer = here.write("source", "target", 1, 1, *blocks)
-    assert inside.wait(20)
-    revokes = [here.revoke("target", "source", 1, 1) for _ in range(2)]
+def test_revoke_waits_for_the_piece_in_progress(source: Remote, target: Remote) -> None:
+    join(source, target)
+    grant_all(target)
+    assert write(source, target).ok
+    target.do("hold_reads")
+    place = u64(source.address), u64(target.address)
+    transfer = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
+    wait_for(lambda: target.do("in_a_read"), "a read")
+    revokes = [target.do("revoke", "target", "source", 1, 1) for _ in range(2)]
     time.sleep(0.05)
-    assert all(here.pending(revoke) for revoke in revokes)
-    go_on.set()
-    assert all(here.outcome(revoke).ok for revoke in revokes)
-    assert here.outcome(transfer).settled
+    assert all(target.do("pending", revoke) for revoke in revokes)
+    target.do("let_reads_go")
+    assert all(target.do("outcome", revoke).ok for revoke in revokes)
+    assert source.do("outcome", transfer).settled
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -26,7 +26,8 @@ from .common import (
     untouched,
     write,
 )
-from .node import Node, Remote, make_file, wait_for
+from .node import Node
+from .remote import Remote, make_file, wait_for
 
 # Bytes arrive, and nothing else changes.
 

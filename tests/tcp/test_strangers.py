@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
+import socket
 import struct
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,13 +13,9 @@ import numpy as np
 import pytest
 
 from statelink.errors import TransferError
-from statelink.tcp import _frames, _handshake, _iovec
-from statelink.tcp._descriptor import pair_key
-from statelink.tcp._stream import Lost
 
+from .by_hand import DONE, HEADER, REFUSED, REPLY, RESEND, Caller, Lost, changed, frame, hello, pair_key
 from .common import (
-    HEADER,
-    Caller,
     grant_all,
     join,
     u64,
@@ -30,23 +24,21 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    import socket
-
-    from .node import Node, Remote
+    from .node import Node
+    from .remote import Remote
 
 # Strangers at the data port.
 
 
 @pytest.fixture
-def caller(here: Node) -> Iterator[Caller]:
-    """A caller that ``target`` in this process knows as ``source``, and has granted everything."""
-    theirs = here.open("target", handshake_timeout=0.5, max_pending=4)
-    ours = here.open("source")
-    here.connect("target", "source", ours)
-    grant_all(here)
-    caller = Caller(here, "source", theirs, "target")
-    yield caller
-    caller.waker.close()
+def caller(here: Node) -> Caller:
+    """A caller that ``target`` in this process knows as ``source``, and has granted everything, as ``honest``."""
+    made = Caller("source", here.open("target", handshake_timeout=0.5, max_pending=4))
+    here.connect("target", "source", made.descriptor)
+    here.connect("target", "honest", here.open("honest"))
+    for name in ("source", "honest"):
+        grant_all(here, a=name)
+    return made
 
 
 def closed_by_peer(sock: socket.socket) -> bool:
@@ -60,8 +52,8 @@ def closed_by_peer(sock: socket.socket) -> bool:
 
 
 def still_serves(here: Node) -> bool:
-    here.connect("source", "target", here.descriptor("target"))
-    transfer = here.write("source", "target", 1, 1, u64(here.address), u64(here.address + 5000), u64(100))
+    here.connect("honest", "target", here.descriptor("target"))
+    transfer = here.write("honest", "target", 1, 1, u64(here.address), u64(here.address + 5000), u64(100))
     return here.outcome(transfer).ok
 
 
@@ -72,14 +64,15 @@ def still_serves(here: Node) -> bool:
         b"\0" * 100,
         b"\xff" * 100_000,
         b"\x05\x00junk!",
-        _handshake.frame(_handshake.Hello("source", "somebody else", bytes(32))),
-        _handshake.frame(_handshake.Proof(bytes(32), 1, 1)),
-        _handshake.frame(_handshake.Hello("source", "target", bytes(32))) + b"\x02\x00ab",
-        _handshake.frame(_handshake.Hello("source", "target", bytes(32)))
-        + _handshake.frame(_handshake.Proof(bytes(32), os.getpid(), 1 << 20)),
-        _handshake.frame(_handshake.Hello("nobody", "target", bytes(32))),
-        _handshake.frame(_handshake.Hello("nobody", "target", bytes(32))) * 2,
-        _handshake.frame(_handshake.Hello("source", "target", bytes(32))).replace(b"source", b"\xff" * 6),
+        hello("source", "somebody else"),
+        frame("Proof", proof=bytes(32), pid=1, address=1),
+        hello() + b"\x02\x00ab",
+        hello() + frame("Proof", proof=bytes(32), pid=os.getpid(), address=1 << 20),
+        hello("nobody"),
+        hello("nobody") * 2,
+        hello().replace(b"source", b"\xff" * 6),
+        hello().replace(b"target", b"\xc3(\xff\xff\xff\xff"),
+        b"\x0b\x00\x82\xa4type\xa1\xff\xa1\xff\xc0",
         b"",
     ],
 )
@@ -91,76 +84,110 @@ def test_garbage_is_dropped(here: Node, caller: Caller, raw: bytes) -> None:
     assert still_serves(here)
 
 
-@pytest.mark.parametrize("kind", [_handshake.Hello, _handshake.Challenge, _handshake.Proof, _handshake.Welcome])
-def test_text_that_is_none_is_not_this_protocol(kind: Any) -> None:
-    """Its bytes are no UTF-8, in a name or in the key of a field."""
-    for raw in (
-        _handshake.frame(_handshake.Hello("source", "target", bytes(32)))[2:].replace(
-            b"target", b"\xc3(\xff\xff\xff\xff"
-        ),
-        b"\x82\xa4type\xa1\xff\xa1\xff\xc0",
-    ):
-        with pytest.raises(Lost, match="does not speak this protocol"):
-            _handshake.decode(raw, kind)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x0b\x00\x82\xa4type\xa1\xff\xa1\xff\xc0",
+        hello(),
+        frame("Welcome", copy=True),
+        frame("Challenge", nonce=bytes(31), proof=bytes(32)),
+        b"\x05\x00junk!",
+        b"\xff\xff",
+    ],
+)
+def test_who_answers_a_call_with_something_else(here: Node, answer: bytes) -> None:
+    """Its text is none, or it is no answer: nothing is written to whoever listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stranger = changed(here.open("target"), port=server.getsockname()[1])
+        here.open("source", connect_timeout=1.0)
+        here.connect("source", "target", stranger)
+        transfer = here.write("source", "target", 1, 1, u64(here.address), u64(here.address), u64(100))
+        called, _ = server.accept()
+        with called:
+            called.sendall(answer)
+            outcome = here.outcome(transfer)
+    assert not outcome.ok
+    assert "does not speak this protocol" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("reply", "ok"),
+    [
+        (REPLY.pack(b"SLr1", DONE, 0, 1), True),
+        (REPLY.pack(b"SLr1", DONE, 0, 2), False),
+        (REPLY.pack(b"SLr2", DONE, 0, 1), False),
+        (REPLY.pack(b"SLr1", 0, 0, 1), False),
+        (REPLY.pack(b"SLr1", 5, 0, 1), False),
+        (REPLY.pack(b"SLr1", DONE, 513, 1) + bytes(513), False),
+        (b"\xff" * REPLY.size, False),
+        (b"", False),
+    ],
+)
+def test_who_answers_a_write_with_something_else(here: Node, reply: bytes, ok: bool) -> None:
+    """A reply counts if it is one, and the next."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stranger = Caller("stranger", here.open("source", drain_timeout=0.1))
+        here.connect("source", "stranger", changed(stranger.descriptor, port=server.getsockname()[1]))
+        transfer = here.write("source", "stranger", 1, 1, u64(here.address), u64(here.address), u64(100))
+        called, _ = server.accept()
+        with called:
+            stream = stranger.admit(called)
+            stream.read(HEADER.size + 16 + 100)
+            stream.write(reply)
+            if not reply:
+                called.shutdown(socket.SHUT_WR)
+            outcome = here.outcome(transfer)
+    assert outcome.ok is ok
+    assert outcome.settled or not ok
 
 
 def test_wrong_keys(here: Node, caller: Caller) -> None:
     """Neither side speaks to one that does not hold the key."""
-    right = caller.key
+    for name in ("source", "nobody of its own"):
+        other = changed(here.descriptor("target"), public=Caller(name, here.descriptor("target")).own["public"])
+        here.connect("honest", "target", other)
+        transfer = here.write("honest", "target", 1, 1, u64(here.address), u64(here.address), u64(100))
+        assert "does not hold the key" in here.outcome(transfer).reason
     caller.key = bytes(32)
-    with pytest.raises(Lost, match="does not hold the key"):
+    with pytest.raises(Lost):
         caller.dial()
-    hello = _handshake.Hello("source", "target", bytes(32))
     sock = caller.plain()
-    sock.sendall(_handshake.frame(hello))
-    length = int.from_bytes(sock.recv(2), "little")
-    challenge = _handshake.decode(sock.recv(length), _handshake.Challenge)
-    proof = _handshake.Proof(challenge.proof, 0, 0)  # reflected
-    assert not _handshake.verify(right, hello, challenge.nonce, proof)
-    sock.sendall(_handshake.frame(proof))
+    sock.sendall(hello())
+    challenge = msgspec.msgpack.decode(sock.recv(int.from_bytes(sock.recv(2), "little")))
+    sock.sendall(frame("Proof", proof=challenge["proof"], pid=0, address=0))  # reflected
     assert closed_by_peer(sock)
     assert still_serves(here)
+    assert untouched(here.memory[:5000])
 
 
 def test_one_peer_cannot_pose_as_another(here: Node, caller: Caller) -> None:
     """It has both descriptors and a private half of its own, but not the other's."""
-    here.open("impostor")
-    private = here.backends["impostor"]._private
-    named = msgspec.structs.replace(here.backends["impostor"]._own, link="source")
-    for own in (caller.own, named):
-        caller.key = pair_key(private, own, caller.peer)
-        with pytest.raises(Lost, match="does not hold the key"):
-            caller.dial()
+    impostor = Caller("source", here.descriptor("target"))
+    for own in (impostor.own, caller.own):
+        impostor.key = pair_key(impostor.private, own, impostor.peer)
+        with pytest.raises(Lost):
+            impostor.dial()
+    caller.dial().close()
 
 
 def test_a_former_incarnation_has_no_key(here: Node, caller: Caller) -> None:
     """The same name, started anew: what was agreed on before opens nothing."""
-    here.close("source")
-    here.open("source")
-    here.connect("target", "source", here.descriptor("source"))
-    with pytest.raises(Lost, match="does not hold the key"):
+    new = Caller("source", here.descriptor("target"))
+    here.connect("target", "source", new.descriptor)
+    with pytest.raises(Lost):
         caller.dial()
-    caller.pose(here, "source")
-    caller.dial().close()
+    new.dial().close()
 
 
-def test_a_descriptor_holds_no_secret(here: Node, caller: Caller) -> None:
-    """Whoever read both descriptors can compute neither the key nor the private halves."""
-    private = here.backends["source"]._private.private_bytes_raw()
-    read = here.descriptor("source") + here.descriptor("target")
-    assert private not in read
-    assert caller.key not in read
-    assert pair_key(here.backends["target"]._private, caller.peer, caller.own) == caller.key
-    assert caller.key not in (caller.own.public, caller.peer.public)
-
-
-def test_a_key_is_that_of_two_names_and_two_halves(here: Node, caller: Caller) -> None:
+@pytest.mark.parametrize("change", [{"link": "other"}, {"public": bytes(31) + b"x"}], ids=["name", "half"])
+@pytest.mark.parametrize("whose", ["own", "peer"])
+def test_a_key_is_that_of_two_names_and_two_halves(caller: Caller, whose: str, change: dict[str, Any]) -> None:
     """The same numbers under another name, or in another pair, are another key."""
-    private, own, peer = here.backends["source"]._private, caller.own, caller.peer
-    renamed = pair_key(private, msgspec.structs.replace(own, link="other"), peer)
-    their_name = pair_key(private, own, msgspec.structs.replace(peer, link="other"))
-    moved = pair_key(private, msgspec.structs.replace(own, public=bytes(32)), peer)
-    assert len({caller.key, renamed, their_name, moved}) == 4
+    ends = {"own": caller.own, "peer": caller.peer}
+    ends[whose] = {**ends[whose], **change}
+    caller.key = pair_key(caller.private, ends["own"], ends["peer"])
+    with pytest.raises(Lost):
+        caller.dial()
 
 
 LOW_ORDER = [
@@ -175,7 +202,7 @@ LOW_ORDER = [
 
 @pytest.mark.parametrize("public", LOW_ORDER, ids=lambda public: public.hex()[:4])
 def test_a_public_half_that_would_make_the_key_known(here: Node, caller: Caller, public: bytes) -> None:
-    forged = msgspec.structs.replace(caller.own, public=public).encode()
+    forged = changed(caller.descriptor, public=public)
     with pytest.raises(TransferError, match="no X25519 key"):
         here.connect("target", "source", forged)
     caller.dial().close()  # and whom it was before is still known
@@ -183,11 +210,10 @@ def test_a_public_half_that_would_make_the_key_known(here: Node, caller: Caller,
 
 def test_slow_callers(here: Node, caller: Caller) -> None:
     """However many hang around, and however slowly they speak, the port serves others, and they are dropped."""
-    hello = _handshake.frame(_handshake.Hello("source", "target", bytes(32)))
     socks = []
     for number in range(12):
         socks.append(caller.plain())
-        socks[-1].sendall(hello[: number * 3])
+        socks[-1].sendall(hello()[: number * 3])
     assert still_serves(here)
     assert all(closed_by_peer(sock) for sock in socks)
 
@@ -196,23 +222,32 @@ def test_wrong_proof_of_memory(here: Node, caller: Caller, monkeypatch: pytest.M
     """A pid and address where the token is not: the receiver does not read from there."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
     assert still_serves(here)
-    assert here.mode("source", "target") == "SEND"
+    assert here.mode("honest", "target") == "SEND"
 
 
-def test_only_the_token_proves_a_memory(here: Node) -> None:
-    key, hello, nonce = bytes(32), _handshake.Hello("a", "b", bytes(32)), bytes(32)
-    right = np.frombuffer(_handshake._token(key, hello, nonce), np.uint8)
-    stale = np.frombuffer(_handshake._token(key, hello, bytes(31) + b"x"), np.uint8)
-    cases = (
-        (os.getpid(), right, True),
-        (os.getpid(), stale, False),
-        (os.getpid(), right[1:], False),
-        (0, right, False),
-    )
-    for pid, memory, expected in cases:
-        proof = _handshake.Proof(bytes(32), pid, memory.ctypes.data)
-        assert _handshake.witness(key, hello, nonce, proof) is expected
-    assert not _handshake.witness(key, hello, nonce, _handshake.Proof(bytes(32), os.getpid(), 1))
+def test_only_the_token_proves_a_memory(here: Node, caller: Caller) -> None:
+    stale: list[bytes] = []
+    kept: list[Any] = []
+
+    def at(token: bytes) -> int:
+        kept.append(np.frombuffer(token, np.uint8))
+        return int(kept[-1].ctypes.data)
+
+    def noted(token: bytes) -> tuple[int, int]:
+        stale.append(token)
+        return os.getpid(), at(token)
+
+    cases: list[tuple[Any, bool]] = [
+        (noted, True),
+        (lambda token: (os.getpid(), at(stale[0])), False),
+        (lambda token: (os.getpid(), at(token[1:] + b"x")), False),
+        (lambda token: (0, at(token)), False),
+        (lambda token: (os.getpid(), 1), False),
+    ]
+    for place, expected in cases:
+        stream = caller.dial(place)
+        assert stream.copies is expected
+        stream.close()
 
 
 @pytest.mark.parametrize(
@@ -232,7 +267,7 @@ def test_malformed_batches(here: Node, caller: Caller, raw: bytes) -> None:
     stream = caller.dial()
     stream.write(raw)
     with pytest.raises(Lost):
-        stream.read(memoryview(bytearray(1)))
+        stream.read(1)
     stream.close()
     assert untouched(here.memory)
     assert still_serves(here)
@@ -244,26 +279,17 @@ def test_wrapped_address(here: Node, caller: Caller, mode: int) -> None:
     stream = caller.dial()
     blocks = np.array([[here.address, (1 << 64) - 8], [8, 1 << 45], [here.address, 1 << 20]], np.uint64)
     stream.write(HEADER.pack(b"SLw1", mode, 2, 1, 1, 1, 8 + (1 << 45)) + blocks[: mode + 1].tobytes())
-    answer = bytearray(_frames.REPLY.size)
-    stream.read(memoryview(answer))
-    reply = _frames.unpack_reply(answer)
-    assert reply.status is _frames.Status.REFUSED
-    reason = bytearray(reply.length)
-    stream.read(memoryview(reason))
-    assert b"block 1" in reason
+    status, _, reason = stream.answer()
+    assert status == REFUSED
+    assert "block 1" in reason
     stream.close()
     assert untouched(here.memory)
 
 
 def test_copy_from_a_process_that_was_not_proven(here: Node, caller: Caller) -> None:
-    here.connect("target", "far", here.open("far", same_host_copy=False))
-    here.grant("target", "far", 1, 1, u64(here.address), u64(100))
-    caller.pose(here, "far")
     stream = caller.dial()
     stream.write(HEADER.pack(b"SLw1", 2, 1, 5, 1, 1, 100) + struct.pack("<QQQ", here.address, 100, here.address + 200))
-    answer = bytearray(_frames.REPLY.size)
-    stream.read(memoryview(answer))
-    assert _frames.unpack_reply(answer)[:2] == (_frames.Status.RESEND, 5)
+    assert stream.answer()[:2] == (RESEND, 5)
     stream.close()
     assert untouched(here.memory)
 
@@ -271,30 +297,25 @@ def test_copy_from_a_process_that_was_not_proven(here: Node, caller: Caller) -> 
 # The kernel's refusal.
 
 
-def test_memory_may_not_be_read(here: Node, source: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_iovec, "_process_vm_readv", refuse)
-    join(source, here)
-    grant_all(here)
-    monkeypatch.undo()
-    here_copies(source, here, "SEND")
+def test_memory_may_not_be_read(source: Remote, target: Remote) -> None:
+    target.do("forbid_reads")
+    join(source, target)
+    grant_all(target)
+    target.do("let_reads_go")
+    arrives(source, target, "SEND")
 
 
-def test_memory_may_not_be_read_any_more(here: Node, source: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    join(source, here)
-    grant_all(here)
-    here_copies(source, here, "COPY")
-    monkeypatch.setattr(_iovec, "_process_vm_readv", refuse)
-    here_copies(source, here, "SEND")
+def test_memory_may_not_be_read_any_more(source: Remote, target: Remote) -> None:
+    join(source, target)
+    grant_all(target)
+    arrives(source, target, "COPY")
+    target.do("forbid_reads")
+    arrives(source, target, "SEND")
 
 
-def refuse(*_: object) -> int:
-    ctypes.set_errno(errno.EPERM)
-    return -1
-
-
-def here_copies(source: Remote, here: Node, mode: str) -> None:
+def arrives(source: Remote, target: Remote, mode: str) -> None:
     source.memory[:1000] = np.random.default_rng().integers(0, 255, 1000, np.uint8)
-    assert write(source, here).ok
-    assert np.array_equal(here.memory[:1000], source.memory[:1000])
-    assert untouched(here.memory[1000:])
+    assert write(source, target).ok
+    assert np.array_equal(target.memory[:1000], source.memory[:1000])
+    assert untouched(target.memory[1000:])
     assert source.do("mode", "source", "target") == mode

@@ -47,7 +47,7 @@ EVERYTHING = """
 import contextlib, itertools, random, sys, zmq
 import msgspec
 from tests.wire.largest import CASES
-from tests.wire.test_fuzz import mutated
+from tests.wire.noise import mutated
 from statelink import wire
 from tests.helpers.peers import cut
 address, number = sys.argv[1], int(sys.argv[2])

@@ -196,3 +196,14 @@ def test_a_stage_of_a_compressed_model(kind: str, expected: list[int]) -> None:
     ]  # fmt: skip
     assert written[1] == expected
     assert sorted(written[0] + written[1]) == list(range(len(names)))
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_ranks_that_deal_positions_alike_have_one_counterpart_each(block: int) -> None:
+    def side(name: str) -> list[Inventory]:
+        dealt = [Partition("cyclic", 3, index, block) for index in range(3)]
+        described = [state.mla_pages({0: pointer(1, 8, 4, 2)}, partition=partition) for partition in dealt]
+        return [describe(name, each, rank=index, ranks=3) for index, each in enumerate(described)]
+
+    parts = plan.route(side("p"), side("d"))
+    assert [(part.source, part.target) for part in parts if part.shares] == [(0, 0), (1, 1), (2, 2)]

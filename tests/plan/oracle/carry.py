@@ -117,9 +117,11 @@ def _pair(
             assert count == move.nbytes
             nbytes[pool.name] += count
     arrived: Contents = {}
-    _collect(arrived, target, plan.arrived_content(component, wanted, owed))
+    read = _collect(arrived, target, plan.arrived_content(component, wanted, owed))
     assert arrived == sent, "what both sides would take digests of is not the same"
-    return component.granule_nbytes * len(owed)
+    due = component.granule_nbytes * len(owed)
+    assert len(set(read)) == len(read) == due, "not every byte is read once"
+    return due
 
 
 def _pushed(
@@ -218,16 +220,19 @@ def _found(rank: Rank, starts: Any, width: int) -> Any:
     return (at[:, None] + np.arange(width)).ravel()
 
 
-def _collect(found: Contents, rank: Rank, contents: Iterable[plan.Content]) -> None:
-    """Read what digests are taken of: each part of the state once."""
+def _collect(found: Contents, rank: Rank, contents: Iterable[plan.Content]) -> list[int]:
+    """Read what digests are taken of: each part of the state once. Returns where its bytes are in the rank's data."""
+    read: list[int] = []
     for content in contents:
         starts = content.addresses[:, None, None] + content.offsets.astype(np.uint64)
-        raw = rank.space.data[_found(rank, starts.ravel(), content.piece)]
-        each = raw.reshape(len(content.seeds), len(content.granules), -1)
+        places = _found(rank, starts.ravel(), content.piece)
+        read += places.tolist()
+        each = rank.space.data[places].reshape(len(content.seeds), len(content.granules), -1)
         for number, seed in enumerate(content.seeds.tolist()):
             for place, granule in enumerate(content.granules.tolist()):
                 assert (seed, granule) not in found, "a part of the state is read twice"
                 found[seed, granule] = each[number, place].tobytes()
+    return read
 
 
 def _compare(scene: Scene, rank: Rank, sources: list[Rank], before: Bytes, written: Bytes) -> int:

@@ -33,20 +33,15 @@ def pool() -> Iterator[list[Peer]]:
         peer.kill()
 
 
-def making(library: dict[str, str], pool: list[Peer], folders: pytest.TempPathFactory) -> Iterator[Make]:
+def making(library: dict[str, str], pool: list[Peer]) -> Iterator[Make]:
     made: list[Peer] = []
 
     def make(name: str, sizes: Sequence[int] = (MIB,), kind: str = "npu:0", **settings: str) -> Peer:
         fits = [peer for peer in pool if peer.key == (tuple(sizes), kind) and not settings]
         if fits:
             pool.remove(fits[0])
-        peer = (
-            fits[0]
-            if fits
-            else Peer(
-                folders.mktemp("ascend") / name, sizes, kind, library | settings, "npu_memory:Memory" if library else ""
-            )
-        )
+        allocator = "npu_memory:Memory" if library else ""
+        peer = fits[0] if fits else Peer(name, sizes, kind, library | settings, allocator)
         peer.link = name
         made.append(peer)
         return peer
@@ -57,12 +52,12 @@ def making(library: dict[str, str], pool: list[Peer], folders: pytest.TempPathFa
 
 
 @pytest.fixture
-def make(library: dict[str, str], pool: list[Peer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+def make(library: dict[str, str], pool: list[Peer]) -> Iterator[Make]:
     """Processes for one test."""
-    yield from making(library, pool, tmp_path_factory)
+    yield from making(library, pool)
 
 
 @pytest.fixture(scope="module")
-def make_shared(library: dict[str, str], pool: list[Peer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+def make_shared(library: dict[str, str], pool: list[Peer]) -> Iterator[Make]:
     """Processes for all tests of a module."""
-    yield from making(library, pool, tmp_path_factory)
+    yield from making(library, pool)

@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
-import base64
 import re
-import signal
 import socket
 from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import pytest
-from plugins.ascend.tests.peer import MIB, Peer, Refused
+from plugins.ascend.tests.peer import MIB, Peer
 
-from statelink.backend import Op
+from statelink.backend import Op, Region
+from statelink.errors import BackendUnavailableError, TransferError
 
 Make = Callable[..., Peer]
 
 
 def connected(make: Make, **options: object) -> tuple[Peer, Peer]:
     prefill, decode = make("prefill"), make("decode")
-    prefill.ready().open("prefill", **options)
-    decode.ready().open("decode", **options)
+    prefill.open("prefill", **options)
+    decode.open("decode", **options)
     return prefill.connect(decode), decode.connect(prefill)
 
 
 def test_peer_dies(make: Make) -> None:
     """Transfers to it fail at once; whether it still moves bytes nobody knows. Others are served."""
     prefill, mortal = connected(make)
-    steady = make("steady").ready().open("decode")
+    steady = make("steady").open("decode")
     prefill.connect(steady).serves(mortal)
     mortal.kill()
     reason = "MemFabric's batch_transfer_sync_write returned -1 (failed), for 1 blocks"
     assert prefill.move(mortal, prefill.block(mortal)) == [(False, reason, False)]
     for _ in range(2):  # the library might connect again, and wait for two minutes
-        with pytest.raises(Refused, match=r"TransferError: a batch was not started .*: its process does not answer"):
+        with pytest.raises(TransferError, match=r"a batch was not started .*: its process does not answer"):
             prefill.move(mortal, prefill.block(mortal))
     prefill.serves(steady)
-    prefill.ask(do="disconnect", peer=mortal.link)
-    with pytest.raises(Refused, match="the peer is not connected"):
+    prefill.disconnect(mortal)
+    with pytest.raises(TransferError, match="the peer is not connected"):
         prefill.move(mortal, prefill.block(mortal))
-    prefill.ask(do="close")
+    prefill.close()
 
 
 def test_peer_comes_back_as_another(make: Make) -> None:
     prefill, mortal = connected(make)
     prefill.serves(mortal)
     mortal.kill()
-    again = make("decode").ready().open("decode")
+    again = make("decode").open("decode")
     prefill.connect(again).serves(again)
 
 
@@ -57,9 +56,9 @@ def test_a_peer_that_does_not_answer_keeps_nobody_waiting(make: Make) -> None:
     The library would wait for either, two minutes each, before it connects to anybody else.
     """
     prefill, dead, still, steady = make("prefill"), make("dead"), make("still"), make("steady")
-    prefill.ready().open("prefill", connect_timeout=5.0)
+    prefill.open("prefill", connect_timeout=5.0)
     for peer in (dead, still, steady):
-        peer.ready().open("decode")
+        peer.open("decode")
     dead.kill()
     still.stop()
     gone, silent, served = prefill.connect_at_once(dead, still, steady)
@@ -69,27 +68,27 @@ def test_a_peer_that_does_not_answer_keeps_nobody_waiting(make: Make) -> None:
     assert served[1] < 20  # of 120 s
     prefill.serves(steady)
     for peer in (dead, still):
-        with pytest.raises(Refused, match="the peer is not connected"):
+        with pytest.raises(TransferError, match="the peer is not connected"):
             prefill.move(peer, prefill.block(peer))
-    still.process.send_signal(signal.SIGCONT)
+    still.go_on()
     prefill.connect(still).serves(still)
-    prefill.ask(do="close")
+    prefill.close()
     prefill.open("prefill").connect(steady).serves(steady)
 
 
 def test_somebody_else_at_a_peers_address(make: Make) -> None:
     """A process that got the port of one that ended is not asked to connect; nor is one whose engine is gone."""
     prefill, decode, other = make("prefill"), make("decode"), make("other")
-    prefill.ready().open("prefill")
+    prefill.open("prefill")
     for peer in (decode, other):
-        peer.ready().open("decode")
+        peer.open("decode")
     theirs, ours = (msgspec.msgpack.decode(peer.descriptor) for peer in (other, decode))
     wrong = msgspec.msgpack.encode([*ours[:-1], theirs[-1]])  # its door
-    with pytest.raises(Refused, match=r"cannot be connected .*: somebody else answers at 127\.0\.0\.1 port \d+"):
+    with pytest.raises(TransferError, match=r"cannot be connected .*: somebody else answers at 127\.0\.0\.1 port \d+"):
         prefill.meet(decode.link, wrong, decode.regions)
     with socket.create_server(("127.0.0.1", 0)) as free:
         wrong = msgspec.msgpack.encode([*ours[:3], free.getsockname()[1], *ours[4:]])
-    with pytest.raises(Refused, match=r"its process answers, and its engine at port \d+ of 127\.0\.0\.1 does not: "):
+    with pytest.raises(TransferError, match=r"its process answers, and its engine at port \d+ of 127\.0\.0\.1 does"):
         prefill.meet(decode.link, wrong, decode.regions)
     prefill.connect(decode).serves(decode)
 
@@ -97,67 +96,66 @@ def test_somebody_else_at_a_peers_address(make: Make) -> None:
 def test_a_stopped_peer_is_written_to(make: Make) -> None:
     """Nothing in its process takes part in that."""
     prefill, decode = connected(make)
-    prefill.memory.arrays[0][:100] = 3
+    prefill.arrays[0][:100] = 3
     decode.stop()
     assert prefill.move(decode, prefill.block(decode)) == [(True, "", True)]
-    decode.process.send_signal(signal.SIGCONT)
-    assert (decode.memory.arrays[0][:101] == [3] * 100 + [0]).all()
+    decode.go_on()
+    assert (decode.arrays[0][:101] == [3] * 100 + [0]).all()
 
 
 def test_decode_waits_until_a_prefill_has_come(make: Make) -> None:
     """It cannot reach a prefill by itself; so a read that comes too early waits, and is refused in the end."""
     prefill, decode = make("prefill"), make("decode")
-    prefill.ready().open("prefill")
-    decode.ready().open("decode", connect_timeout=0.3).connect(prefill)
+    prefill.open("prefill")
+    decode.open("decode", connect_timeout=0.3).connect(prefill)
     back = prefill.block(decode)
     with pytest.raises(
-        Refused, match=r"refused before it started .*read returned -2000 \(invalid parameter\); it does not"
+        TransferError, match=r"refused before it started .*read returned -2000 \(invalid parameter\); it does not"
     ):
         decode.move(prefill, back, Op.READ)
-    prefill.memory.arrays[0][:100] = 7
+    prefill.arrays[0][:100] = 7
     for _ in range(2):
-        decode.ask(do="disconnect", peer=prefill.link)
+        decode.disconnect(prefill)
         decode.connect(prefill)
     prefill.connect(decode)
     assert decode.move(prefill, back, Op.READ) == [(True, "", True)]
-    assert (decode.memory.arrays[0][:100] == 7).all()
+    assert (decode.arrays[0][:100] == 7).all()
 
 
 def test_memory_that_a_peer_never_registered(make: Make) -> None:
     """Its region table says more than its library knows: the refusal is the library's, and nothing moved."""
     prefill, decode = make("prefill"), make("decode", (8 * MIB,))
-    prefill.ready().open("prefill", connect_timeout=0.3)
-    decode.ready().start("decode")
+    prefill.open("prefill", connect_timeout=0.3)
+    decode.construct("decode")
     first = decode.regions[0]
-    part = {"address": first.address, "nbytes": 100, "kind": "npu:0"}
-    decode.ask(do="register", regions=[part])
-    decode.descriptor = base64.b64decode(decode.ask(do="descriptor"))
+    decode.register([Region(first.address, 100, "npu:0")])
+    decode.describe()
     prefill.connect(decode)
-    with pytest.raises(Refused, match=r"TransferError: a batch was refused .*-2000 \(invalid parameter\)"):
+    with pytest.raises(TransferError, match=r"a batch was refused .*-2000 \(invalid parameter\)"):
         prefill.move(decode, prefill.block(decode, offset=6 * MIB))
-    assert not decode.memory.whole.any()
+    assert not decode.memory.any()
 
 
 @pytest.mark.usefixtures("simulated")
 def test_device_that_fails_in_a_batch(make: Make) -> None:
     """A part has moved, and the transfer says that it may go on."""
     prefill, decode = connected(make)
-    prefill.ask(do="set", name="MEMFABRIC_SIM_FAIL_AFTER", value="1")
-    prefill.memory.arrays[0][:] = 1
+    prefill.setenv("MEMFABRIC_SIM_FAIL_AFTER", "1")
+    prefill.arrays[0][:] = 1
     one = prefill.block(decode)
     two = type(one).concatenate([one, prefill.block(decode, offset=5000)])
     reason = "MemFabric's batch_transfer_sync_write returned -1 (failed), for 2 blocks"
     assert prefill.move(decode, two) == [(False, reason, False)]
-    assert np.asarray(decode.memory.arrays[0][:101]).tolist() == [1] * 100 + [0]
-    assert not decode.memory.arrays[0][5000:].any()
+    assert np.asarray(decode.arrays[0][:101]).tolist() == [1] * 100 + [0]
+    assert not decode.arrays[0][5000:].any()
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_host_memory_needs_another_transport(make: Make, role: str) -> None:
     """The library says so on decode alone; the plugin says so on both."""
-    peer = make("host", kind="dram").ready()
+    peer = make("host", kind="dram")
     with pytest.raises(
-        Refused, match=r"region 0 could not be registered .*of dram at 0x.*: SDMA moves an NPU's memory"
+        TransferError, match=r"region 0 could not be registered .*of dram at 0x.*: SDMA moves an NPU's memory"
     ):
         peer.open(role)
 
@@ -166,17 +164,17 @@ def test_host_memory_needs_another_transport(make: Make, role: str) -> None:
 def test_host_memory_over_rdma(make: Make) -> None:
     prefill, decode = make("prefill", kind="dram"), make("decode", kind="dram")
     options = {"data_op_type": "HOST_RDMA", "nic": "tcp://127.0.0.1:10002"}
-    prefill.ready().open("prefill", **options)
-    decode.ready().open("decode", **options)
+    prefill.open("prefill", **options)
+    decode.open("decode", **options)
     prefill.connect(decode).serves(decode)
 
 
 @pytest.mark.usefixtures("simulated")
 def test_memory_of_another_device(make: Make) -> None:
-    peer = make("peer", kind="npu:3").ready()
-    with pytest.raises(Refused, match=r"region 0 could not .*of npu:3 at 0x.*: the engine runs on device_id 0"):
+    peer = make("peer", kind="npu:3")
+    with pytest.raises(TransferError, match=r"region 0 could not .*of npu:3 at 0x.*: the engine runs on device_id 0"):
         peer.open("decode")
-    peer.ask(do="close")
+    peer.close()
     peer.open("decode", device_id=3)
 
 
@@ -184,65 +182,64 @@ def test_memory_of_another_device(make: Make) -> None:
 @pytest.mark.parametrize(("role", "when"), [("decode", "registered"), ("prefill", "reached")])
 def test_memory_that_the_library_cannot_register(make: Make, role: str, when: str) -> None:
     """Host memory that the engine calls an NPU's: on decode it is refused as itself, on prefill when it connects."""
-    peer, other = make("liar"), make("other").ready().open("prefill" if role == "decode" else "decode")
-    peer.ready().start(role)
+    peer, other = make("liar"), make("other").open("prefill" if role == "decode" else "decode")
+    peer.construct(role)
     host = np.zeros(1, np.uint64).ctypes.data  # an address of this process is nobody's there
-    regions = [{"address": each.address, "nbytes": each.nbytes, "kind": each.kind} for each in peer.regions]
-    command = {"do": "register", "regions": [*regions, {"address": host, "nbytes": 8, "kind": "npu:0"}]}
+    regions = [*peer.regions, Region(host, 8, "npu:0")]
     if role == "decode":
         with pytest.raises(
-            Refused, match=r"region 1 could not be registered .*: 8 bytes .*-1 \(failed\): register local"
+            TransferError, match=r"region 1 could not be registered .*: 8 bytes .*-1 \(failed\): register local"
         ):
-            peer.ask(**command)
+            peer.register(regions)
     else:
-        peer.ask(**command)
-        with pytest.raises(Refused, match=r"cannot be reached: .* returned -1 \(failed\): register local failed"):
+        peer.register(regions)
+        peer.describe()
+        with pytest.raises(TransferError, match=r"cannot be reached: .* returned -1 \(failed\): register local failed"):
             peer.connect(other)
 
 
 def test_two_links_in_one_process(make: Make) -> None:
     """The second is refused, the first goes on, and one after the other is fine."""
     prefill, decode = connected(make)
-    with pytest.raises(Refused, match=r"BackendUnavailableError: .*starts once in a process.*\nhint: close that link"):
-        prefill.start("prefill")
+    with pytest.raises(BackendUnavailableError, match=r".*starts once in a process.*\nhint: close that link"):
+        prefill.construct("prefill")
     prefill.serves(decode)
-    prefill.ask(do="close")
-    prefill.ask(do="close")
-    for command in ({"do": "descriptor"}, {"do": "register"}):
-        with pytest.raises(Refused, match="TransferError: the backend is closed"):
-            prefill.ask(**command)
+    prefill.close()
+    prefill.close()
+    for call in (prefill.describe, lambda: prefill.register(prefill.regions)):
+        with pytest.raises(TransferError, match="the backend is closed"):
+            call()
     prefill.open("prefill").connect(decode).serves(decode)
 
 
 @pytest.mark.parametrize("role", ["", "both"])
 def test_unknown_role(make: Make, role: str) -> None:
-    with pytest.raises(Refused, match=f"BackendUnavailableError: MemFabric needs a role, and was given '{role}'"):
-        make("peer").ready().open(role)
+    with pytest.raises(BackendUnavailableError, match=f"MemFabric needs a role, and was given '{role}'"):
+        make("peer").open(role)
 
 
 @pytest.mark.usefixtures("simulated")
 def test_start_that_fails(make: Make) -> None:
     """There is no engine then, although the library would register memory; the process can try again."""
-    peer = make("peer").ready()
-    peer.ask(do="set", name="MEMFABRIC_SIM_NPU", value="absent")
+    peer = make("peer")
+    peer.setenv("MEMFABRIC_SIM_NPU", "absent")
     for _ in range(2):
         with pytest.raises(
-            Refused, match=r"engine could not be started .*initialize returned -1 \(failed\); there is no NP"
+            BackendUnavailableError,
+            match=r"engine could not be started .*initialize returned -1 \(failed\); there is no NP",
         ):
             peer.open("prefill")
 
 
 @pytest.mark.usefixtures("simulated")
 def test_an_npu_that_there_is_not(make: Make) -> None:
-    with pytest.raises(Refused, match=r"BackendUnavailableError: .*could not be started .*returned -1 \(failed\)"):
-        make("peer").ready().open("decode", device_id=8)
+    with pytest.raises(BackendUnavailableError, match=r".*could not be started .*returned -1 \(failed\)"):
+        make("peer").open("decode", device_id=8)
 
 
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("name", ["batch_transfer_sync_read", "DEVICE_URMA"])
 def test_version_that_lacks_something(make: Make, name: str) -> None:
-    peer = make("peer", MEMFABRIC_SIM_LACKS=name).ready()
-    with pytest.raises(
-        Refused, match=rf"BackendUnavailableError: MemFabric cannot be used: this version .* has no \w+\.{name}"
-    ):
+    peer = make("peer", MEMFABRIC_SIM_LACKS=name)
+    with pytest.raises(BackendUnavailableError, match=rf"MemFabric cannot be used: this version .* has no \w+\.{name}"):
         peer.open("prefill", data_op_type="DEVICE_URMA")

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pytest
-from plugins.ascend.tests.peer import MIB, Peer, Refused
+from plugins.ascend.tests.peer import MIB, Peer
 
 from statelink.backend import Blocks, Op
+from statelink.errors import TransferError
 
 SIZES = (8 * MIB + 1, 350_001, 8191)
 """Regions on each side, side by side, their borders at odd addresses; the library's pages of 2 MiB hold several."""
@@ -30,14 +31,14 @@ class Pair(NamedTuple):
 def pair(make_shared: Callable[..., Peer]) -> Iterator[Pair]:
     both = Pair(make_shared("here", SIZES), make_shared("there", SIZES))
     for peer, role in zip(both, ("prefill", "decode"), strict=True):
-        peer.ready().open(role)
+        peer.open(role)
     both.decode.connect(both.prefill)
     both.prefill.connect(both.decode)
     yield both
     for peer in both:
-        peer.ask(do="close")
-        peer.ask(do="close")
-        assert peer.end() == 0
+        peer.close()
+        peer.close()
+        assert peer.end()[0] == 0
 
 
 def scattered(origin: Peer, goal: Peer, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
@@ -57,17 +58,17 @@ def scattered(origin: Peer, goal: Peer, count: int, nbytes: int, region: int, se
 def check(actor: Peer, blocks: Blocks, op: Op, other: Peer) -> None:
     """Move blocks, and compare both memories with what numpy makes of them."""
     for number, peer in enumerate((actor, other)):
-        peer.memory.whole[:] = NOISE[number : number + len(peer.memory.whole)]
+        peer.memory[:] = NOISE[number : number + len(peer.memory)]
     origin, goal = (actor, other) if op is Op.WRITE else (other, actor)
-    before, expected = origin.memory.whole.copy(), goal.memory.whole.copy()
+    before, expected = origin.memory.copy(), goal.memory.copy()
     first, start = origin.regions[0].address, goal.regions[0].address
     for source, target, nbytes in zip(blocks.source, blocks.target, blocks.nbytes.tolist(), strict=True):
         begin, end = int(source) - first, int(target) - start
         expected[end : end + nbytes] = before[begin : begin + nbytes]
     outcomes = actor.move(other, blocks, op)
     assert outcomes == [(True, "", True)] * len(outcomes)
-    assert np.array_equal(goal.memory.whole, expected)
-    assert np.array_equal(origin.memory.whole, before)
+    assert np.array_equal(goal.memory, expected)
+    assert np.array_equal(origin.memory, before)
 
 
 @pytest.mark.parametrize("op", list(Op))
@@ -97,23 +98,21 @@ def test_blocks_outside_their_region_are_refused(pair: Pair, op: Op, side: str, 
         "before the start": regions[1].address - 1,
         "nothing": regions[1].address,
     }[what]
-    before = [peer.memory.whole.copy() for peer in pair]
+    before = [peer.memory.copy() for peer in pair]
     whose = "here" if what == "nothing" else side
-    with pytest.raises(
-        Refused, match=rf"TransferError: a block is outside the memory registered {whose} .*: \d+ bytes at 0x"
-    ):
+    with pytest.raises(TransferError, match=rf"a block is outside the memory registered {whose} .*: \d+ bytes at 0x"):
         pair.prefill.move(pair.decode, bad, op)
     for peer, wanted in zip(pair, before, strict=True):
-        assert np.array_equal(peer.memory.whole, wanted)
+        assert np.array_equal(peer.memory, wanted)
     check(pair.prefill, scattered(*ends, 5, 100, 1), op, pair.decode)
 
 
 def test_unknown_region_or_peer_is_refused(pair: Pair) -> None:
     blocks = scattered(*pair, 2, 100, 1)
     beyond = dataclasses.replace(blocks, target_region=np.array([0, 3], np.uint32))
-    with pytest.raises(Refused, match=r"TransferError: a block is outside .* by the peer .*: region 3 of 3"):
+    with pytest.raises(TransferError, match=r"a block is outside .* by the peer .*: region 3 of 3"):
         pair.prefill.move(pair.decode, beyond)
-    with pytest.raises(Refused, match=r"TransferError: the peer is not connected .*peer nobody"):
+    with pytest.raises(TransferError, match=r"the peer is not connected .*peer nobody"):
         pair.prefill.move("nobody", blocks)
 
 
@@ -150,6 +149,6 @@ def test_refused_descriptors(pair: Pair) -> None:
         changed(good, KIND, "HOST_RDMA"): "moves bytes by HOST_RDMA, we by SDMA",
     }
     for raw, cause in cases.items():
-        with pytest.raises(Refused, match=f"TransferError: a peer cannot be connected over MemFabric .*{cause}"):
+        with pytest.raises(TransferError, match=f"a peer cannot be connected over MemFabric .*{cause}"):
             pair.prefill.meet("stranger", raw, pair.decode.regions)
     check(pair.prefill, scattered(*pair, 5, 100, 1), Op.WRITE, pair.decode)

@@ -35,18 +35,16 @@ class World(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("moves")
-    peer = Peer(folder / "peer", "there", LAYOUT)
+def world() -> Iterator[World]:
+    peer = Peer("there", LAYOUT)
     backend = make("here")
-    memory = Memory(folder, LAYOUT)
+    memory = Memory(LAYOUT)
     backend.register(memory.regions)
     peer.ready()
-    peer.invite("here", backend.descriptor(), memory.regions)
+    peer.meet("here", backend.descriptor(), memory.regions)
     backend.connect(peer.link, peer.descriptor, peer.regions)
     yield World("here", backend, memory, peer)
     backend.close()
-    assert peer.end() == 0
     assert peer.complaints() == []
 
 
@@ -58,7 +56,7 @@ def works(world: World) -> None:
     blocks = Blocks(one * np.uint64(start), one * np.uint64(end), one * np.uint64(100), zero, zero)
     (transfer,) = move(world.backend, world.peer.link, blocks)
     assert transfer.outcome == (True, "", True)
-    assert np.array_equal(world.peer.memory.arrays[3][:100], NOISE[:100])
+    assert np.array_equal(world.peer.arrays[3][:100], NOISE[:100])
 
 
 def test_refused_descriptors(world: World) -> None:

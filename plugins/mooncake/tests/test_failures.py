@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from plugins.mooncake.tests.peer import Memory, Peer, make, move
 
 from statelink.backend import Backend, Batch, Blocks, Op, Outcome, Region
 from statelink_mooncake import MooncakeBackend
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HERE = MooncakeBackend.probe(MooncakeBackend.Options())
 pytestmark = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
@@ -37,11 +33,11 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")  # the least that the library takes
-    peers = [Peer(tmp_path / name, name, LAYOUT) for name in ("mortal", "steady")]
+    peers = [Peer(name, LAYOUT) for name in ("mortal", "steady")]
     backend = make("here")
-    memory = Memory(tmp_path, LAYOUT)
+    memory = Memory(LAYOUT)
     memory.arrays[0][:] = 1
     backend.register(memory.regions)
     for peer in peers:
@@ -67,12 +63,12 @@ def serves(world: World, peer: Peer) -> None:
     world.memory.arrays[0][:100] += 1
     (transfer,) = move(world.backend, peer.link, blocks(world.memory, peer.regions, 100))
     assert transfer.outcome == (True, "", True)
-    assert np.array_equal(peer.memory.arrays[0][:100], world.memory.arrays[0][:100])
+    assert np.array_equal(peer.arrays[0][:100], world.memory.arrays[0][:100])
 
 
 def test_peer_stops_during_a_transfer(world: World) -> None:
     """Others are served until the library's timeout ends it, and the peer is once it goes on."""
-    world.mortal.signal(signal.SIGSTOP)
+    world.mortal.stop()
     outcomes: list[Outcome | None] = []
     batch = Batch(Op.WRITE, blocks(world.memory, world.mortal.regions), 1, 1)
     thread = threading.Thread(target=lambda: outcomes.append(world.backend.submit(world.mortal.link, batch).outcome))
@@ -84,7 +80,7 @@ def test_peer_stops_during_a_transfer(world: World) -> None:
         thread.join(0.05)
     assert outcomes == [(False, REASON, False)]
     assert served > 1
-    world.mortal.signal(signal.SIGCONT)
+    world.mortal.go_on()
     serves(world, world.mortal)
 
 

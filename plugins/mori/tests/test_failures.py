@@ -65,7 +65,7 @@ def serves(world: World, peer: Peer | None = None) -> None:
     world.memory.arrays[0][:4096] += 1
     transfers = move(world.backend, peer.link, batch(world, peer).blocks)
     assert [transfer.outcome for transfer in transfers] == [(True, "", True)]
-    assert np.array_equal(peer.memory.arrays[0][:4096], world.memory.arrays[0][:4096])
+    assert np.array_equal(peer.arrays[0][:4096], world.memory.arrays[0][:4096])
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +79,18 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 
 
 @pytest.fixture(scope="module")
-def steady(machine: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    peer = Peer(tmp_path_factory.mktemp("steady") / "peer", "steady", LAYOUT).ready()
+def steady(machine: tuple[Path, Path]) -> Iterator[Peer]:
+    peer = Peer("steady", LAYOUT).ready()
     yield peer
-    assert peer.end() == 0
-    assert peer.log.read_text() == ""
+    assert peer.end() == (0, "")
 
 
 @pytest.fixture
-def world(machine: tuple[Path, Path], steady: Peer, tmp_path: Path) -> Iterator[World]:
+def world(machine: tuple[Path, Path], steady: Peer) -> Iterator[World]:
     backend = make("here")
-    memory = Memory(tmp_path, LAYOUT)
+    memory = Memory(LAYOUT)
     memory.arrays[0][:] = 1
-    steady.memory.arrays[0][:] = 0
+    steady.arrays[0][:] = 0
     backend.register(memory.regions)
     backend.connect("steady", steady.descriptor, steady.regions)
     yield World(backend, memory, steady, *machine)
@@ -101,13 +100,12 @@ def world(machine: tuple[Path, Path], steady: Peer, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def mortal(world: World, tmp_path: Path) -> Iterator[Peer]:
+def mortal(world: World) -> Iterator[Peer]:
     """Another peer, connected, that a test may end."""
-    peer = Peer(tmp_path / "mortal", "mortal", LAYOUT).ready()
+    peer = Peer("mortal", LAYOUT).ready()
     world.backend.connect("mortal", peer.descriptor, peer.regions)
     yield peer
-    if peer.process.poll() is None:
-        peer.kill()
+    peer.kill()
 
 
 def test_done_means_that_the_bytes_are_there(world: World) -> None:
@@ -116,10 +114,10 @@ def test_done_means_that_the_bytes_are_there(world: World) -> None:
     for _ in range(3):
         world.backend.poll([transfer])
     assert transfer.outcome is None
-    assert not world.peer.memory.arrays[0].any()
+    assert not world.peer.arrays[0].any()
     world.hold.unlink()
     assert finish(world.backend, transfer).outcome == (True, "", True)
-    assert world.peer.memory.arrays[0][:4096].all()
+    assert world.peer.arrays[0][:4096].all()
 
 
 def test_a_peer_dies(world: World, mortal: Peer) -> None:
@@ -177,7 +175,7 @@ def test_disconnect_does_not_stop_a_transfer(world: World) -> None:
     world.hold.unlink()
     reason = "the peer was disconnected while the transfer was in progress"
     assert finish(world.backend, transfer).outcome == (False, reason, True)
-    assert world.peer.memory.arrays[0][:4096].all()
+    assert world.peer.arrays[0][:4096].all()
     world.backend.connect("steady", world.peer.descriptor, world.peer.regions)
     serves(world)
 
@@ -198,7 +196,7 @@ def test_a_transfer_that_nobody_holds(world: World) -> None:
     gc.collect()
     world.hold.unlink()
     serves(world)
-    assert world.peer.memory.arrays[0][:4096].all()
+    assert world.peer.arrays[0][:4096].all()
 
 
 def statuses() -> int:
@@ -233,7 +231,7 @@ def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytes
     monkeypatch.setattr(_onesided, "control_timeout", lambda: 150)  # of MORI_IO_CP_TIMEOUT_MS, read once in a process
     hasty = make("hasty")
     hasty.register(world.memory.regions)
-    mortal.signal(signal.SIGSTOP)
+    mortal.stop()
     with pytest.raises(
         TransferError, match=r"region 0 here and region 0 there: ReadMessageHeader\(type\) failed .*errno=11"
     ):
@@ -241,7 +239,7 @@ def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytes
     with pytest.raises(TransferError, match="the peer is not connected"):
         hasty.submit("mortal", batch(world, mortal))
     serves(world, mortal)  # a connection that was there needs nobody's answer
-    mortal.signal(signal.SIGCONT)
+    mortal.go_on()
     hasty.connect("mortal", mortal.descriptor, mortal.regions)
     serves(world._replace(backend=hasty), mortal)
     mortal.kill()
@@ -270,22 +268,22 @@ def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
     backend.close()
 
 
-def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer, tmp_path: Path) -> None:
+def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer) -> None:
     """Connecting ends its process, not ours; the error says what it may have been, and others are served."""
-    os.truncate(tmp_path / "mortal" / "memory0", SIZE)  # nothing is behind its second region any more
+    os.truncate(mortal.worker.arena.path, SIZE)  # nothing is behind its second region any more
     backend = make("fatal")
     backend.register(world.memory.regions)
     with pytest.raises(TransferError, match=r"ReadMessageHeader.*EOF(.|\n)*memory cannot be pinned"):
         backend.connect("mortal", mortal.descriptor, mortal.regions)
-    assert mortal.end() == -signal.SIGABRT
+    assert mortal.end()[0] == -signal.SIGABRT
     backend.connect("steady", world.peer.descriptor, world.peer.regions)
     serves(world._replace(backend=backend))
     backend.close()
 
 
-def test_pairs_that_no_transport_serves(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_that_no_transport_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"backends": {"XGMI": {}}}
-    peer = Peer(tmp_path / "gpus", "gpus", LAYOUT, options, "cuda:0").ready()
+    peer = Peer("gpus", LAYOUT, options, "cuda:0").ready()
     backend = make("gpu", options)
     backend.register([Region(each.address, each.nbytes, "cuda:0") for each in world.memory.regions])
     monkeypatch.setenv("MORI_SIM_GPUS", "0")
@@ -319,13 +317,13 @@ def with_unknown_memory(peer: Peer) -> bytes:
     return pack_descriptors([head, engine, [msgspec.msgpack.encode([key, 77, *rest]), second]])
 
 
-def test_memory_that_the_peer_does_not_know(world: World, tmp_path: Path) -> None:
+def test_memory_that_the_peer_does_not_know(world: World) -> None:
     """RDMA says so when it is connected; TCP when something moves, and in other words for a read."""
     raw = with_unknown_memory(world.peer)
     with pytest.raises(TransferError, match=r"there: .*remote MR size mismatch.*got=0; it has mori "):
         world.backend.connect("steady", raw, world.peer.regions)
     options: dict[str, Any] = {"backends": {"TCP": {}}}
-    peer = Peer(tmp_path / "far", "far", LAYOUT, options).ready()
+    peer = Peer("far", LAYOUT, options).ready()
     backend = make("near", options)
     backend.register(world.memory.regions)
     backend.connect("far", with_unknown_memory(peer), peer.regions)
@@ -343,7 +341,7 @@ def test_memory_that_the_peer_does_not_know(world: World, tmp_path: Path) -> Non
     peer.kill()
 
 
-def test_what_the_library_refuses_of_a_batch(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_library_refuses_of_a_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a status that has failed when the call returns, or after the caller stood before a full queue."""
     from mori import _onesided
 
@@ -363,7 +361,7 @@ def test_what_the_library_refuses_of_a_batch(world: World, tmp_path: Path, monke
     world.hold.unlink()
     assert finish(world.backend, first).outcome == (True, "", True)
     options = {"backends": {"TCP": {"striping_threshold_bytes": 1024}}}
-    peer = Peer(tmp_path / "far", "far", LAYOUT, options).ready()
+    peer = Peer("far", LAYOUT, options).ready()
     backend = make("near", options)
     backend.register(world.memory.regions)
     backend.connect("far", peer.descriptor, peer.regions)
@@ -397,19 +395,17 @@ def test_a_status_that_failed_while_it_was_posted(world: World, monkeypatch: pyt
     assert statuses() > before
 
 
-def test_memory_of_several_numa_nodes(
-    world: World, mortal: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_several_numa_nodes(world: World, mortal: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair of nodes has a connection of its own: all of them are made in ``connect``, and none in ``submit``."""
     monkeypatch.setenv("MORI_SIM_NUMA_NODES", "2")
     from mori import _onesided
 
     monkeypatch.setattr(_onesided, "control_timeout", lambda: 150)
-    peer = Peer(tmp_path / "nodes", "nodes", LAYOUT).ready()
+    peer = Peer("nodes", LAYOUT).ready()
     backend = make("numa")
     backend.register(world.memory.regions)
     backend.connect("nodes", peer.descriptor, peer.regions)
-    peer.signal(signal.SIGSTOP)
+    peer.stop()
     good = batch(world, peer).blocks
     for near, far in ((0, 1), (1, 0), (1, 1), (0, 0)):
         here, there = np.full(4, near, np.uint32), np.full(4, far, np.uint32)
@@ -431,9 +427,9 @@ def test_connections_that_stay_are_reported(world: World, caplog: pytest.LogCapt
     assert caplog.records[-1].getMessage().startswith(f"MoRI keeps the RDMA connections of {2 * EVERY} peers that are")
 
 
-def test_tcp_peers_with_other_data_connections(world: World, tmp_path: Path) -> None:
+def test_tcp_peers_with_other_data_connections(world: World) -> None:
     """The library would connect, and lose the connection with each transfer."""
-    peer = Peer(tmp_path / "far", "far", LAYOUT, {"backends": {"TCP": {"num_data_conns": 4}}}).ready()
+    peer = Peer("far", LAYOUT, {"backends": {"TCP": {"num_data_conns": 4}}}).ready()
     backend = make("near", {"backends": {"TCP": {}}})
     backend.register(world.memory.regions)
     with pytest.raises(TransferError, match=r"its num_data_conns is b'4', ours is 8: TCP needs equal ones"):
@@ -525,22 +521,22 @@ def test_threads(world: World, mortal: Peer) -> None:
         world.backend.poll([])
     assert not errors
     for peer in (world.peer, mortal):
-        assert np.array_equal(peer.memory.arrays[0][:4096], world.memory.arrays[0][:4096])
+        assert np.array_equal(peer.arrays[0][:4096], world.memory.arrays[0][:4096])
 
 
-def test_tcp_peers_that_stop_and_die(world: World, tmp_path: Path) -> None:
+def test_tcp_peers_that_stop_and_die(world: World) -> None:
     """Over TCP an operation times out; the next one connects by itself, and the peer is not lost."""
     options = {"backends": {"TCP": {"op_timeout_ms": 200}}}
-    peer = Peer(tmp_path / "far", "far", LAYOUT, options).ready()
+    peer = Peer("far", LAYOUT, options).ready()
     backend = make("near", options)
     backend.register(world.memory.regions)
     backend.connect("far", peer.descriptor, peer.regions)
     there = world._replace(backend=backend)
     serves(there, peer)
-    peer.signal(signal.SIGSTOP)
+    peer.stop()
     transfer = finish(backend, backend.submit("far", batch(world, peer)))
     assert transfer.outcome == (False, "ERR_BAD_STATE: TCP: operation timeout", False)
-    peer.signal(signal.SIGCONT)
+    peer.go_on()
     serves(there, peer)
     peer.kill()
     transfer = finish(backend, backend.submit("far", batch(world, peer)))

@@ -38,25 +38,23 @@ class World(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=list(TRANSPORTS))
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, simulator: bool) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, simulator: bool) -> Iterator[World]:
     options, kind = TRANSPORTS[request.param]
     if not simulator and request.param != "RDMA":
         pytest.skip("with the real library, host memory over RDMA is tested")
-    folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MORI_SIM_TCP", "1")
         link = f"here-{request.param}"
-        peer = Peer(folder / "peer", f"peer-{request.param}", LAYOUT, options, kind)
+        peer = Peer(f"peer-{request.param}", LAYOUT, options, kind)
         backend = make(link, options)
-        memory = Memory(folder, LAYOUT, kind)
+        memory = Memory(LAYOUT, kind)
         backend.register(memory.regions)
         peer.ready()
-        peer.invite(link, backend.descriptor(), memory.regions)
+        peer.meet(link, backend.descriptor(), memory.regions)
         backend.connect(peer.link, peer.descriptor, peer.regions)
         yield World(link, backend, memory, peer)
         backend.close()
-        assert peer.end() == 0
-        assert peer.log.read_text() == ""
+        assert peer.end() == (0, "")
 
 
 def scattered(world: World, op: Op, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
@@ -81,11 +79,11 @@ def scattered(world: World, op: Op, count: int, nbytes: int, region: int, seed: 
 
 def check(world: World, blocks: Blocks, op: Op) -> None:
     """Move blocks, and compare both memories with what numpy makes of them."""
-    for number, array in enumerate((*world.memory.arrays, *world.peer.memory.arrays)):
+    for number, array in enumerate((*world.memory.arrays, *world.peer.arrays)):
         array[:] = NOISE[number : number + len(array)]
-    here, there = (world.memory, world.peer.memory)
+    sides = (world.memory.arrays, world.peer.arrays)
     tables = (world.memory.regions, world.peer.regions)
-    expected = [[array.copy() for array in side.arrays] for side in (here, there)]
+    expected = [[array.copy() for array in side] for side in sides]
     origin, goal = (0, 1) if op is Op.WRITE else (1, 0)
     before = [array.copy() for array in expected[origin]]
     for part in (blocks[number : number + 1] for number in range(blocks.count)):
@@ -96,8 +94,8 @@ def check(world: World, blocks: Blocks, op: Op) -> None:
         expected[goal][to_region][start : start + nbytes] = before[from_region][first : first + nbytes]
     transfers = move(world.backend, world.peer.link, blocks, op)
     assert [transfer.outcome for transfer in transfers] == [(True, "", True)] * len(transfers)
-    for side, arrays in zip((here, there), expected, strict=True):
-        for array, wanted in zip(side.arrays, arrays, strict=True):
+    for side, arrays in zip(sides, expected, strict=True):
+        for array, wanted in zip(side, arrays, strict=True):
             assert np.array_equal(array, wanted)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from plugins.nixl.tests.peer import Memory, Peer, finish, make, move
 
 from statelink.backend import Backend, Batch, Blocks, Op, Region, Side
 from statelink.errors import TransferError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
@@ -56,11 +52,10 @@ def everything(world: World, peer: Peer) -> Batch:
 
 
 @pytest.fixture(scope="module")
-def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("tcp")
-    peers = [Peer(folder / name, name, LAYOUT, TCP) for name in ("mortal", "slow", "steady")]
+def tcp() -> Iterator[World]:
+    peers = [Peer(name, LAYOUT, TCP) for name in ("mortal", "slow", "steady")]
     backend = make("here", TCP)
-    memory = Memory(folder, LAYOUT)
+    memory = Memory(LAYOUT)
     memory.arrays[0][:] = 1
     backend.register(memory.regions)
     for peer in peers:
@@ -75,9 +70,9 @@ def tcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.fixture
 def stopped(tcp: World) -> Iterator[Peer]:
     """The slow peer, stopped; connected before and after."""
-    tcp.slow.signal(signal.SIGSTOP)
+    tcp.slow.stop()
     yield tcp.slow
-    tcp.slow.signal(signal.SIGCONT)
+    tcp.slow.go_on()
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         with contextlib.suppress(TransferError):
@@ -90,12 +85,12 @@ def serves(world: World, peer: Peer) -> None:
     """The peer gets a small write whole."""
     world.memory.arrays[0][:100] += 1
     move(world.backend, peer.link, blocks(world.memory, peer.regions, 100))
-    assert np.array_equal(peer.memory.arrays[0][:100], world.memory.arrays[0][:100])
+    assert np.array_equal(peer.arrays[0][:100], world.memory.arrays[0][:100])
 
 
 def test_peer_dies_during_a_transfer(tcp: World) -> None:
     """Its transfers fail with a reason, others go on, and it is refused until it is connected again."""
-    tcp.mortal.signal(signal.SIGSTOP)
+    tcp.mortal.stop()
     batch = everything(tcp, tcp.mortal)
     transfers = [tcp.backend.submit(tcp.mortal.link, batch) for _ in range(2)]
     serves(tcp, tcp.steady)
@@ -115,7 +110,7 @@ def test_peer_dies_during_a_transfer(tcp: World) -> None:
 
 def test_disconnect_does_not_stop_a_transfer(tcp: World, stopped: Peer) -> None:
     """It fails when it ends: until then its bytes may land, and the peer cannot be connected again."""
-    stopped.memory.arrays[0][:] = 0
+    stopped.arrays[0][:] = 0
     transfer = tcp.backend.submit(stopped.link, everything(tcp, stopped))
     tcp.backend.disconnect(stopped.link)
     tcp.backend.poll([transfer])
@@ -123,10 +118,10 @@ def test_disconnect_does_not_stop_a_transfer(tcp: World, stopped: Peer) -> None:
     with pytest.raises(TransferError, match="transfers of its earlier connection have not ended"):
         tcp.backend.connect(stopped.link, stopped.descriptor, stopped.regions)
     serves(tcp, tcp.steady)
-    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
     reason = "the peer was disconnected while the transfer was in progress"
     assert finish(tcp.backend, transfer).outcome == (False, reason, True)
-    assert stopped.memory.arrays[0].all()
+    assert stopped.arrays[0].all()
 
 
 def test_connecting_to_a_stopped_peer(tcp: World, stopped: Peer) -> None:
@@ -136,7 +131,7 @@ def test_connecting_to_a_stopped_peer(tcp: World, stopped: Peer) -> None:
         backend.connect(stopped.link, stopped.descriptor, stopped.regions)
     with pytest.raises(TransferError, match="the peer is not connected"):
         backend.submit(stopped.link, everything(tcp, stopped))
-    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         with contextlib.suppress(TransferError):
@@ -172,11 +167,11 @@ def test_nothing_is_read_over_a_broken_connection(tcp: World, stopped: Peer) -> 
     before = connections()
     backend = make("broken", {**TCP, "connect_timeout": 0})
     backend.register(tcp.memory.regions)
-    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
     backend.connect(stopped.link, stopped.descriptor, stopped.regions)
     move(backend, stopped.link, blocks(tcp.memory, stopped.regions, 100))
-    stopped.signal(signal.SIGSTOP)
-    stopped.memory.arrays[0][:] = 0
+    stopped.stop()
+    stopped.arrays[0][:] = 0
     transfer = backend.submit(stopped.link, everything(tcp, stopped))
     backend.poll([transfer])
     assert transfer.outcome is None
@@ -186,9 +181,9 @@ def test_nothing_is_read_over_a_broken_connection(tcp: World, stopped: Peer) -> 
     assert finish(backend, transfer).outcome == (False, "NIXL_ERR_REMOTE_DISCONNECT", Side.SOURCE)
     kept = tcp.memory.arrays[0].copy()
     tcp.memory.arrays[0][:] = 255
-    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
     time.sleep(0.5)
-    assert 255 not in stopped.memory.arrays[0]
+    assert 255 not in stopped.arrays[0]
     tcp.memory.arrays[0][:] = kept
     backend.close()
 
@@ -213,7 +208,7 @@ def test_poll_does_not_wait_for_another_thread(tcp: World, stopped: Peer, monkey
         tcp.backend.poll([transfer])
         assert not busy.done()
         leave.set()
-    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
     deadline = time.monotonic() + 30
     while transfer.outcome is None and time.monotonic() < deadline:
         serves(tcp, tcp.steady)
@@ -224,7 +219,7 @@ def test_threads(tcp: World) -> None:
     """Each peer has a thread of its own, and one more polls."""
     peers = (tcp.slow, tcp.steady)
     for peer in peers:
-        peer.memory.arrays[0][:] = 0
+        peer.arrays[0][:] = 0
     errors: list[BaseException] = []
 
     def work(peer: Peer) -> None:
@@ -243,17 +238,17 @@ def test_threads(tcp: World) -> None:
         tcp.backend.poll([])
     assert not errors
     for peer in peers:
-        assert np.array_equal(peer.memory.arrays[0], tcp.memory.arrays[0])
+        assert np.array_equal(peer.arrays[0], tcp.memory.arrays[0])
 
 
-def test_peer_dies_during_a_copy(tcp: World, tmp_path: Path) -> None:
+def test_peer_dies_during_a_copy(tcp: World) -> None:
     """The same where a write is a copy from process to process, inside the call."""
-    peer = Peer(tmp_path / "copied", "copied", LAYOUT).ready()
+    peer = Peer("copied", LAYOUT).ready()
     backend = make("copying")
     backend.register(tcp.memory.regions)
     for each in (peer, tcp.steady):
         backend.connect(each.link, each.descriptor, each.regions)
-    killer = threading.Timer(0.1, peer.process.kill)
+    killer = threading.Timer(0.1, peer.kill)
     killer.start()
     outcome = None
     while outcome is None or outcome.ok:

@@ -120,14 +120,14 @@ def test_what_is_left(
         ("^posix,sysv,cma,xpmem,knem", "tcp"),  # probed: all of the ways within a host are off, one by one
     ],
 )
-def test_a_real_peer(tls: str, word: str, tmp_path: Path) -> None:
+def test_a_real_peer(tls: str, word: str) -> None:
     options = {"ucx": {"TLS": tls}}
-    peer = Peer(tmp_path / "peer", "far", [[4096]], options)
-    memory = Memory(tmp_path, [[4096]])
+    peer = Peer("far", [[4096]], options)
+    memory = Memory([[4096]])
     backend = make("near", options)
     try:
         backend.register(memory.regions)
-        peer.ready().invite("near", backend.descriptor(), memory.regions)
+        peer.ready().meet("near", backend.descriptor(), memory.regions)
         backend.connect("far", peer.descriptor, peer.regions)
         assert isinstance(backend, NixlBackend)
         assert backend.transport("far") == word

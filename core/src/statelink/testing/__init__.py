@@ -24,22 +24,23 @@ and for a strategy::
 
 from __future__ import annotations
 
+import importlib
 import typing
 
 from ._addresses import free_addresses
 from ._machine import bare_machine
 
 if typing.TYPE_CHECKING:
+    from ._remote import RemoteBackend
     from ._suite import BackendTests, PackageTests, StrategyTests
 
-__all__ = ["BackendTests", "PackageTests", "StrategyTests", "bare_machine", "free_addresses"]
+__all__ = ["BackendTests", "PackageTests", "RemoteBackend", "StrategyTests", "bare_machine", "free_addresses"]
 
 
 def __getattr__(name: str) -> typing.Any:
     # Late: the kit's workers import this package, too, and have no use for pytest.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import _suite
-
-    found = globals()[name] = getattr(_suite, name)
+    home = importlib.import_module("._remote" if name == "RemoteBackend" else "._suite", __name__)
+    found = globals()[name] = getattr(home, name)
     return found

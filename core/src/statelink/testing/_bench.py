@@ -18,6 +18,8 @@ from ._memory import MIB, POISON, Array
 from ._saying import all_moved, same
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ._process import Worker
 
 __all__ = ["LAYOUT", "MOVER", "PEER", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
@@ -127,9 +129,10 @@ class End:
         """Call a function of the worker that takes this link's name first."""
         return self.worker(function, self.link, *arguments)
 
-    def connect(self, peer: End) -> None:
+    def connect(self, peer: End) -> Self:
         """Make a peer known here."""
         self.call(_inside.connect, peer.link, peer.descriptor, peer.regions)
+        return self
 
     def disconnect(self, peer: End) -> None:
         """Forget a peer here."""

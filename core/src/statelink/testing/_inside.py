@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +78,27 @@ def construct(host: Host, link: str, role: str, name: str, options: Mapping[str,
     kind = kind_of(name)
     settings = read_options(kind.Options, options, f"options of backend {name!r}")
     host.backends[link] = Opened(kind(BackendContext(options=settings, link=link, role=role)))
+
+
+def open_backend(
+    host: Host, link: str, role: str, name: str, options: Mapping[str, Any], regions: Sequence[Region]
+) -> bytes:
+    """Make a backend, and register memory: its descriptor."""
+    construct(host, link, role, name, options)
+    register(host, link, regions)
+    return descriptor(host, link)
+
+
+def set_environment(host: Host, name: str, value: str) -> None:
+    """Change this process's environment; an empty value removes the variable."""
+    os.environ.pop(name, None)
+    if value:
+        os.environ[name] = value
+
+
+def run(host: Host, link: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that takes a backend before its own arguments."""
+    return function(host.backends[link].backend, *arguments)
 
 
 def register(host: Host, link: str, regions: Sequence[Region]) -> None:

@@ -124,6 +124,11 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
+    def leave(self) -> int:
+        """Let it end by itself: its exit status."""
+        self._pipe.close()
+        return self._process.wait(self.patience)
+
     def log(self) -> str:
         """The end of what it printed."""
         self._log.seek(0)

@@ -450,7 +450,7 @@ def test_a_session_that_cannot_be_made_for_a_part(world: World, monkeypatch: pyt
         with pytest.raises(TransferError, match="region 0 here and region 1 there: none of"):
             world.backend.submit("steady", Batch(Op.WRITE, mixed, 1, 1))
     world.backend.poll([])
-    assert not world.peer.memory.arrays[0].any()
+    assert not world.peer.arrays[0].any()
     serves(world)
 
 

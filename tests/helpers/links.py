@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zmq
 
 import statelink
-from statelink import state
+from statelink import Status, state
 
-__all__ = ["DECODE", "PREFILL", "STRANGE", "Recorder", "connect", "keys", "link_of", "state_of"]
+__all__ = ["DECODE", "PREFILL", "STRANGE", "Rank", "Recorder", "connect", "hand_over", "keys", "link_of", "state_of"]
 
 _keys = [tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(3)]
 PREFILL, DECODE, STRANGE = ({"public": public, "secret": secret} for public, secret in _keys)
@@ -22,6 +23,38 @@ PREFILL, DECODE, STRANGE = ({"public": public, "secret": secret} for public, sec
 
 def keys(own: dict[str, str], *allowed: dict[str, str]) -> statelink.Keys:
     return statelink.Keys(secret=own["secret"], allow=tuple(each["public"] for each in allowed))
+
+
+class Rank:
+    """A rank's memory and its description."""
+
+    def __init__(self, name: str, fill: int = 0) -> None:
+        rng = np.random.default_rng(fill)
+        shape = (2, 32, 16, 2, 8)
+        self.arrays: npt.NDArray[np.uint8] = (
+            rng.integers(0, 256, shape, dtype=np.uint8) if fill else np.zeros(shape, np.uint8)
+        )
+        self.inventory = state.describe(name, [state.kv_pages({0: (self.arrays[0], self.arrays[1])}, heads=2)])
+
+    def open(self, config: Any, **changes: Any) -> statelink.Link:
+        return statelink.open(
+            {"inspect": False, **config, **changes} if isinstance(config, dict) else config, self.inventory
+        )
+
+
+def hand_over(prefill: statelink.Link, decode: statelink.Link, source: Rank, target: Rank) -> tuple[Any, Any]:
+    """Move one request, look at all of decode's memory, and return both rooms' reports."""
+    sending = prefill.send(1, 160)
+    sending.push({"kv": range(10)})
+    receiving = decode.receive(1, prefill.address, 160, {"kv": range(20, 30)})
+    status = receiving.wait(20)
+    receiving.check()
+    assert status is Status.SUCCEEDED
+    assert sending.wait(10) is Status.SUCCEEDED
+    expected = np.zeros_like(target.arrays)
+    expected[:, 20:30] = source.arrays[:, :10]
+    np.testing.assert_array_equal(target.arrays, expected)
+    return sending.report, receiving.report
 
 
 @contextlib.contextmanager

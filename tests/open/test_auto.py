@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.open.links import Rank, hand_over
+from tests.helpers.links import Rank, hand_over
 
 from statelink.errors import BackendUnavailableError, ConfigError, RoomError, UnsupportedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.open.links import Rank, hand_over
+from tests.helpers.links import Rank, hand_over
 
 from statelink import Status
 from statelink.errors import RoomError, UnsupportedError

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from tests.helpers.links import link_of
 
-import statelink
-from statelink import Status, state
+from statelink import Status
 from statelink.errors import RoomError
 
 WRONG: list[tuple[Any, Any, str]] = [
@@ -19,15 +18,9 @@ WRONG: list[tuple[Any, Any, str]] = [
 ]
 
 
-def link(role: str) -> statelink.Link:
-    pages = np.zeros((2, 4, 1, 8), np.uint8)
-    inventory = state.describe(role, [state.kv_pages({0: (pages, pages.copy())}, heads=1)])
-    return statelink.open({"role": role, "backend": "tcp"}, inventory)
-
-
 @pytest.mark.parametrize(("items", "ready", "said"), WRONG)
 def test_what_is_no_item_and_no_event(items: Any, ready: Any, said: str) -> None:
-    with link("prefill") as prefill, link("decode") as decode:
+    with link_of("prefill") as prefill, link_of("decode") as decode:
         receiving, sending = decode.receive(7, prefill.address, 4), prefill.send(7, 4)
         with pytest.raises(RoomError, match=said) as caught:
             sending.push(items, ready=ready)

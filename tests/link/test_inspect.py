@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from tests.helpers.links import link_of
 from tests.helpers.pools import Kv, hybrid
 
-import statelink
-from statelink import Status, state
+from statelink import Status
 from statelink.cli import main
 from statelink.link import ask, sockets
 
@@ -48,11 +47,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def there(folder: Path) -> list[Path]:
     """Sockets in a runtime directory; others of this user may be in the one that is everybody's."""
     return [path for path in sockets() if path.parent == folder]
-
-
-def opened(**config: Any) -> statelink.Link:
-    inventory = state.describe("d", [state.aux_rows({"row": np.zeros((4, 8), np.uint8)})])
-    return statelink.open({"role": "decode", "backend": "tcp", **config}, inventory)
 
 
 @pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
@@ -88,7 +82,7 @@ def test_room_that_waits(workshop: Workshop) -> None:
 
 
 def test_only_its_user_may_ask(alone: Path) -> None:
-    with opened() as link:
+    with link_of("decode") as link:
         (path,) = there(alone)
         assert stat.S_IMODE(alone.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -107,7 +101,7 @@ def test_link_opens_without(alone: Path, harm: str, tmp_path: Path) -> None:
         alone.symlink_to(tmp_path / "elsewhere")
     else:
         alone.write_text("")
-    with opened() as link:
+    with link_of("decode") as link:
         assert there(alone) == []
         incarnation = link.name.rpartition("-")[2]
         assert [path.parent for path in sockets() if incarnation in path.name] == [EVERYBODYS]
@@ -115,7 +109,7 @@ def test_link_opens_without(alone: Path, harm: str, tmp_path: Path) -> None:
 
 
 def test_none_is_opened_where_it_is_not_wanted(alone: Path) -> None:
-    with opened(inspect=False):
+    with link_of("decode", inspect=False):
         assert not alone.exists()
 
 
@@ -124,14 +118,14 @@ def test_socket_of_a_dead_process_goes(alone: Path) -> None:
     dead = alone / "4194305-0123456789abcdef.sock"  # above every process id
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(dead))
-    with opened() as link:
+    with link_of("decode") as link:
         assert not dead.exists()
         assert [ask(path)["link"] for path in there(alone)] == [link.name]
 
 
 def test_who_asks_and_does_not_read(alone: Path) -> None:
     """Others are answered after a while, and the link goes on and closes."""
-    with opened() as link:
+    with link_of("decode") as link:
         (path,) = there(alone)
         with socket.socket(socket.AF_UNIX) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)

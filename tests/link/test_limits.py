@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import zmq
+from tests.helpers.links import link_of
 from tests.helpers.peers import until
 
 import statelink
@@ -114,9 +115,7 @@ def test_a_limit_is_above_zero(name: str) -> None:
 def test_who_never_asks_for_changes_keeps_no_rooms() -> None:
     """The latest 4096 that changed, and no more; from the first question on, all of them."""
     count = 4096 + 7
-    pool = np.zeros((4, 2, 1, 8), np.uint8)
-    inventory = state.describe("decode", [state.kv_pages({0: (pool, pool.copy())}, heads=1)])
-    with statelink.open({"role": "decode", "backend": "tcp"}, inventory) as link:
+    with link_of("decode") as link:
         address = free_addresses(1)[0]
         rooms = [link.receive(room, address, 2) for room in range(1, count + 1)]
         for room in rooms:
@@ -135,16 +134,13 @@ def test_who_never_asks_for_changes_keeps_no_rooms() -> None:
 
 def test_who_does_not_answer_is_asked_less_and_less() -> None:
     """Sixty beats, and at most one introduction a second after the first few."""
-    pool = np.zeros((4, 2, 1, 8), np.uint8)
-    inventory = state.describe("decode", [state.kv_pages({0: (pool, pool.copy())}, heads=1)])
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     mute = context.socket(zmq.ROUTER)
     mute.linger = 0
     port = mute.bind_to_random_port("tcp://127.0.0.1")
-    config = {"role": "decode", "backend": "tcp", "heartbeat": 0.05, "liveness": 2.0}
     heard: list[bytes] = []
     try:
-        with statelink.open(config, inventory) as link:
+        with link_of("decode", heartbeat=0.05, liveness=2.0) as link:
             room = link.receive(1, f"tcp://127.0.0.1:{port}", 2)
             end = time.monotonic() + 3.0
             while time.monotonic() < end:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.helpers.links import link_of
 
 import statelink
 from statelink import state
@@ -30,15 +31,9 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> type[Backend]:
     return kind
 
 
-def opened(name: str, **config: Any) -> statelink.Link:
-    pages = np.zeros((2, 4, 1, 8), np.uint8)
-    inventory = state.describe(name, [state.kv_pages({0: (pages, pages.copy())}, heads=1)])
-    return statelink.open({"role": "decode", "backend": "tcp", **config}, inventory)
-
-
 def refused() -> BackendUnavailableError:
     with pytest.raises(BackendUnavailableError, match=r"link 'more\.0-\w+' cannot be opened") as caught:
-        opened("more")
+        link_of("decode", "more")
     assert caught.value.code == "backend.links"
     return caught.value
 
@@ -46,13 +41,13 @@ def refused() -> BackendUnavailableError:
 @pytest.mark.usefixtures("narrow")
 def test_one_link_too_many() -> None:
     """It is refused, and names those that are open; each that is closed makes room for one."""
-    with opened("one") as one, opened("two") as two:
+    with link_of("decode", "one") as one, link_of("decode", "two") as two:
         error = refused()
         assert f"at most 2 in one process, which has {one.name}, {two.name}" in str(error)
         assert "close a link first, or open this one in another process" in error.hint
         assert one.close()
         assert one.close()
-        with opened("three"):
+        with link_of("decode", "three"):
             refused()
 
 
@@ -72,8 +67,8 @@ def test_a_link_that_does_not_open_takes_no_place(narrow: type[Backend], monkeyp
             patch.setattr(narrow, name, broken)
             for _ in range(3):
                 with pytest.raises(TransferError, match="no"):
-                    opened("broken")
-    with opened("one"), opened("two"):
+                    link_of("decode", "broken")
+    with link_of("decode", "one"), link_of("decode", "two"):
         refused()
 
 
@@ -86,7 +81,7 @@ def test_a_place_is_free_once_the_backend_is_closed(narrow: type[Backend], monke
         seen.append(refused())
         close(self)
 
-    with opened("one"), opened("two") as two:
+    with link_of("decode", "one"), link_of("decode", "two") as two:
         monkeypatch.setattr(narrow, "close", closing)
         assert two.close()
         assert len(seen) == 1
@@ -94,7 +89,7 @@ def test_a_place_is_free_once_the_backend_is_closed(narrow: type[Backend], monke
 
 
 def test_most_backends_have_no_limit() -> None:
-    with opened("one"), opened("two"), opened("three"):
+    with link_of("decode", "one"), link_of("decode", "two"), link_of("decode", "three"):
         pass
 
 
@@ -149,9 +144,9 @@ def test_a_link_whose_thread_does_not_start_leaves_nothing(monkeypatch: pytest.M
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", none_left)
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                opened("broken")
+                link_of("decode", "broken")
     assert not [thread for thread in threading.enumerate() if thread.name == "statelink-inspect"]
-    with opened("one"), opened("two"):
+    with link_of("decode", "one"), link_of("decode", "two"):
         refused()
 
 
@@ -163,4 +158,4 @@ def test_a_backend_that_cannot_say_how_it_is_reached(narrow: type[Backend], monk
 
     monkeypatch.setattr(narrow, "descriptor", broken)
     with pytest.raises(BackendUnavailableError, match=r"^backend 'tcp' cannot say how it is reached.*OSError: no port"):
-        opened("broken")
+        link_of("decode", "broken")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.link.test_reasons import same, stood
 
 from statelink import Status
 
@@ -122,44 +123,57 @@ def test_reasons_of_any_kind(pair: Pair, why: str) -> None:
         pair.spoilt(case)
 
 
+WHOLE = "kv, swa, dsa, mamba, aux"
 DEADLINES = [
-    ("never sent", "decode", "a room passed its deadline on decode", "not finished: "),
-    ("never accepted", "decode", "a room passed its deadline on decode", "the engine never accepted it"),
-    ("never asked", "prefill", "a room passed its deadline on prefill", "decode never asked for it"),
-    ("never pushed", "prefill", "a room passed its deadline on prefill", "the engine never pushed"),
-    ("never the last", "prefill", "a room passed its deadline on prefill", "the engine never made the last push"),
-    ("never ready", "prefill", "a room passed its deadline on prefill", "the engine's ready event never came"),
-    ("never the last", "decode", "a room passed its deadline on decode", "not finished: "),
+    # What never happens, whose deadline it is, the cause, the room's status there, what is missing.
+    ("sent", "decode", "not finished: ", "waiting", f"{WHOLE} from rank 0"),
+    ("accepted", "decode", "the engine never accepted it", "waiting", "the engine's accept()"),
+    ("asked", "prefill", "decode never asked for it", "bootstrapping", "decode's request"),
+    ("pushed", "prefill", "the engine never pushed", "waiting", f"the engine's first push, with {WHOLE}"),
+    (
+        "the last",
+        "prefill",
+        "the engine never made the last push",
+        "transferring",
+        "the engine's last push, with mamba, aux",
+    ),
+    ("ready", "prefill", "the engine's ready event never came", "waiting", "the engine's ready event"),
+    ("the last", "decode", "not finished: ", "transferring", "swa, mamba, aux and the rest of kv, dsa from rank 0"),
 ]
 
 
 @TCP
 @pytest.mark.parametrize(
-    ("what", "side", "text", "cause"), DEADLINES, ids=[f"{each[0]}-{each[1]}" for each in DEADLINES]
+    ("never", "side", "cause", "status", "missing"), DEADLINES, ids=[f"{each[0]}-{each[1]}" for each in DEADLINES]
 )
-def test_deadlines(pair: Pair, what: str, side: str, text: str, cause: str) -> None:
+def test_deadlines(pair: Pair, never: str, side: str, cause: str, status: str, missing: str) -> None:
     case = pair.case(200)
-    ours, theirs = (0.4, 60.0) if side == "decode" else (60.0, 0.4)
+    ours, theirs = (0.5, 60.0) if side == "decode" else (60.0, 0.5)
     rooms: list[RoomHandle] = []
-    if what == "never accepted":
+    if never == "accepted":
         rooms.append(pair.decode.receive(case.room, pair.prefill.address, 200, deadline=ours))
-    elif what != "never asked":
+    elif never != "asked":
         rooms.append(pair.receive(case, deadline=ours))
-    if what != "never sent":
+    if never != "sent":
         sending = pair.send(case, deadline=theirs, to="decode")
         rooms.append(sending)
-        if what == "never the last":
+        if never == "the last":
             sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
-        elif what == "never ready":
+        elif never == "ready":
             pair.push(sending, case, ready=pair.prefill.engine.gate("never"))
-        elif what == "never asked":
+        elif never == "asked":
             pair.push(sending, case)
     for room in rooms:  # also the side that had time left, because it was told
         said = room.failed(10)
-        assert text in said
+        assert f"a room passed its deadline on {side}" in said
         assert cause in said
         assert f"room {case.room}" in said
         assert room.wait(quiesced=True).quiesced
+    reason = same(*rooms)
+    stood(reason, f"{side} rank 0", status, missing, heard="never" if never == "asked" else r"\d+\.\d s ago")
+    if never == "pushed":
+        assert reason.diagnostics["peer"] == pair.decode.name
+        assert reason.diagnostics["rank"] == "0"
     pair.spoilt(case)
 
 
@@ -184,6 +198,8 @@ def test_a_deadline_while_nobody_is_there(pair: Pair) -> None:
     text = receiving.failed(10)
     assert "prefill instance tcp://127.0.0.1:9 is still greeting; no answer from tcp://127.0.0.1:9 (the conn" in text
     assert "hint: does it run, and listen at this host and this port?" in text
+    missing = "prefill, which is greeting, and an answer from tcp://127.0.0.1:9"
+    stood(receiving.why(), "decode rank 0", "bootstrapping", missing, heard="never")
 
 
 @pytest.fixture

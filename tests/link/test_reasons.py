@@ -40,56 +40,6 @@ def same(*rooms: RoomHandle) -> Reason:
     return first
 
 
-def test_deadline_before_anybody_is_known(workshop: Workshop) -> None:
-    made = workshop.pair()
-    made.prefill.close()
-    case = made.case()
-    reason = made.receive(case, deadline=0.3).why()
-    address = made.prefill.address
-    stood(
-        reason,
-        "decode rank 0",
-        "bootstrapping",
-        f"prefill, which is greeting, and an answer from {address}",
-        heard="never",
-    )
-    made.done(case)
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_deadline_on_prefill(pair: Pair, asked: bool) -> None:
-    case = pair.case()
-    sending = pair.send(case, deadline=0.5)
-    if not asked:
-        stood(sending.why(), "prefill rank 0", "bootstrapping", "decode's request", heard="never")
-        pair.done(case)
-        return
-    reason = same(sending, pair.receive(case))
-    missing = f"the engine's first push, with {EVERYTHING}"
-    stood(reason, "prefill rank 0", "waiting", missing)
-    assert reason.diagnostics["peer"] == pair.decode.name
-    assert reason.diagnostics["rank"] == "0"
-    pair.done(case)
-
-
-def test_deadline_on_decode_before_it_accepts(pair: Pair) -> None:
-    case = pair.case()
-    sending = pair.send(case, to="decode")
-    receiving = pair.decode.receive(case.room, pair.prefill.address, case.tokens, deadline=0.5)
-    reason = same(receiving, sending)
-    stood(reason, "decode rank 0", "waiting", "the engine's accept()")
-    pair.done(case)
-
-
-def test_deadline_in_the_middle(pair: Pair) -> None:
-    case = pair.case()
-    sending, receiving = pair.send(case), pair.receive(case, deadline=1.5)
-    sending.push(case.span(0, 96, pair.prefill.memory.pools), span=(0, 96))
-    reason = same(receiving, sending)
-    stood(reason, "decode rank 0", "transferring", "swa, mamba, aux and the rest of kv, dsa from rank 0")
-    pair.spoilt(case)
-
-
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_abort(pair: Pair, side: str) -> None:
     case = pair.case()

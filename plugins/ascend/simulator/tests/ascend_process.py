@@ -35,8 +35,6 @@ class Process:
     def __init__(self, path: Path, **environment: str) -> None:
         with path.open("wb") as file:
             file.truncate(SIZE + PAGE)
-        self.log = Path(f"{path}.log")
-        """What the library wrote to standard output."""
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(path)],
             stdin=subprocess.PIPE,
@@ -59,13 +57,11 @@ class Process:
             self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def engine(self, role: str = "", kind: int = 1, **options: Any) -> Engine:
+    def engine(self, role: str = "") -> Engine:
         """A new engine there, started if it is given a role; what was there before is destroyed."""
         engine = Engine(self, self.ask(do="engine"))
         if role:
-            options = {"nic": "tcp://127.0.0.1:1"} | options if kind == 2 else options
-            code = engine.initialize("tcp://127.0.0.1:0", "127.0.0.1:0", role, 0, {"kind": kind}, **options)
-            assert code == 0
+            assert engine.initialize("tcp://127.0.0.1:0", "127.0.0.1:0", role, 0) == 0
         return engine
 
     def clean(self) -> None:
@@ -84,15 +80,15 @@ class Process:
 
 
 class Engine:
-    """An engine in such a process: call its methods. Exceptions come back as text."""
+    """An engine in such a process: call its methods."""
 
     def __init__(self, process: Process, number: int) -> None:
         self._process = process
         self._number = number
 
     def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
-            return self._process.ask(do="call", engine=self._number, name=name, arguments=arguments, named=named)
+        def call(*arguments: Any) -> Any:
+            return self._process.ask(do="call", engine=self._number, name=name, arguments=arguments)
 
         return call
 
@@ -128,20 +124,8 @@ def serve(path: str) -> None:
     offset = -whole.ctypes.data % PAGE
     engines: list[Any] = []
 
-    def value(given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return (
-            [given["repeat"][0]] * given["repeat"][1] if "repeat" in given else library.TransDataOpType(given["kind"])
-        )
-
     def call(command: dict[str, Any]) -> Any:
-        arguments = [value(each) for each in command["arguments"]]
-        named = {name: value(each) for name, each in command.get("named", {}).items()}
-        try:
-            return getattr(engines[command["engine"]], command["name"])(*arguments, **named)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        return getattr(engines[command["engine"]], command["name"])(*command["arguments"])
 
     def ticks(command: dict[str, Any]) -> Any:
         count, ended = [0], threading.Event()

@@ -2,7 +2,8 @@
 
 It is found only by a process whose ``PYTHONPATH`` names the folder above. Bytes really move between processes: what
 stands for the NIC and the GPU copies with ``process_vm_writev``, and the target's Python has no part in it. Not here:
-the import of torch, real GPUs (memory that is registered as a GPU's is host memory), UALink, and timing.
+the import of torch, real GPUs (memory that is registered as a GPU's is host memory), UALink, timing, and what the
+plugin does not use: transfers without a session, notifications of the target, and waits.
 
 The machine is described by environment variables that the real library does not have:
 

@@ -85,7 +85,7 @@ class IOEngineConfig(_Checked):
 
 @_bound
 @dataclass(eq=False, kw_only=False)
-class _Rdma(_Checked):
+class RdmaBackendConfig(_Checked):
     qp_per_transfer: int = 1
     post_batch_size: int = -1
     num_worker_threads: int = -1
@@ -98,25 +98,9 @@ class _Rdma(_Checked):
     num_nics_per_transfer: int = 1
 
 
-class RdmaBackendConfig(_Rdma):
-    """Three fields more than its constructor takes."""
-
-    __annotations__ = {**_Rdma.__annotations__, "max_send_wr": "int", "max_cqe_num": "int", "max_msg_sge": "int"}
-    max_send_wr = 0
-    max_cqe_num = 0
-    max_msg_sge = 0
-
-
 @_bound
 @dataclass(eq=False)
 class XgmiBackendConfig(_Checked):
-    num_streams: int = 64
-    num_events: int = 64
-
-
-@_bound
-@dataclass(eq=False)
-class FabricBackendConfig(_Checked):
     num_streams: int = 64
     num_events: int = 64
 
@@ -159,8 +143,7 @@ def effective(config: RdmaBackendConfig) -> RdmaBackendConfig:
     Raises:
         RuntimeError: The combination is invalid.
     """
-    made = RdmaBackendConfig(**{name: getattr(config, name) for name in _Rdma.__annotations__})
-    made.max_send_wr = config.max_send_wr
+    made = RdmaBackendConfig(**{name: getattr(config, name) for name in RdmaBackendConfig.__annotations__})
     for name, variable in _ENVIRONMENT.items():
         text = os.environ.get(variable)
         if text is None:

@@ -6,24 +6,20 @@ import itertools
 import os
 import socket
 import time
-import weakref
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _host, _status
+from . import _host
 from ._configs import BackendType, IOEngineConfig, MemoryLocationType, RdmaBackendConfig
 from ._descs import EngineDesc, MemoryDesc, made
 from ._memory import Table
 from ._onesided import Rdma, Xgmi
-from ._status import StatusCode, TransferStatus
 from ._tcp import Tcp
 
 if TYPE_CHECKING:
     from ._host import U64
-
-_cores: weakref.WeakValueDictionary[tuple[str, int], Core] = weakref.WeakValueDictionary()
+    from ._status import TransferStatus
 
 
 class Core:
@@ -34,15 +30,8 @@ class Core:
         self.running = True
         self.table = Table()
         self.backends: dict[BackendType, Any] = {}
-        self.remotes: dict[str, EngineDesc] = {}
-        self.memories: dict[int, MemoryDesc] = {}
         self.numbers, self.uids = itertools.count(), itertools.count()
-        self.cache: dict[tuple[str, int, str, int], tuple[Any, Any]] = {}
         self.node = os.environ.get("MORI_NODE_ID") or socket.gethostname()
-
-    def find(self, desc: EngineDesc) -> Core | None:
-        """Another engine of this process."""
-        return _cores.get((desc.key, desc.port))
 
     def select(self, local: MemoryDesc, remote: MemoryDesc) -> Any:
         """XGMI if it can, else RDMA if it knows the engine, else TCP."""
@@ -68,7 +57,7 @@ class Core:
 
 
 class IOEngine:
-    """Transfer methods take positional arguments alone, as the library's wrappers do."""
+    """What the library calls an engine; everything moves through its sessions."""
 
     def __init__(self, key: str, config: IOEngineConfig) -> None:
         if not isinstance(key, str) or not isinstance(config, IOEngineConfig):
@@ -110,12 +99,6 @@ class IOEngine:
             raise NotImplementedError("backend not implemented yet")
         else:
             _host.abort('Assertion `false && "not implemented"\' failed')
-        _cores[core.key, core.config.port] = core
-
-    def remove_backend(self, type: BackendType) -> None:
-        backend = self._core.backends.pop(type, None)
-        if backend is not None:
-            backend.close()
 
     def get_engine_desc(self) -> EngineDesc:
         core = self._core
@@ -125,12 +108,12 @@ class IOEngine:
     def register_remote_engine(self, desc: EngineDesc) -> None:
         if not isinstance(desc, EngineDesc):
             raise TypeError("register_remote_engine(): incompatible function arguments")
-        for holder in (self._core, *self._core.backends.values()):
-            holder.remotes[desc.key] = desc
+        for backend in self._core.backends.values():
+            backend.remotes[desc.key] = desc
 
     def deregister_remote_engine(self, desc: EngineDesc) -> None:
-        for holder in (self._core, *self._core.backends.values()):
-            holder.remotes.pop(desc.key, None)
+        for backend in self._core.backends.values():
+            backend.remotes.pop(desc.key, None)
 
     def register_memory(self, ptr: int, size: int, device_id: int, mem_loc: MemoryLocationType) -> MemoryDesc:
         if not isinstance(mem_loc, MemoryLocationType) or min(ptr, size) < 0:
@@ -143,40 +126,15 @@ class IOEngine:
         desc = made(MemoryDesc, core.key, number, device_id, bus, node, ptr, size, mem_loc, handle)
         if BackendType.RDMA in core.backends:
             core.table.put(number, ptr, size)
-        core.memories[number] = desc
         for backend in core.backends.values():
             backend.memories[number] = desc
         return desc
 
-    def register_torch_tensor(self, tensor: Any) -> MemoryDesc:
-        if not tensor.is_contiguous():
-            raise RuntimeError("input tensor must be contiguous")
-        location = {"cpu": MemoryLocationType.CPU, "cuda": MemoryLocationType.GPU}[tensor.device.type]
-        device = -1 if tensor.device.type == "cpu" else tensor.device.index
-        return self.register_memory(tensor.data_ptr(), tensor.nelement() * tensor.element_size(), device, location)
-
     def deregister_memory(self, desc: MemoryDesc) -> None:
         core = self._core
         core.table.put(desc.id, 0, 0)
-        for holder in (core, *core.backends.values()):
-            holder.memories.pop(desc.id, None)
-        for each in [each for each in core.cache if desc.id in (each[1], each[3])]:
-            del core.cache[each]
-
-    def allocate_transfer_uid(self) -> int:
-        return next(self._core.uids)
-
-    def write(self, *args: Any) -> TransferStatus:
-        return self._single("write", *args)
-
-    def read(self, *args: Any) -> TransferStatus:
-        return self._single("read", *args)
-
-    def batch_write(self, *args: Any) -> list[TransferStatus]:
-        return self._batches("write", *args)
-
-    def batch_read(self, *args: Any) -> list[TransferStatus]:
-        return self._batches("read", *args)
+        for backend in core.backends.values():
+            backend.memories.pop(desc.id, None)
 
     def create_session(self, local: MemoryDesc, remote: MemoryDesc) -> IOEngineSession | None:
         """A session, or ``None`` where no transport can serve the pair.
@@ -190,50 +148,6 @@ class IOEngine:
         state = backend.session(local, remote)
         return None if state is None else IOEngineSession(self._core, backend, local, remote, state)
 
-    def pop_inbound_transfer_status(self, remote_key: str, uid: int) -> TransferStatus | None:
-        found = (backend.notified(remote_key, uid) for backend in self._core.backends.values())
-        return next((each for each in found if each is not None), None)
-
-    def wait_all(self, statuses: Sequence[TransferStatus], timeout_ms: int = -1) -> StatusCode:
-        deadline = time.monotonic() + timeout_ms / 1000
-        while True:
-            codes = [status.Code() for status in statuses]
-            bad = [code for code in codes if int(code) > _status.FAILED]
-            if bad or StatusCode.IN_PROGRESS not in codes:
-                return bad[0] if bad else StatusCode.SUCCESS
-            if timeout_ms >= 0 and time.monotonic() >= deadline:
-                return StatusCode.IN_PROGRESS
-            time.sleep(0.0002)
-
-    def _single(
-        self, kind: str, local: MemoryDesc, near: int, remote: MemoryDesc, far: int, size: int, uid: int
-    ) -> TransferStatus:
-        return self._batches(kind, [local], [[near]], [remote], [[far]], [[size]], [uid])[0]
-
-    def _batches(
-        self, kind: str, locals: Any, near: Any, remotes: Any, far: Any, sizes: Any, uids: Any
-    ) -> list[TransferStatus]:
-        if len({len(each) for each in (locals, near, remotes, far, sizes, uids)}) != 1:
-            _host.abort("Assertion `localDests.size() == remoteDests.size()' failed")
-        pairs = zip(locals, near, remotes, far, sizes, uids, strict=True)
-        return [self._one(kind, local, remote, blocks_of(*blocks), uid) for local, remote, blocks, uid in _rows(pairs)]
-
-    def _one(
-        self, kind: str, local: MemoryDesc, remote: MemoryDesc, blocks: tuple[U64, U64, U64], uid: int
-    ) -> TransferStatus:
-        backend = self._core.select(local, remote)
-        if backend is None:
-            text = "No available backend found, create backend first"
-            return _status.failed(StatusCode.ERR_BAD_STATE, text)
-        key = (local.engine_key, local.id, remote.engine_key, remote.id)
-        if key not in self._core.cache:
-            self._core.cache[key] = (backend, backend.session(local, remote))
-        backend, state = self._core.cache[key]
-        if state is None:
-            return _status.failed(StatusCode.ERR_BAD_STATE, "the memory cannot be mapped")
-        found: TransferStatus = backend.submit(kind, local, remote, blocks, uid, state=state, session=False)
-        return found
-
 
 class IOEngineSession:
     """One pair of memories; it holds raw pointers to its engine and transport."""
@@ -245,42 +159,22 @@ class IOEngineSession:
     def allocate_transfer_uid(self) -> int:
         return next(self._alive().uids)
 
-    def write(self, *args: Any) -> TransferStatus:
-        return self._single("write", *args)
-
-    def read(self, *args: Any) -> TransferStatus:
-        return self._single("read", *args)
-
     def batch_write(self, *args: Any) -> TransferStatus:
         return self._batch("write", *args)
 
     def batch_read(self, *args: Any) -> TransferStatus:
         return self._batch("read", *args)
 
-    def alive(self) -> bool:
-        """Always."""
-        return True
-
     def _alive(self) -> Core:
         if not self._core.running or self._backend not in self._core.backends.values():
             _host.abort("a session outlived its engine or its backend")
         return self._core
 
-    def _single(self, kind: str, near: int, far: int, size: int, uid: int) -> TransferStatus:
-        return self._batch(kind, [near], [far], [size], uid)
-
     def _batch(self, kind: str, near: Any, far: Any, sizes: Any, uid: int) -> TransferStatus:
         self._alive()
         blocks = blocks_of(near, far, sizes)
-        found: TransferStatus = self._backend.submit(
-            kind, self._local, self._remote, blocks, uid, state=self._state, session=True
-        )
+        found: TransferStatus = self._backend.submit(kind, self._local, self._remote, blocks, uid, state=self._state)
         return found
-
-
-def _rows(pairs: Any) -> Iterator[tuple[MemoryDesc, MemoryDesc, tuple[Any, Any, Any], int]]:
-    for local, near, remote, far, sizes, uid in pairs:
-        yield local, remote, (near, far, sizes), uid
 
 
 def blocks_of(near: Any, far: Any, sizes: Any) -> tuple[U64, U64, U64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import queue
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _configs, _host, _sockets, _status
-from ._configs import MemoryLocationType, PollCqMode, RdmaBackendConfig
+from ._configs import MemoryLocationType, RdmaBackendConfig
 from ._memory import Place
 from ._status import StatusCode, TransferStatus
 
@@ -63,9 +62,6 @@ class Backend:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def notified(self, remote_key: str, uid: int) -> TransferStatus | None:
-        return None
-
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             if self.paced:
@@ -105,7 +101,7 @@ class Rdma(Backend):
         except OSError:
             address = "255.255.255.255"  # what inet_addr() says of whatever it does not understand
         try:
-            self._server = _sockets.Server(address, core.config.port, self._answer)
+            self._server = _sockets.Server(address, core.config.port, lambda message: None)
         except OSError as error:
             _host.leave(f"listen on {core.config.host}:{core.config.port}: {error}")
         core.config.port = self._server.port
@@ -114,16 +110,12 @@ class Rdma(Backend):
         """Connections. None is ever taken out, whoever is deregistered."""
         self._pinned: dict[int, int] = {}
         self._keys: dict[tuple[str, int], tuple[int, int]] = {}
-        self._notes: dict[tuple[str, int], int] = {}
         self._queued = 0
         super().__init__(core)
 
     def close(self) -> None:
         self._server.close()
         super().close()
-        if self.config.poll_cq_mode is PollCqMode.EVENT:
-            with contextlib.suppress(OSError):
-                os.close(0)  # NotifManager::Shutdown says ``epfd = close(epfd)``, and runs twice
 
     def session(self, local: MemoryDesc, remote: MemoryDesc) -> _Qp | None:
         """Connect, pin, and fetch the remote key, all of it with the interpreter's lock held.
@@ -167,16 +159,11 @@ class Rdma(Backend):
         uid: int,
         *,
         state: Any,
-        session: bool,
     ) -> TransferStatus:
         near, far, sizes = blocks
         if not len(near) == len(far) == len(sizes):
-            if not session:
-                _host.abort("Assertion `localOffsets.size() == sizes.size()' failed")
             return _status.failed(StatusCode.ERR_INVALID_ARGS, "lengths of offsets and sizes differ")
         if not len(sizes):
-            if session:
-                self._note(remote.engine_key, uid)
             return _status.done("success")
         problem = self._problem(local, remote, near, far, sizes)
         if problem:
@@ -193,23 +180,19 @@ class Rdma(Backend):
             return status
         _status.begin(status, self.core)
         self._queued += len(sizes)
-        self.later(lambda: self._move(found, kind, local, remote, blocks, uid, state))
+        self.later(lambda: self._move(found, kind, local, remote, blocks, state))
         return status
 
     def _takes(self) -> bool:
         """Whether the send queue drains in time, for which the caller waits. One batch may be longer than the queue."""
         patience = int(os.environ.get("MORI_IO_SQ_BACKOFF_TIMEOUT_US", "5000000")) / 1e6
-        depth = int(os.environ.get("MORI_IO_QP_MAX_SEND_WR", "0")) or self.config.max_send_wr or SEND_WR
+        depth = int(os.environ.get("MORI_IO_QP_MAX_SEND_WR", "0")) or SEND_WR
         until = time.monotonic() + patience
         while self._queued >= depth:
             if time.monotonic() > until:
                 return False
             time.sleep(0.0005)
         return True
-
-    def notified(self, remote_key: str, uid: int) -> TransferStatus | None:
-        """Never erased: a uid that is used again makes its count leave zero for ever."""
-        return _status.done("success") if self._notes.get((remote_key, uid)) == 0 else None
 
     def _problem(self, local: MemoryDesc, remote: MemoryDesc, near: U64, far: U64, sizes: U64) -> str:
         for offsets, memory in ((near, local), (far, remote)):
@@ -227,12 +210,10 @@ class Rdma(Backend):
                 return f"merged RDMA WR of {most} bytes exceeds local max_msg_sz {MAX_MSG}"
         return ""
 
-    def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, uid: int, qp: _Qp) -> None:
+    def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, qp: _Qp) -> None:
         self._queued -= len(blocks[2])
         problem = self._broken(qp, local, remote)
         if not problem:
-            if kind == "read":
-                self._note(remote.engine_key, uid)  # "posted", and no more
             near, far, sizes = blocks
             order = np.random.default_rng().permutation(len(sizes))
             base, _ = self._keys[remote.engine_key, remote.id]
@@ -244,8 +225,6 @@ class Rdma(Backend):
             hint = "" if problem == FLUSHED else HINT
             _status.end(found(), StatusCode.ERR_RDMA_OP, problem + hint)
             return
-        if kind == "write":
-            self._note(remote.engine_key, uid)
         _status.end(found(), StatusCode.SUCCESS, "success")
 
     def _broken(self, qp: _Qp, local: MemoryDesc, remote: MemoryDesc) -> str:
@@ -259,33 +238,11 @@ class Rdma(Backend):
             return "remote access error"
         return ""
 
-    def _note(self, peer: str, uid: int) -> None:
-        desc = self.remotes.get(peer)
-        if not self.config.enable_notification or desc is None:
-            return
-        note = ["note", self.core.key, uid, self.config.qp_per_transfer]
-        if desc.pid == os.getpid():
-            other = self.core.find(desc)
-            if other is not None:
-                other.backends[_configs.BackendType.RDMA]._answer(note)
-            return
-        try:
-            with socket.create_connection((desc.host, desc.port), 1) as connection:
-                _sockets.send(connection, note)
-        except OSError:
-            return
-
     def _ask(self, desc: EngineDesc) -> Place:
         place: Place = _sockets.reach_with_the_lock(
             desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), control_timeout()
         )
         return place
-
-    def _answer(self, message: list[Any]) -> tuple[None, None]:
-        _, key, uid, qps = message
-        if self.config.enable_notification:
-            self._notes[key, uid] = self._notes.get((key, uid), qps) - qps
-        return None, None
 
 
 class Xgmi(Backend):
@@ -317,7 +274,6 @@ class Xgmi(Backend):
         uid: int,
         *,
         state: Any,
-        session: bool,
     ) -> TransferStatus:
         near, far, sizes = blocks
         if not len(near) == len(far) == len(sizes):

@@ -32,7 +32,7 @@ class Server:
         self,
         host: str,
         port: int,
-        answer: Callable[[Any], tuple[Any, Callable[[], None] | None]],
+        answer: Callable[[Any], Any],
         *,
         parallel: bool = False,
     ) -> None:
@@ -82,12 +82,10 @@ class Server:
 
     def _reply(self, connection: socket.socket, lock: threading.Lock, message: Any) -> None:
         try:
-            reply, after = self._answer(message)
+            reply = self._answer(message)
             if reply is not None:
                 with lock:
                     send(connection, reply)
-            if after is not None:
-                after()
         except DropError:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from . import _host
 
@@ -40,7 +39,7 @@ class TransferStatus:
 
     def __init__(self) -> None:
         self._code, self._message = StatusCode.INIT, ""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._holder: Callable[[], _Holder | None] | None = None
         self._event: Callable[[], tuple[StatusCode, str] | None] | None = None
 
@@ -51,9 +50,6 @@ class TransferStatus:
     def Message(self) -> str:
         return self._message
 
-    def Init(self) -> bool:
-        return self.Code() is StatusCode.INIT
-
     def InProgress(self) -> bool:
         return self.Code() is StatusCode.IN_PROGRESS
 
@@ -63,38 +59,11 @@ class TransferStatus:
     def Failed(self) -> bool:
         return int(self.Code()) > FAILED
 
-    def Wait(self) -> None:
-        """Until it is not in progress; for ever."""
-        if self._event is not None:
-            while self.InProgress():
-                time.sleep(0.0002)
-        with self._changed:
-            self._changed.wait_for(lambda: self._code is not StatusCode.IN_PROGRESS)
-
-    def WaitFor(self, timeout_ms: int = -1) -> StatusCode:
-        """Below 0 for ever, 0 to poll; where polling is what makes progress, nobody wakes this before its time."""
-        if timeout_ms < 0:
-            self.Wait()
-        elif timeout_ms > 0:
-            with self._changed:
-                self._changed.wait_for(lambda: self._code is not StatusCode.IN_PROGRESS, timeout_ms / 1000)
-        return self.Code()
-
     def Update(self, code: StatusCode, msg: str) -> None:
         """Errors stay; a success may still become one."""
-        with self._changed:
+        with self._lock:
             if int(self._code) <= FAILED:
                 self._code, self._message = code, msg
-            self._changed.notify_all()
-
-    def SetCode(self, code: StatusCode) -> None:
-        self.Update(code, self._message)
-
-    def SetMessage(self, msg: str) -> None:
-        self._message = msg
-
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot pickle 'TransferStatus' object")
 
     def __del__(self) -> None:
         holder = self._holder() if self._holder is not None else None

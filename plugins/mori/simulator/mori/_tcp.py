@@ -9,8 +9,6 @@ import socket
 import threading
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 CONTROL_BYTES = 1 << 20
 BLOCK_BYTES = 16
-KEPT_NOTES = 4096
 IN_KERNEL = 1 << 17
 """Writes of up to so many bytes travel through the socket, where they are when their writer dies."""
 
@@ -108,7 +105,6 @@ class Tcp(Backend):
             raise RuntimeError(f"TCP: bind {host}:{core.config.port}: {error.strerror}") from error
         core.config.port = self._server.port
         self._peers: dict[str, _Peer] = {}
-        self._notes: dict[str, OrderedDict[int, tuple[StatusCode, str]]] = {}
         super().__init__(core)
         threading.Thread(target=self._time, daemon=True).start()
 
@@ -131,7 +127,6 @@ class Tcp(Backend):
         uid: int,
         *,
         state: Any,
-        session: bool,
     ) -> TransferStatus:
         near, far, sizes = blocks
         if not len(near) == len(far) == len(sizes):
@@ -162,7 +157,7 @@ class Tcp(Backend):
         # Where ours is goes along, because the other side copies; the library's limit does not count it.
         here = (near + np.uint64(local.data)).tobytes()
         raw = [here, far.tobytes(), sizes.tobytes()]
-        message = [kind, uid, self.core.key, remote.id, os.getpid(), self.config.num_data_conns]
+        message = [kind, uid, remote.id, os.getpid(), self.config.num_data_conns]
         small = kind == "write" and int(sizes.sum()) <= IN_KERNEL
 
         def job() -> None:
@@ -175,14 +170,6 @@ class Tcp(Backend):
         self.later(job)
         return status
 
-    def notified(self, remote_key: str, uid: int) -> TransferStatus | None:
-        found = self._notes.get(remote_key, OrderedDict()).pop(uid, None)
-        if found is None:
-            return None
-        status = TransferStatus()
-        status.Update(*found)
-        return status
-
     @property
     def _timeout(self) -> float:
         return self.config.op_timeout_ms / 1000 if self.config.op_timeout_ms > 0 else float("inf")
@@ -193,8 +180,8 @@ class Tcp(Backend):
             for peer in list(self._peers.values()):
                 peer.look()
 
-    def _answer(self, message: list[Any]) -> tuple[Any, Callable[[], None] | None]:
-        kind, uid, key, number, pid, conns, payload, *raw = message
+    def _answer(self, message: list[Any]) -> list[Any]:
+        kind, uid, number, pid, conns, payload, *raw = message
         near, far, sizes = (np.frombuffer(each, np.uint64) for each in raw)
         if len(sizes) * BLOCK_BYTES + 64 > CONTROL_BYTES or conns > self.config.num_data_conns:
             raise _sockets.DropError
@@ -213,14 +200,7 @@ class Tcp(Backend):
                 problem = _host.copy(pid, there, near, sizes, write=kind == "read")
             if problem:
                 code, text = StatusCode.ERR_BAD_STATE, "TCP: data connection closed by peer"
-
-        def record() -> None:
-            notes = self._notes.setdefault(key, OrderedDict())
-            notes[uid] = (code, text)
-            while len(notes) > KEPT_NOTES:
-                notes.popitem(last=False)
-
-        return [uid, int(code), text, aborts], record
+        return [uid, int(code), text, aborts]
 
 
 def _merged(near: U64, far: U64, sizes: U64) -> tuple[U64, U64, U64]:

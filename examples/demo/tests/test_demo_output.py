@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from statelink_demo.cli import print_reports, progress
 from statelink_demo.demo import Log, Run
 from statelink_demo.judge import judge
 from statelink_demo.messages import Answer, Prompt, Sent, Served
-from statelink_demo.report import print_reports, progress
 
 LOGITS = np.linspace(-1, 1, 512, dtype=np.float32).view(np.uint16)[1::2].tobytes()
 ANSWER = Answer(5, -0.5, LOGITS, (1, 2, 3))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from statelink.errors import StatelinkError
-from statelink_demo.messages import Event, Stopped
+from statelink_demo.messages import Event, Ready, Serve, Solved, Stopped
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -80,13 +80,26 @@ def _work(role: Role, settings: Settings, end: Connection, log: str) -> None:
     elif role == "decode":
         from statelink_demo.decode_worker import run
     else:
-        from statelink_demo.reference_worker import run
+        run = _answer_prompts
     pipe = Pipe(end)
     try:
         run(pipe, settings)
     except (StatelinkError, StoppedError) as error:
         pipe.send(Stopped(str(error)))
         sys.exit(1)
+
+
+def _answer_prompts(pipe: Pipe, settings: Settings) -> None:
+    """Be the reference: the same model in one process, with nothing moved."""
+    from statelink_demo.engine import reference
+    from statelink_demo.model import build_model, configure_torch
+
+    configure_torch()
+    model = build_model(settings.seed)
+    pipe.send(Ready())
+    while (work := pipe.receive(Serve)) is not None:
+        for request in work.requests:
+            pipe.send(Solved(request.room, reference(model, request.prompt, settings.tokens)))
 
 
 class Crew:

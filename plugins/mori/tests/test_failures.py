@@ -526,7 +526,7 @@ def test_threads(world: World, mortal: Peer) -> None:
 
 def test_tcp_peers_that_stop_and_die(world: World) -> None:
     """Over TCP an operation times out; the next one connects by itself, and the peer is not lost."""
-    options = {"backends": {"TCP": {"op_timeout_ms": 200}}}
+    options = {"backends": {"TCP": {"op_timeout_ms": 2000}}}
     peer = Peer("far", LAYOUT, options).ready()
     backend = make("near", options)
     backend.register(world.memory.regions)

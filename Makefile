@@ -78,7 +78,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator \
 	  examples/two_processes.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 5.5
+	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1
 	$(BIN)/codespell
 
 # Every test runs in one of three processes, since tests wait more than they compute; a file's tests stay in one process.

@@ -21,7 +21,7 @@ def speak(low: int, high: int) -> None:
 
 def hold(host: Host, key: str, method: str, gate: str) -> None:
     """A link's backend does not begin calls of a method before a gate is open."""
-    backend: Any = host.links[key]._node.backend
+    backend: Any = host.links[key]._context.backend
     real = getattr(backend, method)
 
     def held(*arguments: Any) -> Any:

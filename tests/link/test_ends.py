@@ -124,21 +124,16 @@ def test_reasons_of_any_kind(pair: Pair, why: str) -> None:
 
 
 WHOLE = "kv, swa, dsa, mamba, aux"
+WAITS = "it still waits for "
 DEADLINES = [
     # What never happens, whose deadline it is, the cause, the room's status there, what is missing.
-    ("sent", "decode", "not finished: ", "waiting", f"{WHOLE} from rank 0"),
-    ("accepted", "decode", "the engine never accepted it", "waiting", "the engine's accept()"),
+    ("sent", "decode", WAITS, "waiting", f"{WHOLE} from rank 0"),
+    ("accepted", "decode", WAITS, "waiting", "the engine's accept()"),
     ("asked", "prefill", "decode never asked for it", "bootstrapping", "decode's request"),
-    ("pushed", "prefill", "the engine never pushed", "waiting", f"the engine's first push, with {WHOLE}"),
-    (
-        "the last",
-        "prefill",
-        "the engine never made the last push",
-        "transferring",
-        "the engine's last push, with mamba, aux",
-    ),
-    ("ready", "prefill", "the engine's ready event never came", "waiting", "the engine's ready event"),
-    ("the last", "decode", "not finished: ", "transferring", "swa, mamba, aux and the rest of kv, dsa from rank 0"),
+    ("pushed", "prefill", WAITS, "waiting", f"the engine's first push, with {WHOLE}"),
+    ("the last", "prefill", WAITS, "transferring", "the engine's last push, with mamba, aux"),
+    ("ready", "prefill", WAITS, "waiting", "the engine's ready event"),
+    ("the last", "decode", WAITS, "transferring", "swa, mamba, aux and the rest of kv, dsa from rank 0"),
 ]
 
 

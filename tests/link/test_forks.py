@@ -36,7 +36,7 @@ calls = {
     "check": lambda: sending.check(),
     "poll": lambda: sending.poll(),
 }
-with prefill._node.lock, decode._node.lock, sending._lock, receiving._lock:
+with prefill._table._lock, decode._table._lock, sending._lock, receiving._lock:
     child = os.fork()  # while threads of the parent may hold every lock
 if child == 0:
     code = 1

@@ -202,14 +202,14 @@ def test_an_instance_by_name(pair: Pair, workshop: Workshop) -> None:
 
 
 def test_the_other_sides_calls(pair: Pair) -> None:
-    calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: pair.decode.send(61, 64), "send() is prefill's: this link's role is 'decode'"),
-        (lambda: pair.prefill.receive(61, "x", 64), "receive() is decode's: this link's role is 'prefill'"),
+    calls: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: pair.decode.send(61, 64), "send() is prefill's: this link's role is 'decode'", "prefill"),
+        (lambda: pair.prefill.receive(61, "x", 64), "receive() is decode's: this link's role is 'prefill'", "decode"),
     ]
-    for call, text in calls:
+    for call, text, needed in calls:
         with pytest.raises(ConfigError) as error:
             call()
-        assert str(error.value) == text
+        assert str(error.value) == f"{text}\nhint: open the link with the role '{needed}' or 'both'"
         assert error.value.code == "config.role"
 
 

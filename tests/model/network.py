@@ -6,7 +6,7 @@ Every message passes through the real codec. Order, loss and repetition are the 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from statelink import wire
@@ -95,7 +95,7 @@ class SimChannel:
     def key_of(self, name: str) -> str:
         return ""
 
-    def watch(self, descriptor: int) -> None:
+    def start(self, descriptor: int, knows: Callable[[str], bool]) -> None:
         pass
 
     def dial(self, endpoint: wire.Endpoint) -> None:

@@ -16,18 +16,18 @@ from statelink._staging import choose_staging, open_strategies
 from statelink.backend import BackendContext, Strategy
 from statelink.config import LinkConfig
 from statelink.errors import PeerError
-from statelink.link import Link, Node, Receiving, Sending, StaticRendezvous, Status
+from statelink.link import Context, Link, Receiving, Sending, StaticRendezvous, Status
 from statelink.registry import plugin_manager
 
 from .library import MoverBackend, OwnerBackend, SimBackend
 from .network import SimChannel
 from .rings import WatchedMemory, rings_of, staging
-from .threads import Defect, SimLane, SimLoop
+from .threads import Defect, SimExecutor, SimLoop
 from .witness import witnessed
 
 if TYPE_CHECKING:
     from statelink.link import Peer
-    from statelink.link._order import Order
+    from statelink.link.runtime import KeyOrder
     from statelink.wire import Endpoint
 
     from .world import Request, World
@@ -103,7 +103,7 @@ class Process:
         self.paused = False
         self.alive = True
         self.skew = 0.0
-        self.lanes: list[SimLane] = []
+        self.executors: list[SimExecutor] = []
         self.held: dict[int, Held] = {}
         layers = [rank[0]] if role == "prefill" and rank[1] > 1 else [0, 1]
         self.kv: dict[int, Pool] = {layer: np.full((PAGES, PAGE, WIDTH), 255, np.uint8) for layer in layers}
@@ -149,10 +149,10 @@ class Process:
             card = msgspec.structs.replace(card, process=witnessed(self))
         self.loop = SimLoop(self)
 
-        def lane(name: str, width: int, spare: int, order: Order) -> SimLane:
-            return SimLane(self, name, width, spare, order)
+        def executor(name: str, width: int, spare: int, order: KeyOrder) -> SimExecutor:
+            return SimExecutor(self, name, width, spare, order)
 
-        self.node = Node(
+        self.context = Context(
             settings,
             channel,
             backend,
@@ -161,10 +161,10 @@ class Process:
             SimRendezvous(world),
             plugin_manager(),
             loop=self.loop,
-            make_lane=lane,
+            make_executor=executor,
         )
         world.network.listening[self.address] = self
-        return Link(self.node)
+        return Link(self.context)
 
     def now(self) -> float:
         """What this process's clock says; never goes back."""

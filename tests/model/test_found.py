@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from statelink.link import Status
-from statelink.link._stages import Contact, Stage
+from statelink.link.peers import InstanceState, RankState
 
 from .explore import CALM
-from .threads import SimLane
+from .threads import SimExecutor
 from .world import Request, Shape, World, running
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_a_request_that_was_told_untaken_is_not_taken_later() -> None:
     until(world, lambda: ended(first, prefill, decode))
     # Prefill gives decode up, of which decode knows nothing when it asks.
     decode.paused = True
-    contacts = prefill.link._prefill._destinations._destinations  # type: ignore[union-attr]
+    contacts = prefill.link._prefill._ranks._ranks  # type: ignore[union-attr]
     until(world, lambda: not contacts)
     decode.paused = False
     copies: list[Frames] = []
@@ -104,7 +104,7 @@ def test_a_request_that_was_told_untaken_is_not_taken_later() -> None:
     assert len(copies) == 1
     third = world.open(3, 2)
     serve(world, third)
-    until(world, lambda: any(each.stage is Contact.ATTACHED for each in contacts.values()))
+    until(world, lambda: any(each.state is RankState.ATTACHED for each in contacts.values()))
     connection = next(each for each in world.network.connections if each.address == prefill.address)
     connection.there.append(copies[0])
     world.settle()  # every byte that lands is looked at
@@ -120,7 +120,7 @@ def test_memory_of_a_refused_instance_does_not_stay_in_quarantine() -> None:
     instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
     world.faults = CALM._replace(connect=1.0)
     prefill.paused = False
-    until(world, lambda: [each.stage for each in instances.values()] == [Stage.REFUSED])
+    until(world, lambda: [each.state for each in instances.values()] == [InstanceState.REFUSED])
     world.faults = CALM
     until(world, lambda: not decode.held)
 
@@ -130,11 +130,11 @@ def test_a_connection_that_comes_too_late_is_not_taken_for_the_next() -> None:
     request = world.open(1, 5)
     serve(world, request)
     instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
-    until(world, lambda: any(each.stage is Stage.ATTACHING for each in instances.values()))
+    until(world, lambda: any(each.state is InstanceState.ATTACHING for each in instances.values()))
     world.kill(prefill)
     world.restart(prefill)
-    source = next(iter(next(iter(instances.values())).sources.values()))
-    until(world, lambda: not source.connected and source.assignment is None)
+    source = next(iter(next(iter(instances.values())).ranks.values()))
+    until(world, lambda: not source.connected and source.part is None)
     world.settle()
 
 
@@ -150,7 +150,7 @@ def test_every_rank_of_decode_is_told_what_prefill_gave_up(asked: bool) -> None:
     handles = [request.sides[process.address].handle for process in (prefill, first, second)]
     if asked:
         world.advance(request, first)
-        until(world, lambda: handles[0]._role.missing(handles[0]) == 1)  # type: ignore[arg-type, union-attr]
+        until(world, lambda: prefill.link._prefill._requests.missing(handles[0]._state) == 1)  # type: ignore[arg-type, union-attr]
     handles[0].abort()
     until(world, lambda: ended(request, prefill))
     world.advance(request, first)
@@ -175,19 +175,19 @@ def test_a_decode_that_comes_back_is_served_although_a_call_about_it_was_stuck()
     serve(world, first)
     until(world, lambda: bool(prefill.backend.calls))
     world.faults = CALM
-    lane = prefill.node.movers
-    assert isinstance(lane, SimLane)
-    ((key, _),) = lane._stuck.items()
-    lane._stuck[key] = world.time + 6.0
+    executor = prefill.context.workers.moves
+    assert isinstance(executor, SimExecutor)
+    ((key, _),) = executor._stuck.items()
+    executor._stuck[key] = world.time + 6.0
     decode.paused = True
-    contacts = prefill.link._prefill._destinations._destinations  # type: ignore[union-attr]
+    contacts = prefill.link._prefill._ranks._ranks  # type: ignore[union-attr]
     until(world, lambda: not contacts)
     decode.paused = False
     until(world, lambda: ended(first, prefill, decode))
-    until(world, lambda: decode.name in contacts)
-    assert lane._stuck, "it is over already"
     second = world.open(2, 2)
     serve(world, second)
+    until(world, lambda: decode.name in contacts)
+    assert executor._stuck, "it is over already"
     until(world, lambda: ended(second, prefill, decode))
     assert status(second, decode) is Status.SUCCEEDED
     world.settle()

@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from statelink import wire
 from statelink.errors import Reason
 from statelink.link import Receiving, Sending, Status
-from statelink.link._stages import CONTACT, INSTANCE, Contact, ContactEvent, InstanceEvent, Stage
 from statelink.link._status import follows
+from statelink.link.peers import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
 from statelink.plan import compile_pair
 
 from .explore import CALM, HARSH, ROOMS, STAGED, WILD, explore, run
@@ -41,16 +41,16 @@ REUSED_WORLDS = 25
 STAGED_WORLDS = 28
 """The same with components that go through rings of one to three parcels."""
 RARE: set[tuple[object, object]] = {
-    (Stage.GREETING, InstanceEvent.REFUSED),
-    (Stage.READY, InstanceEvent.REFUSED),
-    (Stage.REFUSED, InstanceEvent.RETRIED),
-    (Stage.PLANNING, InstanceEvent.LOST),
-    (Contact.ATTACHED, ContactEvent.REFUSED),
-    (Contact.ATTACHED, ContactEvent.ASSIGNED),
-    (Contact.ATTACHED, ContactEvent.COMPILED),
-    (Contact.ATTACHING, ContactEvent.ASSIGNED),
-    (Contact.ATTACHING, ContactEvent.REFUSED),
-    (Contact.ATTACHING, ContactEvent.LOST),
+    (InstanceState.GREETING, InstanceEvent.REFUSED),
+    (InstanceState.READY, InstanceEvent.REFUSED),
+    (InstanceState.REFUSED, InstanceEvent.RETRIED),
+    (InstanceState.PLANNING, InstanceEvent.LOST),
+    (RankState.ATTACHED, RankEvent.REFUSED),
+    (RankState.ATTACHED, RankEvent.ASSIGNED),
+    (RankState.ATTACHED, RankEvent.COMPILED),
+    (RankState.ATTACHING, RankEvent.ASSIGNED),
+    (RankState.ATTACHING, RankEvent.REFUSED),
+    (RankState.ATTACHING, RankEvent.LOST),
     (Status.WAITING, Status.SUCCEEDED),
 }
 """Steps that so few worlds may do without."""
@@ -75,7 +75,7 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     for what in ("killed", "restarted", "paused", "jumped", "cut", "dropped", "aborted", "blocks", "stuck", "strays"):
         assert counts[what] > 20, f"{what} hardly ever happened"
     assert min(counts["decode succeeded"], counts["decode failed"]) > 100
-    tables: list[dict[Any, dict[Any, Any]]] = [INSTANCE, CONTACT]
+    tables: list[dict[Any, dict[Any, Any]]] = [INSTANCE, DECODE_RANK]
     listed: set[tuple[object, object]] = set()
     for table in tables:
         listed.update((stage, event) for stage, steps in table.items() for event in steps)
@@ -173,8 +173,8 @@ class Stranger:
         self.paused = True  # it does not listen
         self.rng = world.rng
         decode = world.living("decode")[0]
-        inventory = msgspec.structs.replace(decode.node.card.inventory, instance="strangers")
-        card = msgspec.structs.replace(decode.node.card, link="stranger", inventory=inventory)
+        inventory = msgspec.structs.replace(decode.context.handshake.inventory, instance="strangers")
+        card = msgspec.structs.replace(decode.context.handshake, link="stranger", inventory=inventory)
         instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
         parts = {part.name: part for each in instances.values() for part in each.parts}
         self.lines: dict[str, Connection] = {}
@@ -182,13 +182,14 @@ class Stranger:
             line = self.lines[prefill.name] = world.network.dial(self, prefill.address)  # type: ignore[arg-type]
             line.there.append(wire.encode(wire.Hello(sender="stranger", handshake=wire.write_handshake(card))))
             part = parts[prefill.name]
-            if attached and part.assignment is not None:
-                plan = compile_pair(prefill.node.inventory, inventory, part.assignment)
+            if attached and part.part is not None:
+                assignment = part.part.assignment
+                plan = compile_pair(prefill.context.inventory, inventory, assignment)
                 attach = wire.Attach(
                     sender="stranger",
                     to=prefill.name,
-                    assignment=part.assignment,
-                    destinations=part.readers + 1,
+                    assignment=assignment,
+                    destinations=part.part.readers + 1,
                     digest=plan.digest,
                 )
                 line.there.append(wire.encode(attach))
@@ -223,9 +224,9 @@ def test_strangers_end_nobodys_room(shape: Shape, attached: bool) -> None:
         for seed in range(8):
             world = calm(shape, seed)
             stranger = Stranger(world, attached)
-            contacts = world.places[0].link._prefill._destinations  # type: ignore[union-attr]
-            wanted = Contact.ATTACHED if attached else Contact.GREETED
-            while (known := contacts.get("stranger")) is None or known.stage is not wanted:
+            contacts = world.places[0].link._prefill._ranks  # type: ignore[union-attr]
+            wanted = RankState.ATTACHED if attached else RankState.GREETED
+            while (known := contacts.get("stranger")) is None or known.state is not wanted:
                 stranger.live()
                 world.step()
             requests = [opened(world, room, 6) for room in range(1, 5)]
@@ -300,7 +301,7 @@ def staged(decode: Process, room: int) -> int:
     if held is None:
         return 0
     assert isinstance(held.handle, Receiving)
-    hooks: list[Any] = [writer.hooks["kv"] for writer in held.handle._writers.values()]
+    hooks: list[Any] = [writer.hooks["kv"] for writer in held.handle._state._writers.values()]
     return sum(hook._nbytes for hook in hooks)
 
 

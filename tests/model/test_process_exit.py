@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.engine import Engine
 from tests.helpers.peers import until
 
-from statelink.link._process import Witness, this_process
+from statelink.link.peers._process import Witness, this_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ class Child:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.process = engine.process
-        self.stated: ProcessId | None = engine.run("statelink.link._process", "this_process")
+        self.stated: ProcessId | None = engine.run("statelink.link.peers._process", "this_process")
 
     @property
     def id(self) -> ProcessId:

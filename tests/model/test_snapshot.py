@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from statelink.link._destinations import Destinations
-from statelink.link._instances import Instances
-from statelink.link._receiving import Receiving
-from statelink.link._sending import Sending
+from statelink.link.decode._instances import Instances
+from statelink.link.decode._receiving import ReceivingState
+from statelink.link.prefill._decode_ranks import DecodeRanks
+from statelink.link.prefill._sending import SendingState
 
 
 class Growing:
@@ -21,21 +21,34 @@ class Growing:
 
     def __getattr__(self, name: str) -> Any:
         self._table[f"{len(self._table)}"] = Growing(self._table)
-        return SimpleNamespace(value="stage", name="peer") if name in ("stage", "source") else ()
+        return SimpleNamespace(value="state", name="peer") if name in ("state", "rank") else ()
 
 
-@pytest.mark.parametrize(
-    ("call", "table"),
-    [
-        (Receiving._held, "_writers"),
-        (Sending._held, "_deliveries"),
-        (Destinations.snapshot, "_destinations"),
-        (Instances.snapshot, "_instances"),
-    ],
-    ids=["receiving", "sending", "destinations", "instances"],
-)
-def test_tables_that_grow_meanwhile(call: Any, table: str) -> None:
+def held_by_decode(growing: dict[str, Any]) -> Any:
+    room: Any = SimpleNamespace(_writers=growing, _accepted=None, bytes_of=sum)
+    return ReceivingState.held(room)
+
+
+def held_by_prefill(growing: dict[str, Any]) -> Any:
+    room: Any = SimpleNamespace(_deliveries=growing, _items={}, bytes_of=sum)
+    room.deliveries = SendingState.deliveries.fget(room)  # type: ignore[attr-defined]
+    return SendingState.held(room)
+
+
+def decode_ranks(growing: dict[str, Any]) -> Any:
+    ranks: Any = SimpleNamespace(_ranks=growing)
+    ranks.known = DecodeRanks.known.fget(ranks)  # type: ignore[attr-defined]
+    return DecodeRanks.snapshot(ranks)
+
+
+def instances(growing: dict[str, Any]) -> Any:
+    table: Any = SimpleNamespace(_instances=growing)
+    return Instances.snapshot(table)
+
+
+@pytest.mark.parametrize("call", [held_by_decode, held_by_prefill, decode_ranks, instances])
+def test_tables_that_grow_meanwhile(call: Any) -> None:
     growing: dict[str, Any] = {}
     growing["0"] = Growing(growing)
-    assert call(SimpleNamespace(**{"_items": {}, "_named": {}, table: growing}))
+    assert call(growing)
     assert len(growing) > 1

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from statelink.link import Status
-from statelink.link._instance import Instance
-from statelink.link._stages import CONTACT, INSTANCE, Contact, ContactEvent, InstanceEvent, Stage
 from statelink.link._status import ENDED, follows
+from statelink.link.decode._instance import Instance
+from statelink.link.peers import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
 
 TABLES: list[tuple[dict[Any, dict[Any, Any]], Any, Any]] = [
-    (INSTANCE, Stage.RESOLVING, Stage.GONE),
-    (CONTACT, Contact.GREETED, Contact.GONE),
+    (INSTANCE, InstanceState.RESOLVING, InstanceState.GONE),
+    (DECODE_RANK, RankState.GREETED, RankState.GONE),
 ]
 
 
@@ -38,32 +38,33 @@ def test_every_stage_is_reached_and_from_each_there_is_an_end(table: Any, first:
 
 
 def test_a_lost_rank_is_greeted_anew_wherever_it_was() -> None:
-    greeted = ahead(INSTANCE, Stage.GREETING, InstanceEvent.REFUSED, InstanceEvent.DROPPED)
-    assert Stage.READY in greeted
+    greeted = ahead(INSTANCE, InstanceState.GREETING, InstanceEvent.REFUSED, InstanceEvent.DROPPED)
+    assert InstanceState.READY in greeted
     assert {stage: steps.get(InstanceEvent.LOST) for stage, steps in INSTANCE.items()} == {
-        stage: Stage.GREETING if stage in greeted else None for stage in Stage
+        stage: InstanceState.GREETING if stage in greeted else None for stage in InstanceState
     }
 
 
 def test_refusal_is_possible_until_the_end_and_not_for_ever() -> None:
-    refusable = {stage for stage, steps in INSTANCE.items() if steps.get(InstanceEvent.REFUSED) is Stage.REFUSED}
-    assert refusable == set(Stage) - {Stage.REFUSED, Stage.GONE}
-    assert Stage.READY in ahead(INSTANCE, Stage.REFUSED)
+    refusable = {stage for stage, steps in INSTANCE.items() if steps.get(InstanceEvent.REFUSED) is InstanceState.REFUSED}
+    assert refusable == set(InstanceState) - {InstanceState.REFUSED, InstanceState.GONE}
+    assert InstanceState.READY in ahead(INSTANCE, InstanceState.REFUSED)
 
 
 def test_prefill_serves_only_whom_it_has_checked() -> None:
     """Without that event nobody is attached, and it is none of somebody who has named no part."""
-    assert Contact.ATTACHED not in ahead(CONTACT, Contact.GREETED, ContactEvent.COMPILED)
-    assert Contact.ATTACHED not in ahead(CONTACT, Contact.GREETED, ContactEvent.ASSIGNED)
+    assert RankState.ATTACHED not in ahead(DECODE_RANK, RankState.GREETED, RankEvent.COMPILED)
+    assert RankState.ATTACHED not in ahead(DECODE_RANK, RankState.GREETED, RankEvent.ASSIGNED)
 
 
 def test_a_step_that_is_not_listed_is_not_taken() -> None:
-    for stage, event in itertools.product(Stage, InstanceEvent):
-        instance = Instance("x", "x", 1.0, stage)
+    for stage, event in itertools.product(InstanceState, InstanceEvent):
+        instance = Instance("x", "x", 1.0)
+        instance.state = stage
         taken = instance.step(event, 2.0)
         assert taken is (event in INSTANCE[stage])
         assert (instance.since, instance.turn) == ((2.0, 1) if taken else (1.0, 0))
-        assert instance.stage is (INSTANCE[stage][event] if taken else stage)
+        assert instance.state is (INSTANCE[stage][event] if taken else stage)
 
 
 def test_a_room_goes_forward_or_fails_and_ends_once() -> None:

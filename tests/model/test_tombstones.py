@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from statelink.errors import Reason
-from statelink.link import _past, _unmet
-from statelink.link._past import Who
-from statelink.link._to import To
+from statelink.link.decode import _tombstones as decode_tombstones
+from statelink.link.prefill import _tombstones
+from statelink.link.prefill._to import To
+from statelink.link.prefill._tombstones import AskingRank, Tombstones
 from statelink.wire import MAX_UNMET, Unmet
 
 if TYPE_CHECKING:
@@ -24,60 +24,61 @@ class Clock:
 
 
 GONE = Reason("room.aborted", "gone")
-WHO = Who("decode.0-1", "decode", "", 1)
+RANK = AskingRank("decode.0-1", "decode", "", 1)
 
 
 def test_ends_that_were_forgotten_count_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rooms are given up: no id is taken for one that was never used, and the memory has a bound."""
-    monkeypatch.setattr(_past, "REMEMBERED", 100)
+    monkeypatch.setattr(_tombstones, "REMEMBERED", 100)
     clock = Clock()
-    past = _past.Past(clock, 120.0)
+    tombstones = Tombstones(clock, 120.0)
     for room in range(1, 5001):
-        past.ended((room, 0), GONE, None, {})
-    assert past.load()["tombstones"] == 100
-    known = [past.due((room, 0), WHO, 60.0) is not None or past.forgot((room, 0)) for room in range(1, 5001)]
+        tombstones.ended((room, 0), GONE, None, {})
+    assert tombstones.load()["tombstones"] == 100
+    known = [
+        tombstones.due((room, 0), RANK, 60.0) is not None or tombstones.forgot((room, 0)) for room in range(1, 5001)
+    ]
     assert all(known)
-    assert sum(past.forgot((room, 1)) for room in range(1, 5001)) < 5
+    assert sum(tombstones.forgot((room, 1)) for room in range(1, 5001)) < 5
     clock.time = 3 * 3600.0
-    assert not any(past.forgot((room, 0)) for room in range(1, 5001))
+    assert not any(tombstones.forgot((room, 0)) for room in range(1, 5001))
 
 
 def test_a_rank_is_told_of_each_end_once() -> None:
     clock = Clock()
-    past = _past.Past(clock, 120.0)
-    other = WHO._replace(name="decode.1-1", ranks=2)
+    tombstones = Tombstones(clock, 120.0)
+    other = RANK._replace(name="decode.1-1", ranks=2)
     for _ in range(2):
-        past.ended((7, 0), GONE, None, {})
+        tombstones.ended((7, 0), GONE, None, {})
     for _ in range(2):
-        end = past.due((7, 0), WHO, 60.0)
+        end = tombstones.due((7, 0), RANK, 60.0)
         assert end is not None
-        past.settle((7, 0), WHO, end)
-    assert past.due((7, 0), WHO, 60.0) is None
-    past.ended((7, 0), GONE, None, {other.name: other.instance})
-    assert past.due((7, 0), other, 60.0) is None
-    past.ended((8, 0), GONE, To(frozenset({"another"}), frozenset()), {})
-    assert past.due((8, 0), WHO, 60.0) is None, "it was for somebody else"
+        tombstones.settle((7, 0), RANK, end)
+    assert tombstones.due((7, 0), RANK, 60.0) is None
+    tombstones.ended((7, 0), GONE, None, {other.name: other.instance})
+    assert tombstones.due((7, 0), other, 60.0) is None
+    tombstones.ended((8, 0), GONE, To(frozenset({"another"}), frozenset()), {})
+    assert tombstones.due((8, 0), RANK, 60.0) is None, "it was for somebody else"
     clock.time = 179.0
-    assert past.due((7, 0), WHO, 60.0) is not None, "a use of a minute may have begun two minutes after it"
+    assert tombstones.due((7, 0), RANK, 60.0) is not None, "a use of a minute may have begun two minutes after it"
     clock.time = 181.0
-    assert past.due((7, 0), WHO, 60.0) is None
+    assert tombstones.due((7, 0), RANK, 60.0) is None
     for _ in range(50):
-        past.ended((9, 0), GONE, None, {})
+        tombstones.ended((9, 0), GONE, None, {})
     for _ in range(50):
-        end = past.due((9, 0), WHO, 60.0)
+        end = tombstones.due((9, 0), RANK, 60.0)
         assert end is not None, "so many that they are not counted any more"
-        past.settle((9, 0), WHO, end)
-    assert past.load()["tombstones"] < 20
+        tombstones.settle((9, 0), RANK, end)
+    assert tombstones.load()["tombstones"] < 20
 
 
 def test_decode_remembers_what_prefill_may_not_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_unmet, "REMEMBERED", 10)
+    monkeypatch.setattr(decode_tombstones, "REMEMBERED", 10)
     clock = Clock()
-    unmet = _unmet.Unmet(clock)
+    unmet = decode_tombstones.Tombstones(clock)
 
     def ended(room: int, generation: int, sources: list[str] | None) -> None:
-        handle: Any = SimpleNamespace(_key=(room, 0), generation=generation)
-        unmet.ended(handle, sources)
+        unmet.ended((room, 0), generation, sources)
 
     ended(1, 5, ["p.0", "p.1"])
     clock.time = 2.0

@@ -11,7 +11,7 @@ from tests.helpers.links import link_of
 from tests.link.test_unanswered import free
 
 from statelink import Status
-from statelink.link import _unanswered
+from statelink.link.decode import _unanswered
 from statelink.wire import Trouble
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A process's threads, run by the world one small step at a time: the control thread's loop, and the lanes."""
+"""A process's threads, run by the world one small step at a time: the control thread's loop, and the executors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
-from statelink.link._lanes import Lane
-from statelink.link._loop import Loop
+from statelink.link.runtime import KeyedExecutor, Loop
 
 if TYPE_CHECKING:
-    from statelink.link._order import Job, Order
+    from statelink.link.runtime import Job, KeyOrder
 
     from .process import Process
 
-__all__ = ["Defect", "SimLane", "SimLoop", "give_way"]
+__all__ = ["Defect", "SimExecutor", "SimLoop", "give_way"]
 
 PARKED = object()
 """What a job says that gives its thread back while it waits."""
@@ -90,13 +89,13 @@ class SimLoop(Loop):
         self.guard(heapq.heappop(self._timers)[2])
 
 
-class SimLane(Lane):
-    """A lane whose jobs are greenlets: each runs until it sleeps or yields, and goes on when the world lets it.
+class SimExecutor(KeyedExecutor):
+    """An executor whose jobs are greenlets: each runs until it sleeps or yields, and goes on when the world lets it.
 
-    The order of the jobs of a key is that of the real lanes.
+    The order of the jobs of a key is that of the real executors.
     """
 
-    def __init__(self, process: Process, name: str, width: int, spare: int, order: Order) -> None:
+    def __init__(self, process: Process, name: str, width: int, spare: int, order: KeyOrder) -> None:
         self._process = process
         self._name = name
         self._width = width + spare
@@ -107,13 +106,13 @@ class SimLane(Lane):
         """Keys whose jobs have given their threads back for a while."""
         self._stuck: dict[Hashable, float] = {}
         """Keys whose jobs are stuck in the library, and until when."""
-        process.lanes.append(self)
+        process.executors.append(self)
 
     def submit(self, key: Hashable, job: Job) -> None:
         if self._order.enter(self, key, job) is None:
-            self._start(key, job)
+            self.start(key, job)
 
-    def _start(self, key: Hashable, job: Any) -> None:
+    def start(self, key: Hashable, job: Any) -> None:
         self._due[key] = job
 
     def close(self, timeout: float) -> bool:
@@ -154,8 +153,8 @@ class SimLane(Lane):
             del self._running[key]
             following = self._order.leave(key)
             if following is not None:
-                lane, next_job = following
-                lane._start(key, next_job)
+                executor, next_job = following
+                executor.start(key, next_job)
 
     def _guarded(self, job: Job) -> Callable[[], None]:
         def run() -> None:
@@ -165,7 +164,7 @@ class SimLane(Lane):
                     assert pause >= 0
                     give_way(PARKED)
             except Exception as error:
-                raise Defect(f"lane {self._name} of {self._process.name} would have logged: {error!r}") from error
+                raise Defect(f"executor {self._name} of {self._process.name} would have logged: {error!r}") from error
 
         return run
 

@@ -16,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from statelink.link import Receiving, Sending, Status, _destinations, _instances
-from statelink.link._destinations import Destination
-from statelink.link._instance import Instance
-from statelink.link._room import Room
+from statelink.backend import Side
+from statelink.link import Receiving, Sending, Status
+from statelink.link._room import RoomState
+from statelink.link.decode import _instances
+from statelink.link.decode._instance import Instance
+from statelink.link.prefill import _decode_ranks
+from statelink.link.prefill._decode_rank import DecodeRank
 
 from .library import AFTERLIFE, Flight
 from .network import Connection, Frames, Network
@@ -158,8 +161,8 @@ class World:
             return
         self.counts["killed"] += 1
         process.alive, process.paused = False, False
-        for lane in process.lanes:
-            lane.kill()
+        for executor in process.executors:
+            executor.kill()
         for connection in self.network.connections:
             if connection.address == process.address and self.rng.random() < 0.5:
                 connection.there.clear()  # what its kernel had taken is lost; what had not left yet is not
@@ -343,8 +346,8 @@ class World:
                 found.append(process.loop.run_posted)
             if process.loop.timer_due():
                 found.append(process.loop.run_timer)
-            for lane in process.lanes:
-                found += [lambda lane=lane, key=key: lane.step(key) for key in lane.choices()]  # type: ignore[misc]
+            for executor in process.executors:
+                found += [lambda each=executor, key=key: each.step(key) for key in executor.choices()]  # type: ignore[misc]
         slow = self.faults.slow
         flying = [each for each in self.flights if not slow or self.rng.random() >= slow]
         found += [lambda each=each: self.fly(each) for each in flying]  # type: ignore[misc]
@@ -373,7 +376,7 @@ class World:
             return
         awake = [each for each in self.living() if not each.paused]
         timers = [due for each in awake if (due := each.loop.next_timer()) is not None]
-        timers += [free for each in awake for lane in each.lanes if (free := lane.next_free()) is not None]
+        timers += [free for each in awake for executor in each.executors if (free := executor.next_free()) is not None]
         self.time = max(self.time, min(timers, default=self.time)) + 0.001
 
     def settle(self) -> None:
@@ -408,12 +411,14 @@ class World:
         if self.shape.staged:
             return True  # the end of a process can be told
         if isinstance(held.handle, Sending):
-            unsure = [name for name, delivery in held.handle._deliveries.items() if not delivery.unread]
+            unsure = [
+                name for name, delivery in held.handle._state._deliveries.items() if delivery.in_flight(Side.SOURCE)
+            ]
             return all(self.everybody[name].alive for name in unsure)
         if self.owner_fence:
             return True
         assert isinstance(held.handle, Receiving)
-        names = [name for name, writer in held.handle._writers.items() if not writer.closed]
+        names = [name for name, writer in held.handle._state._writers.items() if not writer.drained]
         return all(self.everybody[name].alive for name in names)
 
     def _check_serving(self) -> None:
@@ -440,7 +445,7 @@ class World:
                 raise Defect(f"{process.name} does not serve any more: {held.handle!r}: {held.handle.reason}")
         self._check_rings()
         for process in self.places:
-            kept = {number: room for number, room in process.node.rooms.items() if room.quiesced}
+            kept = [room for state, room in process.link._table.all() if state.over]
             if kept:
                 raise Defect(f"{process.name} keeps {kept}")
 
@@ -479,9 +484,9 @@ def running(steps: Counter[tuple[object, object]] | None = None, ends: Counter[s
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_instances, "Witness", SimWitness)
-        patch.setattr(_destinations, "Witness", SimWitness)
+        patch.setattr(_decode_ranks, "Witness", SimWitness)
         watch(patch, Counter() if ends is None else ends)
-        patch.setattr(Instance, "step", counted(Instance, "step", lambda each: each.stage))
-        patch.setattr(Destination, "step", counted(Destination, "step", lambda each: each.stage))
-        patch.setattr(Room, "_set", counted(Room, "_set", lambda each: each.status))
+        patch.setattr(Instance, "step", counted(Instance, "step", lambda each: each.state))
+        patch.setattr(DecodeRank, "step", counted(DecodeRank, "step", lambda each: each.state))
+        patch.setattr(RoomState, "step", counted(RoomState, "step", lambda each: each.status))
         yield

@@ -282,7 +282,7 @@ def test_a_watched_descriptor_ends_the_wait(channel: Open) -> None:
     made = channel("prefill")
     read, write = os.pipe()
     try:
-        made.watch(read)
+        made.start(read)
         os.write(write, b"x")
         assert list(made.receive(3600)) == []
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -35,9 +36,12 @@ def stranger(address: str) -> Iterator[zmq.Socket[bytes]]:
 @pytest.fixture
 def listening() -> Iterator[wire.Channel]:
     channel = wire.Channel("p", "tcp://127.0.0.1:0", advertise="", keys=None, insecure=False)
-    channel.knows = lambda name: name == "friend"
+    woken, waking = os.pipe()
+    channel.start(woken, lambda name: name == "friend")
     yield channel
     channel.close()
+    os.close(woken)
+    os.close(waking)
 
 
 def test_one_turn_takes_a_bounded_number_of_bytes(listening: wire.Channel) -> None:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statelink._select import pick
+from statelink._slots import LinkSlot
 from statelink._staging import choose_staging, open_strategies
 from statelink.backend import Backend, BackendContext, Probe, Strategy
 from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
-from statelink.link import Link, Node, Place, Rendezvous, StaticRendezvous, check_verify, this_process
+from statelink.link import Context, Link, Rendezvous, StaticRendezvous, check_verify, this_process
 from statelink.pointers import Checked, Platform, check, device_settings, hint_at_settings
 from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import RendezvousClient
@@ -112,10 +113,10 @@ def _open(
             what = "two rendezvous are given"
             raise ConfigError(what, cause="one in the configuration, and one as an argument", backend=settings.backend)
         name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
-        place = Place(picked.kind, name)
-        opened.callback(place.free)
-        found, node = _prepare(settings, picked, name, inventory, rendezvous, hooks, place, checked, opened)
-        link = Link(node)
+        slot = LinkSlot(picked.kind, name)
+        opened.callback(slot.free)
+        found, context = _prepare(settings, picked, name, inventory, rendezvous, hooks, slot, checked, opened)
+        link = Link(context)
         opened.pop_all()
     if isinstance(found, RendezvousClient):
         found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
@@ -129,10 +130,10 @@ def _prepare(
     inventory: Inventory,
     rendezvous: Rendezvous | None,
     hooks: pluggy.PluginManager,
-    place: Place,
+    slot: LinkSlot,
     checked: Checked,
     opened: contextlib.ExitStack,
-) -> tuple[Rendezvous, Node]:
+) -> tuple[Rendezvous, Context]:
     """Prepare everything, and start nothing. ``opened`` closes what this opens."""
     keys = settings.keys or Keys.from_environment()
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
@@ -146,7 +147,7 @@ def _prepare(
     with hint_at_settings(checked, backend=settings.backend):
         backend.register(inventory.regions)
         card = _card(name, settings, backend, picked.strategies, inventory)
-    node = Node(
+    made = Context(
         settings,
         channel,
         backend,
@@ -156,10 +157,10 @@ def _prepare(
         hooks,
         rejected=picked.rejected,
         memory=checked.summary(),
-        closed=place.free,
+        closed=slot.free,
         explained=partial(hint_at_settings, checked),
     )
-    return found, node
+    return found, made
 
 
 def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:

@@ -1,14 +1,15 @@
-"""A bounded memory of what a bounded memory had to give up: it may say yes too often, and never no too often."""
+"""Remembers in bounded memory whose tombstones had to be dropped. It may wrongly say yes, and never wrongly no."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-__all__ = ["Forgotten", "RoomKey"]
+if TYPE_CHECKING:
+    from ._header import RoomKey
 
-RoomKey = tuple[int, int]
-"""A room and its attempt: what both sides call one use of an id."""
+__all__ = ["SPAN", "Forgotten"]
 
 BITS, PROBES = 1 << 22, 4
 """Bits of one half, and how many of them stand for a key: 250,000 keys leave one wrong yes in 400."""

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink.errors import ClosedError, ConfigError, RoomError, StatelinkError
+from statelink.errors import ClosedError, ConfigError, RoomError
 from statelink.plan import checked_int
 from statelink.wire import parse_endpoint
 
-from ._decode import DecodeRole
+from ._control import Control
 from ._inspect import Inspection
-from ._prefill import PrefillRole
-from ._receiving import Receiving
-from ._sending import Sending
+from ._room_table import RoomTable
 from ._snapshot import snapshot
-from ._status import ENDED
-from ._to import read_to
+from .decode import DecodeRole, Receiving
+from .peers import can_receive, can_send
+from .prefill import PrefillRole, Sending
 
 if TYPE_CHECKING:
     from statelink.state import Inventory
 
-    from ._node import Node
-    from ._rendezvous import Peer
-    from ._room import Ready, Room
+    from ._context import Context
+    from ._handle import Room
+    from ._room import Ready
+    from .peers import Peer
 
 __all__ = ["Link"]
 
@@ -40,23 +39,26 @@ MAX_ATTEMPT = (1 << 63) - 1
 class Link:
     """A rank's connection to its peers. Made by `statelink.open`; a context manager that closes itself.
 
+    The configured role says what it may do: a ``prefill`` link sends, a ``decode`` link receives, and a link of the
+    role ``both`` does both, over one registration of its memory. An id may then be sent and received at the same time.
+
     Thread-safe. It belongs to the process that opened it: in a forked child every call but `close` raises `ClosedError`
     (``closed.forked``). Nothing blocks but `close` and `Room.wait`. The registered memory belongs to the engine and
     must outlive the link.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._table = RoomTable(context)
         self._closed = False
         self._clean = True
-        self._prefill = PrefillRole(node) if node.config.role == "prefill" else None
-        self._decode = DecodeRole(node) if node.config.role == "decode" else None
-        role = self._prefill or self._decode
-        assert role is not None
-        node.role = role
-        self._inspection = Inspection(node.name, self.snapshot) if node.config.inspect else None
+        role = context.config.role
+        self._prefill = PrefillRole(context, self._table) if can_send(role) else None
+        self._decode = DecodeRole(context, self._table) if can_receive(role) else None
+        self._control = Control(context, self._prefill, self._decode)
+        self._inspection = Inspection(context.name, self.snapshot) if context.config.inspect else None
         try:
-            node.start()
+            self._control.start()
         except BaseException:
             if self._inspection is not None:
                 self._inspection.close()
@@ -65,22 +67,22 @@ class Link:
     @property
     def name(self) -> str:
         """This link's name, unique among all processes ever started."""
-        return self._node.name
+        return self._context.name
 
     @property
     def address(self) -> str:
         """Where peers dial it, with its public key if it has one: what a router hands to decode."""
-        return str(self._node.channel.endpoint)
+        return str(self._context.channel.endpoint)
 
     @property
     def backend(self) -> str:
         """Name of the backend."""
-        return self._node.backend.name
+        return self._context.backend.name
 
     @property
     def inventory(self) -> Inventory:
         """What this rank holds."""
-        return self._node.inventory
+        return self._context.inventory
 
     def receive(
         self,
@@ -109,25 +111,15 @@ class Link:
 
         Raises:
             RoomError: The id is not valid or in use, or the items are not what must arrive.
-            ConfigError: This link's role is prefill.
+            ConfigError: This link's role is ``prefill``.
             ClosedError: The link is closed.
         """
         role = self._decode
         if role is None:
-            raise ConfigError("receive() is decode's", cause="this link's role is 'prefill'", code="config.role")
+            raise _not_this_role("receive()", "decode", self._context.config.role)
         where = _valid_peer(peer)
         room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
-        receiving = Receiving(self._node, role, room, tokens, secrets.randbits(62) + 1, deadline, attempt)
-        self._enter(receiving)
-        if items is not None:
-            try:
-                receiving.accept(items, prefix=prefix, ready=ready)
-            except StatelinkError:
-                with self._node.lock:
-                    del self._node.rooms[room]
-                raise
-        self._node.post(lambda: role.open(receiving, where))
-        return receiving
+        return role.receive(room, where, tokens, items, prefix, ready, deadline, attempt)
 
     def send(
         self,
@@ -152,18 +144,14 @@ class Link:
 
         Raises:
             RoomError: The id is not valid or in use.
-            ConfigError: This link's role is decode, or ``to`` says nobody.
+            ConfigError: This link's role is ``decode``, or ``to`` says nobody.
             ClosedError: The link is closed.
         """
         role = self._prefill
         if role is None:
-            raise ConfigError("send() is prefill's", cause="this link's role is 'decode'", code="config.role")
-        whom = read_to(to, self._node.channel.allowed)
+            raise _not_this_role("send()", "prefill", self._context.config.role)
         room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
-        sending = Sending(self._node, role, room, tokens, deadline, attempt, whom)
-        self._enter(sending)
-        self._node.post(lambda: role.open(sending))
-        return sending
+        return role.send(room, tokens, deadline, attempt, to)
 
     def changes(self, timeout: float | None = 0.0) -> list[Room]:
         """Rooms whose status or quiescence changed since the last call.
@@ -175,18 +163,18 @@ class Link:
             timeout: Seconds to wait for the first change; ``None`` waits for as long as it takes. Does not wait by
                 default.
         """
-        self._node.check_process()
-        return self._node.take_changes(timeout)
+        self._context.check_process()
+        return self._table.take_changes(timeout)
 
     def snapshot(self) -> dict[str, Any]:
         """Peers, rooms, memory that they hold, queues and dropped frames, as plain values; see docs/operate.md."""
-        self._node.check_process()
-        return snapshot(self._node)
+        self._context.check_process()
+        return snapshot(self._context, self._table, self._control)
 
     def _valid(
         self, room: int, tokens: int, deadline: float | None, attempt: int
     ) -> tuple[int, int, float | None, int]:
-        self._node.check_process()
+        self._context.check_process()
         if self._closed:
             raise ClosedError("the link is closed", link=self.name)
         try:
@@ -203,30 +191,6 @@ class Link:
             raise RoomError(reason.what, cause=reason.cause, code=reason.code, **who) from None
         return room, tokens, deadline, attempt
 
-    def _enter(self, room: Room) -> None:
-        with self._node.lock:
-            known = self._node.rooms.get(room.room)
-            if known is not None and not (known.status in ENDED and known.quiesced):
-                holds = "" if known.quiesced else "; memory that it named may still be written or read"
-                raise RoomError(
-                    f"room {room.room} is in use",
-                    cause=f"it is {known.status.name.lower()}{holds}",
-                    hint="a room id may be used again once the room has ended and quiesced",
-                    code="room.in_use",
-                    backend=self.backend,
-                    link=self.name,
-                )
-            if known is None and len(self._node.rooms) >= self._node.config.max_rooms:
-                raise RoomError(
-                    f"room {room.room} is one too many",
-                    cause=f"{len(self._node.rooms)} rooms are open or hold memory, as many as 'max_rooms' allows",
-                    hint="wait until others have ended and quiesced",
-                    code="room.many",
-                    backend=self.backend,
-                    link=self.name,
-                )
-            self._node.rooms[room.room] = room
-
     def close(self, timeout: float = 5.0) -> bool:
         """Abort what has not ended, wait for transfers, say goodbye, and free everything. May be called twice.
 
@@ -241,17 +205,16 @@ class Link:
         if self._closed:
             return self._clean
         self._closed = True
-        if self._node.forked:
+        if self._context.forked:
             return True  # threads, sockets and registered memory are the parent's
-        with self._node.lock:
-            rooms = list(self._node.rooms.values())
+        rooms = [room for _, room in self._table.all()]
         for room in rooms:
             room.abort("the link was closed")
         until = time.monotonic() + timeout
         for room in rooms:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
         left = max(0.5, until - time.monotonic())
-        self._clean = self._node.stop(left) and all(room.quiesced for room in rooms)
+        self._clean = self._control.stop(left) and all(room.quiesced for room in rooms)
         if self._inspection is not None:
             self._inspection.close()
         return self._clean
@@ -265,6 +228,15 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.name} over {self.backend} at {self.address}>"
+
+
+def _not_this_role(call: str, needed: str, role: str) -> ConfigError:
+    return ConfigError(
+        f"{call} is {needed}'s",
+        cause=f"this link's role is {role!r}",
+        hint=f"open the link with the role {needed!r} or 'both'",
+        code="config.role",
+    )
 
 
 def _valid_peer(peer: Peer) -> Peer:

@@ -1,22 +1,28 @@
-"""What an engine holds of one request, on either side."""
+"""The state of one request on one side. What happens to it is written in its own methods, and in those of its roles."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from statelink.backend import Moved, RoomReport
-from statelink.errors import Reason, RoomError
+from statelink.errors import Reason
 
-from ._standing import Party, explained
+from ._diagnostics import PeerInfo, with_standing
 from ._status import ENDED, Status, follows
 
 if TYPE_CHECKING:
-    from ._node import Node
+    from collections.abc import Mapping
 
-__all__ = ["Ready", "Room"]
+    from ._context import Context
+    from ._header import RoomKey
+
+__all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
+
+READY_POLL = 0.0005
+"""Seconds between looks at an engine's event; an event that is ready at once costs one call."""
 
 
 class Ready(Protocol):
@@ -26,240 +32,235 @@ class Ready(Protocol):
         """Whether the memory may be touched. Must not block; called on the control thread."""
 
 
-class Room:
-    """One request on one side: the part that sending and receiving have in common.
+class RoomWatcher(Protocol):
+    """Whom a room tells what becomes of it. Called on the control thread."""
 
-    Properties are plain attribute reads, never block, and may be read from any thread. Only the link's control thread
-    changes them.
+    def changed(self, state: RoomState) -> None:
+        """Its status or its quiescence changed."""
+
+    def ended(self, state: RoomState) -> None:
+        """It ended."""
+
+    def forget(self, state: RoomState) -> None:
+        """It may have ended and quiesced; if so, its id is free."""
+
+
+def room_reason(
+    context: Context, room: int, attempt: int, code: str, what: str, cause: str = "", hint: str = "", **who: object
+) -> Reason:
+    """A reason that names a room. Any thread."""
+    named = {"room": str(room), "backend": context.backend.name}
+    if attempt:
+        named["attempt"] = str(attempt)
+    named.update({key: str(value) for key, value in who.items() if value is not None})
+    return Reason(code, what, named, cause, hint)
+
+
+class RoomState:
+    """What sending and receiving have in common.
+
+    The control thread alone changes it, except for `name_memory`. Every property may be read from any thread.
+
+    Args:
+        context: The link's parts.
+        watcher: Told of every change.
+        room: The non-zero 64-bit id that both sides use for the request.
+        tokens: N: positions of the request.
+        deadline: Seconds that the room may take; the configured default when not given.
+        attempt: Which use of the id this is, as the engines of both sides say.
+
+    Attributes:
+        role: What this link does in the room: ``prefill`` sends, ``decode`` receives.
+        prefix: P: positions that decode already holds; ``None`` while this side does not know.
+        opened: When the room was opened, on the link's clock.
+        deadline: By when it must have ended, likewise.
+        ended: Set once the room has ended.
     """
 
-    def __init__(self, node: Node, room: int, tokens: int, deadline: float | None, attempt: int = 0) -> None:
-        self._node = node
-        self._room = room
-        self._attempt = attempt
-        self._tokens = tokens
-        self._status = Status.BOOTSTRAPPING
-        self._reason: Reason | None = None
-        self._quiesced = True
-        self._prefix: int | None = None
-        self._ended = threading.Event()
+    role: ClassVar[str]
+
+    def __init__(
+        self, context: Context, watcher: RoomWatcher, room: int, tokens: int, deadline: float | None, attempt: int
+    ) -> None:
+        self.context = context
+        self.room = room
+        self.attempt = attempt
+        self.tokens = tokens
+        self.prefix: int | None = None
+        self.opened = context.now()
+        self.deadline = self.opened + (context.config.deadline if deadline is None else deadline)
+        self.status = Status.BOOTSTRAPPING
+        self.reason: Reason | None = None
+        self.quiesced = True
+        self.ended = threading.Event()
+        self._watcher = watcher
         self._quiet = threading.Event()
         self._quiet.set()
-        self._changed = False
-        self._watching = False
-        self._opened = node.now()
+        self._naming = threading.Lock()
+        """Guards `quiesced` and what follows, since the engine's threads name memory."""
+        self._named = 0
+        """How often the engine named memory that the control thread has not heard of."""
+        self._polls_event = False
         self._met: float | None = None
         self._over: float | None = None
-        self._deadline = self._opened + (node.config.deadline if deadline is None else deadline)
         self._moved: dict[str, Moved] = {}
         self._chunks = 0
 
     @property
-    def room(self) -> int:
-        """The non-zero 64-bit id that both sides use for the request."""
-        return self._room
-
-    @property
-    def attempt(self) -> int:
-        """Which use of the id this is, as the engines of both sides say."""
-        return self._attempt
-
-    @property
-    def _key(self) -> tuple[int, int]:
+    def key(self) -> RoomKey:
         """The id and the attempt: what both sides call this use."""
-        return self._room, self._attempt
+        return self.room, self.attempt
 
     @property
-    def tokens(self) -> int:
-        """N: positions of the request."""
-        return self._tokens
+    def over(self) -> bool:
+        """Whether it has ended and its memory may be reused: then its id may be used again."""
+        return self.status in ENDED and self.quiesced
 
-    @property
-    def prefix(self) -> int | None:
-        """P: positions that decode already holds; ``None`` while this side does not know."""
-        return self._prefix
-
-    @property
-    def status(self) -> Status:
-        """How the room stands."""
-        return self._status
-
-    def poll(self) -> Status:
-        """The same as `status`, for a scheduler's loop: it never blocks.
-
-        Raises:
-            ClosedError: This is a forked child, where the status stays what it was.
-        """
-        self._node.check_process()
-        return self._status
-
-    @property
-    def reason(self) -> Reason | None:
-        """Why the room failed: the first reason, wherever it arose; ``None`` while it has not."""
-        return self._reason
-
-    @property
-    def quiesced(self) -> bool:
-        """Whether memory that this side named for the room may be reused.
-
-        True before anything was named, false while a transfer may touch it, true again once every transfer has ended
-        or was fenced. It may come later than the end of a failed room, and never comes by a timeout.
-        """
-        return self._quiesced
-
-    def wait(self, timeout: float | None = None, *, quiesced: bool = False) -> Status:
-        """Block until the room ended, and with ``quiesced`` also until its memory may be reused.
-
-        Args:
-            timeout: Seconds to wait at most; the status then says how far it came.
-            quiesced: Also wait for `quiesced`.
-        """
-        self._node.check_process()
+    def wait(self, timeout: float | None, *, quiesced: bool) -> Status:
+        """Block until the room ended, or ended and quiesced, or the time is over. Not for the control thread."""
         until = None if timeout is None else time.monotonic() + timeout
-        if self._ended.wait(timeout) and quiesced:
+        if self.ended.wait(timeout) and quiesced:
             self._quiet.wait(None if until is None else max(0.0, until - time.monotonic()))
-        return self._status
-
-    def check(self) -> None:
-        """Return if the room succeeded: every promised byte is there. Does not block.
-
-        Raises:
-            RoomError: The room failed; the reason says why. Or it has not ended (``room.open``).
-        """
-        status = self._status
-        if status is Status.FAILED and self._reason is not None:
-            raise RoomError.of(self._reason)
-        if status is not Status.SUCCEEDED:
-            self._node.check_process()
-            raise RoomError.of(
-                self._reason_for(
-                    "room.open",
-                    "a room has not ended",
-                    f"it is {status}, and waits for {self._missing() or 'its end'}",
-                    "call check() once wait() or poll() says that it has; wait() returns early at its timeout",
-                )
-            )
-
-    def abort(self, why: str = "the engine aborted it") -> None:
-        """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
-        self._node.check_process()
-        self._node.post(lambda: self._abort(str(why)))
-
-    def close(self) -> None:
-        """Let go of the room; one that has not ended is aborted. Does not block, and may be called twice."""
-        if not self._node.forked:
-            self.abort("the engine closed it before its end")
+        return self.status
 
     @property
     def report(self) -> RoomReport:
         """What was measured of the room so far."""
-        now = self._over or self._node.now()
+        now = self._over or self.context.now()
         met = self._met or now
         return RoomReport(
-            room=self._room,
-            role=self._node.config.role,
-            backend=self._node.backend.name,
-            status=self._status.name.lower(),
-            reason=self._reason,
+            room=self.room,
+            role=self.role,
+            backend=self.context.backend.name,
+            status=self.status.name.lower(),
+            reason=self.reason,
             moved=dict(self._moved),
-            tokens=self._tokens,
-            prefix=self._prefix or 0,
+            tokens=self.tokens,
+            prefix=self.prefix or 0,
             chunks=self._chunks,
-            waited=met - self._opened,
+            waited=met - self.opened,
             transferred=now - met,
-            ended=None if self._over is None else time.time() - (self._node.now() - self._over),
-            transports=self._transports(),
+            ended=None if self._over is None else time.time() - (self.context.now() - self._over),
+            transports=self.transports(),
         )
 
-    def __repr__(self) -> str:
-        quiet = "" if self._quiesced else ", memory in use"
-        return f"<{type(self).__name__} room {self._room} {self._status.name.lower()}{quiet}>"
+    # What each side has of its own.
 
-    # What follows belongs to the control thread.
-
-    def _set(self, status: Status) -> bool:
-        """Take a step forward; whether it was one."""
-        if not follows(self._status, status):
-            return False
-        if self._met is None and status > Status.BOOTSTRAPPING:
-            self._met = self._node.now()
-        if status in ENDED:
-            self._over = self._node.now()
-        self._status = status
-        if status in ENDED:
-            self._ended.set()
-            self._node.room_ended(self)
-        self._node.changed(self)
-        return True
-
-    def _set_quiesced(self, quiet: bool) -> None:
-        if quiet == self._quiesced:
-            return
-        self._quiesced = quiet
-        if quiet:
-            self._quiet.set()
-            self._node.changed(self)
-        else:
-            self._quiet.clear()
-
-    def _fail(self, reason: Reason) -> bool:
-        """End in failure, if it has not ended; the first reason is the one that stays."""
-        if self._status in ENDED:
-            return False
-        self._reason = self._explained(reason).clipped()
-        return self._set(Status.FAILED)
-
-    def _explained(self, reason: Reason, *others: Party) -> Reason:
-        """The reason, with how the room stands, unless it arose on the other side, which has said so already."""
-        if reason.diagnostics:
-            return reason
-        node = self._node
-        stands = {
-            "room": str(self._room),
-            "backend": node.backend.name,
-            "side": f"{node.config.role} rank {node.inventory.rank}",
-            "status": self._status.name.lower(),
-        }
-        return explained(reason, stands, [*self._parties(), *others], self._missing(), node.now())
-
-    def _parties(self) -> list[Party]:
-        """The ranks of the other side that the room has to do with."""
+    def peers(self) -> list[PeerInfo]:
+        """The ranks of the other side that the room has to do with. Any thread."""
         raise NotImplementedError
 
-    def _transports(self) -> dict[str, str]:
+    def transports(self) -> dict[str, str]:
         """Per peer, what carries the bytes, as far as it is known. Any thread."""
         raise NotImplementedError
 
-    def _missing(self) -> str:
-        """What the room still waits for, in words."""
+    def waits_for(self) -> str:
+        """What the room still waits for, in words; empty where there is nothing. Any thread."""
         raise NotImplementedError
 
-    def _abort(self, why: str) -> None:
-        raise NotImplementedError
-
-    def _held(self) -> tuple[int, str]:
+    def held(self) -> tuple[int, str]:
         """Bytes of this side's memory that were named for the room, and what they wait for. Any thread."""
         raise NotImplementedError
 
-    def _bytes_of(self, component: str, items: int) -> int:
-        buffers = self._node.inventory.component(component).buffers
-        return items * sum(buffer.layout.nbytes for buffer in buffers if buffer.count)
+    def fail(self, reason: Reason) -> None:
+        """End the room in failure, if it has not ended, and tell the other side. Control thread."""
+        raise NotImplementedError
 
-    def _reason_for(self, code: str, what: str, cause: str = "", hint: str = "", **who: object) -> Reason:
-        named = {"room": str(self._room), "backend": self._node.backend.name}
-        if self._attempt:
-            named["attempt"] = str(self._attempt)
-        named.update({key: str(value) for key, value in who.items() if value is not None})
-        return Reason(code, what, named, cause, hint)
+    def expire(self) -> None:
+        """The room has passed its deadline. Control thread."""
+        raise NotImplementedError
 
-    def _check_given(self, items: Any, ready: Any, code: str) -> None:
-        """That an engine's items and event are such."""
-        if not isinstance(items, Mapping):
-            what = f"items are given as {type(items).__name__}"
-            raise RoomError.of(self._reason_for(code, what, "a dict of indices by component is expected"))
-        if ready is not None and not callable(getattr(ready, "query", None)):
-            what = f"the ready event is {ready!r:.80}"
-            raise RoomError.of(self._reason_for(code, what, "something with a method query() is expected"))
+    def abort(self, why: str) -> None:
+        """The engine gives the room up. Control thread."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Work out anew whether this side's memory may be reused. Control thread."""
+        raise NotImplementedError
+
+    # Steps.
+
+    def step(self, status: Status) -> bool:
+        """Take a step forward; whether it was one. Control thread."""
+        if not follows(self.status, status):
+            return False
+        if self._met is None and status > Status.BOOTSTRAPPING:
+            self._met = self.context.now()
+        if status in ENDED:
+            self._over = self.context.now()
+        self.status = status
+        if status in ENDED:
+            self.ended.set()
+            self._watcher.ended(self)
+        self._watcher.changed(self)
+        return True
+
+    def _end_in_failure(self, reason: Reason) -> Reason | None:
+        """End in failure, if the room has not ended: its reason then. The first reason is the one that stays."""
+        if self.status in ENDED:
+            return None
+        self.reason = self.explain(reason).clipped()
+        self.step(Status.FAILED)
+        return self.reason
+
+    def name_memory(self) -> None:
+        """The engine names memory in a call of which the control thread hears next. A thread of the engine."""
+        with self._naming:
+            self._named += 1
+            self.quiesced = False
+            self._quiet.clear()
+
+    def _take_named(self) -> None:
+        """The control thread has heard of one such call."""
+        with self._naming:
+            self._named -= 1
+
+    def _set_quiesced(self, quiesced: bool) -> None:
+        """Whether the memory may be reused, as far as the control thread has heard of what was named."""
+        with self._naming:
+            quiesced = quiesced and not self._named
+            if quiesced == self.quiesced:
+                return
+            self.quiesced = quiesced
+            if quiesced:
+                self._quiet.set()
+            else:
+                self._quiet.clear()
+        if quiesced:
+            self._watcher.changed(self)
+
+    def _count_moved(self, name: str, moved: Moved) -> None:
+        before = self._moved.get(name, Moved(0, 0))
+        self._moved[name] = Moved(before.nbytes + moved.nbytes, before.blocks + moved.blocks)
+
+    # Reasons.
+
+    def reason_for(self, code: str, what: str, cause: str = "", hint: str = "", **who: object) -> Reason:
+        """A reason that names this room. Any thread."""
+        return room_reason(self.context, self.room, self.attempt, code, what, cause, hint, **who)
+
+    def explain(self, reason: Reason, others: Sequence[PeerInfo] = ()) -> Reason:
+        """The reason, with how the room stands. A reason from the other side already says how it stood there."""
+        if reason.diagnostics:
+            return reason
+        context = self.context
+        stands = {
+            "room": str(self.room),
+            "backend": context.backend.name,
+            "side": f"{self.role} rank {context.inventory.rank}",
+            "status": self.status.name.lower(),
+        }
+        return with_standing(reason, stands, [*self.peers(), *others], self.waits_for(), context.now())
+
+    def bytes_of(self, items: Mapping[str, int]) -> int:
+        """Bytes of so many items of each component."""
+        inventory = self.context.inventory
+        return sum(
+            count * sum(buffer.layout.nbytes for buffer in inventory.component(name).buffers if buffer.count)
+            for name, count in items.items()
+        )
+
+    # The engine's event.
 
     def _is_ready(self, ready: Ready | None, again: Callable[[], None]) -> bool:
         """Whether the engine's event lets memory be touched; if not, ``again`` is called a little later.
@@ -273,21 +274,14 @@ class Room:
                 return True
         except BaseException as error:
             cause = f"its query() raised {type(error).__name__}: {error}".removesuffix(": ")
-            self._broken(self._reason_for("room.ready", "the engine's ready event failed", cause))
+            self.fail(self.reason_for("room.ready", "the engine's ready event failed", cause))
             return False
-        if not self._watching:
-            self._watching = True
+        if not self._polls_event:
+            self._polls_event = True
 
             def look() -> None:
-                self._watching = False
+                self._polls_event = False
                 again()
 
-            self._node.after(READY_POLL, look)
+            self.context.after(READY_POLL, look)
         return False
-
-    def _broken(self, reason: Reason) -> None:
-        raise NotImplementedError
-
-
-READY_POLL = 0.0005
-"""Seconds between looks at an engine's event; an event that is ready at once costs one call."""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
-    from ._node import Node
-    from ._room import Room
+    from ._context import Context
+    from ._control import Control
+    from ._room import RoomState
+    from ._room_table import RoomTable
 
 __all__ = ["MOST", "snapshot"]
 
@@ -17,25 +19,29 @@ MOST = 64
 """Most rooms, and most peers, that are listed one by one; the counts have all of them."""
 
 
-def snapshot(node: Node) -> dict[str, Any]:
+NOT_QUIESCED = "proof that nobody writes to or reads its memory"
+
+
+def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, Any]:
     """Peers, rooms, memory and queues of a link. Callable from any thread."""
-    now = node.now()
-    with node.lock:
-        rooms = list(node.rooms.values())
+    now = context.now()
+    rooms = [state for state, _ in table.all()]
     held, quarantined = _held(rooms)
-    ranks = node.role.ranks(now)
-    busy = sorted((room for room in rooms if room.status not in ENDED or not room.quiesced), key=_age)
+    ranks = [rank for role in control.roles for rank in role.ranks(now)]
+    peers = {name: state for role in control.roles for name, state in role.snapshot().items()}
+    load = {name: count for role in control.roles for name, count in role.load().items()}
+    busy = sorted((room for room in rooms if not room.over), key=lambda room: room.opened)
     return {
-        "link": node.name,
-        "address": str(node.channel.endpoint),
-        "role": node.config.role,
-        "backend": node.backend.name,
-        "rejected": dict(node.rejected),
-        "require": list(node.config.require),
-        "instance": node.inventory.instance,
-        "rank": node.inventory.rank,
-        "memory": {kind: dict(known) for kind, known in node.memory.items()},
-        "peers": node.role.snapshot(),
+        "link": context.name,
+        "address": str(context.channel.endpoint),
+        "role": context.config.role,
+        "backend": context.backend.name,
+        "rejected": dict(context.rejected),
+        "require": list(context.config.require),
+        "instance": context.inventory.instance,
+        "rank": context.inventory.rank,
+        "memory": {kind: dict(known) for kind, known in context.memory.items()},
+        "peers": peers,
         "ranks": ranks[:MOST],
         "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
         "oldest": [_room(room, now) for room in busy[:MOST]],
@@ -43,36 +49,33 @@ def snapshot(node: Node) -> dict[str, Any]:
         "quarantined_bytes": dict(quarantined),
         "held_bytes": dict(held),
         "strategies": {
-            each.name: dict(numbers) for each in set(node.strategies.values()) if (numbers := each.snapshot())
+            each.name: dict(numbers) for each in set(context.strategies.values()) if (numbers := each.snapshot())
         },
-        "load": {**node.load(), **node.role.load()},
-        "dropped_frames": dict(node.channel.dropped),
-        "refused_keys": node.channel.refused,
+        "load": {**table.load(), **context.workers.waiting(), **load},
+        "dropped_frames": dict(context.channel.dropped),
+        "refused_keys": context.channel.refused,
     }
 
 
-def _age(room: Room) -> float:
-    return room._opened
-
-
-def _room(room: Room, now: float) -> dict[str, Any]:
+def _room(room: RoomState, now: float) -> dict[str, Any]:
     return {
         "room": room.room,
+        "role": room.role,
         "status": room.status.name.lower(),
-        "age": round(now - room._opened, 3),
-        "waits_for": room._missing() if room.status not in ENDED else "proof that nobody writes to or reads its memory",
+        "age": round(now - room.opened, 3),
+        "waits_for": room.waits_for() if room.status not in ENDED else NOT_QUIESCED,
         "holds": not room.quiesced,
         "reason": "" if room.reason is None else room.reason.code,
     }
 
 
-def _held(rooms: list[Room]) -> tuple[Counter[str], Counter[str]]:
+def _held(rooms: list[RoomState]) -> tuple[Counter[str], Counter[str]]:
     """Bytes that rooms have named and that must not be reused: by status, and of failed rooms by what they wait for."""
     held: Counter[str] = Counter()
     quarantined: Counter[str] = Counter()
     for room in rooms:
         if not room.quiesced:
-            nbytes, why = room._held()
+            nbytes, why = room.held()
             if room.status is Status.FAILED:
                 quarantined[why] += nbytes
             else:

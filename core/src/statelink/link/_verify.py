@@ -8,8 +8,8 @@ their own memory and their own description alone. Equal bytes of another head, l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,10 @@ from statelink.plan import Content, arrived_content, due
 if TYPE_CHECKING:
     import threading
 
-    from statelink.errors import Reason
+    from statelink.plan import Items, PairPlan
     from statelink.state import Inventory
 
-    from ._receiving import Receiving, Writer
-
-__all__ = ["check_arrived", "check_verify", "digest_of", "packed"]
+__all__ = ["check_verify", "differing", "digest_of", "packed"]
 
 MODULUS = 1 << 128
 
@@ -102,32 +100,44 @@ def packed(digest: int) -> bytes:
     return (digest % MODULUS).to_bytes(16, "little")
 
 
-def check_arrived(room: Receiving, writer: Writer) -> Reason | None:
-    """Compare what a writer says it sent with what lies in memory. A data thread's job.
+class Arrived(Protocol):
+    """What must have arrived of a room."""
+
+    @property
+    def tokens(self) -> int:
+        """N: positions of the request."""
+
+    @property
+    def prefix(self) -> int:
+        """P: positions that decode already held."""
+
+    @property
+    def items(self) -> Mapping[str, Items]:
+        """Items per component."""
+
+
+def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], stop: threading.Event) -> dict[str, str]:
+    """Compare what a writer says it sent with what lies in memory. Reads all of it: a data thread's job.
+
+    Args:
+        plan: What the writer wrote.
+        arrived: Where it belongs.
+        digests: Per component, what the writer says.
+        stop: If set meanwhile, nobody wants the result any more.
 
     Returns:
-        Why the room must fail, if it must; nothing where it has ended meanwhile.
+        Per component that differs, in words, both digests. Nothing if ``stop`` is set.
     """
-    differing = {}
-    for name, part in writer.plan.components.items():
-        owed = due(part.source, part.target, room.tokens, room.prefix or 0)
+    found = {}
+    for name, part in plan.components.items():
+        owed = due(part.source, part.target, arrived.tokens, arrived.prefix)
         if not len(owed):
             continue
-        here = packed(digest_of(arrived_content(part, room._items[name], owed), room._ended))
-        there = writer.digests.get(name)
+        here = packed(digest_of(arrived_content(part, arrived.items[name], owed), stop))
+        there = digests.get(name)
         if here != there:
-            differing[name] = f"{name}: {there.hex() if there else 'nothing'} sent, {here.hex()} arrived"
-    if not differing or room._ended.is_set():
-        return None
-    return room._reason_for(
-        "room.content",
-        "what arrived is not what was sent",
-        "; ".join(differing.values()),
-        "the transport or the memory is at fault, or an engine wrote to pages of the request; use nothing of it",
-        component=", ".join(differing),
-        peer=writer.source.name,
-        rank=writer.source.card.inventory.rank if writer.source.card else None,
-    )
+            found[name] = f"{name}: {there.hex() if there else 'nothing'} sent, {here.hex()} arrived"
+    return {} if stop.is_set() else found
 
 
 class _Memory:

@@ -81,7 +81,7 @@ class RendezvousClient:
             self._waker.close()
             self._wakee.close()
             raise
-        self._channel.watch(self._wakee.fileno())
+        self._channel.start(self._wakee.fileno())
         self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
         self._thread.start()
 

@@ -68,7 +68,7 @@ class RendezvousServer:
         self._stopping = False
         self._lock = threading.Lock()
         self._waker, self._wakee = socket.socketpair()
-        self._channel.watch(self._wakee.fileno())
+        self._channel.start(self._wakee.fileno())
         self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
         self._thread.start()
 

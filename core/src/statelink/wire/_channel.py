@@ -66,10 +66,6 @@ class Channel:
         max_frame: Most bytes of a frame that comes in. A peer that sends a larger one is disconnected.
         kinds: The kinds of messages that may come.
 
-    Attributes:
-        knows: Tells whether a peer that dialled this link has introduced itself, by its link name. Other peers may send
-            a `Hello`, and otherwise only small messages.
-
     Raises:
         ConfigError: It would listen beyond loopback without keys, the address cannot be bound, or the process has too
             few file descriptors left.
@@ -102,7 +98,7 @@ class Channel:
             )
         check_descriptors()
         self.name = name
-        self.knows: Callable[[str], bool] = lambda name: True
+        self._knows: Callable[[str], bool] = lambda name: True
         self.dropped: Counter[str] = Counter()
         self._keys = keys
         self._max_frame = max_frame
@@ -170,9 +166,16 @@ class Channel:
         """Number of connections that were refused because of their key."""
         return self._gate.refused if self._gate else 0
 
-    def watch(self, descriptor: int) -> None:
-        """Let `receive` return early when a file descriptor becomes readable."""
+    def start(self, descriptor: int, knows: Callable[[str], bool] = lambda name: True) -> None:
+        """Call before the first `receive`.
+
+        Args:
+            descriptor: When this file descriptor becomes readable, `receive` returns early.
+            knows: Whether a peer that dialled this link, by its name, has introduced itself. Others may send a `Hello`,
+                and no other large message.
+        """
         self._poller.register(descriptor, zmq.POLLIN)
+        self._knows = knows
 
     def redial(self, endpoint: Endpoint) -> None:
         """Replace a connection by a new one. Messages that wait in the old one are lost.
@@ -332,7 +335,7 @@ class Channel:
         if kind is None:
             return frames  # the decoder refuses them
         parts = self._parts
-        if routing is not None and not self.knows(routing.rpartition(MARK.encode())[0].decode(errors="replace")):
+        if routing is not None and not self._knows(routing.rpartition(MARK.encode())[0].decode(errors="replace")):
             parts = self._unintroduced
             if kind is not Hello and (len(frames) > 2 or sum(map(len, frames)) > SMALL):
                 what = "a peer that has not introduced itself sent a large message"

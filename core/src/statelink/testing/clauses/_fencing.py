@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from statelink.backend import Op, Side
-from statelink.link._departed import REST_STEP
+from statelink.link import LANDING_ROUND
 
 from .. import _inside, _stream
 from .._bench import MOVER, PEER, Pair
@@ -143,9 +143,9 @@ class Fencing(Suite):
             time.sleep(BLOCKED if target == "standing still" else 0.0)
             worker.kill()
         landing = pair.subject.capabilities.landing_seconds
-        for _ in range(math.ceil(landing / REST_STEP)):  # the core gives memory back no earlier
+        for _ in range(math.ceil(landing / LANDING_ROUND)):  # the core gives memory back no earlier
             pair.target.call(_inside.poll_nothing)
-            pair.target.worker(_inside.rest, REST_STEP)
+            pair.target.worker(_inside.rest, LANDING_ROUND)
         pair.target.memory[:] = POISON
         until = time.monotonic() + max(LATE - landing, SILENCE)
         while time.monotonic() < until:

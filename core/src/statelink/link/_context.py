@@ -1,0 +1,169 @@
+"""What is fixed when a link opens, and what everything of it uses: it knows no room and no peer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from statelink.backend import Fence, Fencing, Op, RegionTable, Side
+from statelink.errors import ClosedError, PeerError, WireError
+from statelink.wire import write_handshake
+
+from .peers import Connections, HandshakeReader
+from .runtime import KeyedExecutor, Loop, MakeExecutor, Workers
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from statelink.backend import Backend, Strategy
+    from statelink.config import LinkConfig
+    from statelink.state import Inventory
+    from statelink.wire import Channel, Handshake, Message
+
+    from .peers import Rendezvous
+
+__all__ = ["Context"]
+
+log = logging.getLogger("statelink.link")
+
+
+class Context:
+    """One link's parts: the configuration, the sockets, the backend, the control thread's loop and the workers.
+
+    The control thread never calls anything that can block: that is the data threads' part.
+
+    Args:
+        config: The link's configuration.
+        channel: The sockets; owned by the control thread once it runs.
+        backend: The backend object.
+        handshake: Who this link is.
+        strategies: Component to strategy.
+        rendezvous: Where instances are found.
+        hooks: Observers.
+        rejected: Backends that ``auto`` passed over, and why.
+        memory: Memory kind to what is known of its regions.
+        closed: Called once the backend has been closed.
+        explained: Adds to an error about memory that it leaves which setting of its allocator that may be due to.
+        loop: The control thread's loop.
+        make_executor: Makes an executor; see `KeyedExecutor` for what it is given.
+
+    Attributes:
+        announcement: The handshake, encoded.
+        regions: The region table of this rank, for checks.
+        fencing: The backend, if memory's owner can shut a writer out; otherwise only the writer's end stops a write.
+        connections: The connections of the backend. Control thread.
+        reader: Reads the handshakes of peers. Control thread.
+    """
+
+    def __init__(
+        self,
+        config: LinkConfig,
+        channel: Channel,
+        backend: Backend,
+        handshake: Handshake,
+        strategies: Mapping[str, Strategy],
+        rendezvous: Rendezvous,
+        hooks: pluggy.PluginManager,
+        *,
+        rejected: Mapping[str, str] | None = None,
+        memory: Mapping[str, Mapping[str, Any]] | None = None,
+        closed: Callable[[], object] = lambda: None,
+        explained: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        loop: Loop | None = None,
+        make_executor: MakeExecutor = KeyedExecutor,
+    ) -> None:
+        self.config = config
+        self.channel = channel
+        self.backend = backend
+        self.handshake = handshake
+        self.announcement = write_handshake(handshake)
+        self.strategies = strategies
+        self.rendezvous = rendezvous
+        self.hooks = hooks
+        self.rejected = dict(rejected or {})
+        self.memory = dict(memory or {})
+        self.regions = RegionTable(handshake.inventory.regions, backend.name)
+        owner = backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER
+        self.fencing = backend if owner and isinstance(backend, Fencing) else None
+        self.loop = loop or Loop()
+        self.workers = Workers(self.loop, backend, config.threads, make_executor)
+        self.connections = Connections(backend, self.workers, explained)
+        self.reader = HandshakeReader(channel, self.workers)
+        self._closed = closed
+        self._process = os.getpid()
+
+    @property
+    def name(self) -> str:
+        """This link's name."""
+        return self.handshake.link
+
+    @property
+    def inventory(self) -> Inventory:
+        """What this rank holds."""
+        return self.handshake.inventory
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that opened the link: none of its threads is here. Any thread."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Refuse a call in a forked child, before it takes a lock that a thread of the parent may have held.
+
+        Raises:
+            ClosedError: This is a forked child.
+        """
+        if self.forked:
+            raise ClosedError(
+                "the link is another process's",
+                cause=f"process {self._process} opened it, and this one was forked from that",
+                hint="open a link in each process, after the fork",
+                code="closed.forked",
+                link=self.name,
+            )
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back. Any thread."""
+        return self.loop.now()
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Run ``job`` on the control thread, in order of posting. Callable from any thread; never blocks."""
+        self.loop.post(job)
+
+    def after(self, seconds: float, job: Callable[[], None]) -> None:
+        """Run ``job`` on the control thread after some time. Control thread only."""
+        self.loop.after(seconds, job)
+
+    def send(self, message: Message, address: str | None = None) -> bool:
+        """Queue a message; whether that was possible. Control thread only.
+
+        Args:
+            message: The message.
+            address: Where its receiver was dialled; without it, the message goes to a peer that dialled this link.
+        """
+        try:
+            self.channel.send(message, address)
+        except PeerError as error:
+            log.debug("%s", error)
+            return False
+        except WireError as error:
+            log.error("%s", error)
+            return False
+        return True
+
+    def close(self, timeout: float) -> bool:
+        """End the data threads and close the backend; whether all ended within ``timeout`` seconds each."""
+        ended = self.workers.close(timeout, self._close_backend)
+        self.rendezvous.close()
+        for strategy in {id(each): each for each in self.strategies.values()}.values():
+            strategy.close()
+        return ended
+
+    def _close_backend(self) -> None:
+        try:
+            self.backend.close()
+        finally:
+            self._closed()

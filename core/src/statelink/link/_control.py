@@ -1,0 +1,117 @@
+"""What runs on a link's control thread: it hands messages to the roles, beats, and ends the link."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from statelink.wire import Message
+
+    from ._context import Context
+    from .decode import DecodeRole
+    from .prefill import PrefillRole
+
+__all__ = ["Control", "Role"]
+
+
+class Role(Protocol):
+    """What prefill and decode each do with time. On the control thread, unless a method says otherwise."""
+
+    def beat(self, now: float, late: float) -> None:
+        """Signs of life are due; ``late`` are seconds that this process did not run for since the last ones."""
+
+    def close(self) -> None:
+        """Say goodbye."""
+
+    def busy(self) -> bool:
+        """Whether transfers are in flight, or memory waits for writers to drain."""
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """The ranks of the other side: state, age and when each was last heard. Any thread."""
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand. Any thread."""
+
+    def load(self) -> dict[str, int]:
+        """What is kept beside the rooms, by kind. Any thread."""
+
+
+class Control:
+    """Starts and ends the control thread. A message says by its connection which role it is for.
+
+    The side that receives dials the side that sends. So a message from a link that dialled this one is for the role
+    that sends, and a message from a link that this one dialled is for the role that receives. Two links of the role
+    ``both`` have a connection for each direction.
+
+    Args:
+        context: The link's parts.
+        prefill: The role that sends, if this link has it.
+        decode: The role that receives, if this link has it.
+    """
+
+    def __init__(self, context: Context, prefill: PrefillRole | None, decode: DecodeRole | None) -> None:
+        self._context = context
+        self._prefill = prefill
+        self._decode = decode
+        self.roles: list[Role] = [role for role in (prefill, decode) if role is not None]
+        self._due_beat = 0.0
+
+    def start(self) -> None:
+        """Start the control thread. Called once, by the thread that opens the link."""
+        context = self._context
+        context.channel.start(context.loop.fileno(), self._knows)
+        self._due_beat = context.now() + context.config.heartbeat
+        context.after(context.config.heartbeat, self._beat)
+        context.loop.start(self._receive, context.channel.close)
+
+    def _knows(self, name: str) -> bool:
+        """Whether a link that dialled this one has introduced itself. A link that only receives expects none to."""
+        return self._prefill is not None and self._prefill.knows(name)
+
+    def _receive(self, timeout: float | None) -> None:
+        for message, address in self._context.channel.receive(timeout):
+            self._context.loop.guard(self._handle, message, address)
+
+    def _handle(self, message: Message, address: str | None) -> None:
+        if address is not None:
+            if self._decode is not None:
+                self._decode.handle(message, address)
+        elif self._prefill is not None:
+            self._prefill.handle(message)
+        elif self._decode is not None:
+            self._decode.handle_sibling(message)
+
+    def _beat(self) -> None:
+        heartbeat = self._context.config.heartbeat
+        now = self._context.now()
+        late = now - self._due_beat
+        self._due_beat = now + heartbeat
+        self._context.after(heartbeat, self._beat)
+        for role in self.roles:
+            role.beat(now, late if late > heartbeat else 0.0)
+
+    def stop(self, timeout: float) -> bool:
+        """Say goodbye, end the threads and close the backend; whether all ended within ``timeout`` seconds each."""
+        context = self._context
+        done = threading.Event()
+
+        def goodbye() -> None:
+            until = context.now() + timeout
+
+            def again() -> None:
+                if any(role.busy() for role in self.roles) and context.now() < until:
+                    context.after(0.005, again)
+                    return
+                for role in self.roles:
+                    role.close()
+                done.set()
+
+            again()
+
+        if not context.loop.alive:
+            return True
+        context.post(goodbye)
+        done.wait(timeout + 5)
+        ended = context.close(timeout)
+        return context.loop.stop(timeout) and ended

@@ -1,0 +1,137 @@
+"""What an engine holds of one request, on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from statelink.errors import RoomError
+
+from ._status import Status
+
+if TYPE_CHECKING:
+    from statelink.backend import RoomReport
+    from statelink.errors import Reason
+
+    from ._room import RoomState
+
+__all__ = ["Room"]
+
+
+class Room:
+    """One request on one side: the part that sending and receiving have in common.
+
+    Thread-safe. Properties are plain attribute reads and never block. The link's control thread changes what they say,
+    except that `quiesced` becomes false in the call that names memory.
+    """
+
+    def __init__(self, state: RoomState) -> None:
+        self._state = state
+
+    @property
+    def room(self) -> int:
+        """The non-zero 64-bit id that both sides use for the request."""
+        return self._state.room
+
+    @property
+    def attempt(self) -> int:
+        """Which use of the id this is, as the engines of both sides say."""
+        return self._state.attempt
+
+    @property
+    def tokens(self) -> int:
+        """N: positions of the request."""
+        return self._state.tokens
+
+    @property
+    def prefix(self) -> int | None:
+        """P: positions that decode already holds; ``None`` while this side does not know."""
+        return self._state.prefix
+
+    @property
+    def status(self) -> Status:
+        """How the room stands."""
+        return self._state.status
+
+    def poll(self) -> Status:
+        """The same as `status`, for a scheduler's loop: it never blocks.
+
+        Raises:
+            ClosedError: This is a forked child, where the status stays what it was.
+        """
+        self._state.context.check_process()
+        return self._state.status
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the room failed: the first reason, wherever it arose; ``None`` while it has not."""
+        return self._state.reason
+
+    @property
+    def quiesced(self) -> bool:
+        """Whether memory that this side named for the room may be reused.
+
+        True before anything was named, false while a transfer may touch it, true again once every transfer has ended
+        or was fenced. It may come later than the end of a failed room, and never comes by a timeout.
+        """
+        return self._state.quiesced
+
+    def wait(self, timeout: float | None = None, *, quiesced: bool = False) -> Status:
+        """Block until the room ended, and with ``quiesced`` also until its memory may be reused.
+
+        Args:
+            timeout: Seconds to wait at most; the status then says how far it came.
+            quiesced: Also wait for `quiesced`.
+        """
+        self._state.context.check_process()
+        return self._state.wait(timeout, quiesced=quiesced)
+
+    def check(self) -> None:
+        """Return if the room succeeded: every promised byte is there. Does not block.
+
+        Raises:
+            RoomError: The room failed; the reason says why. Or it has not ended (``room.open``).
+        """
+        state = self._state
+        status = state.status
+        if status is Status.FAILED and state.reason is not None:
+            raise RoomError.of(state.reason)
+        if status is not Status.SUCCEEDED:
+            state.context.check_process()
+            raise RoomError.of(
+                state.reason_for(
+                    "room.open",
+                    "a room has not ended",
+                    f"it is {status}, and waits for {state.waits_for() or 'its end'}",
+                    "call check() once wait() or poll() says that it has; wait() returns early at its timeout",
+                )
+            )
+
+    def abort(self, why: str = "the engine aborted it") -> None:
+        """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
+        state = self._state
+        state.context.check_process()
+        state.context.post(lambda: state.abort(str(why)))
+
+    def close(self) -> None:
+        """Let go of the room; one that has not ended is aborted. Does not block, and may be called twice."""
+        if not self._state.context.forked:
+            self.abort("the engine closed it before its end")
+
+    @property
+    def report(self) -> RoomReport:
+        """What was measured of the room so far."""
+        return self._state.report
+
+    def __repr__(self) -> str:
+        quiet = "" if self.quiesced else ", memory in use"
+        return f"<{type(self).__name__} room {self.room} {self.status.name.lower()}{quiet}>"
+
+    def _check_given(self, items: Any, ready: Any, code: str) -> None:
+        """That an engine's items and event are such."""
+        if not isinstance(items, Mapping):
+            what = f"items are given as {type(items).__name__}"
+            raise RoomError.of(self._state.reason_for(code, what, "a dict of indices by component is expected"))
+        if ready is not None and not callable(getattr(ready, "query", None)):
+            what = f"the ready event is {ready!r:.80}"
+            raise RoomError.of(self._state.reason_for(code, what, "something with a method query() is expected"))

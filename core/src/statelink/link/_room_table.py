@@ -1,0 +1,177 @@
+"""The rooms of a link: their ids, the queue of changes that the engine takes, and how many pushes may wait."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from statelink.errors import RoomError
+
+if TYPE_CHECKING:
+    from ._context import Context
+    from ._handle import Room
+    from ._room import RoomState
+
+__all__ = ["RoomTable", "Rooms"]
+
+log = logging.getLogger("statelink.link")
+
+UNTAKEN_CHANGES = 4096
+"""Rooms that are kept for `RoomTable.take_changes` while nobody has called it yet: an engine may look at its rooms
+alone."""
+
+AnyState = TypeVar("AnyState", bound="RoomState")
+
+
+class RoomTable:
+    """What the rooms of both roles share. Thread-safe; no method but `take_changes` blocks.
+
+    Args:
+        context: The link's parts.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._most_pushes = context.config.max_pushes
+        self._lock = threading.Lock()
+        """Guards the ids and the number of pushes."""
+        self._rooms: dict[tuple[str, int], tuple[RoomState, Room]] = {}
+        self._changes: deque[Room] = deque()
+        self._changed: set[Room] = set()
+        """The rooms in the queue. The control thread adds to both, and a thread of the engine takes from both."""
+        self._most_changes = UNTAKEN_CHANGES
+        self._changes_dropped = 0
+        self._any_change = threading.Event()
+        self._pushes = 0
+
+    def all(self) -> list[tuple[RoomState, Room]]:
+        """Every room that is open or holds memory, with what the engine holds of it. Any thread."""
+        with self._lock:
+            return list(self._rooms.values())
+
+    def find(self, role: str, room: int) -> RoomState | None:
+        """A room by the role that this link plays in it, and its id. Any thread."""
+        entry = self._rooms.get((role, room))
+        return None if entry is None else entry[0]
+
+    def enter(self, state: RoomState, handle: Room) -> None:
+        """Open a room. Called on a thread of the engine.
+
+        Raises:
+            RoomError: Its id is in use, or too many rooms are open.
+        """
+        key = state.role, state.room
+        who = {"backend": self._context.backend.name, "link": self._context.name}
+        with self._lock:
+            known, _ = self._rooms.get(key, (None, None))
+            if known is not None and not known.over:
+                holds = "" if known.quiesced else "; memory that it named may still be written or read"
+                raise RoomError(
+                    f"room {state.room} is in use",
+                    cause=f"it is {known.status.name.lower()}{holds}",
+                    hint="a room id may be used again once the room has ended and quiesced",
+                    code="room.in_use",
+                    **who,
+                )
+            if known is None and len(self._rooms) >= self._context.config.max_rooms:
+                raise RoomError(
+                    f"room {state.room} is one too many",
+                    cause=f"{len(self._rooms)} rooms are open or hold memory, as many as 'max_rooms' allows",
+                    hint="wait until others have ended and quiesced",
+                    code="room.many",
+                    **who,
+                )
+            self._rooms[key] = state, handle
+
+    def withdraw(self, state: RoomState) -> None:
+        """Take back a room that was entered a moment ago and that nobody has heard of."""
+        with self._lock:
+            self._rooms.pop((state.role, state.room), None)
+
+    # What rooms report. Control thread.
+
+    def changed(self, state: RoomState) -> None:
+        """Put a room into the queue of changes, unless it is there."""
+        entry = self._rooms.get((state.role, state.room))
+        if entry is None or entry[0] is not state or entry[1] in self._changed:
+            return
+        self._changed.add(entry[1])
+        self._changes.append(entry[1])
+        self._any_change.set()
+        if len(self._changes) > self._most_changes:
+            with contextlib.suppress(IndexError):  # taken meanwhile
+                self._changed.discard(self._changes.popleft())
+                self._changes_dropped += 1
+
+    def ended(self, state: RoomState) -> None:
+        """Tell the observers that a room has ended."""
+        try:
+            self._context.hooks.hook.statelink_room_ended(report=state.report)
+        except BaseException:
+            log.exception("an observer of rooms failed")
+
+    def forget(self, state: RoomState) -> None:
+        """Free the id of a room that has ended and quiesced."""
+        key = state.role, state.room
+        with self._lock:
+            entry = self._rooms.get(key)
+            if entry is not None and entry[0] is state and state.over:
+                del self._rooms[key]
+
+    # What the engine takes.
+
+    def take_changes(self, timeout: float | None) -> list[Room]:
+        """Rooms that changed since the last call; waits for one for up to ``timeout`` seconds. Any thread."""
+        self._most_changes = max(UNTAKEN_CHANGES, 2 * self._context.config.max_rooms)
+        self._any_change.wait(timeout)
+        self._any_change.clear()  # before looking: a change from here on sets it again
+        found = []
+        while self._changes:
+            room = self._changes.popleft()
+            self._changed.discard(room)
+            found.append(room)
+        return found
+
+    # The push budget: pushes that wait for decode, and pushes that are under way, one for each destination.
+
+    def admit_push(self) -> bool:
+        """Count a new push, unless ``max_pushes`` are counted. A thread of the engine."""
+        with self._lock:
+            if self._pushes >= self._most_pushes:
+                return False
+            self._pushes += 1
+            return True
+
+    def count_pushes(self, count: int) -> None:
+        """Add to the number of pushes, also above the limit; below zero, take from it. Control thread."""
+        with self._lock:
+            self._pushes += count
+
+    def load(self) -> dict[str, int]:
+        """What waits, by kind. Any thread."""
+        return {"pushes": self._pushes, "changes": len(self._changes), "changes_dropped": self._changes_dropped}
+
+
+class Rooms(Generic[AnyState]):
+    """The rooms in which this link plays one role, by id.
+
+    Args:
+        table: All rooms.
+        kind: The class of these.
+    """
+
+    def __init__(self, table: RoomTable, kind: type[AnyState]) -> None:
+        self._table = table
+        self._kind = kind
+
+    def get(self, room: int) -> AnyState | None:
+        """The room with this id, if there is one. Any thread."""
+        found = self._table.find(self._kind.role, room)
+        return found if isinstance(found, self._kind) else None
+
+    def all(self) -> list[AnyState]:
+        """Every one that is open or holds memory. Any thread."""
+        return [state for state, _ in self._table.all() if isinstance(state, self._kind)]

@@ -1,0 +1,80 @@
+"""What a decode engine holds of one request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from statelink.errors import ClosedError, RoomError
+from statelink.link._handle import Room
+from statelink.link._status import Status
+from statelink.plan import checked_int
+
+from ._request import Accepted, check_items
+
+if TYPE_CHECKING:
+    from statelink.link._room import Ready
+
+    from ._receiving import ReceivingState
+
+__all__ = ["Receiving"]
+
+
+class Receiving(Room):
+    """One request on decode. Made by `Link.receive`; every method returns at once, except `Room.wait`."""
+
+    _state: ReceivingState
+
+    def __init__(self, state: ReceivingState) -> None:
+        super().__init__(state)
+        self._prefix: int | None = None
+        self._lock = threading.Lock()
+        """Lets one thread of the engine accept at a time."""
+
+    @property
+    def generation(self) -> int:
+        """Which use of the room id this is."""
+        return self._state.generation
+
+    @property
+    def prefix(self) -> int | None:
+        """P: positions that this side already holds; ``None`` before `accept`."""
+        return self._prefix
+
+    def accept(self, items: Mapping[str, Any], *, prefix: int = 0, ready: Ready | None = None) -> None:
+        """Say where the request's state belongs. From here on the named memory may be written, until `quiesced`.
+
+        Thread-safe. A room can fail at any moment; accepting one that has does nothing, and its `reason` says why.
+
+        Args:
+            items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`: for a
+                component that covers positions one for each page that must arrive, for the others exactly one.
+                A component of which nothing must arrive may be left out.
+            prefix: P: positions that this side already holds.
+            ready: Guards the memory: nothing is written before ``ready.query()`` is true.
+
+        Raises:
+            RoomError: The items are not what must arrive; the room stays as it was.
+            ClosedError: It was accepted before.
+        """
+        state = self._state
+        state.context.check_process()
+        with self._lock:
+            if state.status is Status.FAILED:
+                return
+            if self._prefix is not None:
+                raise ClosedError(
+                    "a room cannot be accepted", cause="it was accepted before", room=state.room, code="room.closed"
+                )
+            try:
+                prefix = checked_int(prefix, "the prefix of a room", 0, state.tokens, code="room.prefix")
+            except RoomError as error:
+                what, cause = error.reason.what, error.reason.cause
+                raise RoomError.of(state.reason_for(error.code, what, cause)) from None
+            self._check_given(items, ready, "room.items")
+            checked = check_items(state, items, prefix)
+            self._prefix = prefix
+            state.name_memory()
+        accepted = Accepted(state.room, state.generation, state.attempt, state.tokens, prefix, checked, ready)
+        state.context.post(lambda: state.accepted(accepted))

@@ -1,0 +1,488 @@
+"""Finding, greeting and attaching prefill instances, and noticing when they are gone."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from statelink import wire
+from statelink.backend import UNKNOWN
+from statelink.errors import ConfigError, PeerError, Reason
+from statelink.link.peers import (
+    InstanceEvent,
+    InstanceState,
+    Witness,
+    can_send,
+    check_peer,
+    check_transport,
+    is_sibling,
+)
+
+from ._instance import Instance
+from ._route import Part, plan_instance
+from ._unanswered import Unanswered
+
+if TYPE_CHECKING:
+    from statelink.link._context import Context
+    from statelink.link.peers import Peer
+
+    from ._prefill_rank import PrefillRank
+
+__all__ = ["Instances"]
+
+log = logging.getLogger("statelink.link")
+
+RETRY_REFUSED = 10.0
+"""Seconds after which a refused instance is asked again."""
+REDIAL = 4
+"""Introductions that may wait in the connection to a peer that does not answer."""
+RETRY_RESOLVE = 0.5
+"""Seconds between questions to the rendezvous about an instance that is not complete."""
+
+
+class Instances:
+    """The prefill instances that this decode rank knows. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._instances: dict[str, Instance] = {}
+        self._at: dict[str, list[Instance]] = {}
+        """The instances that have a rank or a sibling at an address."""
+        self._unanswered = Unanswered(context)
+        self._siblings = [str(wire.parse_endpoint(address)) for address in context.config.siblings]
+
+    def get(self, peer: Peer) -> Instance:
+        """The instance that the engine or router calls ``peer``; found and greeted in the background."""
+        key = peer if isinstance(peer, str) else ",".join(peer)
+        instance = self._instances.get(key)
+        if instance is None:
+            instance = self._instances[key] = Instance(key, peer, self._context.now())
+            self._resolve(instance)
+        else:
+            self._retry(instance)
+        return instance
+
+    def explain(self, instance: Instance) -> tuple[str, str]:
+        """Why an instance is not ready, and what to look at."""
+        return self._unanswered.explain(instance)
+
+    # Finding it.
+
+    def _retry(self, instance: Instance) -> None:
+        """Ask a refused instance again, after a while: it may have been restarted with another configuration."""
+        if instance.state is InstanceState.REFUSED and self._context.now() - instance.since > RETRY_REFUSED:
+            self._hang_up(instance)
+            self._step(instance, InstanceEvent.RETRIED)
+            self._resolve(instance)
+
+    def _step(self, instance: Instance, event: InstanceEvent) -> bool:
+        return instance.step(event, self._context.now())
+
+    def _resolve(self, instance: Instance) -> None:
+        instance.explain(None)
+        context = self._context
+
+        def job() -> tuple[tuple[wire.Endpoint, ...] | None, list[str] | None]:
+            return context.rendezvous.resolve(instance.peer), self._find_siblings()
+
+        def then(found: tuple[tuple[wire.Endpoint, ...] | None, list[str] | None] | None, why: Reason | None) -> None:
+            if found is None:
+                assert why is not None
+                self._refuse(instance, why)
+            elif found[0] is None or found[1] is None:
+                context.after(RETRY_RESOLVE, lambda: self._resolve(instance))
+            else:
+                self._greet(instance, found[0], found[1])
+
+        context.workers.run(context.workers.setups, ("resolve", instance.key), job, then)
+
+    def _find_siblings(self) -> list[str] | None:
+        """Addresses of this instance's other ranks; ``None`` while they are not all there. For a data thread."""
+        context = self._context
+        if context.inventory.ranks == 1 or context.config.siblings or not context.config.rendezvous:
+            return self._siblings
+        own = context.rendezvous.resolve(context.inventory.instance)
+        return None if own is None else [str(each) for each in own if each != context.channel.endpoint]
+
+    def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
+        if not self._step(instance, InstanceEvent.FOUND):
+            return
+        self._siblings = siblings
+        self._unlist(instance)
+        instance.find(endpoints, siblings, self._context.now())
+        self._list(instance)
+        try:
+            for address in instance.addresses:
+                self._context.channel.dial(wire.parse_endpoint(address))
+        except ConfigError as error:
+            self._refuse(instance, error.reason)
+            return
+        self._hello(instance)
+
+    # Asking its ranks, and our own instance's, who they are.
+
+    def _hello(self, instance: Instance) -> None:
+        """Introduce ourselves to everybody who has not answered; to who stays silent, less and less often."""
+        config = self._context.config
+        asked = instance.ask(self._context.now(), config.heartbeat, config.liveness / 2)
+        if asked % REDIAL == 0:
+            for address in instance.unanswered:
+                self._redial(address)
+        hello = wire.Hello(sender=self._context.name, handshake=self._context.announcement)
+        for address in instance.unanswered:
+            self._context.send(hello, address)
+
+    def _redial(self, address: str) -> None:
+        """Drop the introductions that wait in a connection: each is large, and one is enough."""
+        if all(each.state is InstanceState.GREETING for each in self._of_address(address)):
+            self._context.channel.redial(wire.parse_endpoint(address))
+
+    def _welcome(self, message: wire.Welcome, address: str) -> None:
+        if not any(each.state is InstanceState.GREETING for each in self._of_address(address)):
+            return
+        ours = self._context.handshake
+
+        def check(handshake: wire.Handshake) -> wire.Handshake:
+            if handshake.link != message.sender:
+                raise PeerError("a peer describes itself as another", cause=f"{handshake.link!r:.80}", code="peer.name")
+            check_peer(ours, handshake, sends=False)
+            return handshake
+
+        def then(handshake: wire.Handshake | None, reason: Reason | None) -> None:
+            self._met(address, handshake, reason)
+
+        self._context.reader.read(address, message.handshake, check, then)
+
+    def _met(self, address: str, handshake: wire.Handshake | None, reason: Reason | None) -> None:
+        """A peer at an address has said who it is."""
+        for instance in self._of_address(address):
+            if instance.state is not InstanceState.GREETING:
+                continue
+            rank = instance.ranks.get(address)
+            if handshake is not None and rank is not None:
+                reason = self._cannot_send(handshake)
+            if handshake is None or reason is not None:
+                assert reason is not None
+                self._refuse(instance, reason)
+                continue
+            if rank is not None:
+                rank.answer(handshake, self._context.now())
+            else:
+                instance.answer_sibling(address, handshake)
+            if instance.greeted:
+                self._plan(instance)
+
+    def _cannot_send(self, handshake: wire.Handshake) -> Reason | None:
+        if not can_send(handshake.role):
+            what, cause = "a peer is not a prefill rank", f"its role is {handshake.role!r}"
+            return Reason("peer.role", what, {"peer": handshake.link}, cause)
+        if is_sibling(self._context.handshake, handshake):
+            what, cause = "a peer is of this link's own instance", f"both are of {handshake.inventory.instance!r}"
+            return Reason("peer.role", what, {"peer": handshake.link}, cause, "give each instance a name of its own")
+        return None
+
+    # Planning, and telling every rank its part.
+
+    def _plan(self, instance: Instance) -> None:
+        self._step(instance, InstanceEvent.ANSWERED)
+        turn = instance.turn
+        context = self._context
+        ranks = {address: rank.handshake for address, rank in instance.ranks.items() if rank.handshake}
+        siblings = [handshake for handshake in instance.siblings.values() if handshake]
+
+        def then(parts: dict[str, Part] | None, reason: Reason | None) -> None:
+            if parts is not None:
+                self._attach(instance, parts, turn)
+            elif reason is not None:
+                self._refuse(instance, reason, tell=True)
+
+        context.workers.run(
+            context.workers.setups,
+            ("plan", instance.key),
+            lambda: plan_instance(context.handshake, siblings, ranks),
+            then,
+            backend=context.backend.name,
+            peer=instance.key,
+        )
+
+    def _attach(self, instance: Instance, parts: dict[str, Part], turn: int) -> None:
+        if instance.turn != turn:
+            return  # a rank was lost meanwhile, and all is planned anew
+        self._step(instance, InstanceEvent.ROUTED)
+        for address, rank in instance.ranks.items():
+            part = parts.get(address)
+            if part is None:
+                self._detach(rank)
+                continue
+            if rank.plan is not None and rank.plan.digest == part.plan.digest and rank.attached:
+                continue  # another rank came back; this one's part is what it was
+            if rank.assign(part):
+                self._tell_part(rank)
+            else:
+                self._connect(instance, rank)
+        self._maybe_ready(instance)
+
+    def _tell_part(self, rank: PrefillRank) -> None:
+        """Tell a rank its part. Repeated until it confirms, since messages are lost where connections break."""
+        part = rank.part
+        assert part is not None
+        attach = wire.Attach(
+            sender=self._context.name,
+            to=rank.name,
+            assignment=part.assignment,
+            destinations=part.readers,
+            digest=part.plan.digest,
+            same_host=rank.witness is not None,
+        )
+        self._context.send(attach, rank.address)
+
+    def _connect(self, instance: Instance, rank: PrefillRank) -> None:
+        """Let our backend know the rank; it is told its part afterwards, so that its backend finds ours ready."""
+        context = self._context
+        handshake = rank.handshake
+        assert handshake is not None
+        connection = context.connections.join(handshake)
+        rank.connect(connection)
+
+        def job() -> tuple[Witness | None]:
+            witness = Witness.of(handshake.process, rank.endpoint.address)
+            context.connections.make(connection)
+            return (witness,)
+
+        def then(made: tuple[Witness | None] | None, reason: Reason | None) -> None:
+            if made is None:
+                assert reason is not None
+                self._refuse(instance, reason, tell=True)
+            elif rank.connection is connection:
+                rank.reach(made[0])
+                self._tell_part(rank)
+                self._maybe_ready(instance)
+
+        who = {"backend": context.backend.name, "peer": handshake.link}
+        context.workers.run(context.workers.setups, ("peer", handshake.link), job, then, **who)
+
+    def _attached(self, instance: Instance, rank: PrefillRank, message: wire.Attached) -> None:
+        if rank.plan is None or message.digest != rank.plan.digest:
+            return
+        transport = message.transport or UNKNOWN
+        rank.carry_by(transport)
+        try:
+            check_transport(self._context.config.require, transport, self._context.backend.name, rank.name)
+        except PeerError as error:
+            self._refuse(instance, error.reason, tell=True)
+            return
+        rank.confirm()
+        self._maybe_ready(instance)
+
+    def _maybe_ready(self, instance: Instance) -> None:
+        if instance.state is InstanceState.ATTACHING and all(
+            each.attached and each.connected for each in instance.parts
+        ):
+            self._step(instance, InstanceEvent.CONFIRMED)
+            self._ready(instance)
+
+    def _ready(self, instance: Instance) -> None:
+        for room in list(instance.rooms.values()):
+            room.instance_ready(instance)
+
+    # Refusing, losing and forgetting.
+
+    def _refuse(self, instance: Instance, reason: Reason, *, tell: bool = False) -> None:
+        """These instances cannot work together: its rooms fail with the reason, on both sides."""
+        if not self._step(instance, InstanceEvent.REFUSED):
+            return
+        log.warning("refused prefill instance %s: %s", instance.key, reason)
+        instance.explain(reason)
+        for each in instance.parts:
+            self._detach(each)
+        for address, rank in instance.ranks.items():
+            if tell and rank.handshake is not None:
+                self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason), address)
+        for room in list(instance.rooms.values()):
+            room.instance_refused(reason)
+
+    def _lose(self, instance: Instance, rank: PrefillRank, why: str) -> None:
+        """A rank is gone: the rooms that it owes something fail, and it is greeted anew while the others go on."""
+        if not self._step(instance, InstanceEvent.LOST):
+            return
+        for room in list(instance.rooms.values()):
+            room.rank_lost(rank, why)
+        self._detach(rank)
+        if not instance.rooms:
+            self._drop(instance)
+            return
+        if self._of_address(rank.address) == [instance]:
+            self._context.channel.redial(rank.endpoint)
+        self._unlist(instance)
+        instance.renew(rank, self._siblings, self._context.now())
+        self._list(instance)
+        self._hello(instance)
+
+    def _drop(self, instance: Instance) -> None:
+        """Forget an instance that nobody waits for; it is found anew when somebody does."""
+        self._step(instance, InstanceEvent.DROPPED)
+        for each in instance.parts:
+            self._detach(each)
+        self._hang_up(instance)
+        self._unanswered.forget(instance)
+        del self._instances[instance.key]
+
+    def _detach(self, rank: PrefillRank) -> None:
+        """Give up a rank's part, and its connection with it."""
+        connection = rank.detach()
+        if connection is not None:
+            self._context.connections.leave(connection)
+
+    def _hang_up(self, instance: Instance) -> None:
+        """Close the connections that no other instance uses."""
+        self._unlist(instance)
+        for address in instance.addresses:
+            if not self._of_address(address):
+                self._context.channel.hang_up(address)
+
+    def _list(self, instance: Instance) -> None:
+        for address in instance.addresses:
+            self._at.setdefault(address, []).append(instance)
+
+    def _unlist(self, instance: Instance) -> None:
+        for address in dict.fromkeys(instance.addresses):
+            others = [each for each in self._at.get(address, ()) if each is not instance]
+            if others:
+                self._at[address] = others
+            else:
+                self._at.pop(address, None)
+
+    def _of_address(self, address: str) -> list[Instance]:
+        return list(dict.fromkeys(self._at.get(address, ())))
+
+    # Messages.
+
+    def speakers(self, message: wire.Message, address: str) -> list[PrefillRank]:
+        """The ranks that a message is from; notes that they were heard. Several if an instance has several names."""
+        found = []
+        for instance in self._of_address(address):
+            rank = instance.ranks.get(address)
+            if rank is not None and message.sender == rank.name and message.to == self._context.name:
+                rank.hear(self._context.now())
+                instance.suspect_silence(False)
+                found.append(rank)
+        return found
+
+    def at(self, address: str) -> list[PrefillRank]:
+        """The ranks that were dialled at an address, whatever process is there."""
+        found = [instance.ranks.get(address) for instance in self._of_address(address)]
+        return [rank for rank in found if rank is not None]
+
+    def handle(self, message: wire.Message, address: str) -> None:
+        """A message about the two sides; ``address`` is where its sender was dialled."""
+        if isinstance(message, wire.Welcome):
+            self._welcome(message, address)
+            return
+        for instance in self._of_address(address):
+            rank = instance.ranks.get(address)
+            if rank is None:
+                continue
+            ours = message.sender == rank.name and message.to == self._context.name
+            if isinstance(message, wire.Unknown):
+                if rank.handshake is not None and instance.state is not InstanceState.REFUSED:
+                    self._lose(instance, rank, "it does not know this link: it was restarted, or gave it up")
+            elif isinstance(message, wire.Refuse):
+                self._refuse(instance, message.reason)
+            elif ours and isinstance(message, wire.Attached):
+                self._attached(instance, rank, message)
+            elif ours and isinstance(message, wire.Bye):
+                self._lose(instance, rank, "it closed")
+
+    def answer_sibling(self, message: wire.Hello) -> None:
+        """Another rank of our own instance asks what we hold."""
+        context = self._context
+        ours = context.handshake
+
+        def then(_: None, reason: Reason | None) -> None:
+            answer: wire.Message = wire.Welcome(sender=context.name, to=message.sender, handshake=context.announcement)
+            if reason is not None:
+                answer = wire.Refuse(sender=context.name, to=message.sender, reason=reason)
+            context.send(answer)
+
+        context.reader.read(
+            message.sender, message.handshake, lambda handshake: check_peer(ours, handshake, sends=False), then
+        )
+
+    # Time.
+
+    def beat(self, now: float, late: float) -> None:
+        """Ask who is silent, and give up who stays so.
+
+        Nobody was silent for the ``late`` seconds in which this process did not run.
+        """
+        for instance in list(self._instances.values()):
+            self._unanswered.look(instance, now)
+            if instance.state is InstanceState.REFUSED and instance.rooms:
+                # Memory of these rooms waits for its word that nothing is in flight.
+                self._retry(instance)
+            elif instance.state is InstanceState.REFUSED and now - instance.since > RETRY_REFUSED:
+                self._drop(instance)
+            if instance.state in (InstanceState.RESOLVING, InstanceState.REFUSED, InstanceState.GONE):
+                continue
+            if instance.state is InstanceState.GREETING:
+                if not instance.rooms:
+                    self._drop(instance)
+                    continue
+                if now >= instance.ask_at:
+                    self._hello(instance)
+            self._ping(instance, now, late)
+            for rank in instance.parts:
+                if instance.state is InstanceState.ATTACHING and rank.connected and not rank.attached:
+                    self._tell_part(rank)
+            if instance.state is InstanceState.READY and not instance.suspect:
+                self._ready(instance)
+
+    def _ping(self, instance: Instance, now: float, late: float) -> None:
+        liveness = self._context.config.liveness
+        for rank in list(instance.ranks.values()):
+            if rank.handshake is None:
+                continue
+            rank.count_sleep(late)
+            silent = now - rank.heard
+            if rank.exited:
+                self._lose(instance, rank, "its process has ended")
+                return
+            if silent > liveness:
+                self._lose(instance, rank, f"it has been silent for {silent:.1f} s")
+                return
+            instance.suspect_silence(instance.suspect or silent > liveness / 2)
+            self._context.send(wire.Ping(sender=self._context.name, to=rank.name), rank.address)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        for instance in self._instances.values():
+            for address, rank in instance.ranks.items():
+                if rank.handshake is not None:
+                    self._context.send(wire.Bye(sender=self._context.name, to=rank.name), address)
+
+    # What is seen from outside. Any thread.
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """Every known rank: its state, how long the instance has been in it, and seconds since it was heard."""
+        return [
+            {
+                "peer": rank.name or rank.endpoint.address,
+                "role": "prefill",
+                "rank": rank.rank,
+                "instance": instance.key,
+                "state": instance.words,
+                "age": round(now - instance.since, 3),
+                "heard": round(now - rank.heard, 3) if rank.handshake else None,
+                "transport": rank.transport,
+            }
+            for instance in list(self._instances.values())
+            for rank in list(instance.ranks.values())
+        ]
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand."""
+        return {key: each.words for key, each in list(self._instances.items())}

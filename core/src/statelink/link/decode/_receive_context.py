@@ -1,0 +1,79 @@
+"""What a receive hook sees of the room that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from statelink.link._hook_context import HookContext
+from statelink.plan import due, expected_move
+
+if TYPE_CHECKING:
+    import threading
+
+    from statelink.link._context import Context
+    from statelink.plan import ComponentPlan, Items, Move
+
+    from ._prefill_rank import PrefillRank
+    from ._request import Accepted
+
+__all__ = ["ReceiveHookContext"]
+
+
+class ReceiveHookContext(HookContext):
+    """The `statelink.backend.ReceiveContext` of one component of one room and writer.
+
+    Args:
+        context: The link's parts.
+        accepted: What the engine accepted.
+        rank: The writer.
+        component: The component.
+        plan: What the writer writes of it.
+        ended: Set once the room has ended.
+        fail: Called on a data thread with what a grant or a callback raised. It must not keep the room alive.
+    """
+
+    __slots__ = ("_accepted", "_ended", "_fail", "_plan")
+
+    def __init__(
+        self,
+        context: Context,
+        accepted: Accepted,
+        rank: PrefillRank,
+        component: str,
+        plan: ComponentPlan,
+        ended: threading.Event,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(context, accepted.room, accepted.generation, rank.name, component, rank.address)
+        self._accepted = accepted
+        self._plan = plan
+        self._ended = ended
+        self._fail = fail
+
+    def expected(self) -> Move:
+        """See `statelink.backend.ReceiveContext.expected`."""
+        accepted, plan = self._accepted, self._plan
+        owed = due(plan.source, plan.target, accepted.tokens, accepted.prefix)
+        items: Items = accepted.items[self.component]
+        return expected_move(plan, items, owed)
+
+    def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
+        """See `statelink.backend.ReceiveContext.lend`."""
+        fencing = self._context.fencing
+
+        def job() -> None:
+            # With the key of the revocation, which follows the end: a grant behind that would never be revoked.
+            if self._ended.is_set():
+                return
+            try:
+                if fencing is not None:
+                    ranges = np.array([address], np.uint64), np.array([nbytes], np.uint64)
+                    fencing.grant(self.peer, self.room, self.generation, *ranges)
+                then()
+            except BaseException as error:
+                self._fail(error)
+
+        self._context.workers.fences.submit(("room", self.room), job)

@@ -1,0 +1,352 @@
+"""Decode's side of one room: the instance that it is asked of, and one writer for each prefill rank that owes it."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from statelink import wire
+from statelink.link._diagnostics import PeerInfo, hooks_wait_for
+from statelink.link._room import RoomState, RoomWatcher
+from statelink.link._status import ENDED, Status
+from statelink.link.peers import InstanceState
+from statelink.link.runtime import reason_of
+
+from ._writer import Writer
+
+if TYPE_CHECKING:
+    from statelink.errors import Reason
+    from statelink.link._context import Context
+
+    from ._instance import Instance
+    from ._prefill_rank import PrefillRank
+    from ._request import Accepted
+    from ._tombstones import Tombstones
+
+__all__ = ["AboutRoom", "ReceivingState"]
+
+log = logging.getLogger("statelink.link")
+
+AboutRoom = wire.Chunk | wire.Finished | wire.Failed | wire.Drained | wire.Note
+"""What writers say of rooms."""
+
+
+class ReceivingState(RoomState):
+    """Owns its writers. Belongs to the control thread; see `RoomState`.
+
+    Args:
+        context: The link's parts.
+        watcher: Told of every change.
+        tombstones: Keeps uses of ids that prefill may not have met.
+        explain: Says why an instance is not ready, and what to look at.
+        generation: Drawn for this use of the room id.
+    """
+
+    role = "decode"
+
+    def __init__(
+        self,
+        context: Context,
+        watcher: RoomWatcher,
+        tombstones: Tombstones,
+        explain: Callable[[Instance], tuple[str, str]],
+        *,
+        room: int,
+        tokens: int,
+        generation: int,
+        deadline: float | None,
+        attempt: int,
+    ) -> None:
+        super().__init__(context, watcher, room, tokens, deadline, attempt)
+        self.generation = generation
+        self._tombstones = tombstones
+        self._explain = explain
+        self._accepted: Accepted | None = None
+        self._requested = False
+        self._instance: Instance | None = None
+        self._writers: dict[str, Writer] = {}
+
+    # Towards the request.
+
+    def open(self, instance: Instance) -> None:
+        """The room is asked of an instance."""
+        self._instance = instance
+        instance.join(self)
+        if instance.state is InstanceState.REFUSED and instance.reason is not None:
+            self.fail(instance.reason)
+        else:
+            self._maybe_request()
+
+    def accepted(self, accepted: Accepted) -> None:
+        """The engine said where the state belongs."""
+        self._take_named()
+        self._accepted = accepted
+        self.prefix = accepted.prefix
+        self.settle()
+        self._maybe_request()
+
+    def instance_ready(self, instance: Instance) -> None:
+        """See `InstanceUser.instance_ready`."""
+        if self.status not in ENDED:
+            self._maybe_request()
+        elif not self.quiesced and self.reason is not None:
+            for rank in instance.parts:
+                writer = self._writers.get(rank.name)
+                if writer is not None and not writer.drained:
+                    # The rank was lost and came back. What it last said of this room may be lost: ask again.
+                    writer.tell_failed(self.reason)
+
+    def instance_refused(self, reason: Reason) -> None:
+        """See `InstanceUser.instance_refused`."""
+        self.fail(reason)
+
+    def _maybe_request(self) -> None:
+        """Ask, if the instance can be asked, the engine has accepted and its memory is free."""
+        instance, accepted = self._instance, self._accepted
+        if self.status in ENDED or self._requested or instance is None:
+            return
+        if instance.state is not InstanceState.READY or instance.suspect:
+            return
+        self.step(Status.WAITING)
+        if accepted is None or not self._is_ready(accepted.ready, self._maybe_request):
+            return
+        self._requested = True
+        fail = _fail_weakly(self)
+        try:
+            writers = [Writer(self.context, rank, accepted, self.ended, fail) for rank in instance.parts]
+        except BaseException as error:  # a defect of a strategy, whose hooks are made here
+            self.fail(reason_of(error, room=self.room, backend=self.context.backend.name))
+            return
+        self._writers.update({each.rank.name: each for each in writers})
+        self.settle()
+
+        def prepare() -> None:
+            for writer in writers:
+                writer.prepare()
+
+        def prepared(_: None, reason: Reason | None) -> None:
+            if reason is not None:
+                self.fail(reason)
+            else:
+                self._request()
+
+        workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
+        workers.run(workers.fences, ("room", self.room), prepare, prepared, **who)
+
+    def _request(self) -> None:
+        if self.status in ENDED:
+            for writer in self._writers.values():
+                writer.drain()  # never asked
+            self._leave()
+            return
+        for name, writer in self._writers.items():
+            if not writer.ask(self.deadline - self.opened, self._tombstones.named(self.key, name)):
+                self.fail(self.reason_for("peer.send", "a request could not be sent", peer=name))
+                return
+        if not self._writers:  # the plan says that nobody owes this rank a byte
+            self._maybe_succeed()
+
+    # What writers say.
+
+    def handle(self, message: AboutRoom, name: str) -> None:
+        """A rank says something of this room."""
+        writer = self._writers.get(name)
+        if writer is None:
+            return
+        if not isinstance(message, (wire.Failed, wire.Drained)) or message.met == self.generation:
+            writer.meet()
+        if isinstance(message, wire.Chunk):
+            self.step(Status.TRANSFERRING)
+            self._chunks = max(self._chunks, message.number + 1)
+            writer.chunk(message, self._hook_ended)
+        elif isinstance(message, wire.Finished):
+            reason = writer.finish(message)
+            if reason is not None:
+                self.fail(reason)
+            if self.status not in ENDED:
+                writer.finish_hooks(self._hook_ended)
+            self._maybe_succeed()
+        elif isinstance(message, wire.Failed):
+            self.fail(message.reason)
+        elif isinstance(message, wire.Drained):
+            self.drained(name)
+        elif self.status not in ENDED:
+            writer.note(message.component, message.payload, self._hook_ended)
+
+    def drained(self, name: str) -> None:
+        """No write of a rank can land any more."""
+        writer = self._writers.get(name)
+        if writer is not None:
+            writer.drain()
+            self._leave()
+
+    def rank_lost(self, rank: PrefillRank, why: str) -> None:
+        """See `InstanceUser.rank_lost`. A room that the rank owes nothing goes on, or waits for it to come back."""
+        writer = self._writers.get(rank.name)
+        if writer is not None and not writer.finished:
+            peer = rank.name or rank.endpoint.address
+            self.fail(self.reason_for("peer.lost", "prefill was lost", why, peer=peer))
+
+    def undrained(self) -> list[PrefillRank]:
+        """Ranks whose writes may still land."""
+        return [writer.rank for writer in self._writers.values() if not writer.drained]
+
+    # The end.
+
+    def _hook_ended(self, reason: Reason | None) -> None:
+        if reason is not None:
+            self.fail(reason)
+        self._maybe_succeed()
+
+    def _maybe_succeed(self) -> None:
+        writers = list(self._writers.values())
+        if self.context.config.verify != "off" and self.status not in ENDED:
+            for writer in writers:
+                writer.verify(self._hook_ended)
+        if self.status in ENDED or not all(writer.complete for writer in writers):
+            self._leave()
+            return
+        for writer in writers:
+            for name, moved in writer.moved.items():
+                self._count_moved(name, moved)
+        self._set_quiesced(True)
+        self.step(Status.SUCCEEDED)
+        for writer in writers:
+            writer.accept()
+            writer.revoke(self.drained)
+        self._leave()
+
+    def fail(self, reason: Reason) -> None:
+        """See `RoomState.fail`. Tells every writer, and fences the memory or waits for the writers to drain."""
+        ended = self._end_in_failure(reason)
+        if ended is None:
+            return
+        self._tombstones.ended(self.key, self.generation, self._not_met())
+        for writer in self._writers.values():
+            writer.tell_failed(ended)
+            writer.revoke(self.drained)
+            writer.abort(self._hook_ended)
+        if not self._writers and self._instance is not None:
+            self._tell_unasked(self._instance, ended)
+        self._leave()
+        release = self.context.config.release_after
+        if release is not None and not self.quiesced:
+            self.context.after(release, lambda: self._release(release))
+
+    def _release(self, after: float) -> None:
+        """Give memory back without proof, as the operator chose."""
+        names = [rank.name for rank in self.undrained()]
+        if names:
+            log.warning(
+                "room %d: memory is given back %.1f s after the failure without proof that %s stopped writing",
+                self.room,
+                after,
+                ", ".join(names),
+            )
+        for name in names:
+            self.drained(name)
+
+    def _tell_unasked(self, instance: Instance, reason: Reason) -> None:
+        """Prefill ranks may hold the room open, waiting for a request that will not come."""
+        for address, rank in instance.ranks.items():
+            if rank.handshake is not None:
+                failed = wire.Failed(
+                    sender=self.context.name,
+                    to=rank.name,
+                    room=self.room,
+                    generation=self.generation,
+                    reason=reason,
+                    attempt=self.attempt,
+                )
+                self.context.send(failed, address)
+
+    def _not_met(self) -> list[str] | None:
+        """Ranks that have not said that they have a room for this use; ``None`` where it is not known who they are."""
+        if self._writers:
+            return [name for name, writer in self._writers.items() if not writer.met]
+        ranks = self._instance.ranks.values() if self._instance is not None else ()
+        names = [rank.name for rank in ranks if rank.handshake is not None]
+        return names if names and len(names) == len(ranks) else None
+
+    def abort(self, why: str) -> None:
+        """See `RoomState.abort`."""
+        self.fail(self.reason_for("room.aborted", "decode aborted the request", why))
+
+    def expire(self) -> None:
+        """See `RoomState.expire`."""
+        instance = self._instance
+        if instance is not None and instance.state is not InstanceState.READY and not self._requested:
+            cause, hint = self._explain(instance)
+        else:
+            hooks = ((f"{key}: {name}", each) for key, w in self._writers.items() for name, each in w.hooks.items())
+            cause, hint = f"it still waits for {self.waits_for()}{hooks_wait_for(hooks)}", ""
+        if self._accepted is None and not hint:
+            hint = "call accept() once memory is allocated"
+        self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
+
+    def _leave(self) -> None:
+        """Let go of the instance, once nothing of it can land in this room's memory; until then it is asked again."""
+        self.settle()
+        if self.status not in ENDED:
+            return
+        for writer in self._writers.values():
+            writer.release()
+        if self.quiesced and self._instance is not None:
+            self._instance.leave(self)
+
+    def settle(self) -> None:
+        """See `RoomState.settle`."""
+        in_flight = any(writer.in_flight for writer in self._writers.values())
+        self._set_quiesced(not in_flight and (self.status in ENDED or self._accepted is None))
+        self._watcher.forget(self)
+
+    # Words.
+
+    def peers(self) -> list[PeerInfo]:
+        """See `RoomState.peers`."""
+        ranks = [writer.rank for writer in list(self._writers.values())]
+        return [rank.info for rank in ranks or (self._instance.ranks.values() if self._instance else ())]
+
+    def transports(self) -> dict[str, str]:
+        """See `RoomState.transports`."""
+        return {writer.rank.name: writer.rank.transport for writer in list(self._writers.values())}
+
+    def waits_for(self) -> str:
+        """See `RoomState.waits_for`."""
+        instance = self._instance
+        if self._requested:
+            return "; ".join(filter(None, (writer.waits_for() for writer in list(self._writers.values()))))
+        if instance is None:
+            return "prefill"
+        if instance.state is not InstanceState.READY or instance.suspect:
+            silent = instance.silent()
+            how = "silent" if instance.state is InstanceState.READY else instance.state.value
+            return f"prefill, which is {how}" + (f", and an answer from {silent}" if silent else "")
+        return "the engine's accept()" if self._accepted is None else "the engine's ready event"
+
+    def held(self) -> tuple[int, str]:
+        """See `RoomState.held`."""
+        items = self._accepted.items if self._accepted is not None else {}
+        nbytes = self.bytes_of({name: len(each.ids) for name, each in items.items()})
+        writers = list(self._writers.values())  # the control thread may be adding to it
+        if any(writer.working for writer in writers):
+            return nbytes, "a receive hook or a digest has not ended"
+        waits = sorted(writer.rank.name for writer in writers if not writer.drained)
+        return nbytes, f"not known to have stopped: {', '.join(waits)}"
+
+
+def _fail_weakly(room: ReceivingState) -> Callable[[str, str, BaseException], None]:
+    """Fails a room if it is still there: hooks keep this, and the room keeps the hooks."""
+    context, reference = room.context, weakref.ref(room)
+
+    def fail(peer: str, component: str, error: BaseException) -> None:
+        def job() -> None:
+            living = reference()
+            if living is not None:
+                living.fail(reason_of(error, room=living.room, component=component, peer=peer))
+
+        context.post(job)
+
+    return fail

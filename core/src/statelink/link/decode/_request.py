@@ -1,0 +1,80 @@
+"""What a decode engine accepted of one request: where its state belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statelink._nearest import did_you_mean
+from statelink.errors import RoomError
+from statelink.plan import Items, required
+from statelink.wire import MAX_INDICES
+
+if TYPE_CHECKING:
+    from statelink.link._room import Ready, RoomState
+
+__all__ = ["Accepted", "check_items"]
+
+
+class Accepted(NamedTuple):
+    """One call of `Receiving.accept`.
+
+    Attributes:
+        room: The room's id.
+        generation: Which use of it, as this side counts.
+        attempt: Which use of it, as the engines of both sides say.
+        tokens: N: positions of the request.
+        prefix: P: positions that decode already holds.
+        items: Checked items per component.
+        ready: What guards the memory.
+    """
+
+    room: int
+    generation: int
+    attempt: int
+    tokens: int
+    prefix: int
+    items: Mapping[str, Items]
+    ready: Ready | None
+
+
+def check_items(room: RoomState, items: Mapping[str, Any], prefix: int) -> dict[str, Items]:
+    """The items of every component that an engine accepts with.
+
+    Raises:
+        RoomError: They are not what must arrive.
+    """
+
+    def refused(what: str, cause: str = "", hint: str = "", code: str = "room.items") -> RoomError:
+        return RoomError.of(room.reason_for(code, what, cause, hint))
+
+    known = {component.name: component for component in room.context.inventory.components}
+    for name in items:
+        if name not in known:
+            raise refused(
+                f"accept names component {name!r}",
+                cause=f"this rank has {', '.join(known) or 'none'}",
+                hint=did_you_mean(name, known),
+            )
+    checked: dict[str, Items] = {}
+    for name, component in known.items():
+        given = items.get(name)
+        try:
+            if given is None and not component.kind.positional:
+                raise RoomError(
+                    f"accept lacks component {name!r}",
+                    cause=f"every request has its {component.kind.index.value}",
+                    hint=f"add items[{name!r}]",
+                    code="room.items",
+                )
+            checked[name] = required(component, room.tokens, prefix, [] if given is None else given)
+        except RoomError as error:
+            raise refused(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
+    count = sum(len(each.ids) for each in checked.values())
+    if count > MAX_INDICES:
+        raise refused(
+            f"accept names {count} indices",
+            cause=f"a request carries at most {MAX_INDICES}, of all components together",
+            hint="describe pages of more tokens",
+        )
+    return checked

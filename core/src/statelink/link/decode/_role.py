@@ -1,0 +1,164 @@
+"""The decode role: it finds the room that a message is about, and calls it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from statelink import wire
+from statelink.errors import StatelinkError
+from statelink.link._deadlines import Deadlines
+from statelink.link._room_table import Rooms
+from statelink.link._status import ENDED
+
+from ._handle import Receiving
+from ._instances import Instances
+from ._process_exits import ProcessExits
+from ._receiving import AboutRoom, ReceivingState
+from ._tombstones import Tombstones
+
+if TYPE_CHECKING:
+    from statelink.link._context import Context
+    from statelink.link._room import Ready
+    from statelink.link._room_table import RoomTable
+    from statelink.link.peers import Peer
+
+    from ._prefill_rank import PrefillRank
+
+__all__ = ["DecodeRole"]
+
+ABOUT_ROOM = (wire.Chunk, wire.Finished, wire.Failed, wire.Drained, wire.Note)
+
+
+class DecodeRole:
+    """Decode's half of the protocol. Belongs to the control thread, except where a method says otherwise.
+
+    Args:
+        context: The link's parts.
+        table: The rooms of the link.
+    """
+
+    def __init__(self, context: Context, table: RoomTable) -> None:
+        self._context = context
+        self._table = table
+        self._rooms = Rooms(table, ReceivingState)
+        self._instances = Instances(context)
+        self._deadlines = Deadlines(context)
+        self._tombstones = Tombstones(context.now)
+        self._exits = ProcessExits(context, self._drained)
+
+    def receive(
+        self,
+        room: int,
+        peer: Peer,
+        tokens: int,
+        items: Mapping[str, Any] | None,
+        prefix: int,
+        ready: Ready | None,
+        deadline: float | None,
+        attempt: int,
+    ) -> Receiving:
+        """Open a room. A thread of the engine.
+
+        Raises:
+            RoomError: The id is in use, too many rooms are open, or the items are not what must arrive.
+        """
+        state = ReceivingState(
+            self._context,
+            self._table,
+            self._tombstones,
+            self._instances.explain,
+            room=room,
+            tokens=tokens,
+            generation=secrets.randbits(62) + 1,
+            deadline=deadline,
+            attempt=attempt,
+        )
+        receiving = Receiving(state)
+        self._table.enter(state, receiving)
+        if items is not None:
+            try:
+                receiving.accept(items, prefix=prefix, ready=ready)
+            except StatelinkError:
+                self._table.withdraw(state)
+                raise
+        self._context.post(lambda: self._open(state, peer))
+        return receiving
+
+    def _open(self, room: ReceivingState, peer: Peer) -> None:
+        self._deadlines.add(room)
+        room.open(self._instances.get(peer))
+
+    # Messages.
+
+    def handle(self, message: wire.Message, address: str) -> None:
+        """A message from a link that this one dialled, at ``address``."""
+        if isinstance(message, wire.Unknown):
+            for rank in self._instances.at(address) if message.room else ():
+                room = self._room(message.room, message.generation)
+                if room is not None:
+                    room.drained(
+                        rank.name
+                    )  # the request reached a process that does not know this link: nobody took it
+        for rank in self._instances.speakers(message, address):
+            if isinstance(message, wire.Bye) and message.drained:
+                self._drained(rank)
+            elif isinstance(message, ABOUT_ROOM):
+                self._about_room(message, rank)
+        self._instances.handle(message, address)
+
+    def handle_sibling(self, message: wire.Message) -> None:
+        """A message from a link that dialled this one: only ranks of our own instance do, and ask what we hold."""
+        if isinstance(message, wire.Hello):
+            self._instances.answer_sibling(message)
+
+    def _about_room(self, message: AboutRoom, rank: PrefillRank) -> None:
+        if isinstance(message, (wire.Failed, wire.Drained)) and message.met:
+            self._tombstones.met(message.met, rank.name)
+        room = self._room(message.room, message.generation)
+        if room is not None:
+            room.handle(message, rank.name)
+
+    def _room(self, number: int, generation: int) -> ReceivingState | None:
+        room = self._rooms.get(number)
+        return room if room is not None and room.generation == generation else None
+
+    def _drained(self, rank: PrefillRank) -> None:
+        """No write of a rank can land any more: it says so and closes, or its process has ended."""
+        for room in self._rooms.all():
+            room.drained(rank.name)
+
+    # Time and the end.
+
+    def beat(self, now: float, late: float) -> None:
+        """See `Role.beat`."""
+        self._instances.beat(now, late)
+        undrained = [rank for room in self._quarantined() for rank in room.undrained()]
+        self._exits.look({rank.name: rank for rank in undrained}.values())
+
+    def busy(self) -> bool:
+        """See `Role.busy`."""
+        return bool(self._quarantined())
+
+    def close(self) -> None:
+        """See `Role.close`."""
+        self._instances.close()
+
+    def _quarantined(self) -> list[ReceivingState]:
+        """Rooms that ended and have not quiesced."""
+        return [room for room in self._rooms.all() if room.status in ENDED and not room.quiesced]
+
+    # What is seen from outside. Any thread.
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """See `Role.ranks`."""
+        return self._instances.ranks(now)
+
+    def snapshot(self) -> dict[str, str]:
+        """See `Role.snapshot`."""
+        return self._instances.snapshot()
+
+    def load(self) -> dict[str, int]:
+        """See `Role.load`."""
+        return {"unmet": len(self._tombstones)}

@@ -1,0 +1,91 @@
+"""What a decode rank and the ranks of a prefill instance owe to each other: planned from their handshakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from statelink.errors import PeerError
+from statelink.plan import Assignment, PairPlan, compile_pair, match, route
+
+if TYPE_CHECKING:
+    from statelink.state import Inventory
+    from statelink.wire import Handshake
+
+__all__ = ["Part", "plan_instance"]
+
+
+class Part(NamedTuple):
+    """What one prefill rank does for this decode rank.
+
+    Attributes:
+        assignment: What it writes.
+        plan: The same, compiled.
+        readers: Decode ranks that it serves for each room.
+    """
+
+    assignment: Assignment
+    plan: PairPlan
+    readers: int
+
+
+def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[str, Handshake]) -> dict[str, Part]:
+    """Check that the ranks are complete, match the instances, route every byte, and compile our part.
+
+    Args:
+        ours: This decode rank.
+        siblings: The other ranks of its instance.
+        ranks: The prefill ranks, by address.
+
+    Returns:
+        By address, the part of each prefill rank that has one.
+
+    Raises:
+        PeerError: Ranks are missing, doubled, or of several instances.
+        MismatchError: The instances do not fit.
+    """
+    prefill = _complete([handshake.inventory for handshake in ranks.values()], "prefill")
+    decode = _complete([ours.inventory, *(handshake.inventory for handshake in siblings)], "decode")
+    match(prefill, decode)
+    assignments = route(prefill, decode)
+    readers: dict[int, int] = {}
+    for assignment in assignments:
+        readers[assignment.source] = readers.get(assignment.source, 0) + 1
+    mine = {each.source: each for each in assignments if each.target == ours.inventory.rank}
+    parts = {}
+    for address, handshake in ranks.items():
+        part = mine.get(handshake.inventory.rank)
+        if part is not None:
+            plan = compile_pair(handshake.inventory, ours.inventory, part)
+            parts[address] = Part(part, plan, readers[part.source])
+    return parts
+
+
+def _complete(inventories: list[Inventory], role: str) -> list[Inventory]:
+    """The inventories in order of rank, if every rank of one instance is there exactly once."""
+    first = inventories[0]
+    names = {inventory.instance for inventory in inventories}
+    if len(names) > 1:
+        raise PeerError(
+            f"ranks of several {role} instances were given as one",
+            cause=", ".join(sorted(names)),
+            code="peer.instance",
+        )
+    sizes = {inventory.ranks: inventory.rank for inventory in reversed(inventories)}
+    if len(sizes) > 1:
+        raise PeerError(
+            f"the ranks of the {role} instance {first.instance!r} disagree about their number",
+            cause=", ".join(f"rank {rank} says {size}" for size, rank in sorted(sizes.items())),
+            hint="every rank of an instance states the same number of ranks",
+            code="peer.ranks",
+        )
+    ranks = sorted(inventory.rank for inventory in inventories)
+    if ranks != list(range(first.ranks)):
+        raise PeerError(
+            f"the {role} instance {first.instance!r} is not complete",
+            cause=f"it has ranks 0 to {first.ranks - 1}, and the given addresses reach ranks {ranks}",
+            hint="give the address of every rank once"
+            + ("" if role == "prefill" else "; a decode rank learns of the others through 'siblings'"),
+            code="peer.ranks",
+        )
+    return sorted(inventories, key=lambda inventory: inventory.rank)

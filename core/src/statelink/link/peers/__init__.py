@@ -1,0 +1,41 @@
+"""What a link knows of its peers before any room: who they are, how they are reached, and whether they live.
+
+Nothing here knows rooms. The control thread owns the states of peers and the connections; data threads read large
+handshakes (`HandshakeReader`), make and end connections of the backend (`Connections`), and ask the rendezvous. Which
+peers there are is kept by the roles: `prefill` keeps decode ranks, `decode` keeps prefill instances.
+"""
+
+from __future__ import annotations
+
+from ._connections import Connection, Connections
+from ._handshake import can_receive, can_send, check_peer, is_sibling
+from ._process import Witness, this_process
+from ._reader import HandshakeReader
+from ._rendezvous import Explaining, Peer, Rendezvous, StaticRendezvous
+from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
+from ._transport import allows, check_transport, transport_of
+
+__all__ = [
+    "DECODE_RANK",
+    "INSTANCE",
+    "Connection",
+    "Connections",
+    "Explaining",
+    "HandshakeReader",
+    "InstanceEvent",
+    "InstanceState",
+    "Peer",
+    "RankEvent",
+    "RankState",
+    "Rendezvous",
+    "StaticRendezvous",
+    "Witness",
+    "allows",
+    "can_receive",
+    "can_send",
+    "check_peer",
+    "check_transport",
+    "is_sibling",
+    "this_process",
+    "transport_of",
+]

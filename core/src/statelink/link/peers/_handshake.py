@@ -1,0 +1,121 @@
+"""Whether two links can work together, as far as their handshakes tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statelink.backend import Op
+from statelink.errors import PeerError
+
+if TYPE_CHECKING:
+    from statelink.wire import Handshake
+
+__all__ = ["can_receive", "can_send", "check_peer", "is_sibling"]
+
+ROLES = ("prefill", "decode", "both")
+
+
+def can_send(role: str) -> bool:
+    """Whether a link of this role has rooms that send."""
+    return role in ("prefill", "both")
+
+
+def can_receive(role: str) -> bool:
+    """Whether a link of this role has rooms that receive."""
+    return role in ("decode", "both")
+
+
+def is_sibling(ours: Handshake, theirs: Handshake) -> bool:
+    """Whether a peer is a rank of our own instance, which asks what we hold."""
+    if ours.role != theirs.role:
+        return False
+    return ours.role != "both" or ours.inventory.instance == theirs.inventory.instance
+
+
+def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
+    """Refuse a peer that this link cannot work with, as far as the two handshakes tell.
+
+    Args:
+        ours: Who this link is.
+        theirs: Who the peer is.
+        sends: Whether this link is the one that sends between the two.
+
+    Raises:
+        PeerError: Says which field, and both values.
+    """
+    who = {"peer": theirs.link}
+    low, high = max(ours.protocol[0], theirs.protocol[0]), min(ours.protocol[1], theirs.protocol[1])
+    if low > high:
+        older = "this side" if ours.protocol[1] < theirs.protocol[1] else "the peer"
+        raise PeerError(
+            "the two sides speak no protocol version in common",
+            cause=f"{_range(ours.protocol)} here (core {ours.version}), "
+            f"{_range(theirs.protocol)} there (core {theirs.version})",
+            hint=f"upgrade statelink on {older}",
+            code="peer.protocol",
+            **who,
+        )
+    if ours.backend != theirs.backend:
+        raise PeerError(
+            "the two sides use different backends",
+            cause=f"{ours.backend!r} here, {theirs.backend!r} there",
+            hint="configure one backend on both sides: 'auto' chooses on each machine by itself",
+            code="peer.backend",
+            **who,
+        )
+    if is_sibling(ours, theirs):
+        return
+    source, target = (ours, theirs) if sends else (theirs, ours)
+    if theirs.role not in ROLES:
+        raise PeerError("a peer has no known role", cause=f"{theirs.role!r}", code="peer.role", **who)
+    if not can_send(source.role) or not can_receive(target.role):
+        needed = "receive" if sends else "send"
+        raise PeerError(
+            f"a peer cannot {needed}",
+            cause=f"its role is {theirs.role!r}, and this link's is {ours.role!r}",
+            hint=f"give it the role {'decode' if sends else 'prefill'!r} or 'both'",
+            code="peer.role",
+            **who,
+        )
+    if Op.WRITE.value not in source.ops:
+        raise PeerError(
+            "prefill cannot push",
+            cause=f"its backend {source.backend!r} offers {', '.join(source.ops) or 'nothing'}",
+            hint="choose a backend that offers 'write'",
+            code="peer.direction",
+            **who,
+        )
+    if ours.verify != theirs.verify:
+        raise PeerError(
+            "the two sides do not verify alike",
+            cause=f"verify is {ours.verify!r} here, {theirs.verify!r} there",
+            hint="configure the same on both sides",
+            code="peer.verify",
+            **who,
+        )
+    mine = {kind.name: kind for kind in ours.kinds}
+    for kind in theirs.kinds:
+        known = mine.get(kind.name)
+        if known is not None and known != kind:
+            raise PeerError(
+                f"the two sides define state type {kind.name!r} differently",
+                cause=f"{known} here, {kind} there",
+                hint="install the same version of the package that brings the type",
+                code="peer.state_type",
+                **who,
+            )
+    for name, strategy in theirs.strategies.items():
+        known_strategy = ours.strategies.get(name, strategy)
+        if known_strategy != strategy:
+            raise PeerError(
+                f"the two sides carry component {name!r} by different strategies",
+                cause=f"{known_strategy!r} here, {strategy!r} there",
+                hint="install the same plugins, and configure the same staging, on both sides",
+                code="peer.strategy",
+                **who,
+            )
+
+
+def _range(versions: tuple[int, int]) -> str:
+    low, high = versions
+    return f"protocol {low}" if low == high else f"protocols {low} to {high}"

@@ -1,0 +1,456 @@
+"""Which of decode's requests belongs to which room of prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from statelink import wire
+from statelink.errors import Reason
+from statelink.link._header import RoomHeader
+from statelink.link._status import ENDED
+
+from ._pending import PendingRequests, key_of
+from ._tombstones import REMEMBERED, AskingRank, Tombstones
+
+if TYPE_CHECKING:
+    from statelink.link._context import Context
+    from statelink.link._header import RoomKey
+    from statelink.link._room_table import Rooms
+
+    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRanks
+    from ._delivery import RequestId
+    from ._pending import Asked
+    from ._sending import SendingState
+    from ._tombstones import GivenUp
+
+__all__ = ["Requests"]
+
+
+class Stale(NamedTuple):
+    """A request that may be of another use of the id than the room.
+
+    Attributes:
+        ours: Whether it may be of an earlier room of this side; otherwise the room may be of an earlier use of decode.
+        met: The use of decode that is settled then.
+    """
+
+    ours: bool
+    met: int
+
+
+HINT = "give each use of an id an attempt of its own, the same on both sides"
+
+
+class Group(NamedTuple):
+    """Ranks of one decode instance that have spoken of a room.
+
+    Attributes:
+        asked: Those that asked for it, with what they asked.
+        gone: What the others said, which gave it up; ``None`` if all asked.
+    """
+
+    asked: list[tuple[DecodeRank, Asked]]
+    gone: GivenUp | None
+
+
+class Requests:
+    """Keeps decode's requests until a room is theirs, and answers those that no room can be for.
+
+    A room belongs to the instance that its engine named, or else to the first of which every rank has asked for it.
+    What other instances say of it does not change it. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+        ranks: The decode ranks that are known.
+        rooms: The rooms that send.
+    """
+
+    def __init__(self, context: Context, ranks: DecodeRanks, rooms: Rooms[SendingState]) -> None:
+        self._context = context
+        self._ranks = ranks
+        self._rooms = rooms
+        self._pending = PendingRequests(REMEMBERED, context.config.max_early_bytes)
+        self._tombstones = Tombstones(context.now, context.config.deadline)
+
+    # What decode says.
+
+    def request(self, message: wire.Request, rank: DecodeRank) -> None:
+        """A rank asks for a room."""
+        use = (rank.name, message.room, message.generation)
+        if not self._tombstones.admit(use):
+            return  # it came twice, or after its end: what was said of it stands
+        if rank.plan is None:
+            reason = Reason("room.unattached", "a request came before its sender was attached", {"peer": rank.name})
+            self.answer(rank, message, reason)
+            return
+        self._reconcile(message, rank)
+        room = self._room(message.room, message.attempt)
+        if room is not None and room.delivery_to(rank.name) is not None:
+            # It asks anew, so the use that this room belongs to has ended there.
+            cause = f"{rank.name} asks for it anew, before it is over here"
+            room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
+        elif room is not None and room.status not in ENDED:
+            reason_not = self._not_for(room, rank)
+            if reason_not is None:
+                self._keep(message, rank)
+                self.bind(room)
+            else:
+                self.answer(rank, message, reason_not)
+            return
+        elif self._settled(message, rank):
+            return
+        elif room is not None and room.bound:
+            what = "the room has ended on prefill"
+            self.answer(rank, message, room.reason or room.reason_for("room.ended", what))
+            return
+        self._keep(message, rank)
+
+    def gave_up(self, message: wire.Failed, rank: DecodeRank) -> None:
+        """A rank gave up a use for which no room was found: before prefill opened one, or before it asked."""
+        key = (message.room, message.attempt)
+        use = (rank.name, message.room, message.generation)
+        request = self._pending.get(key, rank.name)
+        # A repeated or late Failed must not affect a later use of this room id.
+        fresh = self._tombstones.admit(use) if request is None else request.generation == message.generation
+        if not fresh or rank.plan is None:
+            return
+        self._pending.drop(key, rank.name)
+        who = self._asking(rank)
+        end = self._tombstones.due(key, who, 0.0)
+        if end is not None:  # this side gave it up as well
+            self._tombstones.settle(key, who, end)
+            self._tombstones.meet(use)
+            return
+        room = self._room(message.room, message.attempt)
+        waits = room is not None and room.status not in ENDED and self._not_for(room, rank) is None
+        if waits and room is not None and room.to is not None:
+            self._tombstones.meet(use)
+            room.fail_known(message.reason, {rank.name: who.instance}, rank.expected)
+            return
+        gone = self._tombstones.give_up(key, who, message.generation, message.reason)
+        if waits and room is not None:
+            self.bind(room)
+            return
+        for another, asked in self._asked(key, None):  # nobody of its instance waits for what will not come
+            other = self._asking(another)
+            if other.instance == who.instance and other.key == who.key:  # with another key, it may only say so
+                self._pending.drop(key, another.name)
+                gone.join(other, asked.request.generation)
+                self.answer(another, asked.request, message.reason)
+
+    def declines(self, message: wire.Request) -> bool:
+        """Whether a request was never taken up; it then never will be, and its sender may be told so."""
+        return self._tombstones.admit((message.sender, message.room, message.generation))
+
+    def lost(self, rank: DecodeRank) -> None:
+        """A rank is gone: drop everything that it asked for."""
+        self._pending.forget(rank.name)
+
+    def drained(self, message: wire.Failed, rank: DecodeRank) -> wire.Drained | None:
+        """The answer to a rank that gave a use up; ``None`` while writes for it may still land."""
+        use = (rank.name, message.room, message.generation)
+        return self._drained(use) if self._tombstones.drained(use) else None
+
+    def _drained(self, use: RequestId) -> wire.Drained:
+        name, room, generation = use
+        met = generation if self._tombstones.met(use) else 0
+        return wire.Drained(sender=self._context.name, to=name, room=room, generation=generation, met=met)
+
+    def destinations(self) -> set[str]:
+        """Link names of the ranks at which writes for rooms that are over may still land."""
+        return self._tombstones.destinations()
+
+    def load(self) -> dict[str, int]:
+        """What is kept for rooms that are not open here, by kind. Any thread."""
+        return {
+            "pending_requests": len(self._pending),
+            "pending_request_bytes": self._pending.nbytes,
+            **self._tombstones.load(),
+        }
+
+    def _reconcile(self, message: wire.Request, rank: DecodeRank) -> None:
+        """Uses that ended on both sides without meeting each other: they were one and the same."""
+        key, who = key_of(message), self._asking(rank)
+        for earlier in message.unmet:
+            use = (rank.name, message.room, earlier.generation)
+            if not earlier.generation:
+                continue
+            if not self._tombstones.met(use):
+                end = self._tombstones.due(key, who, message.lifetime_ms / 1000 + earlier.ended_ms_ago / 1000)
+                if end is None or end.many:
+                    continue
+                self._tombstones.settle(key, who, end)
+                self._tombstones.meet(use)
+            if self._tombstones.drained(use):
+                self._ranks.send(self._drained(use))
+
+    def _settled(self, message: wire.Request, rank: DecodeRank) -> bool:
+        """Whether a request is for a room that has ended on either side; it is answered then."""
+        key, who = key_of(message), self._asking(rank)
+        end = self._tombstones.due(key, who, message.lifetime_ms / 1000)
+        if end is not None:
+            self._tombstones.settle(key, who, end)
+            self.answer(rank, message, end.reason, met=message.generation)
+            return True
+        gone = self._tombstones.gone(key, (who.instance,))
+        # Whoever has another key may only say that it is of the instance: then the room decides, once it is open.
+        alike = gone is not None and gone.has_key(who.key)
+        if gone is not None and alike and who.name not in gone.uses and len(gone.uses) < gone.ranks:
+            gone.join(who, message.generation)
+            self.answer(rank, message, gone.reason)
+            return True
+        return False
+
+    # Rooms.
+
+    def open(self, room: SendingState) -> None:
+        """The engine opened a room. Also called when decode speaks of a room whose opening is still posted."""
+        if not room.begin():
+            return
+        key = room.key
+        to = room.to
+        gone = self._tombstones.gone(key, to.names | to.keys) if to is not None else None
+        if gone is not None:
+            told = self._belonged(room, gone)
+            room.fail_known(gone.reason, told, gone.ranks)
+            return
+        for rank, asked in self._asked(key, None):
+            reason = self._not_for(room, rank)
+            if reason is not None:
+                self._pending.drop(key, rank.name)
+                self.answer(rank, asked.request, reason)
+        self.bind(room)
+
+    def bind(self, room: SendingState) -> None:
+        """Give a room to the instance that has spoken of it with every rank, if there is one by now."""
+        if room.status in ENDED or room.bound:
+            return
+        group = self._complete(room)
+        if group is None:
+            return
+        if self._reused(room, group):
+            return
+        if group.gone is not None:
+            told = self._belonged(room, group.gone)
+            room.fail_known(group.gone.reason, told, group.gone.ranks)
+            return
+        if room.bind([(rank, asked.request) for rank, asked in group.asked]):
+            self._bound(room)
+            room.serve()
+
+    def _bound(self, room: SendingState) -> None:
+        """A room was given to its destinations: their requests are not kept any more, and the others are answered."""
+        for delivery in room.deliveries:
+            self._pending.drop(room.key, delivery.rank.name)
+            self._tombstones.meet(delivery.use)
+        for rank, asked in self._asked(room.key, None):
+            self._pending.drop(room.key, rank.name)
+            self.answer(rank, asked.request, self._not_for(room, rank) or self._taken(room))
+
+    def ended(self, room: SendingState, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
+        """A room ended before it belonged to anybody: answer who asked for it, and remember it for who has yet to.
+
+        Args:
+            room: The room.
+            reason: Why.
+            told: Ranks that know, with their instances.
+            ranks: How many there are.
+        """
+        told = dict(told)
+        for rank, asked in self._asked(room.key, room):
+            if rank.name not in told:
+                stale = self._stale(room, rank, asked)
+                self._turn_away(room, rank, asked, reason, stale, told)
+                ranks = max(ranks, rank.expected)
+        counted = [sum(each == instance for each in told.values()) for instance in set(told.values())]
+        if not told or max(counted) < ranks:
+            self._tombstones.ended(room.key, reason, room.to, told)
+
+    def may_land(self, use: RequestId) -> None:
+        """See `Tombstones.may_land`."""
+        self._tombstones.may_land(use)
+
+    def cannot_land(self, use: RequestId) -> None:
+        """See `Tombstones.cannot_land`."""
+        self._tombstones.cannot_land(use)
+
+    def missing(self, room: SendingState) -> int | None:
+        """How many ranks have yet to ask, of the instance of which most have; ``None`` if nobody has. Any thread."""
+        lacking: dict[str, int] = {}
+        for name in list(self._pending.of(room.key)):
+            rank = self._ranks.get(name)
+            if rank is not None and self._not_for(room, rank) is None:
+                instance = rank.handshake.inventory.instance
+                lacking[instance] = lacking.get(instance, rank.expected) - 1
+        return min(lacking.values(), default=None)
+
+    def unasked(self, room: SendingState) -> str:
+        """Why nobody has the room, for the reason of its deadline."""
+        waiting = self._asked(room.key, room)
+        if waiting:
+            names = ", ".join(rank.name for rank, _ in waiting[:4])
+            return f"{len(waiting)} decode ranks have asked for it ({names}), which are not all of their instance"
+        others = [each for each in self._pending.attempts(room.room) if each != room.attempt]
+        if others:
+            return f"decode asked for attempt {others[0]} of it, and this is attempt {room.attempt}"
+        instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
+        left = [
+            gone
+            for gone in (self._tombstones.gone(room.key, (name,)) for name in sorted(instances))
+            if gone is not None
+        ]
+        if left and room.to is None:
+            said = f"decode instance {left[0].instance!r} gave it up before it asked ({left[0].reason.what})"
+            return f"{said}, and this room does not say that it is for that one"
+        return "decode never asked for it"
+
+    def answer(self, rank: DecodeRank, request: wire.Request, reason: Reason, *, met: int = 0) -> None:
+        """A request that will not be served: say why, and that nothing is in flight.
+
+        Args:
+            rank: Who asked.
+            request: What.
+            reason: Why not.
+            met: The use of that rank to which a room of this side belonged, if any did.
+        """
+        if met:
+            self._tombstones.meet((rank.name, request.room, met))
+        use = RoomHeader(sender=self._context.name, to=rank.name, room=request.room, generation=request.generation)
+        self._ranks.send(wire.Failed(**use, reason=reason, met=met))
+        self._ranks.send(wire.Drained(**use, met=met))
+
+    # Whose a room is.
+
+    def _complete(self, room: SendingState) -> Group | None:
+        """The first instance of which every rank has spoken, and at least one has asked."""
+        key = room.key
+        groups: list[dict[int, tuple[DecodeRank, Asked]]] = []
+        for rank, asked in self._asked(key, room):
+            ours = rank.handshake.inventory
+            for group in groups:
+                one = next(iter(group.values()))[0]
+                if one.handshake.inventory.instance == ours.instance and ours.rank not in group:
+                    break
+            else:  # the first of its instance; or another that says to be the same rank, which takes nobody's place
+                group = {}
+                groups.append(group)
+            group[ours.rank] = rank, asked
+            gone = self._tombstones.gone(key, (ours.instance,))
+            left = 0 if gone is None else len(gone.of(room.to).keys() - {each.name for each, _ in group.values()})
+            if len(group) + left >= max(each.expected for each, _ in group.values()):
+                return Group(list(group.values()), gone if left and len(group) < rank.expected else None)
+        return None
+
+    def _reused(self, room: SendingState, group: Group) -> bool:
+        """Whether a rank of a group may mean another use of the id; the room and its requests fail then."""
+        found = [(rank, asked, self._stale(room, rank, asked)) for rank, asked in group.asked]
+        stale = [(rank, asked, each) for rank, asked, each in found if each is not None]
+        if not stale:
+            return False
+        names = ", ".join(rank.name for rank, _, _ in stale)
+        cause = f"an earlier use ended on one side without the other, so that {names} may mean another use than this"
+        reason = room.explain(room.reason_for("room.reused", "a room id is used again", cause, HINT))
+        told: dict[str, str] = {}
+        for rank, asked, each in stale:
+            self._turn_away(room, rank, asked, reason, each, told)
+        room.fail_known(reason, told, max(rank.expected for rank, _ in group.asked))
+        return True
+
+    def _stale(self, room: SendingState, rank: DecodeRank, asked: Asked) -> Stale | None:
+        """Which use a request or a room may be of, other than each other; that one is settled by the answer."""
+        who = self._asking(rank)
+        lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
+        end = self._tombstones.due(room.key, who, lasts)
+        if end is not None:
+            self._tombstones.settle(room.key, who, end)
+        if end is not None or self._tombstones.forgot(room.key):
+            return Stale(ours=True, met=asked.request.generation)
+        unmet = self._unmet(room, rank, asked)
+        return None if unmet is None else Stale(ours=False, met=unmet)
+
+    def _turn_away(
+        self,
+        room: SendingState,
+        rank: DecodeRank,
+        asked: Asked,
+        reason: Reason,
+        stale: Stale | None,
+        told: dict[str, str],
+    ) -> None:
+        """Answer a request for a room that ends, and add to ``told`` who knows of the end of its own side of it."""
+        instance = rank.handshake.inventory.instance
+        gone = self._tombstones.gone(room.key, (instance,))
+        self._pending.drop(room.key, rank.name)
+        self.answer(rank, asked.request, reason, met=stale.met if stale is not None else asked.request.generation)
+        if stale is not None and stale.ours:
+            return
+        told[rank.name] = instance
+        if gone is not None and stale is not None and gone.uses.get(rank.name) == stale.met:
+            told.update(self._belonged(room, gone))
+
+    def _belonged(self, room: SendingState, gone: GivenUp) -> dict[str, str]:
+        """A room belonged to what an instance gave up: who of it knows."""
+        self._tombstones.settle_gone(room.key, gone)
+        uses = gone.of(room.to)
+        for name, generation in uses.items():
+            use = (name, room.room, generation)
+            self._tombstones.meet(use)
+            if self._ranks.get(name) is not None and self._tombstones.drained(use):
+                self._ranks.send(self._drained(use))
+        return dict.fromkeys(uses, gone.instance)
+
+    def _unmet(self, room: SendingState, rank: DecodeRank, asked: Asked) -> int | None:
+        """The earliest use that ended on a rank, and that this room may belong to, if there is one."""
+        for earlier in asked.request.unmet:
+            ended = asked.at - earlier.ended_ms_ago / 1000
+            met = earlier.generation and self._tombstones.met((rank.name, room.room, earlier.generation))
+            if not met and room.opened < ended + self._tombstones.lifetime:
+                return earlier.generation
+        return None
+
+    def _not_for(self, room: SendingState, rank: DecodeRank) -> Reason | None:
+        """Why a rank cannot have a room; ``None`` if it can."""
+        if room.bound:
+            return self._taken(room)
+        who = self._asking(rank)
+        if room.to is None or room.to.admits(who.instance, who.key):
+            return None
+        cause = f"it is for {room.to}, and {rank.name} is of {who.instance}"
+        return room.reason_for("room.instances", "a room is for another decode instance", cause)
+
+    def _taken(self, room: SendingState) -> Reason:
+        first = room.deliveries[0].rank
+        cause = f"it belongs to {first.handshake.inventory.instance}, of which every rank had asked for it before"
+        return room.reason_for("room.instances", "two decode instances ask for one room", cause)
+
+    # Small helpers.
+
+    def _keep(self, message: wire.Request, rank: DecodeRank) -> None:
+        for name, request in self._pending.put(rank.name, message, self._context.now()):
+            reason = Reason("room.early", "too many requests wait for prefill", {"room": str(request.room)})
+            dropped = self._ranks.get(name)
+            if dropped is not None:
+                self.answer(dropped, request, reason)
+
+    def _asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
+        """Who asked for a room; with a room, only those that can have it."""
+        known = ((self._ranks.get(name), asked) for name, asked in list(self._pending.of(key).items()))
+        return [
+            (rank, asked)
+            for rank, asked in known
+            if rank is not None and (room is None or self._not_for(room, rank) is None)
+        ]
+
+    def _room(self, number: int, attempt: int) -> SendingState | None:
+        room = self._rooms.get(number)
+        if room is None or room.attempt != attempt:
+            return None
+        self.open(room)
+        return room
+
+    def _asking(self, rank: DecodeRank) -> AskingRank:
+        return AskingRank(
+            rank.name, rank.handshake.inventory.instance, self._context.channel.key_of(rank.name), rank.expected
+        )

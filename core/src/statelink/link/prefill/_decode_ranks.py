@@ -1,0 +1,233 @@
+"""The decode ranks that a prefill rank serves: greeted, attached, heard of, lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from statelink import wire
+from statelink.backend import RegionTable
+from statelink.errors import MismatchError, Reason
+from statelink.link.peers import (
+    RankEvent,
+    RankState,
+    Witness,
+    can_receive,
+    check_peer,
+    check_transport,
+    is_sibling,
+)
+from statelink.plan import PairPlan, compile_pair
+
+from ._decode_rank import DecodeRank
+
+if TYPE_CHECKING:
+    from statelink.link._context import Context
+
+__all__ = ["DecodeRanks"]
+
+log = logging.getLogger("statelink.link")
+
+MAX_PEERS = 4096
+"""Most decode ranks that one prefill rank serves."""
+
+
+class DecodeRanks:
+    """The decode ranks that introduced themselves. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+        lost: Called with a rank that is gone, and why.
+    """
+
+    def __init__(self, context: Context, lost: Callable[[DecodeRank, str], None]) -> None:
+        self._context = context
+        self._lost = lost
+        self._ranks: dict[str, DecodeRank] = {}
+
+    def get(self, name: str) -> DecodeRank | None:
+        """The rank with this link name, if it is known."""
+        return self._ranks.get(name)
+
+    @property
+    def known(self) -> list[DecodeRank]:
+        """Every rank that introduced itself and was not lost. Any thread."""
+        return list(self._ranks.values())
+
+    def speaker(self, message: wire.Message) -> DecodeRank | None:
+        """The rank that a message is from, if it is known and speaks to this very process; notes that it was heard."""
+        rank = self._ranks.get(message.sender)
+        if rank is not None:
+            rank.hear(self._context.now())
+        return rank if message.to == self._context.name else None
+
+    def handle(self, message: wire.Message, rank: DecodeRank) -> None:
+        """A message about the two sides, from a known rank."""
+        if isinstance(message, wire.Ping):
+            rank.answer_ping()
+            self._context.send(wire.Pong(sender=self._context.name, to=message.sender))
+        elif isinstance(message, wire.Attach):
+            self._attach(message, rank)
+        elif isinstance(message, wire.Refuse):
+            log.warning("%s refused this instance: %s", rank.name, message.reason)
+        elif isinstance(message, wire.Bye):
+            self._lose(rank, "it closed")
+
+    def send(self, message: wire.Message) -> None:
+        """Queue a message for a rank. A rank that cannot be sent to is lost: it would wait for the message forever."""
+        if not self._context.send(message):
+            self._context.post(lambda: self._unreachable(message.to))  # not inside the handler that calls this
+
+    def knows(self, name: str) -> bool:
+        """See `Role.knows`."""
+        return name in self._ranks
+
+    def hello(self, message: wire.Hello) -> None:
+        """A decode rank introduces itself, or a rank of our own instance asks what we hold."""
+        ours, backend = self._context.handshake, self._context.backend.name
+
+        def check(handshake: wire.Handshake) -> tuple[wire.Handshake, RegionTable]:
+            check_peer(ours, handshake, sends=True)
+            return handshake, RegionTable(handshake.inventory.regions, backend)
+
+        def then(made: tuple[wire.Handshake, RegionTable] | None, reason: Reason | None) -> None:
+            if made is not None:
+                reason = self._greet(message.sender, *made)
+            if reason is not None:
+                log.warning("refused a peer: %s", reason)
+                self._context.send(wire.Refuse(sender=self._context.name, to=message.sender, reason=reason))
+
+        self._context.reader.read(message.sender, message.handshake, check, then)
+
+    def _greet(self, sender: str, handshake: wire.Handshake, regions: RegionTable) -> Reason | None:
+        """Welcome a peer that goes with us; why not, if there are too many."""
+        ours = self._context.handshake
+        serves = can_receive(handshake.role) and not is_sibling(ours, handshake) and handshake.link == sender
+        if serves and handshake.link not in self._ranks:
+            if len(self._ranks) >= MAX_PEERS:
+                return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._context.name})
+            self._ranks[handshake.link] = DecodeRank(handshake, regions, self._context.backend, self._context.now())
+        self._context.send(wire.Welcome(sender=self._context.name, to=sender, handshake=self._context.announcement))
+        return None
+
+    def _attach(self, message: wire.Attach, rank: DecodeRank) -> None:
+        if rank.state is RankState.ATTACHED and rank.plan is not None and rank.plan.digest == message.digest:
+            self._confirm(rank, rank.plan)
+            return
+        rank.step(RankEvent.ASSIGNED)
+        context = self._context
+        workers, who = context.workers, {"backend": context.backend.name, "peer": rank.name}
+        connection = rank.connection
+        if connection is None:
+            connection = context.connections.join(rank.handshake)
+            rank.connect(connection)
+
+        def compile_part() -> PairPlan:
+            if message.same_host and rank.witness is None:
+                rank.see(Witness.of(rank.handshake.process, None))
+            plan = self._compile(message, rank)
+            # With the peer's key, as all that is asked of the backend about it; compiling need not wait for that.
+            workers.run(workers.setups, ("peer", rank.name), connect, lambda _, reason: connected(plan, reason), **who)
+            return plan
+
+        def connect() -> None:
+            context.connections.make(connection)
+            check_transport(context.config.require, rank.transport(), context.backend.name, rank.name)
+
+        def connected(plan: PairPlan, reason: Reason | None) -> None:
+            self._attached(rank, message, plan, reason)
+
+        def compiled(_: PairPlan | None, reason: Reason | None) -> None:
+            if reason is not None:
+                self._attached(rank, message, None, reason)
+
+        workers.run(workers.setups, ("plan", rank.name), compile_part, compiled, **who)
+
+    def _compile(self, message: wire.Attach, rank: DecodeRank) -> PairPlan:
+        ours = self._context.inventory
+        theirs = rank.handshake.inventory
+        assignment = message.assignment
+        if (assignment.source, assignment.target) != (ours.rank, theirs.rank):
+            raise MismatchError(
+                "an assignment is for other ranks",
+                cause=f"from {assignment.source} to {assignment.target}; these are {ours.rank} and {theirs.rank}",
+                code="mismatch.assignment",
+            )
+        plan = compile_pair(ours, theirs, assignment)
+        if plan.digest != message.digest:
+            raise MismatchError(
+                "the two sides compile different plans from one assignment",
+                cause=f"{plan.digest.hex()} here, {message.digest.hex()} there",
+                hint="install the same version of statelink on both sides",
+                code="mismatch.digest",
+            )
+        return plan
+
+    def _attached(self, rank: DecodeRank, message: wire.Attach, plan: PairPlan | None, reason: Reason | None) -> None:
+        refused = plan is None or reason is not None
+        if not rank.step(RankEvent.REFUSED if refused else RankEvent.COMPILED):
+            return
+        if plan is None or reason is not None:
+            log.warning("refused %s: %s", rank.name, reason)
+            if reason is not None:
+                self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
+            return
+        rank.attach(plan, message.destinations)
+        self._confirm(rank, plan)
+
+    def _confirm(self, rank: DecodeRank, plan: PairPlan) -> None:
+        transport = rank.transport()
+        self._context.send(
+            wire.Attached(sender=self._context.name, to=rank.name, digest=plan.digest, transport=transport)
+        )
+
+    def beat(self, now: float, late: float) -> None:
+        """Give up ranks that fell silent.
+
+        Nobody was silent for the ``late`` seconds in which this process did not run.
+        """
+        for rank in list(self._ranks.values()):
+            rank.count_sleep(late)
+            silent = now - rank.heard
+            if silent > self._context.config.liveness:
+                self._lose(rank, f"it has been silent for {silent:.1f} s")
+            elif rank.needs_pong():  # its pings may be queued behind large requests, so it gets a Pong unasked
+                self._context.send(wire.Pong(sender=self._context.name, to=rank.name))
+
+    def _unreachable(self, name: str) -> None:
+        rank = self._ranks.get(name)
+        if rank is not None:
+            self._lose(rank, "a message could not be sent to it")
+
+    def _lose(self, rank: DecodeRank, why: str) -> None:
+        rank.step(RankEvent.LOST)
+        del self._ranks[rank.name]
+        self._lost(rank, why)
+        if rank.connection is not None:
+            self._context.connections.leave(rank.connection)
+
+    def close(self, in_flight: set[str]) -> None:
+        """Say goodbye, and to which ranks no write is in flight; ``in_flight`` names the others."""
+        for name in self._ranks:
+            self._context.send(wire.Bye(sender=self._context.name, to=name, drained=name not in in_flight))
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """Every known rank: its state, how long it has been known, and seconds since it was heard. Any thread."""
+        return [
+            {
+                "peer": rank.name,
+                "role": "decode",
+                "rank": rank.handshake.inventory.rank,
+                "instance": rank.handshake.inventory.instance,
+                "state": rank.state.value,
+                "age": round(now - rank.since, 3),
+                "heard": round(now - rank.heard, 3),
+                "transport": rank.transport(),
+            }
+            for rank in self.known
+        ]
+
+    def snapshot(self) -> dict[str, str]:
+        """Peers and how they stand. Any thread."""
+        return {rank.name: rank.state.value for rank in self.known}

@@ -1,0 +1,318 @@
+"""What one destination gets of one request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from statelink import wire
+from statelink.backend import Moved, SendHook, Side
+from statelink.errors import MismatchError, Reason, StatelinkError
+from statelink.link._header import RoomHeader
+from statelink.plan import Items, checked_int, required
+
+from ._pusher import Pushed, Pusher
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from statelink.backend import Transfer
+    from statelink.link._context import Context
+    from statelink.link.runtime import Job
+    from statelink.plan import PairPlan
+
+    from ._decode_rank import DecodeRank
+    from ._push import Push
+
+__all__ = ["Delivery", "RequestId"]
+
+POLL_PENDING, POLL_STRAYS, POLL_BROKEN = 0.01, 0.25, 1.0
+"""Seconds between looks at transfers that a failed room left behind: that run, that failed without being settled, and
+after ``poll`` raised."""
+
+RequestId = tuple[str, int, int]
+"""One request of one decode rank: its link name, the room and the generation."""
+
+
+class Delivery:
+    """One destination of one request, from its request to the end of the last byte. Belongs to the control thread.
+
+    What has to be done on data threads, its `Pusher` does; it reports back to the control thread.
+
+    Args:
+        context: The link's parts.
+        rank: The decode rank.
+        request: What it asked for.
+        plan: What this rank writes for it.
+        targets: Destination items per component.
+
+    Attributes:
+        rank: The decode rank.
+        request: What it asked for.
+        finished: Whether `wire.Finished` was made.
+        accepted: Whether the destination has everything.
+        drained: Whether `wire.Drained` was made: the destination was told that nothing is in flight to it.
+        exited: Whether the destination's process has ended: what is still read for it goes nowhere.
+        unsettled: Per side, why it is not known that the bytes of a failed transfer have stopped.
+    """
+
+    def __init__(
+        self, context: Context, rank: DecodeRank, request: wire.Request, plan: PairPlan, targets: dict[str, Items]
+    ) -> None:
+        self.rank = rank
+        self.request = request
+        self.finished = False
+        self.accepted = False
+        self.drained = False
+        self.exited = False
+        self.unsettled: dict[Side, str] = {}
+        self._context = context
+        self._plan = plan
+        self._cancelled = threading.Event()
+        self._pusher = Pusher(context, rank, request, plan, targets, self._cancelled)
+        self._moved: dict[str, Moved] = {}
+        self._jobs = 0
+        """Jobs that were submitted and have not reported back."""
+        self._pending: list[Transfer] = []
+        """Transfers that a cancelled job left running."""
+        self._strays: list[Transfer] = []
+        """Transfers that failed without being settled, as long as their backend may learn that they are."""
+        self._polls_strays = False
+        self._unknown = False
+        """Whether a batch was given to the backend of which nothing is known."""
+        self._released = False
+
+    @classmethod
+    def of(cls, context: Context, rank: DecodeRank, request: wire.Request, tokens: int) -> Delivery:
+        """What a request asks of this rank, checked.
+
+        Args:
+            context: The link's parts.
+            rank: Who asks.
+            request: What it asks for.
+            tokens: Positions of the request, as this side's engine says.
+
+        Raises:
+            StatelinkError: The request is not what this side has, or names other items than must move.
+        """
+        plan = rank.plan
+        if plan is None:
+            raise StatelinkError("a request came from a rank that is not attached any more", code="room.unattached")
+        if request.tokens != tokens:
+            raise MismatchError(
+                "the two sides disagree on the number of tokens",
+                cause=f"{tokens} on prefill, {request.tokens} on decode",
+                code="room.tokens",
+            )
+        checked_int(request.prefix, "the prefix of a request", 0, tokens, code="room.prefix")
+        targets: dict[str, Items] = {}
+        for name, component_plan in plan.components.items():
+            given = request.items.get(name)
+            if given is None:
+                raise MismatchError(f"a request lacks component {name!r}", code="room.items", component=name)
+            listed = Items(wire.unpack_items(given), given.first)
+            targets[name] = required(component_plan.target, tokens, request.prefix, listed)
+        return cls(context, rank, request, plan, targets)
+
+    # Pushes.
+
+    @property
+    def hooks(self) -> Mapping[str, SendHook]:
+        """Send hook per component."""
+        return self._pusher.hooks
+
+    def open_hooks(self) -> None:
+        """Make and open the send hooks.
+
+        Raises:
+            BaseException: What a strategy raises.
+        """
+        self._pusher.open_hooks()
+
+    def start(self, push: Push, then: Callable[[Delivery, Pushed], None]) -> None:
+        """Send a push after those before it; ``then`` is called on the control thread when it has gone out."""
+        self._jobs += 1
+        self._submit(partial(self._pusher.add, push, partial(then, self)))
+
+    def take(self, pushed: Pushed) -> bool:
+        """Note what became of a push; whether some of its bytes may still land at the destination."""
+        self._jobs -= 1
+        for name, moved in pushed.moved.items():
+            before = self._moved.get(name, Moved(0, 0))
+            self._moved[name] = Moved(before.nbytes + moved.nbytes, before.blocks + moved.blocks)
+        moving = pushed.moving
+        self._pending.extend(moving.pending)
+        if moving.unsettled:
+            self._unknown = True
+            self._unsettle(moving.unsettled, moving.reason.cause if moving.reason is not None else "")
+        for transfer in moving.strays:
+            self._keep_stray(transfer)
+        return Side.TARGET in self.unsettled and not self.exited
+
+    def note(self, component: str, payload: bytes, failed: Callable[[Reason], None]) -> None:
+        """Hand a hook what its counterpart sent; ``failed`` is called on the control thread if it raises."""
+        hook = self.hooks.get(component)
+        if hook is None:
+            return
+        workers = self._context.workers
+        call = partial(hook.message, self._pusher.contexts[component], payload)
+
+        def done(_: None, reason: Reason | None) -> None:
+            if reason is not None:
+                failed(reason)
+
+        who = {"room": self.request.room, "component": component, "peer": self.rank.name}
+        workers.run(workers.fences, ("hook", self.request.room), call, done, **who)
+
+    def cancel(self) -> None:
+        """The room failed: stop what is under way, and tell the hooks."""
+        self._cancelled.set()
+        self._submit(self._pusher.resume)  # a push that waits for its strategy goes on, and sees that it is cancelled
+        for name, hook in self.hooks.items():
+            if type(hook).abort is not SendHook.abort:  # each is a job: one that raises keeps no other from its own
+                self._submit(partial(hook.abort, self._pusher.contexts[name]))
+
+    def release(self) -> None:
+        """Tell the hooks, once, that nothing reads this side's memory for them any more."""
+        if self._released:
+            return
+        self._released = True
+        for name, hook in self.hooks.items():
+            if type(hook).released is not SendHook.released:
+                self._submit(partial(hook.released, self._pusher.contexts[name]))
+
+    def _submit(self, job: Job) -> None:
+        self._context.workers.moves.submit(("peer", self.rank.name), job)
+
+    # What is in flight.
+
+    def in_flight(self, side: Side) -> bool:
+        """Whether bytes may still be read from this side's memory (`Side.SOURCE`), or land at the destination."""
+        running = self._jobs or (self._pending and not self.exited)
+        return bool(running) or (not self.exited and side in self.unsettled)
+
+    @property
+    def running(self) -> bool:
+        """Whether something is under way that will end by itself."""
+        return bool(self._jobs or (self._pending and not self.exited))
+
+    def look_after(self, then: Callable[[Delivery], None]) -> None:
+        """Poll what a cancelled push left behind, unless somebody does.
+
+        Args:
+            then: Called on the control thread once more is known: some transfers have ended, or it is time to look
+                again.
+        """
+        if self._pending and not self._jobs and not self.exited:
+            self._poll_pending(then)
+        elif self._strays and not self._polls_strays:
+            self._polls_strays = True
+            self._poll_strays(then)
+
+    def _poll_pending(self, then: Callable[[Delivery], None]) -> None:
+        transfers = list(self._pending)
+        self._jobs += 1
+
+        def done(polled: bool) -> None:
+            self._jobs -= 1
+            self._pending = [each for each in transfers if each.outcome is None]
+            for each in set(transfers).difference(self._pending):
+                self._keep_stray(each)
+            if self._pending:
+                self._context.after(POLL_PENDING if polled else POLL_BROKEN, partial(then, self))
+            else:
+                then(self)
+
+        running = [each for each in transfers if each.outcome is None]
+        self._context.workers.poll(("pending", self.rank.name), running, done)
+
+    def _poll_strays(self, then: Callable[[Delivery], None]) -> None:
+        def done(_: bool) -> None:
+            self._strays = [each for each in self._strays if each.outcome is not None and each.outcome.unsettled]
+            if self._strays:
+                self._context.after(POLL_STRAYS, partial(self._poll_strays, then))
+                return
+            self._polls_strays = False
+            if not self._unknown:
+                self.unsettled.clear()
+            then(self)
+
+        self._context.workers.poll(("strays", self.rank.name), list(self._strays), done)
+
+    def _keep_stray(self, transfer: Transfer) -> None:
+        """A transfer has ended; if its bytes may still move, its backend may learn later that they have stopped."""
+        outcome = transfer.outcome
+        if outcome is not None and outcome.unsettled:
+            self._strays.append(transfer)
+            self._unsettle(outcome.unsettled, outcome.reason)
+
+    def _unsettle(self, sides: frozenset[Side], why: str) -> None:
+        for side in sides:
+            self.unsettled.setdefault(side, why or "the backend does not say why")
+
+    def note_exit(self) -> bool:
+        """Look whether the destination's process has ended, if that matters; whether it is news."""
+        if self.exited or not self.in_flight(Side.SOURCE) or not self.rank.exited:
+            return False
+        self.exited = True
+        return True
+
+    def accept(self) -> None:
+        """The destination has everything."""
+        self.accepted = True
+
+    # Messages.
+
+    @property
+    def use(self) -> RequestId:
+        """Which request this serves."""
+        return self.rank.name, self.request.room, self.request.generation
+
+    def _header(self) -> RoomHeader:
+        return RoomHeader(
+            sender=self._context.name,
+            to=self.rank.name,
+            room=self.request.room,
+            generation=self.request.generation,
+        )
+
+    def chunk(self, pushed: Pushed) -> wire.Chunk:
+        """Says that a push is visible at the destination."""
+        push = pushed.push
+        return wire.Chunk(
+            **self._header(),
+            number=push.number,
+            granules=pushed.granules,
+            layers=push.layers,
+            nbytes=pushed.moving.nbytes,
+        )
+
+    def finish(self, pushed: Pushed) -> wire.Finished:
+        """Says that the last push is visible, and all that were before it."""
+        self.finished = True
+        return wire.Finished(
+            **self._header(),
+            digest=self._plan.digest,
+            moved=self._moved,
+            chunks=pushed.push.number + 1,
+            digests=pushed.digests,
+            transport=self.rank.transport(),
+        )
+
+    def say_failed(self, reason: Reason) -> wire.Failed:
+        """Says that the room has failed."""
+        return wire.Failed(**self._header(), reason=reason, met=self.request.generation)
+
+    def say_drained(self) -> wire.Drained:
+        """Says that nothing is in flight to the destination, and that nothing will be."""
+        self.drained = True
+        return wire.Drained(**self._header(), met=self.request.generation)
+
+    def waits_for(self) -> str:
+        """What the room still waits for from this destination; empty where there is nothing. Any thread."""
+        rank = self.rank.handshake.inventory.rank
+        if not self.finished:
+            return f"the transfer to rank {rank}"
+        return "" if self.accepted else f"the acknowledgement of rank {rank}"

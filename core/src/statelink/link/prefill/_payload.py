@@ -1,0 +1,105 @@
+"""The blocks of one push to one destination, as its send hooks hand them over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from statelink.backend import Blocks, Moved
+from statelink.errors import RoomError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from statelink.backend import SendHook
+    from statelink.plan import Move
+
+    from ._send_context import SendHookContext
+
+__all__ = ["Payload"]
+
+
+class Payload:
+    """The blocks of all components of a push as one stream, compared with the plan, and counted per component.
+
+    A batch counts once the backend has all of it. Belongs to the jobs of its peer.
+
+    Args:
+        hooks: Send hook per component.
+        contexts: What each hook sees.
+        elsewhere: Components whose bytes do not go to decode's items.
+        limit: Most blocks of a batch.
+        peer: The destination's name, for errors.
+
+    Attributes:
+        moved: Per component, what counts so far.
+    """
+
+    def __init__(
+        self,
+        hooks: Mapping[str, SendHook],
+        contexts: Mapping[str, SendHookContext],
+        elsewhere: Collection[str],
+        limit: int,
+        peer: str,
+    ) -> None:
+        self.moved: dict[str, Moved] = {}
+        self._hooks = hooks
+        self._contexts = contexts
+        self._elsewhere = elsewhere
+        self._limit = limit
+        self._peer = peer
+        self._waiting: list[Blocks] = []
+        self._tally: list[tuple[str, int, int]] = []
+
+    def blocks(self, moves: list[Move]) -> Iterator[Blocks | None]:
+        """Join small batches of neighbouring components, since one submission costs more than one block.
+
+        Raises:
+            RoomError: A strategy that writes in place hands over other bytes than the plan has (``room.bytes``).
+        """
+        count = 0
+        for piece in moves:
+            name, nbytes = piece.component, 0
+            in_place = name not in self._elsewhere
+            for blocks in self._hooks[name].chunk(self._contexts[name], piece):
+                if blocks is None:
+                    yield from self._flushed()
+                    yield None
+                    count = 0
+                    continue
+                total = blocks.total
+                nbytes += total
+                if in_place and nbytes > piece.nbytes:
+                    raise self._unlike(piece, f"more than {piece.nbytes}")
+                if count + blocks.count > self._limit:
+                    yield from self._flushed()
+                    count = 0
+                self._waiting.append(blocks)
+                self._tally.append((name, total if in_place else 0, blocks.count))
+                count += blocks.count
+            if in_place and nbytes != piece.nbytes:
+                raise self._unlike(piece, str(nbytes))
+            if not in_place:  # its receive hook vouches for the payload
+                self._tally.append((name, piece.nbytes, 0))
+        yield from self._flushed()
+
+    def _flushed(self) -> Iterator[Blocks]:
+        waiting, self._waiting = self._waiting, []
+        tally, self._tally = self._tally, []
+        if waiting:
+            yield Blocks.concatenate(waiting)
+        for name, nbytes, blocks in tally:
+            before = self.moved.get(name, Moved(0, 0))
+            self.moved[name] = Moved(before.nbytes + nbytes, before.blocks + blocks)
+
+    def _unlike(self, piece: Move, handed: str) -> RoomError:
+        name = piece.component
+        return RoomError(
+            "a strategy does not move what the plan says",
+            cause=f"{piece.nbytes} bytes of component {name!r} are planned for a push, {handed} were handed over",
+            hint="chunk() of its send hook yields every block of the move once, and no other",
+            component=name,
+            peer=self._peer,
+            strategy=self._contexts[name].strategy,
+            code="room.bytes",
+        )

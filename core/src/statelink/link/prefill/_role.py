@@ -1,0 +1,174 @@
+"""The prefill role: it finds the room that a message is about, and calls it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from statelink import wire
+from statelink.backend import Side
+from statelink.link._deadlines import Deadlines
+from statelink.link._room_table import Rooms
+from statelink.link._status import Status
+
+from ._admission import Requests
+from ._decode_ranks import DecodeRanks
+from ._handle import Sending
+from ._sending import SendingState
+from ._to import read_to
+
+if TYPE_CHECKING:
+    from statelink.link._context import Context
+    from statelink.link._room_table import RoomTable
+
+    from ._decode_rank import DecodeRank
+    from ._delivery import Delivery
+
+__all__ = ["PrefillRole"]
+
+log = logging.getLogger("statelink.link")
+
+AboutDelivery = wire.Accepted | wire.Failed | wire.Note
+
+
+class PrefillRole:
+    """Prefill's half of the protocol. Belongs to the control thread, except where a method says otherwise.
+
+    Args:
+        context: The link's parts.
+        table: The rooms of the link.
+    """
+
+    def __init__(self, context: Context, table: RoomTable) -> None:
+        self._context = context
+        self._table = table
+        self._rooms = Rooms(table, SendingState)
+        self._ranks = DecodeRanks(context, self._lost)
+        self._requests = Requests(context, self._ranks, self._rooms)
+        self._deadlines = Deadlines(context)
+
+    def send(
+        self, room: int, tokens: int, deadline: float | None, attempt: int, to: str | Sequence[str] | None
+    ) -> Sending:
+        """Open a room. A thread of the engine.
+
+        Raises:
+            RoomError: The id is in use, or too many rooms are open.
+            ConfigError: ``to`` says nobody.
+        """
+        state = SendingState(
+            self._context,
+            self._table,
+            self._table,
+            self._ranks,
+            self._requests,
+            room=room,
+            tokens=tokens,
+            deadline=deadline,
+            attempt=attempt,
+            to=read_to(to, self._context.channel.allowed),
+        )
+        sending = Sending(state, self._table)
+        self._table.enter(state, sending)
+        self._context.post(lambda: self._open(state))
+        return sending
+
+    def _open(self, room: SendingState) -> None:
+        self._deadlines.add(room)
+        self._requests.open(room)
+
+    # Messages.
+
+    def handle(self, message: wire.Message) -> None:
+        """A message from a link that dialled this one."""
+        if isinstance(message, wire.Hello):
+            self._ranks.speaker(message)
+            self._ranks.hello(message)
+            return
+        rank = self._ranks.speaker(message)
+        if rank is None:
+            self._answer_unknown(message)
+        elif isinstance(message, wire.Request):
+            self._requests.request(message, rank)
+        elif isinstance(message, wire.Failed):
+            self._failed(message, rank)
+        elif isinstance(message, wire.Accepted):
+            room, delivery = self._find(message, rank)
+            if room is not None and delivery is not None:
+                room.accepted(delivery)
+        elif isinstance(message, wire.Note):
+            room, delivery = self._find(message, rank)
+            if room is not None and delivery is not None:
+                room.note(delivery, message.component, message.payload)
+        else:
+            self._ranks.handle(message, rank)
+
+    def _answer_unknown(self, message: wire.Message) -> None:
+        """It was meant for an earlier process at this address, or is from a rank that was given up: it starts over."""
+        if isinstance(message, (wire.Bye, wire.Unknown)):
+            return
+        room, generation = 0, 0
+        if isinstance(message, wire.Request) and self._requests.declines(message):
+            room, generation = message.room, message.generation
+        name = self._context.name
+        self._context.send(wire.Unknown(sender=name, to=message.sender, room=room, generation=generation))
+
+    def _failed(self, message: wire.Failed, rank: DecodeRank) -> None:
+        room, delivery = self._find(message, rank)
+        if room is not None and delivery is not None:
+            room.given_up(delivery, message.reason)
+            return
+        self._requests.gave_up(message, rank)
+        drained = self._requests.drained(message, rank)
+        if drained is not None:
+            self._ranks.send(drained)
+
+    def _find(self, message: AboutDelivery, rank: DecodeRank) -> tuple[SendingState | None, Delivery | None]:
+        room = self._rooms.get(message.room)
+        delivery = room.delivery_to(rank.name) if room is not None else None
+        if delivery is not None and delivery.request.generation != message.generation:
+            return None, None
+        return room, delivery
+
+    def _lost(self, rank: DecodeRank, why: str) -> None:
+        self._requests.lost(rank)
+        for room in self._rooms.all():
+            room.rank_lost(rank, why)
+
+    # Time and the end.
+
+    def beat(self, now: float, late: float) -> None:
+        """See `Role.beat`."""
+        self._ranks.beat(now, late)
+        for room in self._rooms.all():
+            if room.status is Status.FAILED and not room.quiesced:
+                room.look_for_exits()
+
+    def busy(self) -> bool:
+        """See `Role.busy`."""
+        return any(each.running for room in self._rooms.all() for each in room.deliveries)
+
+    def close(self) -> None:
+        """See `Role.close`."""
+        deliveries = (each for room in self._rooms.all() for each in room.deliveries)
+        in_flight = {each.rank.name for each in deliveries if each.in_flight(Side.TARGET)}
+        self._ranks.close(in_flight | self._requests.destinations())
+
+    def knows(self, name: str) -> bool:
+        """Whether a peer that dialled this link, by its link name, has introduced itself."""
+        return self._ranks.knows(name)
+
+    # What is seen from outside. Any thread.
+
+    def ranks(self, now: float) -> list[dict[str, Any]]:
+        """See `Role.ranks`."""
+        return self._ranks.ranks(now)
+
+    def snapshot(self) -> dict[str, str]:
+        """See `Role.snapshot`."""
+        return self._ranks.snapshot()
+
+    def load(self) -> dict[str, int]:
+        """See `Role.load`."""
+        return self._requests.load()

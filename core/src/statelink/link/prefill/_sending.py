@@ -1,0 +1,355 @@
+"""Prefill's side of one room: the queue of pushes, and one delivery to each destination."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from statelink.backend import Side
+from statelink.errors import MismatchError, Reason
+from statelink.link._diagnostics import PeerInfo, hooks_wait_for
+from statelink.link._room import RoomState, RoomWatcher
+from statelink.link._status import ENDED, Status
+from statelink.link.peers import Explaining
+from statelink.link.runtime import reason_of
+
+from ._delivery import Delivery
+
+if TYPE_CHECKING:
+    from statelink import wire
+    from statelink.link._context import Context
+    from statelink.plan import Items
+
+    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRanks
+    from ._delivery import RequestId
+    from ._push import Push
+    from ._pusher import Pushed
+    from ._to import To
+
+__all__ = ["Admission", "PushBudget", "SendingState"]
+
+
+class PushBudget(Protocol):
+    """Counts the pushes of a link."""
+
+    def admit_push(self) -> bool:
+        """Count a new push, unless there are too many. A thread of the engine."""
+
+    def count_pushes(self, count: int) -> None:
+        """Add to the number of pushes, or take from it below zero. Control thread."""
+
+
+class Admission(Protocol):
+    """Knows decode's requests. On the control thread, unless a method says otherwise."""
+
+    def ended(self, room: SendingState, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
+        """A room ended before it belonged to a decode instance; ``told`` are ranks that know, of ``ranks``."""
+
+    def missing(self, room: SendingState) -> int | None:
+        """How many ranks have yet to ask for it; ``None`` if nobody has asked. Any thread."""
+
+    def unasked(self, room: SendingState) -> str:
+        """Why it belongs to nobody, in words."""
+
+    def may_land(self, use: RequestId) -> None:
+        """Writes for a use may still land at its destination, and nobody can tell."""
+
+    def cannot_land(self, use: RequestId) -> None:
+        """None can any more."""
+
+
+class SendingState(RoomState):
+    """Owns the queue of pushes and the deliveries. Belongs to the control thread; see `RoomState`.
+
+    Args:
+        context: The link's parts.
+        watcher: Told of every change.
+        budget: Counts pushes.
+        ranks: The decode ranks that are known; messages go out through it.
+        admission: Decides whose the room is.
+        to: For whom the engine says that it is.
+    """
+
+    role = "prefill"
+
+    def __init__(
+        self,
+        context: Context,
+        watcher: RoomWatcher,
+        budget: PushBudget,
+        ranks: DecodeRanks,
+        admission: Admission,
+        *,
+        room: int,
+        tokens: int,
+        deadline: float | None,
+        attempt: int,
+        to: To | None,
+    ) -> None:
+        super().__init__(context, watcher, room, tokens, deadline, attempt)
+        self.to = to
+        self._budget = budget
+        self._ranks = ranks
+        self._admission = admission
+        self._begun = False
+        self._deliveries: dict[str, Delivery] = {}
+        self._queue: deque[Push] = deque()
+        self._pushes = 0
+        self._complete = False
+        self._items: dict[str, list[Items]] = {}
+        """What was pushed, per component."""
+
+    # Whose the room is.
+
+    def begin(self) -> bool:
+        """The control thread has heard of the room; whether this is the first time, and the room has not ended."""
+        first, self._begun = not self._begun, True
+        return first and self.status not in ENDED
+
+    @property
+    def bound(self) -> bool:
+        """Whether the room belongs to a decode instance."""
+        return bool(self._deliveries)
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """One for each rank of the instance that the room belongs to. Any thread."""
+        return list(self._deliveries.values())
+
+    def delivery_to(self, peer: str) -> Delivery | None:
+        """What a rank gets of the room, if the room belongs to its instance."""
+        return self._deliveries.get(peer)
+
+    def bind(self, asked: list[tuple[DecodeRank, wire.Request]]) -> bool:
+        """Give the room to the ranks that asked for it; whether it could be. If not, it has failed."""
+        opened: list[Delivery] = []
+        for rank, request in asked:
+            try:
+                delivery = Delivery.of(self.context, rank, request, self.tokens)
+                opened.append(delivery)
+                if request.prefix != asked[0][1].prefix:
+                    raise MismatchError(
+                        "the decode ranks of one room disagree on the prefix",
+                        cause=f"{asked[0][1].prefix} and {request.prefix}",
+                        code="room.prefix",
+                    )
+                delivery.open_hooks()
+            except BaseException as error:  # also a defect of a strategy, whose hooks are made and opened here
+                for each in opened:
+                    each.cancel()
+                    each.release()
+                reason = reason_of(error, room=self.room, peer=rank.name, backend=self.context.backend.name)
+                self.fail(self.explain(reason, [rank.info]))
+                return False
+        self._deliveries.update({each.rank.name: each for each in opened})
+        return True
+
+    def serve(self) -> None:
+        """The ranks that the room belongs to wait for its bytes."""
+        self.prefix = self.deliveries[0].request.prefix
+        self.step(Status.WAITING)
+        self.settle()
+        self._pump()
+
+    # Pushes.
+
+    def pushed(self, push: Push) -> None:
+        """The engine pushed."""
+        self._take_named()
+        self._pushes += 1
+        self._complete = push.last
+        for name, each in push.items.items():
+            self._items.setdefault(name, []).append(each)
+        if self.status in ENDED:  # it failed in the meantime
+            self._budget.count_pushes(-1)
+            self.settle()
+            return
+        self._queue.append(push)
+        self.settle()
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send what is queued, in order, once every destination has asked."""
+        while self._queue and self.status in (Status.WAITING, Status.TRANSFERRING):
+            push = self._queue[0]
+            if not self._is_ready(push.ready, self._pump):
+                return
+            self._queue.popleft()
+            self.step(Status.TRANSFERRING)
+            self._budget.count_pushes(len(self._deliveries) - 1)  # it waited as one, and goes out as several
+            for delivery in self._deliveries.values():
+                delivery.start(push, self._went_out)
+
+    def _went_out(self, delivery: Delivery, pushed: Pushed) -> None:
+        """A push is visible at a destination, or was given up."""
+        self._budget.count_pushes(-1)
+        moving = pushed.moving
+        if delivery.take(pushed):
+            self._admission.may_land(delivery.use)
+        for name, moved in pushed.moved.items():
+            self._count_moved(name, moved)
+        if moving.reason is not None:
+            named = {
+                "room": str(self.room),
+                "peer": delivery.rank.name,
+                "component": ", ".join(pushed.granules),
+                **moving.reason.who,
+            }
+            who = {key: value for key, value in named.items() if value}
+            why = moving.reason
+            self.fail(Reason(why.code, why.what, who, why.cause, why.hint))
+        elif self.status is Status.TRANSFERRING and not moving.pending:
+            if delivery is self.deliveries[0]:
+                self._chunks += 1
+            self._ranks.send(delivery.chunk(pushed))
+            if pushed.push.last:
+                self._ranks.send(delivery.finish(pushed))
+        self._drain()
+
+    # What decode says.
+
+    def accepted(self, delivery: Delivery) -> None:
+        """A destination has everything from every prefill rank."""
+        if not delivery.finished:
+            return
+        delivery.accept()
+        if all(each.accepted for each in self._deliveries.values()):
+            self.step(Status.SUCCEEDED)
+            self.settle()
+
+    def note(self, delivery: Delivery, component: str, payload: bytes) -> None:
+        """The receive hook of a destination sends something to its counterpart."""
+        delivery.note(component, payload, self.fail)
+
+    def given_up(self, delivery: Delivery, reason: Reason) -> None:
+        """A destination has failed the room."""
+        told = delivery.drained
+        self.fail(reason)  # which says Drained once nothing is in flight to the destination
+        if told:
+            self._ranks.send(delivery.say_drained())  # the first Drained may have been lost: repeat it
+
+    def rank_lost(self, rank: DecodeRank, why: str) -> None:
+        """A decode rank is gone: the room fails, unless that rank had everything of it before."""
+        delivery = self._deliveries.get(rank.name)
+        if delivery is not None and not delivery.accepted:
+            self.fail(self.reason_for("peer.lost", "decode was lost", why, peer=rank.name))
+
+    def look_for_exits(self) -> None:
+        """Memory of a failed room is free once the processes that would get its bytes have ended, too."""
+        exited = [each for each in self._deliveries.values() if each.note_exit()]
+        for delivery in exited:
+            self._admission.cannot_land(delivery.use)
+        if exited:
+            self._drain()
+
+    # The end.
+
+    def fail(self, reason: Reason) -> None:
+        """See `RoomState.fail`. Tells every destination, and stops the transfers."""
+        self.fail_known(reason, {}, 0)
+
+    def fail_known(self, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
+        """The same, where some ranks of decode know.
+
+        Args:
+            reason: Why.
+            told: Link names of those that know, with their instances.
+            ranks: How many ranks their instance has.
+        """
+        ended = self._end_in_failure(reason)
+        if ended is None:
+            return
+        self._budget.count_pushes(-len(self._queue))
+        self._queue.clear()
+        for delivery in self._deliveries.values():
+            delivery.cancel()
+            self._ranks.send(delivery.say_failed(ended))
+        if not self._deliveries:
+            self._admission.ended(self, ended, told, ranks)
+        self._drain()
+
+    def abort(self, why: str) -> None:
+        """See `RoomState.abort`."""
+        self.fail(self.reason_for("room.aborted", "prefill aborted the request", why))
+
+    def expire(self) -> None:
+        """See `RoomState.expire`."""
+        cause, hint = f"it still waits for {self.waits_for()}", ""
+        if self.status is Status.BOOTSTRAPPING:
+            cause = self._admission.unasked(self)
+            rendezvous = self.context.rendezvous
+            if isinstance(rendezvous, Explaining):
+                said, hint = rendezvous.explain(None)
+                cause += f"; {said}" if said else ""
+        hooks = (
+            (f"{key}: {name}", hook) for key, each in self._deliveries.items() for name, hook in each.hooks.items()
+        )
+        cause += hooks_wait_for(hooks)
+        self.fail(self.reason_for("room.deadline", "a room passed its deadline on prefill", cause, hint))
+
+    def _drain(self) -> None:
+        """Tell destinations of a failed room when nothing is in flight any more, and work out quiescence."""
+        for delivery in self._deliveries.values():
+            delivery.look_after(self._left_over)
+            if self.status is not Status.FAILED:
+                continue
+            if not delivery.in_flight(Side.TARGET) and not delivery.drained:
+                self._ranks.send(delivery.say_drained())
+            if not delivery.in_flight(Side.SOURCE):
+                delivery.release()
+        self.settle()
+
+    def _left_over(self, delivery: Delivery) -> None:
+        """More is known of transfers that were left running."""
+        if Side.TARGET in delivery.unsettled and not delivery.exited:
+            self._admission.may_land(delivery.use)
+        else:
+            self._admission.cannot_land(delivery.use)
+        self._drain()
+
+    def settle(self) -> None:
+        """See `RoomState.settle`."""
+        deliveries = self._deliveries.values()
+        ended = self.status in ENDED or (bool(deliveries) and all(each.finished for each in deliveries))
+        unread = ended and not any(each.in_flight(Side.SOURCE) for each in deliveries)
+        self._set_quiesced(not self._pushes or unread)
+        if self.status in ENDED:
+            self._watcher.forget(self)
+
+    # Words.
+
+    def peers(self) -> list[PeerInfo]:
+        """See `RoomState.peers`."""
+        return [delivery.rank.info for delivery in self.deliveries]
+
+    def transports(self) -> dict[str, str]:
+        """See `RoomState.transports`."""
+        return {delivery.rank.name: delivery.rank.transport() for delivery in self.deliveries}
+
+    def waits_for(self) -> str:
+        """See `RoomState.waits_for`."""
+        deliveries = self.deliveries
+        if not deliveries:
+            left = self._admission.missing(self)
+            return "decode's request" if left is None else f"the requests of {left} more decode ranks"
+        if self._queue:
+            return "the engine's ready event"
+        if not self._complete:
+            lacking = [each.name for each in self.context.inventory.components if each.name not in self._items]
+            push = "the engine's last push" if self._pushes else "the engine's first push"
+            return push + (f", with {', '.join(lacking)}" if lacking else "")
+        return "; ".join(filter(None, (each.waits_for() for each in deliveries)))
+
+    def held(self) -> tuple[int, str]:
+        """See `RoomState.held`."""
+        named = [(name, list(pieces)) for name, pieces in list(self._items.items())]  # another thread may be adding
+        counts = {name: len(np.unique(np.concatenate([piece.ids for piece in pieces]))) for name, pieces in named}
+        nbytes = self.bytes_of(counts)
+        for delivery in self.deliveries:
+            if Side.SOURCE in delivery.unsettled:
+                return nbytes, delivery.unsettled[Side.SOURCE]
+        return nbytes, "transfers are in flight"

@@ -1,0 +1,196 @@
+"""Driving a backend: batches in bounded slices, so that an abort is never behind a copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from statelink.backend import Backend, Batch, Blocks, Op, Outcome, RegionTable, Side, Transfer
+from statelink.errors import Reason, StatelinkError, TransferError
+
+from ._failure import BackendDefect, reason_of
+
+if TYPE_CHECKING:
+    import threading
+
+__all__ = ["Moving", "move"]
+
+FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
+"""Seconds between two looks at what runs: they double up to the second, and then follow the time that went by, up to
+the third, so that many peers that stand still cost little."""
+PATIENCE = 1 / 64
+"""Which part of the time that a transfer took so far one nap may last."""
+LEAST = 1 << 20
+"""Bytes below which no block is cut, whatever the limits."""
+
+
+class Moving(NamedTuple):
+    """What became of a move.
+
+    Attributes:
+        nbytes: Bytes moved.
+        blocks: Blocks moved.
+        reason: Why it failed, or ``None``.
+        unsettled: The sides on which bytes of failed transfers may still be on the move.
+        pending: Transfers that had not ended when the move was given up.
+        strays: Transfers that failed and were not settled; their backend may learn later that they are.
+    """
+
+    nbytes: int
+    blocks: int
+    reason: Reason | None
+    unsettled: frozenset[Side] = frozenset()
+    pending: tuple[Transfer, ...] = ()
+    strays: tuple[Transfer, ...] = ()
+
+
+def move(
+    backend: Backend,
+    peer: str,
+    parts: Iterable[Blocks | None],
+    *,
+    room: int,
+    generation: int,
+    tables: tuple[RegionTable, RegionTable],
+    slice_bytes: int,
+    cancelled: threading.Event,
+) -> Generator[float | None, None, Moving]:
+    """Write batches to a peer and wait until they are visible there. Runs on a data thread.
+
+    Yields seconds after which it goes on, where it waits for what is under way, and 0 after each slice, as a sign of
+    life. Yields ``None`` where nothing is under way and there is nothing to submit yet.
+
+    Args:
+        backend: The backend.
+        peer: Link name of the destination.
+        parts: Batches of blocks; ``None`` where everything before has to be visible, and more may take a while.
+        room: The request.
+        generation: Which use of the room id.
+        tables: Region tables of the source and of the destination.
+        slice_bytes: Most bytes given to the backend at once.
+        cancelled: Set by the control thread when the room failed: nothing more is started, nothing is waited for.
+    """
+    limits = backend.capabilities
+    most = min(limits.max_bytes, slice_bytes)
+    running: list[Transfer] = []
+    nbytes = blocks = 0
+    reason: Reason | None = None
+    unsettled: frozenset[Side] = frozenset()
+    strays: list[Transfer] = []
+    try:
+        for part in parts:
+            if part is None:
+                if running:
+                    running, failure = yield from _wait(backend, running, cancelled, len(running))
+                    if failure is not None:
+                        raise failure
+                elif not cancelled.is_set():  # else nobody would come back to it
+                    yield None
+                if cancelled.is_set():
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
+                continue
+            tables[0].check("here", part.source, part.nbytes, part.source_region)
+            tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
+            for piece in _cut(part, max(most, LEAST)).slices(limits.max_blocks, most):
+                while len(running) >= limits.max_transfers:
+                    running, failure = yield from _wait(
+                        backend, running, cancelled, len(running) - limits.max_transfers + 1
+                    )
+                    if failure is not None:
+                        raise failure
+                    if cancelled.is_set():
+                        return Moving(nbytes, blocks, reason, pending=tuple(running))
+                if cancelled.is_set():
+                    return Moving(nbytes, blocks, reason, pending=tuple(running))
+                running.append(_submit(backend, peer, Batch(Op.WRITE, piece, room, generation)))
+                nbytes += piece.total
+                blocks += piece.count
+                yield 0.0
+    except GeneratorExit:
+        raise  # nobody goes on with this move
+    except BaseException as error:
+        reason = reason_of(error, backend=backend.name, peer=peer)
+        if isinstance(error, BackendDefect):
+            unsettled = frozenset(Side)
+        elif isinstance(error, _Failed):
+            strays += error.strays
+    try:
+        while running and not cancelled.is_set():
+            running, failure = yield from _wait(backend, running, cancelled, len(running))
+            if failure is not None:
+                reason = reason or reason_of(failure, backend=backend.name, peer=peer)
+                strays += failure.strays
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # of ``poll``: the fate of what runs is unknown, and it is asked again later
+        reason = reason or reason_of(error, backend=backend.name, peer=peer)
+    return Moving(nbytes, blocks, reason, unsettled, tuple(running), tuple(strays))
+
+
+def _cut(part: Blocks, most: int) -> Blocks:
+    """The same bytes in blocks of at most ``most``: pages that lie side by side make one block, however many they are.
+
+    A library may refuse a block that large, and who aborts a request would wait for all of it.
+    """
+    if int(part.nbytes.max(initial=0)) <= most:
+        return part
+    wide = np.uint64(most)
+    counts = (part.nbytes - np.uint64(1)) // wide + np.uint64(1)
+    which = np.repeat(np.arange(part.count), counts.astype(np.int64))
+    offsets = (np.arange(len(which), dtype=np.uint64) - (np.cumsum(counts) - counts)[which]) * wide
+    return Blocks(
+        part.source[which] + offsets,
+        part.target[which] + offsets,
+        np.minimum(part.nbytes[which] - offsets, wide),
+        part.source_region[which],
+        part.target_region[which],
+    )
+
+
+class _Failed(TransferError):
+    """Transfers failed; ``strays`` are those that are not settled."""
+
+    def __init__(self, what: str, cause: str, strays: tuple[Transfer, ...]) -> None:
+        super().__init__(what, cause=cause)
+        self.strays = strays
+
+
+def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
+    try:
+        return backend.submit(peer, batch)
+    except StatelinkError:
+        raise  # by contract, nothing of the batch was or will be moved
+    except BaseException as error:
+        raise BackendDefect from error
+
+
+def _wait(
+    backend: Backend, running: list[Transfer], cancelled: threading.Event, ends: int
+) -> Generator[float, None, tuple[list[Transfer], _Failed | None]]:
+    """Poll until ``ends`` transfers ended, one failed, or the room was cancelled; what still runs, and the failure."""
+    began, nap = time.monotonic(), FIRST_NAP
+    while True:
+        ended, left = _sorted(running)
+        if len(ended) < ends:  # also when some have ended: a library may move the others only while it is polled
+            backend.poll(left)
+            ended, left = _sorted(running)
+        failed = [(transfer, outcome) for transfer, outcome in ended if not outcome.ok]
+        if failed:
+            what = f"backend {backend.name!r} could not move a batch"
+            strays = tuple(transfer for transfer, outcome in failed if outcome.unsettled)
+            error = _Failed(what, failed[0][1].reason, strays)
+            return left, error
+        if len(ended) >= ends or cancelled.is_set():
+            return left, None
+        yield nap
+        nap = min(2 * nap, max(NAP, PATIENCE * (time.monotonic() - began)), LONGEST_NAP)
+
+
+def _sorted(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
+    """What has ended, with its outcome, and what has not; what a backend's thread ends meanwhile is in one of them."""
+    seen = [(transfer, transfer.outcome) for transfer in running]
+    ended = [(transfer, end) for transfer, end in seen if end is not None]
+    return ended, [transfer for transfer, end in seen if end is None]

@@ -1,0 +1,180 @@
+"""The threads of a link that may block, and the one way to run a job on them and come back to the control thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from ._executor import Job, KeyedExecutor, KeyOrder
+from ._failure import reason_of
+
+if TYPE_CHECKING:
+    from statelink.backend import Backend, Transfer
+    from statelink.errors import Reason
+
+    from ._loop import Loop
+
+__all__ = ["MakeExecutor", "Workers"]
+
+log = logging.getLogger("statelink.link")
+
+SPARE_SETUPS = 32
+"""Most peers that may keep a call waiting that connects to them, before others have to wait for their connections."""
+POLL, POLL_BROKEN = 0.001, 1.0
+"""Seconds between two looks at a transfer that is watched; the latter after a ``poll`` that raised."""
+
+Result = TypeVar("Result")
+MakeExecutor = Callable[[str, int, int, KeyOrder], KeyedExecutor]
+"""Makes an executor; see `KeyedExecutor` for what it is given."""
+
+
+class Workers:
+    """The executors of one link. Jobs of one key run in the order in which they were submitted, over all executors.
+
+    A job that is about a peer has the key ``("peer", name)``, so that the backend sees one call about a peer at a time.
+    A job that is about the memory of a room has the key ``("room", id)``.
+
+    Args:
+        loop: The control thread's loop.
+        backend: The backend; it says how many calls it takes at once.
+        threads: Most transfers, and most comparisons of digests, that are worked on at once.
+        make: Makes an executor.
+
+    Attributes:
+        moves: Plan, submit and poll what is pushed.
+        setups: Find and connect to peers. Connecting may take seconds: it has threads of its own, unless the backend
+            wants one call at a time.
+        fences: Grant, revoke and poll. They must not wait for a copy: they have a thread of their own, likewise.
+        checks: Compute digests of what arrived.
+        readers: Read large handshakes of peers.
+    """
+
+    def __init__(self, loop: Loop, backend: Backend, threads: int, make: MakeExecutor) -> None:
+        self._loop = loop
+        self._backend = backend
+        order = KeyOrder()
+        limits = backend.capabilities
+        serial = not limits.thread_safe
+        self.moves = make("statelink-move", 1 if serial else threads, limits.most_stalled or 0, order)
+        self.setups = self.moves if serial else make("statelink-setup", 2, SPARE_SETUPS, order)
+        self.fences = self.moves if serial else make("statelink-fence", 1, 0, order)
+        self.checks = make("statelink-verify", threads, 0, order)
+        self.readers = make("statelink-read", 1, 0, order)
+
+    def run(
+        self,
+        executor: KeyedExecutor,
+        key: Hashable,
+        job: Callable[[], Result],
+        then: Callable[[Result | None, Reason | None], None],
+        **who: object,
+    ) -> None:
+        """Run ``job`` on an executor, and ``then`` on the control thread. Does not block; any thread.
+
+        Args:
+            executor: One of this object's.
+            key: The job runs after every earlier job of the same key.
+            job: May block.
+            then: Given what the job returned, or ``None`` and why it raised.
+            who: Whom the reason names.
+        """
+
+        def work() -> None:
+            try:
+                result = job()
+            except BaseException as error:
+                reason = reason_of(error, **who)
+                self._loop.post(lambda: then(None, reason))
+            else:
+                self._loop.post(lambda: then(result, None))
+
+        executor.submit(key, work)
+
+    def poll(
+        self,
+        key: Hashable,
+        transfers: list[Transfer],
+        then: Callable[[bool], None],
+    ) -> None:
+        """Poll transfers once, on a thread of `fences`, and call ``then`` on the control thread. Any thread.
+
+        Args:
+            key: As for `run`.
+            transfers: Of the backend.
+            then: Given whether ``poll`` returned; one that raises is a defect of the backend, and is logged.
+        """
+
+        def work() -> None:
+            polled = self._poll(transfers)
+            self._loop.post(lambda: then(polled))
+
+        self.fences.submit(key, work)
+
+    def run_transfer(
+        self, job: Callable[[], Transfer | None], then: Callable[[bool, Reason | None], None], **who: object
+    ) -> None:
+        """Run ``job`` at once, and wait for the transfer that it returns without holding a thread. Data threads only.
+
+        Args:
+            job: May block. It may return a transfer of the backend.
+            then: Called on the control thread with whether both succeeded, and why the job raised.
+            who: Whom that reason names.
+        """
+        try:
+            transfer = job()
+        except BaseException as error:
+            reason = reason_of(error, **who)
+            self._loop.post(lambda: then(False, reason))
+        else:
+            if transfer is None:
+                self._loop.post(lambda: then(True, None))
+            else:
+                self.watch(transfer, lambda ok: then(ok, None))
+
+    def watch(self, transfer: Transfer, then: Callable[[bool], None]) -> None:
+        """Poll one transfer until it ends, without holding a thread. Data threads only.
+
+        Args:
+            transfer: Of the backend.
+            then: Called on the control thread with whether it succeeded.
+        """
+        polled = transfer.outcome is not None or self._poll([transfer])
+        outcome = transfer.outcome
+        if outcome is not None:
+            self._loop.post(lambda: then(outcome.ok))
+            return
+        again: Job = partial(self.watch, transfer, then)
+        look = partial(self.fences.submit, ("await", id(transfer)), again)
+        self._loop.post(lambda: self._loop.after(POLL if polled else POLL_BROKEN, look))
+
+    def _poll(self, transfers: list[Transfer]) -> bool:
+        try:
+            self._backend.poll(transfers)
+        except BaseException:
+            log.exception("backend %s failed to poll", self._backend.name)
+            return False
+        return True
+
+    def waiting(self) -> dict[str, int]:
+        """Jobs that have not started, by kind. Any thread."""
+        named = {
+            "moves": self.moves,
+            "setups": self.setups,
+            "fences": self.fences,
+            "checks": self.checks,
+            "handshakes": self.readers,
+        }
+        return {name: executor.waiting for name, executor in named.items()}
+
+    def close(self, timeout: float, last: Job) -> bool:
+        """Run what is queued and then ``last``, and end the threads; whether all ended in time.
+
+        Args:
+            timeout: Seconds to wait for each executor.
+            last: Runs after every move.
+        """
+        self.moves.submit(("close",), last)
+        distinct = {id(each): each for each in (self.moves, self.setups, self.fences, self.checks, self.readers)}
+        return all([executor.close(timeout) for executor in distinct.values()])

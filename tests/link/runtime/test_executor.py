@@ -1,0 +1,195 @@
+"""The threads that may block: who waits for whom, and who does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
+
+from statelink.link.runtime import HELD_AFTER, KeyedExecutor, KeyOrder
+
+SOON = 20.0
+
+Make = Callable[..., KeyedExecutor]
+
+
+@pytest.fixture
+def go_on() -> Iterator[threading.Event]:
+    """What blocked jobs wait for."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def make(go_on: threading.Event) -> Iterator[Make]:
+    """Makes executors, and closes them after the test."""
+    made: list[KeyedExecutor] = []
+
+    def executor(width: int, spare: int = 0, order: KeyOrder | None = None) -> KeyedExecutor:
+        made.append(KeyedExecutor(f"test-{len(made)}", width, spare, order))
+        return made[-1]
+
+    yield executor
+    go_on.set()
+    assert all(each.close(SOON) for each in made)
+    assert not threads()
+
+
+def threads() -> list[str]:
+    """Names of the threads of executors."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("test-")]
+
+
+def block(executor: KeyedExecutor, count: int, go_on: threading.Event) -> None:
+    """Let so many jobs, each of a key of its own, wait inside a call."""
+    inside = threading.Semaphore(0)
+
+    def job() -> None:
+        inside.release()
+        go_on.wait(SOON)
+
+    for number in range(count):
+        executor.submit(("blocked", number), job)
+    for _ in range(count):
+        assert inside.acquire(timeout=SOON)
+
+
+def runs(executor: KeyedExecutor, key: str = "another", within: float = SOON) -> bool:
+    """Whether a job of another key runs."""
+    ran = threading.Event()
+    executor.submit(key, ran.set)
+    return ran.wait(within)
+
+
+@pytest.mark.parametrize("held", [1, 2, 8])
+def test_jobs_that_are_held_keep_nobody_else_from_a_thread(make: Make, go_on: threading.Event, held: int) -> None:
+    executor = make(2, spare=8)
+    block(executor, held, go_on)
+    assert runs(executor)
+    assert runs(executor)
+
+
+def test_more_than_the_bound_make_others_wait_and_then_go_on(make: Make, go_on: threading.Event) -> None:
+    executor = make(1, spare=2)
+    block(executor, 3, go_on)
+    ran = threading.Event()
+    executor.submit("another", ran.set)
+    assert not ran.wait(3 * HELD_AFTER)
+    go_on.set()
+    assert ran.wait(SOON)
+
+
+def test_an_executor_without_spare_threads_runs_one_job_at_a_time(make: Make, go_on: threading.Event) -> None:
+    """However long it takes: what is not thread-safe depends on it."""
+    executor = make(1)
+    block(executor, 1, go_on)
+    assert not runs(executor, within=3 * HELD_AFTER)
+
+
+def test_threads_that_stood_in_for_held_ones_end(make: Make, go_on: threading.Event) -> None:
+    executor = make(2, spare=16)
+    block(executor, 16, go_on)
+    assert len(threads()) >= 16
+    go_on.set()
+    until = time.monotonic() + SOON
+    while len(threads()) > 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(threads()) <= 3
+    assert runs(executor)
+
+
+def test_jobs_of_one_key_keep_their_order_whatever_executor_they_are_in(make: Make) -> None:
+    order = KeyOrder()
+    executors = [make(2, 4, order) for _ in range(3)]
+    ran: dict[str, list[int]] = {key: [] for key in "abcd"}
+    left = threading.Semaphore(0)
+    busy: set[str] = set()
+
+    def job(key: str, number: int) -> Iterator[float]:
+        for pause in (0.0, 1e-4, 5e-3):
+            assert key not in busy
+            busy.add(key)
+            time.sleep(1e-4)
+            busy.remove(key)
+            yield pause
+        ran[key].append(number)
+        left.release()
+
+    for number in range(30):
+        for key in ran:
+            executors[(number * 7 + ord(key)) % 3].submit(key, lambda key=key, number=number: job(key, number))  # type: ignore[misc]
+    for _ in range(30 * len(ran)):
+        assert left.acquire(timeout=SOON)
+    assert all(numbers == list(range(30)) for numbers in ran.values())
+
+
+def waiting(pause: float, done: threading.Event, looked: threading.Semaphore) -> Generator[float, None, None]:
+    """A job that looks whether something is done, again and again."""
+    while not done.is_set():
+        looked.release()
+        yield pause
+
+
+def test_a_job_that_waits_holds_its_key_and_no_thread(make: Make) -> None:
+    executor = make(1)
+    done, looked = threading.Event(), threading.Semaphore(0)
+    executor.submit("key", lambda: waiting(0.01, done, looked))
+    assert looked.acquire(timeout=SOON)
+    assert runs(executor)
+    after = threading.Event()
+    executor.submit("key", after.set)
+    assert runs(executor)
+    assert not after.is_set()
+    done.set()
+    assert after.wait(SOON)
+
+
+def test_a_job_that_waits_for_long_looks_at_once_when_somebody_comes_after_it(make: Make) -> None:
+    """A room that is given up need not wait for the next look at its transfers."""
+    order = KeyOrder()
+    executor, other = make(1, 0, order), make(1, 0, order)
+    done, looked = threading.Event(), threading.Semaphore(0)
+    executor.submit("key", lambda: waiting(10 * SOON, done, looked))
+    assert looked.acquire(timeout=SOON)
+    assert runs(executor)
+    done.set()
+    assert runs(other, "key")
+
+
+def test_many_that_wait_delay_nobody(make: Make) -> None:
+    executor = make(1)
+    done, looked = threading.Event(), threading.Semaphore(0)
+    for number in range(200):
+        executor.submit(number, lambda: waiting(0.05, done, looked))
+    for _ in range(200):
+        assert looked.acquire(timeout=SOON)
+    assert runs(executor)
+    done.set()
+
+
+def test_closing_runs_what_is_queued_and_what_waits(make: Make) -> None:
+    executor = make(1, 1)
+    done, looked, after = threading.Event(), threading.Semaphore(0), threading.Event()
+    executor.submit("key", lambda: waiting(10 * SOON, done, looked))
+    assert looked.acquire(timeout=SOON)
+    executor.submit("key", after.set)
+    done.set()
+    assert executor.close(SOON)
+    assert after.is_set()
+    executor.submit("key", after.clear)
+    assert after.is_set()
+
+
+def test_a_job_that_raises_ends_no_thread(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    executor = make(1)
+
+    def broken() -> Generator[float, None, None]:
+        yield 0.0
+        raise ZeroDivisionError("a defect")
+
+    executor.submit("key", broken)
+    assert runs(executor, "key")
+    assert "a defect" in caplog.text

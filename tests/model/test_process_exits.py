@@ -1,0 +1,61 @@
+"""Memory that a dead writer may still reach is held for as long as the backend declares, and no longer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from statelink.backend import Fence, Op, Side
+from statelink.link.decode._process_exits import ProcessExits
+from statelink.registry import load_backend
+
+
+class Clock:
+    """A control thread whose clock is moved by what waits."""
+
+    def __init__(self, **declared: Any) -> None:
+        fences = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}
+        capabilities = dataclasses.replace(load_backend("tcp").capabilities, **{"fences": fences, **declared})
+        self.polled = 0
+        self.time = 0.0
+        self.backend = SimpleNamespace(capabilities=capabilities)
+        self.workers = SimpleNamespace(poll=self._poll)
+
+    def after(self, seconds: float, job: Callable[[], None]) -> None:
+        self.time += seconds
+        job()
+
+    def _poll(self, key: Any, transfers: Any, then: Callable[[bool], None]) -> None:
+        self.polled += 1
+        then(True)
+
+
+@pytest.mark.parametrize(
+    ("declared", "seconds"), [({}, 1), ({"landing_seconds": 5.0}, 5), ({"landing_seconds": 0.0}, 0)]
+)
+def test_it_waits_as_long_as_declared(declared: dict[str, Any], seconds: float) -> None:
+    """In rounds in which the backend is called, since some libraries land nothing otherwise."""
+    clock, landed = Clock(**declared), list[tuple[str, float]]()
+    exits = ProcessExits(clock, lambda rank: landed.append((rank.name, clock.time)))  # type: ignore[arg-type]
+    ranks: Any = [SimpleNamespace(name="dead", exited=True), SimpleNamespace(name="alive", exited=False)]
+    exits.look(ranks)
+    assert [name for name, _ in landed] == ["dead"]
+    assert landed[0][1] == pytest.approx(seconds)
+    assert clock.polled == round(seconds / 0.05)
+
+
+def test_without_a_fence_the_end_of_a_process_proves_nothing() -> None:
+    fences = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.NONE}
+    clock, landed = Clock(fences=fences), list[Any]()
+    ProcessExits(clock, landed.append).look([SimpleNamespace(name="dead", exited=True)])  # type: ignore[arg-type, list-item]
+    assert (landed, clock.polled) == ([], 0)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 61.0])
+def test_a_time_that_cannot_be_declared(seconds: float) -> None:
+    with pytest.raises(ValueError, match="within 0 to 60 seconds"):
+        Clock(landing_seconds=seconds)

@@ -29,7 +29,7 @@ HARSH = Faults(transfer=0.02, submit=0.02, connect=0.08, stuck=0.15, stray=0.04)
 WILD = HARSH._replace(drop=0.03, repeat=0.1, reorder=0.1)
 
 
-def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "") -> World:
+def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "", both: bool = False) -> World:
     """One world from its beginning to its end.
 
     Args:
@@ -38,13 +38,14 @@ def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "") 
         staged: Force components through rings.
         reuse: How ids are used again, if it matters. Where uses are counted, no process is killed, stopped or put on
             another clock: nothing could tell what it never took up.
+        both: Let every process send and receive.
 
     Raises:
         Defect: A rule of the lifecycle is broken.
     """
     rng = random.Random(seed)
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
-    shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")))
+    shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")), both=both)
     if staged:
         shape = shape._replace(staged=rng.choice(STAGED), ring=rng.choice(RINGS))
     faults = rng.choice([CALM, HARSH, WILD])
@@ -63,6 +64,11 @@ def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "") 
     return world
 
 
+def direction(world: World, rng: random.Random) -> int:
+    """Which way a request goes: the sign of its key."""
+    return rng.choice((1, -1)) if world.shape.both else 1
+
+
 def act(world: World, rng: random.Random, deadly: bool) -> None:
     """What engines, routers and fate do between two steps."""
     for each in world.requests[-6:] if world.shape.staged else world.requests[-3:]:
@@ -72,7 +78,7 @@ def act(world: World, rng: random.Random, deadly: bool) -> None:
                 world.advance(each, process)
     chance = rng.random()
     if chance < 0.01:
-        world.open(rng.randint(1, ROOMS), rng.randint(1, 12))
+        world.open(direction(world, rng) * rng.randint(1, ROOMS), rng.randint(1, 12))
     elif chance < 0.012:
         process = rng.choice(world.places)
         if process.alive and not process.paused and process.held:
@@ -107,7 +113,7 @@ def crowd(world: World, rng: random.Random) -> None:
     """More rooms at once, and more of them given up: rings are small."""
     chance = rng.random()
     if chance < 0.02:
-        request = world.open(rng.randint(1, 2 * ROOMS), rng.randint(6, 12))
+        request = world.open(direction(world, rng) * rng.randint(1, 2 * ROOMS), rng.randint(6, 12))
         if request is not None:
             for process in world.living():
                 world.advance(request, process)
@@ -122,7 +128,7 @@ def hurry(world: World, rng: random.Random) -> None:
     """Ids are used again at once, for requests of one length, of which many are given up early and on one side."""
     chance = rng.random()
     if chance < 0.02:
-        world.open(rng.randint(1, ROOMS), 5)
+        world.open(direction(world, rng) * rng.randint(1, ROOMS), 5)
     elif chance < 0.03:
         process = rng.choice(world.places)
         if process.alive and not process.paused and process.held:

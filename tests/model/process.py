@@ -86,7 +86,7 @@ class Process:
 
     Args:
         world: The world.
-        role: ``prefill`` or ``decode``.
+        role: Its instance: ``prefill`` or ``decode``. Its link has this role, or both.
         rank: Rank and number of ranks of its instance.
         address: Where it listens; a later process may take its place.
         number: Counts all processes ever started.
@@ -125,7 +125,7 @@ class Process:
             model=self.model,
         )
         settings = LinkConfig(
-            role=self.role,  # type: ignore[arg-type]
+            role="both" if world.shape.both else self.role,  # type: ignore[arg-type]
             backend="sim",
             siblings=tuple(world.siblings_of(self)),
             deadline=world.LIFETIME if world.shape.reuse == "counted" else world.DEADLINE,
@@ -139,7 +139,7 @@ class Process:
         backend = kind(BackendContext(options=(world, self), link=self.name))
         self.backend: SimBackend = backend
         direct: dict[str, Strategy] = {component.name: backend.strategies["*"] for component in inventory.components}
-        strategies = choose_staging(direct, kind, staging(world.shape.staged, world.shape.ring, direct))
+        strategies = choose_staging(direct, kind, staging(world.shape.staged, world.shape.ring, direct), settings.role)
         inventory = open_strategies(strategies, inventory, ExitStack())
         self.rings = rings_of(strategies)
         for ring in self.rings:
@@ -172,7 +172,7 @@ class Process:
 
     # What the world asks.
 
-    def own(self, address: int, nbytes: int, room: int, generation: int) -> None:
+    def own(self, address: int, nbytes: int, room: int, generation: int, *, sends: bool) -> None:
         """See that memory of a pool belongs to this use of a room.
 
         Raises:
@@ -180,7 +180,7 @@ class Process:
         """
         for use in self._owners(address, nbytes):
             held = self.world.users.get(use)
-            right = held is not None and held.request.room == room
+            right = held is not None and held.request.room == room and held.request.sent_by(self) == sends
             if right and held is not None and isinstance(held.handle, Receiving):
                 right = held.handle.generation == generation
             if not right:
@@ -269,7 +269,7 @@ class Process:
             if held.ended is None and status in (Status.FAILED, Status.SUCCEEDED):
                 held.ended = status
                 self.world.ended(self, held)
-                if status is Status.SUCCEEDED and self.role == "decode":
+                if status is Status.SUCCEEDED and isinstance(held.handle, Receiving):
                     self.verify(held)
             if held.ended is not None and held.handle.quiesced:
                 self.release(held)

@@ -94,22 +94,24 @@ class WatchedMemory:
         self.address, self.nbytes, self.kind = memory.address, memory.nbytes, memory.kind
 
     def pack(self, tiles: Iterable[Places], at: int) -> None:
-        self._each(list(tiles), at, self._memory.pack)
+        self._each(list(tiles), at, self._memory.pack, sends=True)
 
     def unpack(self, tiles: Iterable[Places], at: int) -> None:
-        self._each(list(tiles), at, self._memory.unpack)
+        self._each(list(tiles), at, self._memory.unpack, sends=False)
 
-    def _each(self, tiles: list[Places], at: int, copy: Callable[[Iterable[Places], int], None]) -> None:
-        lease = self._look(tiles, at)
+    def _each(
+        self, tiles: list[Places], at: int, copy: Callable[[Iterable[Places], int], None], *, sends: bool
+    ) -> None:
+        lease = self._look(tiles, at, sends)
         for tile in tiles:
             give_way()
             copy([tile], at)
             at += tile.nbytes
         give_way()
-        if self._look(tiles, lease.at) is not lease:
+        if self._look(tiles, lease.at, sends) is not lease:
             raise Defect(f"space of {self._process.name} was given back while it was packed or unpacked")
 
-    def _look(self, tiles: list[Places], at: int) -> Lease:
+    def _look(self, tiles: list[Places], at: int, sends: bool) -> Lease:
         lease = lease_at(self._process, self.address + at, sum(tile.nbytes for tile in tiles))
         if lease is None:
             raise Defect(f"{self._process.name} packs or unpacks space that is not lent")
@@ -117,7 +119,8 @@ class WatchedMemory:
         for tile in tiles:
             for address in tile.addresses.tolist():
                 for row in tile.rows.tolist():
-                    self._process.own(address + row * tile.width, tile.width, context.room, context.generation)
+                    at_row = address + row * tile.width
+                    self._process.own(at_row, tile.width, context.room, context.generation, sends=sends)
         return lease
 
 

@@ -38,6 +38,7 @@ WORLDS = 60
 """Worlds of a few thousand steps each that every run of the tests explores."""
 REUSED_WORLDS = 25
 """The same in which uses of ids are told apart by nothing but their order."""
+BOTH_WORLDS = 16
 STAGED_WORLDS = 28
 """The same with components that go through rings of one to three parcels."""
 RARE: set[tuple[object, object]] = {
@@ -83,6 +84,20 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     assert set(taken) <= listed
     missing = listed - set(taken) - RARE
     assert not missing, f"never happened: {sorted(map(str, missing))}"
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_worlds_in_which_every_link_has_both_roles(staged: bool) -> None:
+    """Requests go both ways at once, also under one id; each direction keeps every rule."""
+    counts: Counter[str] = Counter()
+    with running():
+        for seed in range(BOTH_WORLDS):
+            counts.update(run(seed, staged=staged, both=True).counts)
+    for instance in ("decode", "prefill"):
+        for way in ("sent", "received"):
+            assert counts[f"{instance} {way}"] > 20, counts
+        assert min(counts[f"{instance} succeeded"], counts[f"{instance} failed"]) > 20, counts
+    assert counts["both ways"] > 20, "hardly an id was used in both directions at once"
 
 
 def test_uses_of_an_id_that_nothing_tells_apart_never_meet_another() -> None:
@@ -287,7 +302,7 @@ def serve(world: World, request: Request) -> None:
 def push_whole(prefill: Process, request: Request) -> None:
     """One push of everything, where an engine would make many."""
     prefill.world.join(request, prefill)
-    held = prefill.held[request.room]
+    held = prefill.held[request.key]
     assert prefill.take(held, request.tokens // PAGE)
     assert isinstance(held.handle, Sending)
     prefill.fill(held)

@@ -46,7 +46,9 @@ def test_a_lost_rank_is_greeted_anew_wherever_it_was() -> None:
 
 
 def test_refusal_is_possible_until_the_end_and_not_for_ever() -> None:
-    refusable = {stage for stage, steps in INSTANCE.items() if steps.get(InstanceEvent.REFUSED) is InstanceState.REFUSED}
+    refusable = {
+        stage for stage, steps in INSTANCE.items() if steps.get(InstanceEvent.REFUSED) is InstanceState.REFUSED
+    }
     assert refusable == set(InstanceState) - {InstanceState.REFUSED, InstanceState.GONE}
     assert InstanceState.READY in ahead(INSTANCE, InstanceState.REFUSED)
 

@@ -49,6 +49,7 @@ class Shape(NamedTuple):
         ring: Bytes of a ring.
         named: Whether prefill's engine says for whom a room is.
         reuse: How ids are used again; see `REUSE`.
+        both: Whether every process sends and receives, under the same ids.
     """
 
     prefill: int
@@ -58,6 +59,7 @@ class Shape(NamedTuple):
     ring: int = 0
     named: bool = False
     reuse: str = ""
+    both: bool = False
 
 
 REUSE = ("", "attempts", "counted")
@@ -80,15 +82,28 @@ class Faults(NamedTuple):
 
 
 class Request:
-    """One request, as the router sees it."""
+    """One request, as the router sees it.
 
-    def __init__(self, room: int, number: int, tokens: int) -> None:
-        self.room = room
+    Attributes:
+        key: Its room id; below zero for a request that goes from the decode instance to the prefill instance.
+    """
+
+    def __init__(self, key: int, number: int, tokens: int) -> None:
+        self.key = key
         self.number = number
         self.tokens = tokens
         self.over = False
         self.sides: dict[str, Held] = {}
         self.taken: set[str] = set()
+
+    @property
+    def room(self) -> int:
+        """Its room id."""
+        return abs(self.key)
+
+    def sent_by(self, process: Process) -> bool:
+        """Whether a process is on the side that sends."""
+        return (process.role == "prefill") == (self.key > 0)
 
     def bytes_at(self, layer: int, position: int) -> npt.NDArray[np.uint8]:
         """What belongs there; different for every request, layer and position (-1: the slot)."""
@@ -96,7 +111,7 @@ class Request:
         return np.full(WIDTH, value, np.uint8) ^ np.array([0, 1, 2, self.number % 4], np.uint8)
 
     def __repr__(self) -> str:
-        return f"request {self.number} (room {self.room}, {self.tokens} tokens)"
+        return f"request {self.number} (room {self.key}, {self.tokens} tokens)"
 
 
 class World:
@@ -142,10 +157,14 @@ class World:
     def _address(self, role: str, rank: int) -> str:
         return f"tcp://127.0.0.1:{(1000 if role == 'prefill' else 2000) + rank}"
 
+    @staticmethod
+    def _other(process: Process) -> str:
+        return "prefill" if process.role == "decode" else "decode"
+
     def siblings_of(self, process: Process) -> list[str]:
-        if process.role != "decode":
+        if process.role != "decode" and not self.shape.both:
             return []
-        return [self._address("decode", rank) for rank in range(self.shape.decode) if rank != process.rank[0]]
+        return [self._address(process.role, rank) for rank in range(process.rank[1]) if rank != process.rank[0]]
 
     def _start(self, role: str, rank: tuple[int, int], model: str = "") -> Process:
         process = Process(self, role, rank, self._address(role, rank[0]), len(self.everybody), model)
@@ -182,27 +201,27 @@ class World:
 
     # Requests.
 
-    def open(self, room: int, tokens: int) -> Request | None:
+    def open(self, key: int, tokens: int) -> Request | None:
         """The router hands out a request, if it may use the id: see `REUSE`."""
         if not self.shape.reuse:
-            if any(room in each.held for each in self.living()):
+            if any(key in each.held for each in self.living()):
                 return None
             for each in self.requests:
-                each.over = each.over or each.room == room
-        before = [each for each in self.requests if each.room == room]
+                each.over = each.over or each.key == key
+        before = [each for each in self.requests if each.key == key]
         if len(before) >= self.AHEAD and len(before[-self.AHEAD].taken) < len(self.places):
             return None
-        request = Request(room, len(self.requests) + 1, tokens)
+        request = Request(key, len(self.requests) + 1, tokens)
         self.requests.append(request)
         self.counts["requests"] += 1
         return request
 
     def join(self, request: Request, process: Process) -> None:
         """The engine of one rank takes the request up."""
-        if not process.alive or process.paused or request.room in process.held:
+        if not process.alive or process.paused or request.key in process.held:
             return
         if self.shape.reuse == "counted":  # in their order, and all of them
-            uses = (each for each in self.requests if each.room == request.room)
+            uses = (each for each in self.requests if each.key == request.key)
             request = next((each for each in uses if process.address not in each.taken), request)
         if process.address in request.sides or request.over:
             return
@@ -210,21 +229,23 @@ class World:
         named: Any = {"deadline": self.DEADLINE}
         if self.shape.reuse == "attempts":
             named["attempt"] = request.number
-        if process.role == "prefill":
-            to = "the decode" if self.shape.named else None
+        if request.sent_by(process):
+            to = f"the {self._other(process)}" if self.shape.named else None
             handle = process.link.send(request.room, request.tokens, to=to, **named)
         else:
-            peers = [self._address("prefill", rank) for rank in range(self.shape.prefill)]
+            other = self._other(process)
+            peers = [self._address(other, rank) for rank in range(getattr(self.shape, other))]
             handle = process.link.receive(request.room, peers, request.tokens, **named)
         request.taken.add(process.address)
         self._uses += 1
         held = Held(request, handle, self._uses)
         self.users[held.use] = held
-        process.held[request.room] = request.sides[process.address] = held
+        self.counts["both ways"] += -request.key in process.held
+        process.held[request.key] = request.sides[process.address] = held
 
     def advance(self, request: Request, process: Process) -> None:
         """The engine of one rank does the next thing for a request."""
-        held = process.held.get(request.room)
+        held = process.held.get(request.key)
         if held is None or process.paused or (held.request is not request and self.shape.reuse != "counted"):
             self.join(request, process)
             return
@@ -255,6 +276,8 @@ class World:
     def ended(self, process: Process, held: Held) -> None:
         """An engine saw the end of a request."""
         self.counts[f"{process.role} {held.handle.status.name.lower()}"] += 1
+        if held.handle.status is Status.SUCCEEDED:
+            self.counts[f"{process.role} {'sent' if isinstance(held.handle, Sending) else 'received'}"] += 1
         if held.handle.reason is not None:
             self.counts[f"{process.role} {held.handle.reason.code}"] += 1
 
@@ -278,7 +301,7 @@ class World:
                 self.counts["staged blocks"] += side
                 self._own_space(process, flight, lent[side], lease_at(process, address, nbytes), peer)
             else:
-                process.own(address, nbytes, flight.batch.room, flight.batch.generation)
+                process.own(address, nbytes, flight.batch.room, flight.batch.generation, sends=side == 0)
 
     @staticmethod
     def _own_space(process: Process, flight: Flight, before: Lease | None, lease: Lease | None, peer: Process) -> None:
@@ -423,12 +446,22 @@ class World:
 
     def _check_serving(self) -> None:
         """Whatever happened, the next request is served."""
-        request = None
-        for room in range(1000, 1100):
-            request = self.open(room, 5)
-            if request is not None:
-                break
-        assert request is not None
+        for direction in (1, -1) if self.shape.both else (1,):
+            opened = (self.open(direction * room, 5) for room in range(1000, 1100))
+            request = next(each for each in opened if each is not None)
+            self._serve(request)
+        self._check_rings()
+        for process in self.places:
+            kept = [room for state, room in process.link._table.all() if state.over]
+            if kept:
+                raise Defect(f"{process.name} keeps {kept}")
+
+    def _serve(self, request: Request) -> None:
+        """A request succeeds.
+
+        Raises:
+            Defect: It does not.
+        """
         end = self.time + self.DEADLINE + 30
         while self.time < end and not all(
             (held := request.sides.get(process.address)) and held.ended for process in self.places
@@ -443,11 +476,6 @@ class World:
             held = request.sides[process.address]
             if held.ended is not Status.SUCCEEDED:
                 raise Defect(f"{process.name} does not serve any more: {held.handle!r}: {held.handle.reason}")
-        self._check_rings()
-        for process in self.places:
-            kept = [room for state, room in process.link._table.all() if state.over]
-            if kept:
-                raise Defect(f"{process.name} keeps {kept}")
 
     def _check_rings(self) -> None:
         """However rooms ended, all space has come back, nobody waits for any, and nobody may write to it."""

@@ -104,7 +104,7 @@ def _open(
     for setting in device_settings(checked):
         log.warning("rank %d of %s: %s", inventory.rank, inventory.instance, setting)
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
-    picked = picked._replace(strategies=choose_staging(picked.strategies, picked.kind, settings.staging))
+    picked = picked._replace(strategies=choose_staging(picked.strategies, picked.kind, settings.staging, settings.role))
     with contextlib.ExitStack() as opened:  # closed again in reverse order if something fails
         inventory = open_strategies(picked.strategies, inventory, opened)
         if settings.verify != "off":

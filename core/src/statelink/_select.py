@@ -140,12 +140,28 @@ def _fit(kind: type[Backend], raw: Any, given: Given, inventory: Inventory, hook
     """One backend, if it can."""
     options = _options(kind, raw, given)
     strategies = _strategies(kind, inventory, hooks)
+    _check_role(kind, given.config.role)
     _check_declared(kind, options, given.config.direction, inventory)
     probe: Probe = kind.probe(options)
     if not probe.ok:
         raise BackendUnavailableError(f"backend {kind.name!r} cannot run here", cause=probe.reason, hint=probe.hint)
     _check_required(kind, options, given.config.require)
     return Picked(kind, options, strategies, {})
+
+
+def _check_role(kind: type[Backend], role: str) -> None:
+    """Refuse a link that sends and receives, over a backend that does only one of the two.
+
+    Raises:
+        UnsupportedError: It is such a backend.
+    """
+    if role == "both" and not kind.capabilities.both_roles:
+        raise UnsupportedError(
+            f"backend {kind.name!r} cannot serve a link of the role 'both'",
+            cause="it declares that one of its objects either sends or receives",
+            hint="open a link with the role 'prefill' and another with 'decode', in processes of their own",
+            code="backend.roles",
+        )
 
 
 def _check_required(kind: type[Backend], options: Any, require: Collection[str]) -> None:

@@ -23,7 +23,7 @@ __all__ = ["choose_staging", "open_strategies"]
 
 
 def choose_staging(
-    strategies: Mapping[str, Strategy], backend_type: type[Backend], settings: Staging | None
+    strategies: Mapping[str, Strategy], backend_type: type[Backend], settings: Staging | None, role: str
 ) -> dict[str, Strategy]:
     """Component to strategy, with staging for the configured ones of those that would move directly.
 
@@ -53,6 +53,7 @@ def choose_staging(
         ring_bytes=settings.ring_bytes,
         parcel_bytes=settings.parcel_bytes,
         modes=modes,
+        both_roles=role == "both",
     )
     return {name: staged if name in modes else strategy for name, strategy in strategies.items()}
 

@@ -83,6 +83,8 @@ class Capabilities:
             The core refuses one more. ``None`` if there is no such limit.
         block_seconds: Measured cost of one more block in a batch, without its bytes; 0.0 if nobody measured it. The
             core decides about staging with it.
+        both_roles: Whether one backend object can send to peers and receive from them, also from the same peer at the
+            same time. If not, the core refuses a link of the role ``both``.
         landing_seconds: For a target with `Fence.MOVER`: after the mover's process has ended, bytes that a kernel still
             holds may land for this time. Only the time in which the target's process runs counts.
     """
@@ -101,6 +103,7 @@ class Capabilities:
     priority: int = 10
     links_per_process: int | None = None
     block_seconds: float = 0.0
+    both_roles: bool = True
     landing_seconds: float = 1.0
 
     def __post_init__(self) -> None:

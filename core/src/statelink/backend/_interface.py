@@ -48,7 +48,7 @@ class BackendContext:
         link: Name of this link. No other process ever has the same name. Peers use it.
         host: IP address at which peers can reach this process.
         loopback: Whether all peers are on this machine.
-        role: ``prefill`` or ``decode``, for a library whose two sides start differently; empty where nobody said.
+        role: ``prefill``, ``decode`` or ``both``, for a library whose sides start differently; empty where nobody said.
         require: The engine requires one of these transports; empty for any. If it is not empty, ``connect`` finds out
             which transport carries the bytes: see `Transports`.
     """

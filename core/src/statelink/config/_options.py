@@ -41,7 +41,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Configuration of one link.
 
     Attributes:
-        role: ``prefill`` or ``decode``.
+        role: ``prefill`` sends, ``decode`` receives, and ``both`` does both, over one registration of memory.
         backend: Name of an installed backend, or ``auto``. ``auto`` takes the backend of highest priority that can run
             here, register this memory, move this state, and use a transport in ``require``.
         options: Options of that backend. With ``auto``: backend name to a table of its options.
@@ -78,7 +78,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             more, the oldest request of the peer with the most bytes is refused.
     """
 
-    role: Literal["prefill", "decode"]
+    role: Literal["prefill", "decode", "both"]
     backend: str
     options: dict[str, Any] = {}
     require: str | tuple[str, ...] = ()

@@ -146,7 +146,7 @@ def _check_map(inventory: Inventory, role: str, platform: Platform) -> None:
     host = [number for number, region in enumerate(inventory.regions) if family(region.kind) == "dram"]
     if platform.map is None or not host:
         return
-    needed = "rw" if role == "decode" else "r"
+    needed = "r" if role == "prefill" else "rw"
     first = np.array([inventory.regions[number].address for number in host], np.uint64)
     sizes = np.array([inventory.regions[number].nbytes - 1 for number in host], np.uint64)
     reached = platform.map.reach(first, first + sizes, needed)

@@ -41,9 +41,12 @@ class Staged(Strategy):
 
     Args:
         capabilities: The backend's capabilities.
-        ring_bytes: Size of a ring; there is one for each kind of memory.
+        ring_bytes: Size of a ring; there is one for each kind of memory, and for each direction if the link has
+            both roles.
         parcel_bytes: Most bytes of a parcel.
         modes: Component to ``auto`` or ``always``.
+        both_roles: Whether the link sends and receives. It then has a ring for each direction: with one, two links that
+            send to each other could each wait for space that the other's requests hold.
     """
 
     name = "staged"
@@ -55,16 +58,20 @@ class Staged(Strategy):
         ring_bytes: int,
         parcel_bytes: int,
         modes: Mapping[str, Literal["auto", "always"]],
+        both_roles: bool = False,
     ) -> None:
         self._block_seconds = capabilities.block_seconds
         self._ring_bytes = ring_bytes
         self._parcel_bytes = min(parcel_bytes, ring_bytes)
         self._modes = modes
-        self._rings: dict[str, Ring] = {}
-        self._ring_of: dict[str, Ring] = {}
+        self._rings: dict[tuple[str, str], Ring] = {}
+        """By kind of memory and direction."""
+        self._sends: dict[str, Ring] = {}
+        """By component."""
+        self._receives: dict[str, Ring] = {} if both_roles else self._sends
 
     def open(self, inventory: Inventory, components: Sequence[str]) -> Sequence[Region]:
-        """Make a ring for each kind of memory of the components.
+        """Make a ring for each kind of memory of the components, and for each direction if the link has both roles.
 
         Raises:
             UnsupportedError: A component with mode ``always`` cannot be staged.
@@ -79,10 +86,13 @@ class Staged(Strategy):
                         f"component {name!r} cannot be staged", cause=f"it lies in {', '.join(sorted(kinds))} memory"
                     )
                 for kind in kinds:
-                    if kind not in self._rings:
-                        memory = _allocated(kind, self._ring_bytes)
-                        self._rings[kind] = Ring(memory, len(inventory.regions) + len(self._rings))
-                    self._ring_of[name] = self._rings[kind]
+                    for direction, ring_of in (("send", self._sends), ("receive", self._receives)):
+                        if name in ring_of:
+                            continue  # one ring serves both
+                        if (kind, direction) not in self._rings:
+                            memory = _allocated(kind, self._ring_bytes)
+                            self._rings[kind, direction] = Ring(memory, len(inventory.regions) + len(self._rings))
+                        ring_of[name] = self._rings[kind, direction]
             except UnsupportedError as error:
                 if self._modes[name] == "always":
                     raise
@@ -92,11 +102,11 @@ class Staged(Strategy):
 
     def sender(self) -> SendHook:
         """A hook for one room and destination."""
-        return StagedSend(self._ring_of, self._parcel_bytes)
+        return StagedSend(self._sends, self._parcel_bytes)
 
     def receiver(self) -> ReceiveHook:
         """A hook for one room and writer."""
-        return StagedReceive(self._ring_of, self._wanted)
+        return StagedReceive(self._receives, self._wanted)
 
     def _wanted(self, component: str, move: Move) -> bool:
         """Whether to stage a component: yes if a block costs more than copying its bytes twice."""

@@ -105,7 +105,7 @@ class TcpBackend(Backend):
     def __init__(self, context: BackendContext) -> None:
         self._options: _options.Options = context.options
         self._require = context.require
-        self._pushes = context.role != "decode"  # which is made known to its peer only after its own connect
+        self._role = context.role
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
         self._closed = False
@@ -163,7 +163,10 @@ class TcpBackend(Backend):
             known = self._peers.get(peer)
         if known is None:
             return UNKNOWN
-        return known.sender.transport or (UNKNOWN if known.near else "socket")
+        found = known.sender.transport or (UNKNOWN if known.near else "socket")
+        if found == UNKNOWN and self._require and self._role == "both":
+            known.sender.want()
+        return found
 
     def register(self, regions: Sequence[Region]) -> None:
         """Take note of our memory; nothing is pinned or mapped."""
@@ -205,7 +208,8 @@ class TcpBackend(Backend):
             made.join()
             raise TransferError("cannot connect", cause="this backend is closed", backend="tcp", peer=peer)
         self._listener.look_again()
-        if self._require and self._pushes:
+        # A decode rank connects before its peer knows it. A link of both roles may, too: it asks in `transport`.
+        if self._require and self._role not in ("decode", "both"):
             sender.find_out()
 
     def submit(self, peer: str, batch: Batch) -> Transfer:

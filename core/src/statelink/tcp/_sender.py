@@ -155,6 +155,15 @@ class Sender:
         self._waker.wake()
         self._dialled.wait(self._options.connect_timeout + 1.0)
 
+    def want(self) -> None:
+        """Connect soon, if there was no connection, so that `transport` is known later. Any thread; does not block."""
+        with self._lock:
+            if self._stopping or self._known or self._wanted:
+                return
+            self._wanted = True
+            self._start()
+        self._waker.wake()
+
     def submit(self, batch: Batch) -> Write:
         """Queue a batch. Any thread; does not block.
 

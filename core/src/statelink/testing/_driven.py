@@ -157,7 +157,7 @@ def _rank(
     inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
     given = read_config({"role": role, "backend": subject.name, "options": dict(subject.options), **subject.config})
     picked = pick(given, inventory, plugin_manager())
-    strategies = choose_staging(picked.strategies, picked.kind, given.config.staging)
+    strategies = choose_staging(picked.strategies, picked.kind, given.config.staging, role)
     opened.callback(held.clear)  # they own the memory
     items = {each.described.component.name: each.ids for each in held.values()}
     return open_strategies(strategies, inventory, opened), strategies, items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -119,6 +120,19 @@ class Lab(Bench):
             prefill = LinkEnd(self.subject, source, "prefill", "shared-prefill", FOR_LINKS)
             self._links = prefill, LinkEnd(self.subject, target, "decode", "shared-decode", FOR_LINKS + 32 * MIB)
         return self._links
+
+    @contextlib.contextmanager
+    def links_of_both_roles(self) -> Iterator[tuple[LinkEnd, LinkEnd]]:
+        """Two links of the role ``both``, for this test."""
+        opened = []
+        for number, place in enumerate((0, len(self.workers) - 1)):
+            worker = self.place(place)
+            base = FOR_LINKS + (16 + 32 * number) * MIB
+            opened.append(LinkEnd(self.subject, worker, "both", f"both-{number}", base))
+            self._ranks.append(worker)
+        yield opened[0], opened[1]
+        for each in opened:
+            assert each.close(), f"{each.key} did not come to rest"
 
     def close_links(self, patience: float) -> bool:
         """Close the shared links; whether they came to rest within so many seconds."""

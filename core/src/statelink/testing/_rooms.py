@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,13 +67,20 @@ class LinkEnd:
         self.keys: Array = worker.arena.bytes[base : base + EDGE].reshape(PAGES, -1)
         self.values: Array = worker.arena.bytes[base + EDGE : base + 2 * EDGE].reshape(PAGES, -1)
         for array in (self.keys, self.values):
-            array[:] = NOISE[: array.size].reshape(array.shape) if role == "prefill" else POISON
+            array[:] = POISON if role == "decode" else NOISE[: array.size].reshape(array.shape)
         what = subject.name, dict(subject.options)
         self.address: str = worker(open_link, key, role, *what, base, dict(subject.config), subject.state_type)
 
     def __call__(self, function: Any, *arguments: Any) -> Any:
         """Call a function of this module there, for this link."""
         return self.worker(function, self.key, *arguments)
+
+    def receiver(self) -> LinkEnd:
+        """The same link of the role ``both``, for rooms that receive: their ids may be those of rooms that send."""
+        other = copy.copy(self)
+        other.key = f"{self.key}, receiving"
+        self.worker(name_again, self.key, other.key)
+        return other
 
     def close(self) -> bool:
         """Close it; whether it came to rest."""
@@ -117,6 +125,11 @@ def open_link(
     config = {"role": role, "backend": backend, "options": dict(options), "heartbeat": 0.3, "liveness": 3.0, **more}
     host.links[key] = statelink.open(config, inventory)
     return host.links[key].address
+
+
+def name_again(host: Host, key: str, another: str) -> None:
+    """Know a link under another name, too."""
+    host.links[another] = host.links[key]
 
 
 def send(host: Host, key: str, room: int, tokens: int = TOKENS, to: str | None = None) -> None:

@@ -95,7 +95,7 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
         link: Link name. It contains the incarnation.
         protocol: Lowest and highest protocol version that the link speaks.
         version: Version of the core, for error texts.
-        role: ``prefill`` or ``decode``.
+        role: ``prefill``, ``decode`` or ``both``.
         backend: Name of the backend.
         ops: Operations that the backend offers.
         kinds: Definitions of the state types in the inventory.

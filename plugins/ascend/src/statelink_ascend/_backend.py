@@ -92,6 +92,7 @@ class AscendBackend(Backend):
         single_process=False,
         priority=70,  # it runs only on hardware of one kind, which somebody bought for this
         links_per_process=1,
+        both_roles=False,  # the library starts as a Prefill or as a Decode, once in a process
     )
     strategies: ClassVar = {"*": DIRECT}
 

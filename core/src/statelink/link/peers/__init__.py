@@ -13,7 +13,7 @@ from ._process import Witness, this_process
 from ._reader import HandshakeReader
 from ._rendezvous import Explaining, Peer, Rendezvous, StaticRendezvous
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
-from ._transport import allows, check_transport, transport_of
+from ._transport import allows, check_transport, known_transport, transport_of
 
 __all__ = [
     "DECODE_RANK",
@@ -36,6 +36,7 @@ __all__ = [
     "check_peer",
     "check_transport",
     "is_sibling",
+    "known_transport",
     "this_process",
     "transport_of",
 ]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from statelink.backend import UNKNOWN, Transports
 from statelink.errors import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from statelink.backend import Backend
 
-__all__ = ["allows", "check_transport", "transport_of"]
+__all__ = ["allows", "check_transport", "known_transport", "transport_of"]
 
 log = logging.getLogger("statelink.link")
 
+LOOK = 0.01
+"""Seconds between two questions to the backend."""
 MAX_WORD = 256
 """Most characters of a transport's name that travel."""
 
@@ -35,6 +38,20 @@ def transport_of(backend: Backend, peer: str) -> str:
 def allows(require: Collection[str], transport: str) -> bool:
     """Whether a transport is what is required: every part of it, where several carry the bytes."""
     return not require or (bool(transport) and set(transport.split("+")) <= set(require) - {UNKNOWN})
+
+
+def known_transport(require: Collection[str], ask: Callable[[], str], patience: float) -> str:
+    """What carries the bytes, once the backend can say it. Blocks; for a data thread.
+
+    Args:
+        require: What is required; if nothing is, the answer does not matter, and is not waited for.
+        ask: Says what is known by now.
+        patience: Seconds to wait at most.
+    """
+    until = time.monotonic() + patience
+    while (found := ask()) == UNKNOWN and require and time.monotonic() < until:
+        time.sleep(LOOK)
+    return found
 
 
 def check_transport(require: Collection[str], transport: str, backend: str, peer: str) -> None:

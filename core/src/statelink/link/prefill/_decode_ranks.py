@@ -17,6 +17,7 @@ from statelink.link.peers import (
     check_peer,
     check_transport,
     is_sibling,
+    known_transport,
 )
 from statelink.plan import PairPlan, compile_pair
 
@@ -31,6 +32,9 @@ log = logging.getLogger("statelink.link")
 
 MAX_PEERS = 4096
 """Most decode ranks that one prefill rank serves."""
+FIND_OUT = 2.0
+"""Seconds for which a backend may take to find out what carries the bytes, where a transport is required. A link of the
+role ``both`` may have connected before its peer could answer."""
 
 
 class DecodeRanks:
@@ -118,6 +122,7 @@ class DecodeRanks:
         rank.step(RankEvent.ASSIGNED)
         context = self._context
         workers, who = context.workers, {"backend": context.backend.name, "peer": rank.name}
+        patience = FIND_OUT if context.config.role == "both" else 0.0
         connection = rank.connection
         if connection is None:
             connection = context.connections.join(rank.handshake)
@@ -133,7 +138,8 @@ class DecodeRanks:
 
         def connect() -> None:
             context.connections.make(connection)
-            check_transport(context.config.require, rank.transport(), context.backend.name, rank.name)
+            transport = known_transport(context.config.require, rank.transport, patience)
+            check_transport(context.config.require, transport, context.backend.name, rank.name)
 
         def connected(plan: PairPlan, reason: Reason | None) -> None:
             self._attached(rank, message, plan, reason)

@@ -75,6 +75,37 @@ class Rooms(Suite):
                 self._succeeded(end, room)
             self._arrived(links, here, there)
 
+    def test_two_links_send_to_each_other(self, lab: Lab, subject: Subject) -> None:
+        """Two links of the role ``both`` send to each other at the same time, under the same room ids.
+
+        Keep what a peer writes apart from what this side writes to it; or declare `both_roles` as false.
+        """
+        needs(Op.WRITE in subject.capabilities.ops, "it does not offer WRITE, and links push")
+        needs(subject.capabilities.both_roles, "it declares that one of its objects either sends or receives")
+        rooms = range(501, 505)
+        lab.ready()
+        with lab.links_of_both_roles() as ends:
+            receivers = [end.receiver() for end in ends]
+            whole = [(end.keys.copy(), end.values.copy()) for end in ends]
+            here = {room: np.arange(room - rooms[0], PAGES // 2, len(rooms)) for room in rooms}
+            there = {room: PAGES - 1 - pages for room, pages in here.items()}
+            tokens = 4 * len(here[rooms[0]])
+            for room in rooms:
+                for end, receiver, peer in zip(ends, receivers, reversed(ends), strict=True):
+                    receiver(_rooms.receive, room, peer.address, there[room], tokens)
+                    end(_rooms.send, room, tokens)
+                    end(_rooms.push, room, here[room], 0, tokens)
+            for room in rooms:
+                for end in (*ends, *receivers):
+                    self._succeeded(end, room)
+            for end, (keys, values) in zip(ends, reversed(whole), strict=True):
+                for room in rooms:
+                    assert np.array_equal(end.keys[there[room]], keys[here[room]]), "keys are not what they should be"
+                    assert np.array_equal(end.values[there[room]], values[here[room]]), "values are not what they were"
+            for end, (keys, values) in zip(ends, whole, strict=True):
+                assert np.array_equal(end.keys[: PAGES // 2], keys[: PAGES // 2]), "what was sent has changed"
+                assert np.array_equal(end.values[: PAGES // 2], values[: PAGES // 2]), "what was sent has changed"
+
     @pytest.mark.parametrize("phase", ["alone", "waiting", "halfway", "moving"])
     @pytest.mark.parametrize("side", ["prefill", "decode"])
     def test_an_aborted_room_ends_on_both_sides(self, links: Links, side: str, phase: str) -> None:

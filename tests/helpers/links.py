@@ -1,10 +1,7 @@
-"""Links in the test's own process, over little memory, and what strangers do to their ports."""
+"""Links in the test's own process, over little memory, and the keys that they may have."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import zmq
 import statelink
 from statelink import Status, state
 
-__all__ = ["DECODE", "PREFILL", "STRANGE", "Rank", "Recorder", "connect", "hand_over", "keys", "link_of", "state_of"]
+__all__ = ["DECODE", "PREFILL", "STRANGE", "Rank", "hand_over", "keys", "link_of", "state_of"]
 
 _keys = [tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(3)]
 PREFILL, DECODE, STRANGE = ({"public": public, "secret": secret} for public, secret in _keys)
@@ -71,65 +68,3 @@ def state_of(link: statelink.Link) -> dict[str, Any]:
         rank.pop("age", None)
         rank.pop("heard", None)
     return {name: value for name, value in seen.items() if name not in counts}
-
-
-def connect(address: str) -> socket.socket:
-    """A bare connection to ``tcp://host:port``, whatever follows."""
-    host, _, port = address.partition("|")[0].removeprefix("tcp://").rpartition(":")
-    made = socket.create_connection((host, int(port)), timeout=10)
-    made.settimeout(20)
-    return made
-
-
-class Recorder:
-    """Stands between a caller and a port, and keeps what the caller says."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        self.said: list[bytes] = []
-        self._open = [self._server]
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            ours, _ = self._server.accept()
-            theirs = socket.create_connection(self._target)
-            self._open += [ours, theirs]
-            for source, target, keep in ((ours, theirs, True), (theirs, ours, False)):
-                thread = threading.Thread(target=self._carry, args=(source, target, keep), daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _carry(self, source: socket.socket, target: socket.socket, keep: bool) -> None:
-        with contextlib.suppress(OSError):
-            while raw := source.recv(1 << 16):
-                if keep:
-                    self.said.append(raw)
-                target.sendall(raw)
-
-    def replay(self, host: str, port: int) -> bool:
-        """Say it again, piece by piece as it was said; whether the port cut us off."""
-        with socket.create_connection((host, port), timeout=10) as again:
-            again.settimeout(0.1)
-            for piece in [*self.said, b""]:
-                try:
-                    again.sendall(piece)
-                    if not again.recv(1 << 16):
-                        return True
-                except TimeoutError:
-                    continue
-                except OSError:
-                    return True
-        return False
-
-    def close(self) -> None:
-        for each in self._open:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
-            thread.join(10)
-        for each in self._open:
-            each.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from statelink import wire
 if TYPE_CHECKING:
     from statelink.state import Inventory
 
-__all__ = ["PART", "cut", "dialled", "handshake_of", "raw_bytes", "routing_id", "until"]
+__all__ = ["PART", "Recorder", "connect", "cut", "dialled", "handshake_of", "raw_bytes", "routing_id", "until"]
 
 Socket = zmq.Socket[bytes]
 PART = wire.MAX_FRAME - 1024
@@ -90,10 +91,71 @@ def dialled(address: str, name: str = "", own: dict[str, str] | None = None, ser
         context.term()
 
 
+def connect(address: str) -> socket.socket:
+    """A bare connection to ``tcp://host:port``, whatever follows."""
+    host, _, port = address.partition("|")[0].removeprefix("tcp://").rpartition(":")
+    made = socket.create_connection((host, int(port)), timeout=10)
+    made.settimeout(20)
+    return made
+
+
+class Recorder:
+    """Stands between a caller and a port, and keeps what the caller says."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self.said: list[bytes] = []
+        self._open = [self._server]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            ours, _ = self._server.accept()
+            theirs = socket.create_connection(self._target)
+            self._open += [ours, theirs]
+            for source, target, keep in ((ours, theirs, True), (theirs, ours, False)):
+                thread = threading.Thread(target=self._carry, args=(source, target, keep), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, keep: bool) -> None:
+        with contextlib.suppress(OSError):
+            while raw := source.recv(1 << 16):
+                if keep:
+                    self.said.append(raw)
+                target.sendall(raw)
+
+    def replay(self, host: str, port: int) -> bool:
+        """Say it again, piece by piece as it was said; whether the port cut us off."""
+        with socket.create_connection((host, port), timeout=10) as again:
+            again.settimeout(0.1)
+            for piece in [*self.said, b""]:
+                try:
+                    again.sendall(piece)
+                    if not again.recv(1 << 16):
+                        return True
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return True
+        return False
+
+    def close(self) -> None:
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(10)
+        for each in self._open:
+            each.close()
+
+
 def raw_bytes(address: str, sent: bytes) -> None:
     """Bytes that are not even the socket library's."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as plain, contextlib.suppress(OSError):
+    with connect(address) as plain, contextlib.suppress(OSError):
         plain.sendall(sent)
         plain.settimeout(0.05)
         plain.recv(64)

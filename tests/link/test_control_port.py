@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 from tests.helpers import peers
-from tests.helpers.links import DECODE, PREFILL, STRANGE, Recorder, connect, keys, link_of, state_of
+from tests.helpers.links import DECODE, PREFILL, STRANGE, keys, link_of, state_of
 from tests.link.test_malformed import examples, mutated
 from tests.wire.noise import resident
 
@@ -111,7 +111,7 @@ def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
     with link_of("prefill", **config) as prefill:
         plain, _, key = prefill.address.partition("|")
         host, _, port = plain.removeprefix("tcp://").rpartition(":")
-        recorder = Recorder(host, int(port))
+        recorder = peers.Recorder(host, int(port))
         through = f"tcp://127.0.0.1:{recorder.port}"
         with peers.dialled(through, "honest", DECODE if secured else None, key) as socket_:
             socket_.send_multipart(hello(prefill, "honest"))
@@ -140,7 +140,7 @@ def test_silent_and_slow_connections_are_cut_off() -> None:
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47)
     with link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill:
         before = state_of(prefill)
-        callers = {connect(prefill.address): number % 50 for number in range(150)}
+        callers = {peers.connect(prefill.address): number % 50 for number in range(150)}
         for each, said in callers.items():
             each.sendall(greeting[:said])
         serves(prefill)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from tests.helpers.links import Recorder
+from tests.helpers.peers import Recorder
 from tests.tcp.by_hand import DONE, HEADER, REFUSED, Caller, Lost, changed, fields_of, frame, hello, pair_key
 from tests.tcp.common import POISON, grant_all, u64, untouched
 from tests.tcp.node import Node

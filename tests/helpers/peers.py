@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import struct
 import threading
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["PART", "Recorder", "connect", "cut", "dialled", "handshake_of", "raw_bytes", "routing_id", "until"]
 
 Socket = zmq.Socket[bytes]
+_connections = itertools.count()
 PART = wire.MAX_FRAME - 1024
 """Most bytes of a body in one message; a larger one is cut into parts."""
 
@@ -42,8 +44,8 @@ def handshake_of(name: str, role: str, inventory: Inventory, **changes: Any) -> 
 
 
 def routing_id(name: str) -> bytes:
-    """How the socket of a link's first connection introduces itself."""
-    return f"{name}#0".encode()
+    """How the socket of a new connection of a link introduces itself; none may come back before it is gone."""
+    return f"{name}#{next(_connections)}".encode()
 
 
 def cut(frames: Sequence[bytes]) -> Iterator[list[bytes]]:

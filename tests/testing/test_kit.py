@@ -154,9 +154,9 @@ def test_failures_for_one_reason_are_one(found: Found) -> None:
 @pytest.mark.timeout(420)
 def test_a_right_backend_passes(tmp_path: Path) -> None:
     """One that reaches no other process, reads as well as writes, and moves two state types only."""
-    found = kit(tmp_path / "report.json", str(HERE / "honest.py"), "-k", "not quarter and not thousand and not 2")[
-        "Honest"
-    ]
+    found = kit(
+        tmp_path / "report.json", f"{HERE / 'honest.py'}::TestHonest", "-k", "not quarter and not thousand and not 2"
+    )["Honest"]
     verdicts = {clause.name: clause.verdict for clause in found}
     assert [name for name, verdict in verdicts.items() if verdict in ("failed", "not run")] == [
         "test_its_class_is_complete"  # a deviation that is stated, and is none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -95,6 +96,16 @@ class Honest(Backend):
         if OPEN.get(self.link) is self:
             del OPEN[self.link]
         self.peers.clear()
+
+
+class Anywhere(Honest):
+    """Registers memory of any device."""
+
+    name = "anywhere"
+    capabilities = dataclasses.replace(Honest.capabilities, memory_kinds=frozenset({"cpu", "granite"}))
+
+    def register(self, regions: Sequence[Region]) -> None:
+        self.regions = tuple(regions)
 
 
 def _check(table: Sequence[Region], addresses: Any, nbytes: Any, regions: Any) -> None:

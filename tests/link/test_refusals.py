@@ -255,10 +255,10 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
         "hint: options in a table for each backend are for backend 'auto': write them into 'options' itself",
     ),
     (
-        {"role": "both", "backend": "tcp"},
+        {"role": "neither", "backend": "tcp"},
         ConfigError,
-        "bad value in the configuration of a link: Invalid enum value 'both' - at `$.role`\n"
-        "hint: 'role' is one of 'prefill', 'decode'",
+        "bad value in the configuration of a link: Invalid enum value 'neither' - at `$.role`\n"
+        "hint: 'role' is one of 'prefill', 'decode', 'both'",
     ),
     (
         {"role": "prefill"},

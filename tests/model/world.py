@@ -19,7 +19,7 @@ import pytest
 from statelink.backend import Side
 from statelink.link import Receiving, Sending, Status
 from statelink.link._room import RoomState
-from statelink.link.decode import _instances
+from statelink.link.decode import _attaching
 from statelink.link.decode._instance import Instance
 from statelink.link.prefill import _decode_ranks
 from statelink.link.prefill._decode_rank import DecodeRank
@@ -511,7 +511,7 @@ def running(steps: Counter[tuple[object, object]] | None = None, ends: Counter[s
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_instances, "Witness", SimWitness)
+        patch.setattr(_attaching, "Witness", SimWitness)
         patch.setattr(_decode_ranks, "Witness", SimWitness)
         watch(patch, Counter() if ends is None else ends)
         patch.setattr(Instance, "step", counted(Instance, "step", lambda each: each.state))

@@ -89,6 +89,11 @@ class Instance:
         if self.rooms.get(room.room) is room:  # else its id is in use again
             del self.rooms[room.room]
 
+    def tell_ready(self) -> None:
+        """Tell the rooms that they may be requested."""
+        for room in list(self.rooms.values()):
+            room.instance_ready(self)
+
     # Who it is.
 
     def find(self, endpoints: Iterable[Endpoint], siblings: Iterable[str], now: float) -> None:

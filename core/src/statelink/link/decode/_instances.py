@@ -6,20 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from statelink import wire
-from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError, PeerError, Reason
-from statelink.link.peers import (
-    InstanceEvent,
-    InstanceState,
-    Witness,
-    can_send,
-    check_peer,
-    check_transport,
-    is_sibling,
-)
+from statelink.link.peers import InstanceEvent, InstanceState, can_send, check_peer, is_sibling
 
+from ._attaching import Attaching
 from ._instance import Instance
-from ._route import Part, plan_instance
 from ._unanswered import Unanswered
 
 if TYPE_CHECKING:
@@ -53,6 +44,7 @@ class Instances:
         self._at: dict[str, list[Instance]] = {}
         """The instances that have a rank or a sibling at an address."""
         self._unanswered = Unanswered(context)
+        self._attaching = Attaching(context, lambda instance, reason: self._refuse(instance, reason, tell=True))
         self._siblings = [str(wire.parse_endpoint(address)) for address in context.config.siblings]
 
     def get(self, peer: Peer) -> Instance:
@@ -86,8 +78,10 @@ class Instances:
         instance.explain(None)
         context = self._context
 
+        known = self._siblings
+
         def job() -> tuple[tuple[wire.Endpoint, ...] | None, list[str] | None]:
-            return context.rendezvous.resolve(instance.peer), self._find_siblings()
+            return context.rendezvous.resolve(instance.peer), find_siblings(context, known)
 
         def then(found: tuple[tuple[wire.Endpoint, ...] | None, list[str] | None] | None, why: Reason | None) -> None:
             if found is None:
@@ -99,14 +93,6 @@ class Instances:
                 self._greet(instance, found[0], found[1])
 
         context.workers.run(context.workers.setups, ("resolve", instance.key), job, then)
-
-    def _find_siblings(self) -> list[str] | None:
-        """Addresses of this instance's other ranks; ``None`` while they are not all there. For a data thread."""
-        context = self._context
-        if context.inventory.ranks == 1 or context.config.siblings or not context.config.rendezvous:
-            return self._siblings
-        own = context.rendezvous.resolve(context.inventory.instance)
-        return None if own is None else [str(each) for each in own if each != context.channel.endpoint]
 
     def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
         if not self._step(instance, InstanceEvent.FOUND):
@@ -174,7 +160,7 @@ class Instances:
             else:
                 instance.answer_sibling(address, handshake)
             if instance.greeted:
-                self._plan(instance)
+                self._attaching.plan(instance)
 
     def _cannot_send(self, handshake: wire.Handshake) -> Reason | None:
         if not can_send(handshake.role):
@@ -185,110 +171,6 @@ class Instances:
             return Reason("peer.role", what, {"peer": handshake.link}, cause, "give each instance a name of its own")
         return None
 
-    # Planning, and telling every rank its part.
-
-    def _plan(self, instance: Instance) -> None:
-        self._step(instance, InstanceEvent.ANSWERED)
-        turn = instance.turn
-        context = self._context
-        ranks = {address: rank.handshake for address, rank in instance.ranks.items() if rank.handshake}
-        siblings = [handshake for handshake in instance.siblings.values() if handshake]
-
-        def then(parts: dict[str, Part] | None, reason: Reason | None) -> None:
-            if parts is not None:
-                self._attach(instance, parts, turn)
-            elif reason is not None:
-                self._refuse(instance, reason, tell=True)
-
-        context.workers.run(
-            context.workers.setups,
-            ("plan", instance.key),
-            lambda: plan_instance(context.handshake, siblings, ranks),
-            then,
-            backend=context.backend.name,
-            peer=instance.key,
-        )
-
-    def _attach(self, instance: Instance, parts: dict[str, Part], turn: int) -> None:
-        if instance.turn != turn:
-            return  # a rank was lost meanwhile, and all is planned anew
-        self._step(instance, InstanceEvent.ROUTED)
-        for address, rank in instance.ranks.items():
-            part = parts.get(address)
-            if part is None:
-                self._detach(rank)
-                continue
-            if rank.plan is not None and rank.plan.digest == part.plan.digest and rank.attached:
-                continue  # another rank came back; this one's part is what it was
-            if rank.assign(part):
-                self._tell_part(rank)
-            else:
-                self._connect(instance, rank)
-        self._maybe_ready(instance)
-
-    def _tell_part(self, rank: PrefillRank) -> None:
-        """Tell a rank its part. Repeated until it confirms, since messages are lost where connections break."""
-        part = rank.part
-        assert part is not None
-        attach = wire.Attach(
-            sender=self._context.name,
-            to=rank.name,
-            assignment=part.assignment,
-            destinations=part.readers,
-            digest=part.plan.digest,
-            same_host=rank.witness is not None,
-        )
-        self._context.send(attach, rank.address)
-
-    def _connect(self, instance: Instance, rank: PrefillRank) -> None:
-        """Let our backend know the rank; it is told its part afterwards, so that its backend finds ours ready."""
-        context = self._context
-        handshake = rank.handshake
-        assert handshake is not None
-        connection = context.connections.join(handshake)
-        rank.connect(connection)
-
-        def job() -> tuple[Witness | None]:
-            witness = Witness.of(handshake.process, rank.endpoint.address)
-            context.connections.make(connection)
-            return (witness,)
-
-        def then(made: tuple[Witness | None] | None, reason: Reason | None) -> None:
-            if made is None:
-                assert reason is not None
-                self._refuse(instance, reason, tell=True)
-            elif rank.connection is connection:
-                rank.reach(made[0])
-                self._tell_part(rank)
-                self._maybe_ready(instance)
-
-        who = {"backend": context.backend.name, "peer": handshake.link}
-        context.workers.run(context.workers.setups, ("peer", handshake.link), job, then, **who)
-
-    def _attached(self, instance: Instance, rank: PrefillRank, message: wire.Attached) -> None:
-        if rank.plan is None or message.digest != rank.plan.digest:
-            return
-        transport = message.transport or UNKNOWN
-        rank.carry_by(transport)
-        try:
-            check_transport(self._context.config.require, transport, self._context.backend.name, rank.name)
-        except PeerError as error:
-            self._refuse(instance, error.reason, tell=True)
-            return
-        rank.confirm()
-        self._maybe_ready(instance)
-
-    def _maybe_ready(self, instance: Instance) -> None:
-        if instance.state is InstanceState.ATTACHING and all(
-            each.attached and each.connected for each in instance.parts
-        ):
-            self._step(instance, InstanceEvent.CONFIRMED)
-            self._ready(instance)
-
-    def _ready(self, instance: Instance) -> None:
-        for room in list(instance.rooms.values()):
-            room.instance_ready(instance)
-
     # Refusing, losing and forgetting.
 
     def _refuse(self, instance: Instance, reason: Reason, *, tell: bool = False) -> None:
@@ -298,7 +180,7 @@ class Instances:
         log.warning("refused prefill instance %s: %s", instance.key, reason)
         instance.explain(reason)
         for each in instance.parts:
-            self._detach(each)
+            self._attaching.detach(each)
         for address, rank in instance.ranks.items():
             if tell and rank.handshake is not None:
                 self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason), address)
@@ -311,7 +193,7 @@ class Instances:
             return
         for room in list(instance.rooms.values()):
             room.rank_lost(rank, why)
-        self._detach(rank)
+        self._attaching.detach(rank)
         if not instance.rooms:
             self._drop(instance)
             return
@@ -326,16 +208,10 @@ class Instances:
         """Forget an instance that nobody waits for; it is found anew when somebody does."""
         self._step(instance, InstanceEvent.DROPPED)
         for each in instance.parts:
-            self._detach(each)
+            self._attaching.detach(each)
         self._hang_up(instance)
         self._unanswered.forget(instance)
         del self._instances[instance.key]
-
-    def _detach(self, rank: PrefillRank) -> None:
-        """Give up a rank's part, and its connection with it."""
-        connection = rank.detach()
-        if connection is not None:
-            self._context.connections.leave(connection)
 
     def _hang_up(self, instance: Instance) -> None:
         """Close the connections that no other instance uses."""
@@ -393,7 +269,7 @@ class Instances:
             elif isinstance(message, wire.Refuse):
                 self._refuse(instance, message.reason)
             elif ours and isinstance(message, wire.Attached):
-                self._attached(instance, rank, message)
+                self._attaching.attached(instance, rank, message)
             elif ours and isinstance(message, wire.Bye):
                 self._lose(instance, rank, "it closed")
 
@@ -435,11 +311,9 @@ class Instances:
                 if now >= instance.ask_at:
                     self._hello(instance)
             self._ping(instance, now, late)
-            for rank in instance.parts:
-                if instance.state is InstanceState.ATTACHING and rank.connected and not rank.attached:
-                    self._tell_part(rank)
+            self._attaching.tell_parts(instance)
             if instance.state is InstanceState.READY and not instance.suspect:
-                self._ready(instance)
+                instance.tell_ready()
 
     def _ping(self, instance: Instance, now: float, late: float) -> None:
         liveness = self._context.config.liveness
@@ -486,3 +360,16 @@ class Instances:
     def snapshot(self) -> dict[str, str]:
         """Peers and how they stand."""
         return {key: each.words for key, each in list(self._instances.items())}
+
+
+def find_siblings(context: Context, known: list[str]) -> list[str] | None:
+    """Addresses of this instance's other ranks; ``None`` while they are not all there. Blocks; for a data thread.
+
+    Args:
+        context: The link's parts.
+        known: Those that were configured, or found before.
+    """
+    if context.inventory.ranks == 1 or context.config.siblings or not context.config.rendezvous:
+        return known
+    own = context.rendezvous.resolve(context.inventory.instance)
+    return None if own is None else [str(each) for each in own if each != context.channel.endpoint]

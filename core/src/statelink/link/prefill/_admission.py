@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from statelink import wire
 from statelink.errors import Reason
 from statelink.link._header import RoomHeader
 from statelink.link._status import ENDED
 
+from ._claims import Claims
 from ._pending import PendingRequests, key_of
-from ._tombstones import REMEMBERED, AskingRank, Tombstones
+from ._tombstones import REMEMBERED, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
-    from statelink.link._header import RoomKey
     from statelink.link._room_table import Rooms
 
+    from ._claims import Group, Stale
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
     from ._delivery import RequestId
@@ -28,31 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Requests"]
 
 
-class Stale(NamedTuple):
-    """A request that may be of another use of the id than the room.
-
-    Attributes:
-        ours: Whether it may be of an earlier room of this side; otherwise the room may be of an earlier use of decode.
-        met: The use of decode that is settled then.
-    """
-
-    ours: bool
-    met: int
-
-
 HINT = "give each use of an id an attempt of its own, the same on both sides"
-
-
-class Group(NamedTuple):
-    """Ranks of one decode instance that have spoken of a room.
-
-    Attributes:
-        asked: Those that asked for it, with what they asked.
-        gone: What the others said, which gave it up; ``None`` if all asked.
-    """
-
-    asked: list[tuple[DecodeRank, Asked]]
-    gone: GivenUp | None
 
 
 class Requests:
@@ -73,6 +50,7 @@ class Requests:
         self._rooms = rooms
         self._pending = PendingRequests(REMEMBERED, context.config.max_early_bytes)
         self._tombstones = Tombstones(context.now, context.config.deadline)
+        self._claims = Claims(context, ranks, self._pending, self._tombstones)
 
     # What decode says.
 
@@ -92,7 +70,7 @@ class Requests:
             cause = f"{rank.name} asks for it anew, before it is over here"
             room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
         elif room is not None and room.status not in ENDED:
-            reason_not = self._not_for(room, rank)
+            reason_not = self._claims.not_for(room, rank)
             if reason_not is None:
                 self._keep(message, rank)
                 self.bind(room)
@@ -117,14 +95,14 @@ class Requests:
         if not fresh or rank.plan is None:
             return
         self._pending.drop(key, rank.name)
-        who = self._asking(rank)
+        who = self._claims.asking(rank)
         end = self._tombstones.due(key, who, 0.0)
         if end is not None:  # this side gave it up as well
             self._tombstones.settle(key, who, end)
             self._tombstones.meet(use)
             return
         room = self._room(message.room, message.attempt)
-        waits = room is not None and room.status not in ENDED and self._not_for(room, rank) is None
+        waits = room is not None and room.status not in ENDED and self._claims.not_for(room, rank) is None
         if waits and room is not None and room.to is not None:
             self._tombstones.meet(use)
             room.fail_known(message.reason, {rank.name: who.instance}, rank.expected)
@@ -133,8 +111,8 @@ class Requests:
         if waits and room is not None:
             self.bind(room)
             return
-        for another, asked in self._asked(key, None):  # nobody of its instance waits for what will not come
-            other = self._asking(another)
+        for another, asked in self._claims.asked(key, None):  # nobody of its instance waits for what will not come
+            other = self._claims.asking(another)
             if other.instance == who.instance and other.key == who.key:  # with another key, it may only say so
                 self._pending.drop(key, another.name)
                 gone.join(other, asked.request.generation)
@@ -172,7 +150,7 @@ class Requests:
 
     def _reconcile(self, message: wire.Request, rank: DecodeRank) -> None:
         """Uses that ended on both sides without meeting each other: they were one and the same."""
-        key, who = key_of(message), self._asking(rank)
+        key, who = key_of(message), self._claims.asking(rank)
         for earlier in message.unmet:
             use = (rank.name, message.room, earlier.generation)
             if not earlier.generation:
@@ -188,7 +166,7 @@ class Requests:
 
     def _settled(self, message: wire.Request, rank: DecodeRank) -> bool:
         """Whether a request is for a room that has ended on either side; it is answered then."""
-        key, who = key_of(message), self._asking(rank)
+        key, who = key_of(message), self._claims.asking(rank)
         end = self._tombstones.due(key, who, message.lifetime_ms / 1000)
         if end is not None:
             self._tombstones.settle(key, who, end)
@@ -216,8 +194,8 @@ class Requests:
             told = self._belonged(room, gone)
             room.fail_known(gone.reason, told, gone.ranks)
             return
-        for rank, asked in self._asked(key, None):
-            reason = self._not_for(room, rank)
+        for rank, asked in self._claims.asked(key, None):
+            reason = self._claims.not_for(room, rank)
             if reason is not None:
                 self._pending.drop(key, rank.name)
                 self.answer(rank, asked.request, reason)
@@ -227,7 +205,7 @@ class Requests:
         """Give a room to the instance that has spoken of it with every rank, if there is one by now."""
         if room.status in ENDED or room.bound:
             return
-        group = self._complete(room)
+        group = self._claims.complete(room)
         if group is None:
             return
         if self._reused(room, group):
@@ -245,9 +223,9 @@ class Requests:
         for delivery in room.deliveries:
             self._pending.drop(room.key, delivery.rank.name)
             self._tombstones.meet(delivery.use)
-        for rank, asked in self._asked(room.key, None):
+        for rank, asked in self._claims.asked(room.key, None):
             self._pending.drop(room.key, rank.name)
-            self.answer(rank, asked.request, self._not_for(room, rank) or self._taken(room))
+            self.answer(rank, asked.request, self._claims.not_for(room, rank) or self._claims.taken(room))
 
     def ended(self, room: SendingState, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
         """A room ended before it belonged to anybody: answer who asked for it, and remember it for who has yet to.
@@ -259,9 +237,9 @@ class Requests:
             ranks: How many there are.
         """
         told = dict(told)
-        for rank, asked in self._asked(room.key, room):
+        for rank, asked in self._claims.asked(room.key, room):
             if rank.name not in told:
-                stale = self._stale(room, rank, asked)
+                stale = self._claims.stale(room, rank, asked)
                 self._turn_away(room, rank, asked, reason, stale, told)
                 ranks = max(ranks, rank.expected)
         counted = [sum(each == instance for each in told.values()) for instance in set(told.values())]
@@ -277,34 +255,12 @@ class Requests:
         self._tombstones.cannot_land(use)
 
     def missing(self, room: SendingState) -> int | None:
-        """How many ranks have yet to ask, of the instance of which most have; ``None`` if nobody has. Any thread."""
-        lacking: dict[str, int] = {}
-        for name in list(self._pending.of(room.key)):
-            rank = self._ranks.get(name)
-            if rank is not None and self._not_for(room, rank) is None:
-                instance = rank.handshake.inventory.instance
-                lacking[instance] = lacking.get(instance, rank.expected) - 1
-        return min(lacking.values(), default=None)
+        """See `Claims.missing`. Any thread."""
+        return self._claims.missing(room)
 
     def unasked(self, room: SendingState) -> str:
-        """Why nobody has the room, for the reason of its deadline."""
-        waiting = self._asked(room.key, room)
-        if waiting:
-            names = ", ".join(rank.name for rank, _ in waiting[:4])
-            return f"{len(waiting)} decode ranks have asked for it ({names}), which are not all of their instance"
-        others = [each for each in self._pending.attempts(room.room) if each != room.attempt]
-        if others:
-            return f"decode asked for attempt {others[0]} of it, and this is attempt {room.attempt}"
-        instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
-        left = [
-            gone
-            for gone in (self._tombstones.gone(room.key, (name,)) for name in sorted(instances))
-            if gone is not None
-        ]
-        if left and room.to is None:
-            said = f"decode instance {left[0].instance!r} gave it up before it asked ({left[0].reason.what})"
-            return f"{said}, and this room does not say that it is for that one"
-        return "decode never asked for it"
+        """See `Claims.unasked`."""
+        return self._claims.unasked(room)
 
     def answer(self, rank: DecodeRank, request: wire.Request, reason: Reason, *, met: int = 0) -> None:
         """A request that will not be served: say why, and that nothing is in flight.
@@ -321,31 +277,11 @@ class Requests:
         self._ranks.send(wire.Failed(**use, reason=reason, met=met))
         self._ranks.send(wire.Drained(**use, met=met))
 
-    # Whose a room is.
-
-    def _complete(self, room: SendingState) -> Group | None:
-        """The first instance of which every rank has spoken, and at least one has asked."""
-        key = room.key
-        groups: list[dict[int, tuple[DecodeRank, Asked]]] = []
-        for rank, asked in self._asked(key, room):
-            ours = rank.handshake.inventory
-            for group in groups:
-                one = next(iter(group.values()))[0]
-                if one.handshake.inventory.instance == ours.instance and ours.rank not in group:
-                    break
-            else:  # the first of its instance; or another that says to be the same rank, which takes nobody's place
-                group = {}
-                groups.append(group)
-            group[ours.rank] = rank, asked
-            gone = self._tombstones.gone(key, (ours.instance,))
-            left = 0 if gone is None else len(gone.of(room.to).keys() - {each.name for each, _ in group.values()})
-            if len(group) + left >= max(each.expected for each, _ in group.values()):
-                return Group(list(group.values()), gone if left and len(group) < rank.expected else None)
-        return None
+    # Rooms and requests that may be of another use of an id.
 
     def _reused(self, room: SendingState, group: Group) -> bool:
         """Whether a rank of a group may mean another use of the id; the room and its requests fail then."""
-        found = [(rank, asked, self._stale(room, rank, asked)) for rank, asked in group.asked]
+        found = [(rank, asked, self._claims.stale(room, rank, asked)) for rank, asked in group.asked]
         stale = [(rank, asked, each) for rank, asked, each in found if each is not None]
         if not stale:
             return False
@@ -357,18 +293,6 @@ class Requests:
             self._turn_away(room, rank, asked, reason, each, told)
         room.fail_known(reason, told, max(rank.expected for rank, _ in group.asked))
         return True
-
-    def _stale(self, room: SendingState, rank: DecodeRank, asked: Asked) -> Stale | None:
-        """Which use a request or a room may be of, other than each other; that one is settled by the answer."""
-        who = self._asking(rank)
-        lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
-        end = self._tombstones.due(room.key, who, lasts)
-        if end is not None:
-            self._tombstones.settle(room.key, who, end)
-        if end is not None or self._tombstones.forgot(room.key):
-            return Stale(ours=True, met=asked.request.generation)
-        unmet = self._unmet(room, rank, asked)
-        return None if unmet is None else Stale(ours=False, met=unmet)
 
     def _turn_away(
         self,
@@ -401,30 +325,6 @@ class Requests:
                 self._ranks.send(self._drained(use))
         return dict.fromkeys(uses, gone.instance)
 
-    def _unmet(self, room: SendingState, rank: DecodeRank, asked: Asked) -> int | None:
-        """The earliest use that ended on a rank, and that this room may belong to, if there is one."""
-        for earlier in asked.request.unmet:
-            ended = asked.at - earlier.ended_ms_ago / 1000
-            met = earlier.generation and self._tombstones.met((rank.name, room.room, earlier.generation))
-            if not met and room.opened < ended + self._tombstones.lifetime:
-                return earlier.generation
-        return None
-
-    def _not_for(self, room: SendingState, rank: DecodeRank) -> Reason | None:
-        """Why a rank cannot have a room; ``None`` if it can."""
-        if room.bound:
-            return self._taken(room)
-        who = self._asking(rank)
-        if room.to is None or room.to.admits(who.instance, who.key):
-            return None
-        cause = f"it is for {room.to}, and {rank.name} is of {who.instance}"
-        return room.reason_for("room.instances", "a room is for another decode instance", cause)
-
-    def _taken(self, room: SendingState) -> Reason:
-        first = room.deliveries[0].rank
-        cause = f"it belongs to {first.handshake.inventory.instance}, of which every rank had asked for it before"
-        return room.reason_for("room.instances", "two decode instances ask for one room", cause)
-
     # Small helpers.
 
     def _keep(self, message: wire.Request, rank: DecodeRank) -> None:
@@ -434,23 +334,9 @@ class Requests:
             if dropped is not None:
                 self.answer(dropped, request, reason)
 
-    def _asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
-        """Who asked for a room; with a room, only those that can have it."""
-        known = ((self._ranks.get(name), asked) for name, asked in list(self._pending.of(key).items()))
-        return [
-            (rank, asked)
-            for rank, asked in known
-            if rank is not None and (room is None or self._not_for(room, rank) is None)
-        ]
-
     def _room(self, number: int, attempt: int) -> SendingState | None:
         room = self._rooms.get(number)
         if room is None or room.attempt != attempt:
             return None
         self.open(room)
         return room
-
-    def _asking(self, rank: DecodeRank) -> AskingRank:
-        return AskingRank(
-            rank.name, rank.handshake.inventory.instance, self._context.channel.key_of(rank.name), rank.expected
-        )

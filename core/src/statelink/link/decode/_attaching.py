@@ -1,0 +1,148 @@
+"""Planning what the ranks of a prefill instance do for this decode rank, and telling each its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from statelink import wire
+from statelink.backend import UNKNOWN
+from statelink.errors import PeerError, Reason
+from statelink.link.peers import InstanceEvent, InstanceState, Witness, check_transport
+
+from ._route import Part, plan_instance
+
+if TYPE_CHECKING:
+    from statelink.link._context import Context
+
+    from ._instance import Instance
+    from ._prefill_rank import PrefillRank
+
+__all__ = ["Attaching"]
+
+
+class Attaching:
+    """Takes an instance from the last handshake to the first request. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+        refuse: Called with an instance that cannot work with this one, and why; its ranks are to be told.
+    """
+
+    def __init__(self, context: Context, refuse: Callable[[Instance, Reason], None]) -> None:
+        self._context = context
+        self._refuse = refuse
+
+    def plan(self, instance: Instance) -> None:
+        """Everybody has answered: plan on a data thread, and go on with what was found."""
+        self._step(instance, InstanceEvent.ANSWERED)
+        turn = instance.turn
+        context = self._context
+        ranks = {address: rank.handshake for address, rank in instance.ranks.items() if rank.handshake}
+        siblings = [handshake for handshake in instance.siblings.values() if handshake]
+
+        def then(parts: dict[str, Part] | None, reason: Reason | None) -> None:
+            if parts is not None:
+                self._attach(instance, parts, turn)
+            elif reason is not None:
+                self._refuse(instance, reason)
+
+        context.workers.run(
+            context.workers.setups,
+            ("plan", instance.key),
+            lambda: plan_instance(context.handshake, siblings, ranks),
+            then,
+            backend=context.backend.name,
+            peer=instance.key,
+        )
+
+    def _attach(self, instance: Instance, parts: dict[str, Part], turn: int) -> None:
+        if instance.turn != turn:
+            return  # a rank was lost meanwhile, and all is planned anew
+        self._step(instance, InstanceEvent.ROUTED)
+        for address, rank in instance.ranks.items():
+            part = parts.get(address)
+            if part is None:
+                self.detach(rank)
+                continue
+            if rank.plan is not None and rank.plan.digest == part.plan.digest and rank.attached:
+                continue  # another rank came back; this one's part is what it was
+            if rank.assign(part):
+                self._tell_part(rank)
+            else:
+                self._connect(instance, rank)
+        self._maybe_ready(instance)
+
+    def _tell_part(self, rank: PrefillRank) -> None:
+        """Tell a rank its part. Repeated until it confirms, since messages are lost where connections break."""
+        part = rank.part
+        assert part is not None
+        attach = wire.Attach(
+            sender=self._context.name,
+            to=rank.name,
+            assignment=part.assignment,
+            destinations=part.readers,
+            digest=part.plan.digest,
+            same_host=rank.witness is not None,
+        )
+        self._context.send(attach, rank.address)
+
+    def _connect(self, instance: Instance, rank: PrefillRank) -> None:
+        """Let our backend know the rank; it is told its part afterwards, so that its backend finds ours ready."""
+        context = self._context
+        handshake = rank.handshake
+        assert handshake is not None
+        connection = context.connections.join(handshake)
+        rank.connect(connection)
+
+        def job() -> tuple[Witness | None]:
+            witness = Witness.of(handshake.process, rank.endpoint.address)
+            context.connections.make(connection)
+            return (witness,)
+
+        def then(made: tuple[Witness | None] | None, reason: Reason | None) -> None:
+            if made is None:
+                assert reason is not None
+                self._refuse(instance, reason)
+            elif rank.connection is connection:
+                rank.reach(made[0])
+                self._tell_part(rank)
+                self._maybe_ready(instance)
+
+        who = {"backend": context.backend.name, "peer": handshake.link}
+        context.workers.run(context.workers.setups, ("peer", handshake.link), job, then, **who)
+
+    def attached(self, instance: Instance, rank: PrefillRank, message: wire.Attached) -> None:
+        """A rank confirms its part."""
+        if rank.plan is None or message.digest != rank.plan.digest:
+            return
+        transport = message.transport or UNKNOWN
+        rank.carry_by(transport)
+        try:
+            check_transport(self._context.config.require, transport, self._context.backend.name, rank.name)
+        except PeerError as error:
+            self._refuse(instance, error.reason)
+            return
+        rank.confirm()
+        self._maybe_ready(instance)
+
+    def _maybe_ready(self, instance: Instance) -> None:
+        attached = all(each.attached and each.connected for each in instance.parts)
+        if instance.state is InstanceState.ATTACHING and attached:
+            self._step(instance, InstanceEvent.CONFIRMED)
+            instance.tell_ready()
+
+    def tell_parts(self, instance: Instance) -> None:
+        """Tell the ranks that have not confirmed their part again."""
+        for rank in instance.parts:
+            if instance.state is InstanceState.ATTACHING and rank.connected and not rank.attached:
+                self._tell_part(rank)
+
+    def detach(self, rank: PrefillRank) -> None:
+        """Give up a rank's part, and its connection with it."""
+        connection = rank.detach()
+        if connection is not None:
+            self._context.connections.leave(connection)
+
+    def _step(self, instance: Instance, event: InstanceEvent) -> bool:
+        return instance.step(event, self._context.now())

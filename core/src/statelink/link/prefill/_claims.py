@@ -1,0 +1,161 @@
+"""Which room of prefill a request of decode can mean, and which instance a room can be for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ._tombstones import AskingRank
+
+if TYPE_CHECKING:
+    from statelink.errors import Reason
+    from statelink.link._context import Context
+    from statelink.link._header import RoomKey
+
+    from ._decode_rank import DecodeRank
+    from ._decode_ranks import DecodeRanks
+    from ._pending import Asked, PendingRequests
+    from ._sending import SendingState
+    from ._tombstones import GivenUp, Tombstones
+
+__all__ = ["Claims", "Group", "Stale"]
+
+
+class Stale(NamedTuple):
+    """A request that may be of another use of the id than the room.
+
+    Attributes:
+        ours: Whether it may be of an earlier room of this side; otherwise the room may be of an earlier use of decode.
+        met: The use of decode that is settled then.
+    """
+
+    ours: bool
+    met: int
+
+
+class Group(NamedTuple):
+    """Ranks of one decode instance that have spoken of a room.
+
+    Attributes:
+        asked: Those that asked for it, with what they asked.
+        gone: What the others said, which gave it up; ``None`` if all asked.
+    """
+
+    asked: list[tuple[DecodeRank, Asked]]
+    gone: GivenUp | None
+
+
+class Claims:
+    """Compares rooms with pending requests and tombstones. It answers nobody. Belongs to the control thread.
+
+    Args:
+        context: The link's parts.
+        ranks: The decode ranks that are known.
+        pending: What they asked for.
+        tombstones: What is remembered of rooms that are over.
+    """
+
+    def __init__(self, context: Context, ranks: DecodeRanks, pending: PendingRequests, tombstones: Tombstones) -> None:
+        self._context = context
+        self._ranks = ranks
+        self._pending = pending
+        self._tombstones = tombstones
+
+    def complete(self, room: SendingState) -> Group | None:
+        """The first instance of which every rank has spoken, and at least one has asked."""
+        key = room.key
+        groups: list[dict[int, tuple[DecodeRank, Asked]]] = []
+        for rank, asked in self.asked(key, room):
+            ours = rank.handshake.inventory
+            for group in groups:
+                one = next(iter(group.values()))[0]
+                if one.handshake.inventory.instance == ours.instance and ours.rank not in group:
+                    break
+            else:  # the first of its instance; or another that says to be the same rank, which takes nobody's place
+                group = {}
+                groups.append(group)
+            group[ours.rank] = rank, asked
+            gone = self._tombstones.gone(key, (ours.instance,))
+            left = 0 if gone is None else len(gone.of(room.to).keys() - {each.name for each, _ in group.values()})
+            if len(group) + left >= max(each.expected for each, _ in group.values()):
+                return Group(list(group.values()), gone if left and len(group) < rank.expected else None)
+        return None
+
+    def stale(self, room: SendingState, rank: DecodeRank, asked: Asked) -> Stale | None:
+        """Which use a request or a room may be of, other than each other; that one is settled by the answer."""
+        who = self.asking(rank)
+        lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
+        end = self._tombstones.due(room.key, who, lasts)
+        if end is not None:
+            self._tombstones.settle(room.key, who, end)
+        if end is not None or self._tombstones.forgot(room.key):
+            return Stale(ours=True, met=asked.request.generation)
+        unmet = self._unmet(room, rank, asked)
+        return None if unmet is None else Stale(ours=False, met=unmet)
+
+    def _unmet(self, room: SendingState, rank: DecodeRank, asked: Asked) -> int | None:
+        """The earliest use that ended on a rank, and that this room may belong to, if there is one."""
+        for earlier in asked.request.unmet:
+            ended = asked.at - earlier.ended_ms_ago / 1000
+            met = earlier.generation and self._tombstones.met((rank.name, room.room, earlier.generation))
+            if not met and room.opened < ended + self._tombstones.lifetime:
+                return earlier.generation
+        return None
+
+    def not_for(self, room: SendingState, rank: DecodeRank) -> Reason | None:
+        """Why a rank cannot have a room; ``None`` if it can."""
+        if room.bound:
+            return self.taken(room)
+        who = self.asking(rank)
+        if room.to is None or room.to.admits(who.instance, who.key):
+            return None
+        cause = f"it is for {room.to}, and {rank.name} is of {who.instance}"
+        return room.reason_for("room.instances", "a room is for another decode instance", cause)
+
+    def taken(self, room: SendingState) -> Reason:
+        first = room.deliveries[0].rank
+        cause = f"it belongs to {first.handshake.inventory.instance}, of which every rank had asked for it before"
+        return room.reason_for("room.instances", "two decode instances ask for one room", cause)
+
+    def missing(self, room: SendingState) -> int | None:
+        """How many ranks have yet to ask, of the instance of which most have; ``None`` if nobody has. Any thread."""
+        lacking: dict[str, int] = {}
+        for name in list(self._pending.of(room.key)):
+            rank = self._ranks.get(name)
+            if rank is not None and self.not_for(room, rank) is None:
+                instance = rank.handshake.inventory.instance
+                lacking[instance] = lacking.get(instance, rank.expected) - 1
+        return min(lacking.values(), default=None)
+
+    def unasked(self, room: SendingState) -> str:
+        """Why nobody has the room, for the reason of its deadline."""
+        waiting = self.asked(room.key, room)
+        if waiting:
+            names = ", ".join(rank.name for rank, _ in waiting[:4])
+            return f"{len(waiting)} decode ranks have asked for it ({names}), which are not all of their instance"
+        others = [each for each in self._pending.attempts(room.room) if each != room.attempt]
+        if others:
+            return f"decode asked for attempt {others[0]} of it, and this is attempt {room.attempt}"
+        instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
+        left = [
+            gone
+            for gone in (self._tombstones.gone(room.key, (name,)) for name in sorted(instances))
+            if gone is not None
+        ]
+        if left and room.to is None:
+            said = f"decode instance {left[0].instance!r} gave it up before it asked ({left[0].reason.what})"
+            return f"{said}, and this room does not say that it is for that one"
+        return "decode never asked for it"
+
+    def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
+        """Who asked for a room; with a room, only those that can have it."""
+        known = ((self._ranks.get(name), asked) for name, asked in list(self._pending.of(key).items()))
+        return [
+            (rank, asked)
+            for rank, asked in known
+            if rank is not None and (room is None or self.not_for(room, rank) is None)
+        ]
+
+    def asking(self, rank: DecodeRank) -> AskingRank:
+        return AskingRank(
+            rank.name, rank.handshake.inventory.instance, self._context.channel.key_of(rank.name), rank.expected
+        )

@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from plugins.ascend.tests.test_calls import Library as AnyLibrary
 
 from statelink.backend import BackendContext
 from statelink.errors import BackendUnavailableError, TransferError
@@ -30,35 +30,20 @@ CONNECTED = -2000
 """What the library returns for an empty batch, once it has connected."""
 
 
-class Library:
-    """Fails if it is asked for two first contacts at a time."""
+class Library(AnyLibrary):
+    """Connects at once, but to the silent peer, for which it waits; fails if it is asked twice at a time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.silent = ""
         self.code = CONNECTED
         self.waits, self.goes_on, self.released = threading.Event(), threading.Event(), threading.Event()
         self.asked: list[str] = []
-        self.TransDataOpType = SimpleNamespace(SDMA="sdma")
-        self.TransferEngine = self
         self._one = threading.Lock()
-
-    def __call__(self) -> Library:
-        return self
-
-    def initialize(self, *_: object) -> int:
-        return 0
-
-    batch_register_memory = batch_transfer_sync_read = destroy = initialize
 
     def unInitialize(self) -> int:
         self.released.set()
         return 0
-
-    def get_rpc_port(self) -> int:
-        return 9999
-
-    def get_and_clear_last_err_msg(self) -> str:
-        return ""
 
     def batch_transfer_sync_write(self, session: str, *_: object) -> int:
         assert self._one.acquire(blocking=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +55,21 @@ def triples(arrays: Sequence[Array]) -> Triples:
     )
 
 
+def lists(*names: str) -> Callable[[Any], Triples]:
+    """A pool's method that lists the arrays that some of its attributes hold."""
+    return lambda self: triples([array for name in names for array in getattr(self, name)])
+
+
+def says(name: str) -> Callable[[Any], Any]:
+    """A pool's method that returns one of its attributes."""
+    return lambda self: getattr(self, name) or []
+
+
+def same_slots(pool: object, slots: Array) -> Array:
+    """A pool's method that translates token slots of the full pool to those of the sliding one."""
+    return slots
+
+
 class KeysPool:
     """Keys and values: ``[pages, tokens, heads, dim]`` a layer."""
 
@@ -67,11 +82,8 @@ class KeysPool:
         self.kv_cache_layout = layout
         self.scales: list[Array] = []
 
-    def get_contiguous_buf_infos(self) -> Triples:
-        return triples(self.k + self.v)
-
-    def get_kv_scale_buf_infos(self) -> Triples:
-        return triples(self.scales)
+    get_contiguous_buf_infos = lists("k", "v")
+    get_kv_scale_buf_infos = lists("scales")
 
 
 class LatentPool:
@@ -83,8 +95,7 @@ class LatentPool:
         self.layer_num = len(latents)
         self.start_layer, self.end_layer = start, start + len(latents)
 
-    def get_contiguous_buf_infos(self) -> Triples:
-        return triples(self.latents)
+    get_contiguous_buf_infos = lists("latents")
 
 
 class IndexedPool(LatentPool):
@@ -108,11 +119,8 @@ class IndexedPool(LatentPool):
         self.tail_extra_slots = extra
         self.tails = [*keys, *scores]
 
-    def get_state_buf_infos(self) -> Triples:
-        return triples(self.index)
-
-    def get_compress_tail_buf_infos(self) -> Triples:
-        return triples(self.tails)
+    get_state_buf_infos = lists("index")
+    get_compress_tail_buf_infos = lists("tails")
 
 
 class SlidingPool:
@@ -123,8 +131,7 @@ class SlidingPool:
         self.page_size = full.page_size
         self.sliding_window = window
 
-    def translate_loc_from_full_to_swa(self, ids: Array) -> Array:
-        return ids
+    translate_loc_from_full_to_swa = same_slots
 
     def get_contiguous_buf_infos(self) -> Triples:
         return self.full_kv_pool.get_contiguous_buf_infos()
@@ -146,17 +153,10 @@ class States:
     ) -> None:
         self.tensors, self.dims, self.outers, self.groups, self.ids = tensors, dims, outers, groups, ids
 
-    def get_state_buf_infos(self) -> Triples:
-        return triples(self.tensors)
-
-    def get_state_dim_per_tensor(self) -> list[int]:
-        return self.dims
-
-    def get_state_slice_outer_counts(self) -> list[int]:
-        return self.outers or []
-
-    def get_state_conv_shard_groups(self) -> list[Any]:
-        return self.groups or []
+    get_state_buf_infos = lists("tensors")
+    get_state_dim_per_tensor = says("dims")
+    get_state_slice_outer_counts = says("outers")
+    get_state_conv_shard_groups = says("groups")
 
 
 class RequestPool(States):
@@ -176,11 +176,8 @@ class HybridPool(States):
         found: Triples = self.full_kv_pool.get_contiguous_buf_infos()
         return found
 
-    def get_kv_layer_ids(self) -> list[int]:
-        return self.kv_ids
-
-    def get_state_layer_ids(self) -> list[int]:
-        return self.ids or []
+    get_kv_layer_ids = says("kv_ids")
+    get_state_layer_ids = says("ids")
 
 
 class QueryPool(HybridPool):
@@ -191,17 +188,10 @@ class QueryPool(HybridPool):
     compressed: list[Array]
     compressed_ids: list[int]
 
-    def get_qsa_pending_state_buf_infos(self) -> Triples:
-        return triples(self.pending)
-
-    def get_qsa_pending_state_layer_ids(self) -> list[int]:
-        return self.pending_ids
-
-    def get_qsa_compressed_state_buf_infos(self) -> Triples:
-        return triples(self.compressed)
-
-    def get_qsa_compressed_state_layer_ids(self) -> list[int]:
-        return self.compressed_ids
+    get_qsa_pending_state_buf_infos = lists("pending")
+    get_qsa_pending_state_layer_ids = says("pending_ids")
+    get_qsa_compressed_state_buf_infos = lists("compressed")
+    get_qsa_compressed_state_layer_ids = says("compressed_ids")
 
 
 class SparsePool:
@@ -223,8 +213,7 @@ class SparsePool:
     def get_dense_kv_state_buf_infos(self) -> Triples:
         return self.dense.get_contiguous_buf_infos() if self.dense else ([], [], [])
 
-    def get_index_k_state_buf_infos(self) -> Triples:
-        return triples(self.index)
+    get_index_k_state_buf_infos = lists("index")
 
 
 class CompressedPool:
@@ -248,29 +237,15 @@ class CompressedPool:
         self.c4: list[Array] = []
         self.valid_from: list[Array] = []
 
-    def translate_loc_from_full_to_swa(self, ids: Array) -> Array:
-        return ids
+    translate_loc_from_full_to_swa = same_slots
 
-    def get_contiguous_buf_infos(self) -> Triples:
-        return triples(self.kv)
-
-    def get_state_buf_infos(self) -> Triples:
-        return triples(self.swa)
-
-    def get_unified_swa_ring_buf_infos(self) -> Triples:
-        return triples(self.ring)
-
-    def get_request_state_buf_infos(self) -> Triples:
-        return triples(self.request)
-
-    def get_c128_kv_buf_infos(self) -> Triples:
-        return triples(self.c128)
-
-    def get_c4_state_buf_infos(self) -> Triples:
-        return triples(self.c4)
-
-    def get_swa_valid_from_buf_infos(self) -> Triples:
-        return triples(self.valid_from)
+    get_contiguous_buf_infos = lists("kv")
+    get_state_buf_infos = lists("swa")
+    get_unified_swa_ring_buf_infos = lists("ring")
+    get_request_state_buf_infos = lists("request")
+    get_c128_kv_buf_infos = lists("c128")
+    get_c4_state_buf_infos = lists("c4")
+    get_swa_valid_from_buf_infos = lists("valid_from")
 
 
 class UnifiedHybridPool(HybridPool):

@@ -10,8 +10,6 @@ from statelink.state import Inventory, Memory
 from .small import STEP, Moved, moves, ranks, runs
 
 KEY, VALUE = 2048, 4096
-
-
 SLOTS = 5
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from statelink.state import Inventory
 
 FULL = Box((0, 0), (4, 3))
-
-
 LEFT, RIGHT = Box((0, 0), (2, 3)), Box((2, 0), (4, 3))
 
 
@@ -64,8 +62,6 @@ def test_no_shares_are_no_components() -> None:
 
 
 CANNOT = "the assignment of buffer 'layers.0.k' of component 'kv' cannot be carried out (source 0, destination 1): "
-
-
 FORGED: list[tuple[str, tuple[Share, ...], str]] = [
     (
         "unknown component",
@@ -250,8 +246,6 @@ def test_where_memory_lies_does_not_matter() -> None:
 
 
 PART = Share("kv", ("layers.0.k", "layers.0.v", "layers.1.k", "layers.1.v"), (Box((0, 0), (4, 3)),))
-
-
 ASSIGNMENTS = {
     "other source": Assignment(1, 0, (PART,)),
     "other destination": Assignment(0, 1, (PART,)),

@@ -29,14 +29,10 @@ def lacking(made: Described, name: str) -> Described:
 
 
 BOTH = [kv_share(0, 2)], [kv_share(1, 2)]
-
-
 FULL = instance_of("p", [kv_share()])
 
 
 POSITIONS = instance_of("p", [state.mla_pages({0: pointer(30, 4, 2, 3)})])
-
-
 UNCOVERED: list[tuple[str, list[Inventory], list[Inventory], str]] = [
     (
         "one of two ranks",
@@ -118,14 +114,10 @@ def test_what_covers_each_other_matches() -> None:
 
 
 SPOILT = ("a rank is missing", "a rank says what another says", "a rank lacks a buffer", "a rank lacks a component")
-
-
 TOPOLOGIES = ("equal widths", "narrow to wide", "replicated heads", "stages to stages")
 
 
 EXAMPLES = 5
-
-
 SHARED = ("dsa", "dsa_tail")
 """Components of which layers may share another's."""
 

@@ -16,14 +16,10 @@ from statelink.state import Component, Memory
 from .small import describe, pointer
 
 PAGED = state.mla_pages({0: pointer(1, 100, 16, 1)}).component
-
-
 WINDOWED = state.window_pages({0: (pointer(1, 100, 16, 1, 1), pointer(2, 100, 16, 1, 1))}, heads=1, window=40).component
 
 
 SLOT = state.mamba_slots(conv={0: pointer(1, 10, 4, 2)}, ssm={}).component
-
-
 ROW = state.aux_rows({"row": pointer(1, 10, 4)}).component
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from statelink import plan, state
 from statelink.errors import MismatchError, StateError
-from statelink.state import Buffer, Component, Described, Inventory, Layout, Partition, Region, Slab
+from statelink.state import Component, Described, Inventory, Partition
 
 from .small import describe, instance_of, keys, kv_share, pointer, ranks
 
@@ -21,19 +21,6 @@ def kv(name: str = "p", **fields: Any) -> Inventory:
     return describe(name, keys(given.pop("layers"), **given))
 
 
-def aux(name: str = "p", items: int = 4, width: int = 8) -> Inventory:
-    return describe(name, state.aux_rows({"row": pointer(1, items, width)}))
-
-
-def whole(page: int) -> Inventory:
-    """A page that is packed in a way that strides cannot say."""
-    layout = Layout("uint8", 1, (6,), ("byte",), (Slab((0,), (6,), 0, (1,)),))
-    component = Component(
-        name="kv", type="kv", page=page, buffers=(Buffer("layers.0.k", 0, 0, 6, 4, layout, 0),), format="packed"
-    )
-    return Inventory(instance="p", components=(component,), regions=(Region(1, 24),))
-
-
 def changed(made: Inventory, number: int = 0, **fields: Any) -> Inventory:
     buffers = list(made.components[0].buffers)
     buffers[number] = msgspec.structs.replace(buffers[number], **fields)
@@ -41,14 +28,7 @@ def changed(made: Inventory, number: int = 0, **fields: Any) -> Inventory:
     return msgspec.structs.replace(made, components=(component, *made.components[1:]))
 
 
-def windowed(window: int) -> Inventory:
-    arrays = {0: (pointer(1, 4, 2, 1, 1), pointer(2, 4, 2, 1, 1))}
-    return describe("p", state.window_pages(arrays, heads=1, window=window))
-
-
 MORE = describe("p", keys([0], 4, 2, 4, 3, heads=4), state.aux_rows({"r": pointer(9, 2, 2)}))
-
-
 HINT = "\nhint: both engines must be configured for the same model, cache dtype and layout"
 
 
@@ -68,20 +48,6 @@ REFUSED: list[tuple[str, Inventory, Inventory, str]] = [
         "kv/layers.0.k: itemsize: 1 on decode, 2 on prefill; "
         "kv/layers.0.v: itemsize: 1 on decode, 2 on prefill",
     ),
-    (
-        "heads",
-        kv(heads=4, local=4),
-        kv(heads=8, local=8),
-        "kv/layers.0.k: extent of axis 'head': 8 on decode, 4 on prefill; "
-        "kv/layers.0.v: extent of axis 'head': 8 on decode, 4 on prefill",
-    ),
-    ("format", kv(format="bf16"), kv(format="nvfp4"), "kv: format: 'nvfp4' on decode, 'bf16' on prefill"),
-    (
-        "page size without positions",
-        whole(16),
-        whole(32),
-        "kv: tokens an item (buffer layers.0.k has no position axis to split on): 32 on decode, 16 on prefill",
-    ),
     ("component on decode only", kv(), MORE, "component aux (type aux): present on decode, absent on prefill"),
     ("component on prefill only", MORE, kv(), "component aux (type aux): absent on decode, present on prefill"),
     (
@@ -97,13 +63,6 @@ REFUSED: list[tuple[str, Inventory, Inventory, str]] = [
         "kv/layers.1.k: absent on decode, present on prefill; kv/layers.1.v: absent on decode, present on prefill",
     ),
     ("items on one side only", changed(kv(), count=0), kv(), "kv/layers.0.k: items: 4 on decode, 0 on prefill"),
-    ("width of a row", aux(width=8), aux(width=9), "aux/row: extent of axis 'axis0': 9 on decode, 8 on prefill"),
-    (
-        "window",
-        windowed(64),
-        windowed(128),
-        "swa: window: 128 on decode, 64 on prefill",
-    ),
 ]
 
 

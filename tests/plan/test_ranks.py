@@ -11,8 +11,6 @@ from statelink.state import Described, Inventory, Partition
 from .small import instance_of, kv_share, pointer, ring_share, row
 
 STAGES = [{"pp": (stage, 2), "tp": (0, 1)} for stage in range(2)]
-
-
 CONTRADICTING: list[tuple[str, list[Inventory], str, str]] = [
     (
         "one tp twice",

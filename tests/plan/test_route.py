@@ -146,14 +146,10 @@ def test_positions_that_nobody_holds_are_refused(missing: int) -> None:
 
 
 RATIOS = [0, 0, 4, 128, 4, 128, 4, 128]
-
-
 FOURS = [layer for layer, ratio in enumerate(RATIOS) if ratio == 4]
 
 
 LARGE = [layer for layer, ratio in enumerate(RATIOS) if ratio == 128]
-
-
 LISTS = {
     "dsv4": [*((n, "kv") for n in FOURS), *((n, "index") for n in FOURS), *((n, "large") for n in LARGE)],
     "swa": [*((n, "kv") for n in range(8)), *((n, "attention") for n in FOURS), *((n, "indexer") for n in FOURS)],

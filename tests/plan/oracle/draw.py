@@ -202,6 +202,6 @@ def _scene(frame: Frame, made: list[Made], stages: tuple[int, int], shards: tupl
         chunks=tuple(rng.sample(range(21), rng.randint(1 if topology == "chunks" else 0, 3))),
         layer_cuts=tuple(cuts),
         max_blocks=rng.choice([1 << 18, 64, 7, 1]),
-        parcel=rng.choice([0, 0, 0, 1, 40, 300, 1 << 20]),
+        parcel=rng.choice([0] * 8 + [1, 40, 40, 300, 300, 1 << 20]),
         seed=rng.randint(0, 1 << 32),
     )

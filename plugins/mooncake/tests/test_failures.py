@@ -8,17 +8,17 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from plugins.mooncake.tests.peer import Memory, Peer, make, move
+from tests.helpers import backend_pairs
+from tests.helpers.backend_pairs import MIB, blocks
 
-from statelink.backend import Backend, Batch, Blocks, Op, Outcome, Region
+from statelink.backend import Backend, Batch, Op, Outcome
 from statelink_mooncake import MooncakeBackend
 
 HERE = MooncakeBackend.probe(MooncakeBackend.Options())
 pytestmark = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
 
-MIB = 1 << 20
 LAYOUT = ((64 * MIB,),)
 REASON = "Mooncake returned -1 for 64 blocks; it prints why to standard error"
 
@@ -49,21 +49,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         peer.kill()
 
 
-def blocks(memory: Memory, regions: tuple[Region, ...], nbytes: int = 64 * MIB) -> Blocks:
-    """A mebibyte each, or less."""
-    size = min(nbytes, MIB)
-    offsets = np.arange(0, nbytes, size, dtype=np.uint64)
-    zero = np.zeros(len(offsets), np.uint32)
-    sizes = np.full(len(offsets), size, np.uint64)
-    return Blocks(offsets + memory.regions[0].address, offsets + regions[0].address, sizes, zero, zero)
-
-
 def serves(world: World, peer: Peer) -> None:
     """The peer gets a small write whole."""
-    world.memory.arrays[0][:100] += 1
-    (transfer,) = move(world.backend, peer.link, blocks(world.memory, peer.regions, 100))
-    assert transfer.outcome == (True, "", True)
-    assert np.array_equal(peer.arrays[0][:100], world.memory.arrays[0][:100])
+    backend_pairs.serves(world.backend, world.memory, peer)
 
 
 def test_peer_stops_during_a_transfer(world: World) -> None:

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from plugins.nixl.tests.peer import Memory, Peer, finish, make, move
+from tests.helpers import backend_pairs
+from tests.helpers.backend_pairs import MIB, blocks
 
-from statelink.backend import Backend, Batch, Blocks, Op, Region, Side
+from statelink.backend import Backend, Batch, Op, Side
 from statelink.errors import TransferError
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
 )
 
-MIB = 1 << 20
 LAYOUT = ((64 * MIB,),)
 TCP = {"ucx": {"TLS": "tcp"}}
 
@@ -36,15 +37,6 @@ class World(NamedTuple):
     mortal: Peer
     slow: Peer
     steady: Peer
-
-
-def blocks(memory: Memory, regions: tuple[Region, ...], nbytes: int = 64 * MIB) -> Blocks:
-    """A mebibyte each, or less."""
-    size = min(nbytes, MIB)
-    offsets = np.arange(0, nbytes, size, dtype=np.uint64)
-    zero = np.zeros(len(offsets), np.uint32)
-    sizes = np.full(len(offsets), size, np.uint64)
-    return Blocks(offsets + memory.regions[0].address, offsets + regions[0].address, sizes, zero, zero)
 
 
 def everything(world: World, peer: Peer) -> Batch:
@@ -83,9 +75,7 @@ def stopped(tcp: World) -> Iterator[Peer]:
 
 def serves(world: World, peer: Peer) -> None:
     """The peer gets a small write whole."""
-    world.memory.arrays[0][:100] += 1
-    move(world.backend, peer.link, blocks(world.memory, peer.regions, 100))
-    assert np.array_equal(peer.arrays[0][:100], world.memory.arrays[0][:100])
+    backend_pairs.serves(world.backend, world.memory, peer)
 
 
 def test_peer_dies_during_a_transfer(tcp: World) -> None:

@@ -112,6 +112,7 @@ def test_json_has_every_backend_with_its_state_and_reason(full: Site) -> None:
             "max_blocks": 16384,
             "max_bytes": 64 << 20,
             "links_per_process": None,
+            "both_roles": True,
         },
         "details": {"depth": "1"},
     }

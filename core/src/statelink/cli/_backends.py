@@ -105,5 +105,6 @@ def _probed(backend: type[Backend]) -> dict[str, Any]:
             "max_blocks": declared.max_blocks,
             "max_bytes": declared.max_bytes,
             "links_per_process": declared.links_per_process,
+            "both_roles": declared.both_roles,
         },
     }

@@ -67,8 +67,8 @@ def _show(console: Console, path: Path, seen: dict[str, Any]) -> None:
     )
     for line in lines:
         console.print(Text(line))
-    _table(console, "peers", seen["ranks"], ("peer", "rank", "instance", "state", "age", "heard", "transport"))
-    _table(console, "oldest rooms", seen["oldest"], ("room", "status", "age", "holds", "waits_for", "reason"))
+    _table(console, "peers", seen["ranks"], ("peer", "role", "rank", "instance", "state", "age", "heard", "transport"))
+    _table(console, "oldest rooms", seen["oldest"], ("room", "role", "status", "age", "holds", "waits_for", "reason"))
     console.print()
 
 

@@ -1,8 +1,8 @@
-"""What state is: pure descriptions, in global coordinates, of what one rank holds.
+"""Descriptions of what one rank holds, in global coordinates.
 
-Nothing here moves a byte or knows a library. An `Inventory` lists a rank's `Component` objects (named pieces of
-request state), each made of `Buffer` views into registered `Region` memory, each item of which is described by a
-`Layout` of `Slab` boxes. State types are data: see `StateType` and `register_state_type`.
+Nothing here moves a byte or knows a library. An `Inventory` lists a rank's `Component` objects, which are named parts
+of request state. A component consists of `Buffer` views into registered `Region` memory. A `Layout` of `Slab` boxes
+describes each item of a buffer. State types are data: see `StateType` and `register_state_type`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Constructors for what attention keeps in pages.
+"""Constructors for the pages of attention.
 
-Every array may be a torch tensor, a numpy array or a `Memory`. Its first axis runs over pages. Nothing is copied; the
+Every array may be a torch tensor, a numpy array or a `Memory`. Its first axis runs over pages. Nothing is copied. The
 arrays must outlive every link that was opened with the description.
 """
 
@@ -43,16 +43,17 @@ def kv_pages(
         layers: Global layer number to its ``(K, V)`` arrays, each ``[pages, tokens, heads, dim]`` for ``nhd`` or
             ``[pages, heads, tokens, dim]`` for ``hnd``. K and V may differ in ``dim``.
         heads: Number of KV heads of the whole model, before any replication.
-        tp: This rank and the width of attention TP. Where there are more ranks than heads, consecutive ranks
-            hold the same head.
+        tp: This rank and the width of attention TP. If there are more ranks than heads, consecutive ranks hold the
+            same head.
         order: ``nhd`` or ``hnd``.
         name: Component name.
         type: State type; ``kv``, or ``minimax_dense_kv`` for the dense layers of a sparse model.
         partition: Which positions this rank holds.
         replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
         optional: Whether the other side may lack these layers (draft layers).
-        scales: Static quantisation scales of K and V per layer, if there are any; must be equal on both sides.
-        format: Opaque tag for what strides cannot say.
+        scales: For each layer, the static quantisation scales of K and V, if there are any. Both sides must have the
+            same.
+        format: Tag for properties that strides do not express. It is compared verbatim.
 
     Raises:
         StateError: The arrays do not hold this rank's share.
@@ -87,7 +88,7 @@ def window_pages(
         partition: Which positions this rank holds.
         replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
         optional: Whether the other side may lack these layers (draft layers).
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
     """
     views = list(_kv_views(layers, heads, tp, order, optional, {}))
     return component(
@@ -128,7 +129,7 @@ def index_pages(
 ) -> Described:
     """Pages of sparse-attention index keys, ``[pages, tokens, width]`` per layer; the same on every TP rank.
 
-    A layer that shares another's index is given an array without items: it keeps its place and moves nothing.
+    A layer that shares another layer's index has an array without items. It is listed, and moves nothing.
 
     Args:
         layers: Global layer number to its array.
@@ -136,7 +137,7 @@ def index_pages(
         type: ``dsa``, or ``minimax_index_k``.
         partition: Which positions this rank holds.
         optional: Whether the other side may lack these layers.
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
     """
     views = list(_row_views(layers, "index_k", optional))
     page = page_of(name, views)
@@ -156,13 +157,14 @@ def compressed_pages(
     optional: bool = False,
     format: str = "",
 ) -> Described:
-    """Pages whose rows each stand for several tokens: compressed keys, values and index keys.
+    """Pages in which each row stands for several tokens: compressed keys, values and index keys.
 
-    Arrays of different compression share one component where the same page ids index them all; a pool with page ids of
+    Arrays of different compression belong to one component if the same page ids index them all. A pool with page ids of
     its own is a component of its own.
 
     Args:
-        layers: Global layer number to its named arrays, each ``[pages, rows, width]``; ``page / rows`` tokens a row.
+        layers: Global layer number to its named arrays, each ``[pages, rows, width]``; ``page / rows`` tokens for each
+            row.
         page: Tokens of one page.
         name: Component name.
         type: ``dsv4``, ``qsa_compressed``; ``dsv4_c128`` with ``group``; ``swa`` with ``window``.
@@ -171,7 +173,7 @@ def compressed_pages(
         partition: Which positions this rank holds.
         replicated: Whether other ranks hold the same pages, too. A rank with TP > 1 must say so.
         optional: Whether the other side may lack these layers.
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
     """
     views = []
     for layer, arrays in entries(layers, "arrays by layer"):
@@ -204,7 +206,7 @@ def planar_pages(
     optional: bool = False,
     format: str = "",
 ) -> Described:
-    """Pages that pack their fields one after the other: all keys of a page, then all its scales, and so on.
+    """Pages with their fields one after the other: all keys of a page, then all its scales, and so on.
 
     Args:
         layers: Global layer number to its array of bytes ``[pages, bytes of a page]``.
@@ -214,10 +216,10 @@ def planar_pages(
         partition: Which positions this rank holds.
         replicated: Whether other ranks hold the same pages, too. A rank with TP > 1 must say so.
         optional: Whether the other side may lack these layers.
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
 
     Raises:
-        StateError: A page is no whole number of tokens of these fields.
+        StateError: A page does not have a whole number of tokens with these fields.
     """
     row = sum(width for _, width in fields)
     views = []
@@ -295,7 +297,7 @@ def _row_views(layers: Mapping[int, Array], part: str, optional: bool) -> Iterat
 
 
 def _paged_view(label: str, memory: Memory, axes: tuple[str, str], layer: int, optional: bool) -> View:
-    """A view whose pages this rank holds wholly, rows first."""
+    """A view of pages that this rank holds completely, rows first."""
     inner = memory.shape[1:]
     return View(
         name=label,

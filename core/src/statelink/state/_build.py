@@ -1,4 +1,4 @@
-"""From arrays to components, and from components to an inventory."""
+"""Builds components from arrays, and an inventory from components."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = ["Described", "View", "component", "describe"]
 
 
 class Described(NamedTuple):
-    """A component together with the allocations that its buffers lie in (``Buffer.region`` indexes them)."""
+    """A component, and the allocations of its buffers. ``Buffer.region`` is an index into these."""
 
     component: Component
     regions: tuple[Region, ...]
 
 
 class View(NamedTuple):
-    """One array and the part of the global item that each of its items holds.
+    """One array, and the part of the global item that each of its items holds.
 
     Attributes:
         name: Name of the buffer.
         memory: Array whose first axis runs over items.
         shape: Global shape of one item.
         axes: Names of the global axes.
-        boxes: ``(start, stop)`` per box: global coordinates; boxes stand one after the other on local axis
+        boxes: ``(start, stop)`` of each box, in global coordinates. Boxes follow one another on the local axis
             ``stacked``, and have the array's own extent on every other axis.
-        order: For each global axis, which array axis (counted without the item axis) runs over it.
+        order: For each global axis, the array axis (counted without the item axis) that runs over it.
         stacked: Global axis on which several boxes are stacked in the array.
         position: Global axis of positions.
         layer: Global model layer.
         optional: Whether the other side may lack it.
         scale: Static quantisation scale.
-        spare: Whether the other side may lack what the last box holds.
-        blocks: Extents of the blocks that the first global axis is made of, where there are several.
+        spare: Whether the other side may lack the last box.
+        blocks: Extents of the blocks of the first global axis, if there are several.
     """
 
     name: str
@@ -76,13 +76,13 @@ def component(
     tp: tuple[int, int] | None = None,
     replicated: bool = False,
 ) -> Described:
-    """Build a component from views of arrays; the step that all constructors share."""
+    """Build a component from views of arrays. All constructors use this function."""
     regions: dict[Region, int] = {}
     layouts: dict[Layout, Layout] = {}
     buffers = []
     for view in views:
         layout = _layout(name, view)
-        # Buffers of one geometry share one Layout object, so that plans can tell at a glance.
+        # Buffers of one geometry share one Layout object, so that plans can compare them by identity.
         layout = layouts.setdefault(layout, layout)
         memory = view.memory
         count = memory.shape[0]
@@ -160,7 +160,7 @@ def _layout(component: str, view: View) -> Layout:
 
 
 def _transposed(axes: Sequence[str], counts: Sequence[int], expected: Sequence[int]) -> str:
-    """What to say where another axis has the extent that one of them should have."""
+    """A hint if another axis of the array has the extent that this axis should have."""
     for axis, (count, wanted) in enumerate(zip(counts, expected, strict=True)):
         for other, there in enumerate(counts):
             if count != wanted and there == wanted and other != axis:
@@ -184,14 +184,14 @@ def describe(
 
     Args:
         instance: Name of the instance that this rank belongs to.
-        components: What the constructors of this package return.
+        components: Results of the constructors of this package.
         rank: This rank's number in the instance.
         ranks: Number of ranks in the instance.
-        axes: ``(index, size)`` on each parallel axis. ``tp`` and ``pp`` are known by these names: what a component
-            says of its share must fit ``tp``, and two stages of ``pp`` do not list the same layer.
-        model: The model's identity (revision, adapters), compared verbatim with the other side's.
+        axes: ``(index, size)`` on each parallel axis. ``tp`` and ``pp`` have a meaning: a component's share must agree
+            with ``tp``, and two stages of ``pp`` must not list the same layer.
+        model: The model's identity (revision, adapters). It is compared verbatim with the other side's.
 
-    Allocations that several components share are registered once; one that lies inside another is too.
+    An allocation that several components share is registered once, also if one allocation is inside another.
 
     Raises:
         StateError: The description contradicts itself.
@@ -200,7 +200,7 @@ def describe(
     _check_described(described)
     merged = _merge(region for each in described for region in each.regions)
     starts = [(outer.kind, outer.address) for outer in merged]
-    # Numbered in order of first use, not of address: the same description is the same in every process.
+    # Numbered in the order of first use, not of addresses, so that a description is the same in every process.
     numbers: dict[Region, int] = {}
     outer_of: dict[Region, Region] = {}
     built = []
@@ -232,7 +232,7 @@ def describe(
 
 
 def _check_described(given: Sequence[object]) -> None:
-    """One component alone is a tuple, too, and would be taken apart."""
+    """Refuse a single component. It is a tuple, and would otherwise be taken for a list of components."""
     for each in given:
         if not isinstance(each, Described):
             raise StateError(
@@ -243,7 +243,7 @@ def _check_described(given: Sequence[object]) -> None:
 
 
 def _merge(regions: Iterable[Region]) -> list[Region]:
-    """Those that are in no other, sorted by kind and address; no two overlap."""
+    """The regions that are in no other region, sorted by kind and address. No two overlap."""
     kept: list[Region] = []
     for region in sorted(set(regions), key=lambda r: (r.kind, r.address, -r.nbytes)):
         if kept and kept[-1].kind == region.kind and region.address < kept[-1].address + kept[-1].nbytes:

@@ -1,4 +1,4 @@
-"""Comparing what two sides say of the same global state, field by field."""
+"""Compares how two sides describe the same global state, field by field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Difference(NamedTuple):
     """One field on which two sides disagree.
 
     Attributes:
-        path: What it is, such as ``kv/layers.3.k: dtype``.
+        path: The field, such as ``kv/layers.3.k: dtype``.
         ours: This side's value.
         theirs: The other side's value.
     """
@@ -49,7 +49,7 @@ def diff_inventories(ours: Inventory, theirs: Inventory) -> list[Difference]:
 
 
 def diff_components(ours: Component, theirs: Component) -> list[Difference]:
-    """Fields on which two components of one name disagree; buffers only where both sides have them."""
+    """Fields on which two components of one name disagree. Buffers are compared if both sides have them."""
     name = ours.name
     found: list[Difference] = []
     if ours.kind.name != theirs.kind.name:
@@ -104,7 +104,7 @@ def _blocks(layout: Layout) -> str:
 
 
 def _surplus_is_optional(a: Layout, b: Layout, axis: int) -> bool:
-    """Whether what the larger side has beyond the smaller one, on this axis, is only held by optional slabs."""
+    """Whether only optional slabs hold the part of this axis that the larger side has beyond the smaller one."""
     larger, smaller = (a, b) if a.shape[axis] > b.shape[axis] else (b, a)
     beyond = [slab.optional for slab in larger.slabs if slab.stop[axis] > smaller.shape[axis]]
     return bool(beyond) and all(beyond)

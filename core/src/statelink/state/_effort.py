@@ -1,4 +1,4 @@
-"""How much work it may cost to check what a peer sent: what costs more than its size suggests has a budget."""
+"""Budgets for checks of what a peer sent, if they can cost more than the size of the message suggests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SpentError", "bounded", "known", "spend"]
 
 
 class SpentError(StateError):
-    """To check a description costs more than it may."""
+    """The check of a description costs more than its budget."""
 
 
 class _Budget(threading.local):
@@ -25,7 +25,7 @@ _budget = _Budget()
 
 @contextlib.contextmanager
 def bounded(units: int) -> Iterator[None]:
-    """Let checks on this thread spend at most so many units; see `spend`. Not nested."""
+    """Let checks on this thread spend at most so many units; see `spend`. Must not be nested."""
     _budget.left, _budget.known = units, set()
     try:
         yield
@@ -34,7 +34,7 @@ def bounded(units: int) -> Iterator[None]:
 
 
 def known(key: Callable[[], bytes]) -> bool:
-    """Whether what has this key was checked already, since `bounded` began; from here on it counts as such."""
+    """Whether something with this key was checked before, since `bounded` began. From now on it counts as checked."""
     if _budget.left is None:
         return False
     made = key()
@@ -45,7 +45,7 @@ def known(key: Callable[[], bytes]) -> bool:
 
 
 def spend(units: int) -> None:
-    """Pay for a check that is about to be made. Outside `bounded`, every check is free.
+    """Spend units for a check that follows. Outside `bounded`, every check is free.
 
     Raises:
         SpentError: The budget is spent.

@@ -27,7 +27,7 @@ MAX_REGIONS = 1 << 16
 MAX_BUFFERS = 1 << 16
 MAX_COMPONENTS = 1024
 MAX_EFFORT = 1 << 18
-"""Bound on what it costs to check the different layouts of one inventory: 4096 of one slab, for example."""
+"""Most units that checks of the different layouts of one inventory may cost: for example, 4096 layouts of one slab."""
 MAX_RANKS = 1 << 16
 UINT64 = 1 << 64
 
@@ -35,10 +35,10 @@ UINT64 = 1 << 64
 class Region(msgspec.Struct, frozen=True):
     """One registered allocation.
 
-    The memory belongs to whoever described it, and must outlive the link that registers it.
+    The memory belongs to the engine, and must outlive the link that registers it.
 
     Attributes:
-        address: First byte, as an unsigned 64-bit address.
+        address: Address of its first byte, unsigned 64-bit.
         nbytes: Length in bytes, at least 1.
         kind: Memory kind, such as ``dram``, ``cuda:0`` or ``npu:1``.
     """
@@ -55,18 +55,18 @@ class Region(msgspec.Struct, frozen=True):
 class Buffer(msgspec.Struct, frozen=True):
     """A named view of a region: items of one layout, at a fixed stride.
 
-    Listing a buffer says that its bytes are authoritative. A rank that holds zeros or scratch there leaves it out.
+    A listed buffer has authoritative bytes. A rank that holds zeros or scratch there does not list it.
 
     Attributes:
-        name: Pairs with the buffer of the same name on the other side.
+        name: Name. Buffers of the same name on the two sides are paired.
         region: Index into the inventory's regions.
         offset: Bytes from the start of the region to item 0.
         stride: Bytes between neighbouring items.
-        count: Number of items; 0 for a buffer that keeps its place but holds nothing.
-        layout: What one item is.
-        layer: Global model layer, or ``None`` where it belongs to no layer.
+        count: Number of items; 0 for a buffer that is listed but holds nothing.
+        layout: Layout of one item.
+        layer: Global model layer, or ``None`` if it belongs to no layer.
         optional: Whether the other side may lack it (draft layers that only decode has).
-        scale: Static quantisation scale of its elements, compared exactly; ``None`` where there is none.
+        scale: Static quantisation scale of its elements, compared exactly; ``None`` if there is none.
     """
 
     name: str
@@ -99,11 +99,12 @@ class Partition(msgspec.Struct, frozen=True):
     """Which positions of a sequence a rank holds.
 
     Attributes:
-        kind: ``all``; ``contiguous`` (the request's pages are cut into ``size`` consecutive ranges, the first ones a
-            page longer where it does not come out even; items are numbered as in the whole sequence); or ``cyclic``
-            (block ``b`` of ``block`` positions is held by rank ``b mod size``; items are numbered on each rank).
+        kind: ``all``, ``contiguous`` or ``cyclic``. With ``contiguous``, a request's pages are cut into ``size``
+            consecutive ranges; if they are uneven, the first ranges have one page more; items have the numbers of the
+            whole sequence. With ``cyclic``, rank ``b mod size`` holds block ``b``, of ``block`` positions; each rank
+            numbers its own items.
         size: Number of ranks that share the positions.
-        index: This rank's place among them.
+        index: This rank's number among them.
         block: Positions of one block, for ``cyclic``.
     """
 
@@ -137,23 +138,23 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True):
-    """One named piece of state on one rank.
+    """One named part of state on one rank.
 
     Attributes:
-        name: Pairs with the component of the same name; by default its type's name.
+        name: Name; by default that of its type. Components of the same name on the two sides are paired.
         type: Name of its state type.
-        buffers: What its indices address, all of them at the same index.
-        page: Positions of one item; 0 where items do not stand for positions.
+        buffers: Its buffers. An index addresses one item in each of them.
+        page: Positions of one item; 0 if items do not stand for positions.
         window: Positions that a component with coverage ``window`` or ``recent`` keeps, else ``None``.
         group: Positions of one group, for coverage ``tail`` and for types that count complete groups; else 1.
-        keep: Positions before the open group that are kept too, for coverage ``tail``.
+        keep: Positions before the open group that are also kept, for coverage ``tail``.
         partition: Which positions this rank holds.
-        format: Opaque tag compared verbatim, for what strides cannot say (a swizzle, a quantisation packing).
-        share: This rank's place among the TP ranks over which the heads or channels of its items are shared out;
-            ``None`` where they have none.
+        format: Tag for properties that strides do not express (a swizzle, a quantisation packing). Compared verbatim.
+        share: This rank's number among the TP ranks that share the heads or channels of its items; ``None`` if there
+            are none.
         replicated: Whether other ranks of the instance may list the same part with the same bytes. Without it, two
-            ranks that hold the same part of a buffer are refused, unless they have different places in ``share``
-            (where there are more ranks than heads).
+            ranks that hold the same part of a buffer are refused, unless they have different numbers in ``share``,
+            because there are more ranks than heads.
     """
 
     name: str
@@ -211,7 +212,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
             if first is buffer.layout:
                 self._check_positions(buffer)
             else:
-                # Buffers of one geometry share one object, also after a trip over the wire: plans go by identity.
+                # Buffers of one geometry share one object, also after decoding, because plans compare by identity.
                 msgspec.structs.force_setattr(buffer, "layout", first)
 
     def _check_positions(self, buffer: Buffer) -> None:
@@ -234,7 +235,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def ratio(self, buffer: Buffer) -> int:
-        """Positions that one row of ``buffer`` stands for: above 1 where it is compressed, 0 where it has no rows."""
+        """Positions for which one row of ``buffer`` stands: above 1 if it is compressed, 0 if it has no rows."""
         axis = buffer.layout.position
         return 0 if axis is None else self.page // buffer.layout.shape[axis]
 
@@ -245,16 +246,16 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one rank holds, and who it is.
+    """Everything that one rank holds, and which rank it is.
 
     Attributes:
         instance: Name of the instance (one attention-DP group of a model in one role).
         rank: This rank's number in the instance, from 0.
         ranks: Number of ranks in the instance.
-        axes: Coordinates on each parallel axis, such as ``{"tp": Axis(1, 4)}``. Plans use slabs; what contradicts an
-            axis is refused. ``tp`` and ``pp`` are known by these names.
+        axes: Coordinates on each parallel axis, such as ``{"tp": Axis(1, 4)}``. Plans use slabs, and not axes. But a
+            description that contradicts ``tp`` or ``pp`` is refused.
         regions: Registered memory.
-        components: Named pieces of state.
+        components: Named parts of state.
         model: The model's identity as the engine states it (revision, adapters); compared verbatim.
     """
 
@@ -310,7 +311,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         """The component called ``name``.
 
         Raises:
-            StateError: There is none.
+            StateError: There is no such component.
         """
         for component in self.components:
             if component.name == name:
@@ -321,9 +322,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def digest(self) -> bytes:
-        """16 bytes over everything in this inventory except where its memory lies.
+        """A digest of 16 bytes over everything in this inventory except addresses.
 
-        Equal inventories in two processes have equal digests, whatever their addresses.
+        Equal inventories in two processes have equal digests.
         """
         regions = [(region.nbytes, region.kind) for region in self.regions]
         known = (self.instance, self.rank, self.ranks, self.axes, self.model, self.components, regions)
@@ -331,10 +332,10 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(raw, digest_size=16).digest()
 
     def diff(self, other: Inventory) -> list[Difference]:
-        """Every field that must agree between a source and a destination and does not.
+        """Every field on which a source and a destination disagree, although they must agree.
 
-        Compares by name, in both directions, what both sides state about the *global* state: parallel layout,
-        strides and memory may differ freely. See `statelink.plan.match` for whole instances.
+        Compares by name, in both directions, how both sides describe the *global* state. Parallel layouts, strides and
+        memory may differ. See `statelink.plan.match` for whole instances.
         """
         from ._diff import diff_inventories
 
@@ -342,7 +343,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _twice(names: Sequence[str]) -> str:
-    """Which names are there more than once, in words; empty where none is."""
+    """The names that occur more than once, in words; empty if there are none."""
     counts = Counter(names)
     return ", ".join(f"{name!r} is named {_times(count)}" for name, count in counts.items() if count > 1)
 

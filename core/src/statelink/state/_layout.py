@@ -1,4 +1,4 @@
-"""The shape of one item, and the boxes of it that a rank holds."""
+"""The shape of one item, and the boxes that a rank holds of it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["MAX_BYTES", "Layout", "Slab"]
 MAX_AXES = 8
 MAX_SLABS = 64
 MAX_STRETCHES = 1 << 16
-"""Bound on the contiguous stretches of one item, of all of its slabs together, that are compared for overlap."""
+"""Most contiguous stretches of one item, in all slabs together, that are compared for overlap."""
 MAX_BYTES = 1 << 62
 OF_A_SLAB = 64
-"""What it costs to check a slab alone, where to compare a stretch costs 1."""
+"""The cost of checking one slab. The comparison of a stretch costs 1."""
 
 I64 = npt.NDArray[np.int64]
 
 
 class Slab(msgspec.Struct, frozen=True):
-    """A box of the global item that stands somewhere in the local item.
+    """A box of the global item, and its place in the local item.
 
     Attributes:
-        start: First global coordinate, per axis.
-        stop: One past the last global coordinate, per axis.
+        start: For each axis, the first global coordinate.
+        stop: For each axis, one past the last global coordinate.
         offset: Bytes from the start of the local item to the element at ``start``.
-        strides: Bytes between neighbouring elements of the box, per axis, in the local item.
-        step: Distance between the global coordinates held, per axis; empty means 1 everywhere.
-        optional: Whether the source may lack it; it then stays as it is (the half that only speculation uses).
+        strides: For each axis, bytes between neighbouring elements of the box in the local item.
+        step: For each axis, distance between the global coordinates that are held; empty means 1 on all axes.
+        optional: Whether the source may lack it. It then stays as it is. Only speculation uses such a half of an item.
     """
 
     start: tuple[int, ...]
@@ -46,13 +46,13 @@ class Slab(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of elements held, per axis."""
+        """For each axis, number of elements that are held."""
         steps = self.step or (1,) * len(self.start)
         return tuple(-(-(b - a) // s) for a, b, s in zip(self.start, self.stop, steps, strict=True))
 
     @property
     def stepped(self) -> bool:
-        """Whether some axis is held with gaps."""
+        """Whether there are gaps between the coordinates on some axis."""
         return any(s != 1 for s in self.step)
 
     def end(self, itemsize: int) -> int:
@@ -61,17 +61,17 @@ class Slab(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """One item: its global shape, and which boxes of it are here and where.
+    """One item: its global shape, the boxes of it that are here, and where they are.
 
     Attributes:
         dtype: Element type by its usual name, such as ``bfloat16``; compared verbatim.
         itemsize: Bytes of one element.
         shape: Global shape of one item, in elements.
-        axes: A name for each axis, such as ``("token", "head", "dim")``; for messages and pairing.
-        slabs: The boxes that this rank holds; they do not overlap.
-        position: Which axis runs over the positions of the sequence, or ``None`` where items move whole.
-        blocks: Extents of the blocks that the first axis is made of, where each of several is dealt out over ranks by
-            itself (a convolution state of queries, keys and values); must be equal on both sides.
+        axes: A name for each axis, such as ``("token", "head", "dim")``, for errors and pairing.
+        slabs: The boxes that this rank holds. They do not overlap.
+        position: The axis that runs over the positions of the sequence, or ``None`` if items move as a whole.
+        blocks: Extents of the blocks of the first axis, if each of several blocks is dealt out over ranks by itself, as
+            in a convolution state of queries, keys and values. Both sides must have the same.
     """
 
     dtype: str
@@ -130,7 +130,7 @@ class Layout(msgspec.Struct, frozen=True):
                 extent = stride * (count - 1) + extent
 
     def _check_coordinates(self) -> None:
-        """Check that no two slabs hold the same coordinates. Slabs with gaps are not compared."""
+        """Check that no two slabs hold the same coordinates. Does not compare slabs with gaps."""
         plain = [slab for slab in self.slabs if not slab.stepped]
         if len(plain) < 2:
             return
@@ -143,7 +143,7 @@ class Layout(msgspec.Struct, frozen=True):
             raise StateError("two slabs of a layout hold the same coordinates", cause=f"{first} and {second}")
 
     def _check_apart(self) -> None:
-        """Check that no two slabs stand on the same local bytes."""
+        """Check that no two slabs have the same local bytes."""
         pieces = self.pieces
         if pieces > MAX_STRETCHES:
             raise StateError(
@@ -152,13 +152,13 @@ class Layout(msgspec.Struct, frozen=True):
             )
         spend(pieces)
         low, high = zip(*(self._stretches(slab) for slab in self.slabs), strict=True)
-        # Ranges are disjoint if and only if the next one begins, in order, no earlier than the one before it ends.
+        # Sorted ranges are disjoint if and only if each begins no earlier than the one before it ends.
         starts, ends = np.sort(np.concatenate(low)), np.sort(np.concatenate(high))
         if (starts[1:] < ends[:-1]).any():
             raise StateError("two slabs of a layout stand on the same bytes", cause=f"{self.slabs}"[:300])
 
     def _axes(self, slab: Slab) -> tuple[int, list[tuple[int, int]]]:
-        """Bytes of each contiguous stretch of a slab, and stride and count of the axes along which they repeat."""
+        """Bytes of each contiguous stretch of a slab, and stride and count of the axes along which stretches repeat."""
         axes = sorted((s, n) for s, n in zip(slab.strides, slab.counts, strict=True) if n > 1)
         unit = self.itemsize
         while axes and axes[0][0] == unit:
@@ -175,26 +175,27 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def effort(self) -> int:
-        """What it costs to check this layout, in the measure of `spend`."""
+        """The cost of checking this layout, in units of `spend`."""
         return OF_A_SLAB * len(self.slabs) + self.pieces
 
     @property
     def pieces(self) -> int:
-        """Contiguous stretches of one item that are compared with each other; 0 where there is one slab."""
+        """Number of contiguous stretches of one item that are compared with each other; 0 for one slab."""
         if len(self.slabs) < 2:
             return 0
         return sum(math.prod(count for _, count in self._axes(slab)[1]) for slab in self.slabs)
 
     def geometry(self) -> bytes:
-        """The same bytes for equal layouts, and different ones for others.
+        """Bytes that are equal for equal layouts, and different for different ones.
 
-        Tables of layouts use it as their key: a peer can choose many layouts of one hash, but not many such bytes.
+        Tables of layouts use it as key. A peer could choose many layouts with the same hash, but not with the same
+        bytes.
         """
         return msgspec.msgpack.encode(self)
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the start of the local item to the end of what this rank holds of it."""
+        """Bytes from the start of the local item to the end of its last slab."""
         return max(slab.end(self.itemsize) for slab in self.slabs)
 
     @property
@@ -204,5 +205,5 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def held(self) -> int:
-        """Bytes of one item that this rank holds."""
+        """Number of bytes of one item that this rank holds."""
         return self.itemsize * sum(math.prod(slab.counts) for slab in self.slabs)

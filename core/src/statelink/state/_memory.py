@@ -1,4 +1,4 @@
-"""Where an array's bytes lie: torch tensors, numpy arrays and raw pointers look the same from here on."""
+"""Where an array's bytes are. Torch tensors, numpy arrays and raw pointers become the same `Memory`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Memory"]
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """An array in memory, by its numbers.
+    """An array in memory: address, shape, strides and type.
 
-    Engines that hold raw pointers build this themselves; `Memory.of` reads it off a tensor or array. Nothing is
-    copied and no reference is kept: whoever owns the memory keeps it alive while a link uses it.
+    Engines with raw pointers build it themselves. `Memory.of` reads it from a tensor or array. Nothing is copied and no
+    reference is kept, so the owner of the memory must keep it alive while a link uses it.
 
     Attributes:
-        address: First element, unsigned 64-bit.
-        shape: Elements per axis.
-        strides: Bytes between neighbouring elements, per axis.
+        address: Address of the first element, unsigned 64-bit.
+        shape: Number of elements on each axis.
+        strides: For each axis, bytes between neighbouring elements.
         dtype: Element type by its usual name.
         itemsize: Bytes of one element.
-        region: The allocation that it lies in; what gets registered.
+        region: The allocation that contains it. This is what gets registered.
     """
 
     address: int
@@ -43,7 +43,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         """Describe a torch tensor, a numpy array, or a `Memory` (returned as it is).
 
         Raises:
-            StateError: It is none of these, or lives where bytes cannot be addressed.
+            StateError: It is none of these, or its bytes have no address.
         """
         if isinstance(array, Memory):
             return array
@@ -68,15 +68,15 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         region: Region | None = None,
         kind: str = "dram",
     ) -> Memory:
-        """Describe memory known only by its address.
+        """Describe memory of which only the address is known.
 
         Args:
-            address: First element.
-            shape: Elements per axis.
+            address: Address of the first element.
+            shape: Number of elements on each axis.
             dtype: Element type by its usual name.
             itemsize: Bytes of one element.
-            strides: Bytes per axis; dense row-major when not given.
-            region: The allocation around it; the array's own extent when not given.
+            strides: For each axis, bytes between neighbouring elements; the default is dense and row-major.
+            region: The allocation around it; the default is the array's own extent.
             kind: Memory kind of that extent.
         """
         address, itemsize = as_int(address, "the address of an array"), as_int(itemsize, "the size of an element")
@@ -109,7 +109,7 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
     low, high = np.lib.array_utils.byte_bounds(root)
     if array.dtype.hasobject:
         raise StateError("an array of Python objects has no state to move", cause=f"its dtype is {array.dtype}")
-    # A byte order that is not the machine's own is part of what must agree.
+    # If the byte order is not the machine's own, it is part of the type, so that both sides must agree.
     dtype = array.dtype.name if array.dtype.isnative else array.dtype.str
     if not array.size:
         return _empty(array.shape, dtype, array.itemsize, "dram")
@@ -146,6 +146,6 @@ def _of_tensor(tensor: Any) -> Memory:
 
 
 def _empty(shape: tuple[int, ...], dtype: str, itemsize: int, kind: str) -> Memory:
-    """An array without elements: it keeps its place in a component, and has no memory to register."""
+    """An array without elements. It is listed in its component, and has no memory to register."""
     strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return Memory(address=1, shape=shape, strides=strides, dtype=dtype, itemsize=itemsize, region=Region(1, 1, kind))

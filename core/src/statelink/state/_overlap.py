@@ -1,4 +1,4 @@
-"""Whether the buffers of a component stand on bytes of their own."""
+"""Checks that the buffers of a component do not overlap."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["check_apart"]
 
 
 def check_apart(component: Component) -> None:
-    """Check that no byte belongs to two buffers of a component, which would have to be written twice.
+    """Check that no byte belongs to two buffers of a component. It would be written twice.
 
-    Buffers of different components may share bytes: unified memory is described as KV and as Mamba state at once.
+    Buffers of different components may share bytes, because unified memory is described as KV and as Mamba state.
 
     Raises:
-        StateError: Two buffers overlap; names them.
+        StateError: Two buffers overlap. The error names them.
     """
     regions: dict[int, list[Buffer]] = {}
     for buffer in component.buffers:
@@ -35,7 +35,7 @@ def check_apart(component: Component) -> None:
 
 
 def _nested(buffers: list[Buffer]) -> bool:
-    """Whether all buffers lie side by side inside one item of one stride: an envelope of several layers."""
+    """Whether all buffers are side by side in one item with one stride, as in an envelope of several layers."""
     stride = buffers[0].stride
     sizes = [buffer.layout.nbytes for buffer in buffers]
     side_by_side = all(a.offset + size <= b.offset for a, size, b in zip(buffers, sizes, buffers[1:], strict=False))
@@ -44,12 +44,13 @@ def _nested(buffers: list[Buffer]) -> bool:
 
 
 def _compare(component: Component, buffers: list[Buffer]) -> None:
-    """Buffers whose extents meet need one stride and different phases. In order of offset; in time that is near linear.
+    """Check that buffers with overlapping extents have one stride and different phases.
 
-    Those that the next buffer meets are kept in order of phase: only its two neighbours there can stand in its way.
+    Buffers come in the order of offsets. Those whose extents reach the next buffer are kept in the order of phases, so
+    that only its two neighbours can overlap it. The time is nearly linear.
     """
-    ends: list[tuple[int, int, int]] = []  # end, phase and number of each buffer that may still be met
-    phases: list[tuple[int, int]] = []  # phase and number of the same, in order of phase
+    ends: list[tuple[int, int, int]] = []  # end, phase and number of each buffer that the next one may reach
+    phases: list[tuple[int, int]] = []  # phase and number of the same buffers, in the order of phases
     stride = 0
     for number, buffer in enumerate(buffers):
         while ends and ends[0][0] <= buffer.offset:
@@ -60,7 +61,7 @@ def _compare(component: Component, buffers: list[Buffer]) -> None:
         phase, size = buffer.offset % stride, buffer.layout.nbytes
         place = bisect.bisect_left(phases, (phase, number))
         for other_phase, other in (phases[place - 1], phases[place % len(phases)]) if phases else ():
-            before = (phase - other_phase) % stride  # how far this one's items begin behind the other's
+            before = (phase - other_phase) % stride  # how far this buffer's items begin after the other's
             one_stride = max(buffer.stride, 1) == stride and buffers[other].stride == buffer.stride
             if not one_stride or before < buffers[other].layout.nbytes or before + size > stride:
                 raise StateError(

@@ -1,4 +1,4 @@
-"""Whether each component of a rank says how the ranks of its instance share it."""
+"""Checks that each component of a rank says how the ranks of its instance share it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["check_shares"]
 
 
 def check_shares(components: Sequence[Component], tp: Axis | None) -> None:
-    """Check that no component of a TP rank leaves open which part of the model's state it holds.
+    """Check that every component of a TP rank says which part of the model's state it holds.
 
-    The width of TP is that of the axis ``tp``, or the largest one that a component states. Items without heads on such
-    a rank are either the same on every rank, or nobody said which heads they hold: ranks would then count as replicas,
-    and one rank's bytes would reach the readers of another's.
+    The width of TP is that of the axis ``tp``, or the largest width that a component states. Items without heads on
+    such a rank are the same on every rank, or the engine forgot to say which heads they hold. In the second case, ranks
+    would count as replicas, and a reader of one rank's bytes would get another's. So the engine has to say it.
 
     Args:
-        components: What one rank holds.
+        components: The components of one rank.
         tp: Its coordinate on the axis ``tp``, if it has one.
 
     Raises:
-        StateError: A component does not say, or contradicts the axis; names it.
+        StateError: A component does not say it, or contradicts the axis. The error names the component.
     """
     width, by = (tp.size, "the axis 'tp'") if tp is not None else (1, "")
     for component in components:

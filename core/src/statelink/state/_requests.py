@@ -1,7 +1,7 @@
-"""Constructors for what is kept per request: recurrent states, rings, and rows.
+"""Constructors for state of single requests: recurrent states, rings, and rows.
 
 Every array may be a torch tensor, a numpy array or a `Memory`. Its first axis runs over slots or rows. Nothing is
-copied; the arrays must outlive every link that was opened with the description.
+copied. The arrays must outlive every link that was opened with the description.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ def mamba_slots(
         conv: Global layer number to its convolution state ``[slots, channels, kernel]`` (or
             ``[slots, kernel, channels]`` when ``transposed``), or to several of them.
         ssm: Global layer number to its recurrent state ``[slots, heads, dim, state]``; may be empty.
-        conv_groups: Blocks of the channel axis that are each sharded on their own, such as ``[key, key, value]``: the
-            full width of each, or ``(width, heads)`` where a block is dealt out in heads, and ranks beyond the number
-            of heads hold the same one. One block of the whole width when not given. Both sides must say the same.
+        conv_groups: Blocks of the channel axis that are each sharded on their own, such as ``[key, key, value]``. A
+            block is given by its full width, or by ``(width, heads)`` if it is dealt out in heads. If there are more
+            ranks than heads, several ranks hold the same head. The default is one block of the whole width. Both sides
+            must give the same.
         heads: Heads of the recurrent state in the whole model; needed when ``ssm`` is given.
         tp: This rank and the width over which the states are sharded.
         transposed: Whether convolution states have their channels last.
         name: Component name.
         replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
 
     Raises:
         StateError: A width is not divisible by the number of ranks, or an array does not hold this rank's share.
@@ -91,17 +92,17 @@ def ring_rows(
     optional: bool = False,
     format: str = "",
 ) -> Described:
-    """Rings of recent positions, one a request, addressed by row: ``slot * ring + position mod ring``.
+    """Rings of recent positions, one for each request, addressed by row: ``slot * ring + position mod ring``.
 
-    Rings of different length on the two sides need nothing special, since positions are what pairs up.
+    The two sides may have rings of different lengths, because positions are paired.
 
     Args:
-        layers: Global layer number to its named arrays, one ring a slot: ``[slots, ring, heads, ...]`` where ``heads``
-            is given, else ``[slots, ring, ...]``.
+        layers: Global layer number to its named arrays, with one ring in each slot: ``[slots, ring, heads, ...]`` if
+            ``heads`` is given, else ``[slots, ring, ...]``.
         type: ``swa_ring`` with ``window``; ``dsa_tail`` with ``group``; ``dsv4_c4_state`` with ``group`` and ``keep``.
         name: Component name; the type's when not given.
         heads: Heads of a row in the whole model, before any replication, such as KV heads of sliding-window layers;
-            0 where rows have no heads, and are the same on every TP rank.
+            0 if rows have no heads, and are the same on every TP rank.
         tp: This rank and the width over which the heads are shared out, as for `kv_pages`: rank ``r`` of ``X`` holds
             heads ``[r * heads / X, (r + 1) * heads / X)``, or head ``r // (X / heads)`` where there are more ranks.
         replicated: Whether other ranks hold the same rows, too. On a rank with TP > 1, rows without heads must say so.
@@ -109,7 +110,7 @@ def ring_rows(
         group: Positions that make up one compressed key.
         keep: Positions before the open group that are needed too.
         optional: Whether the other side may lack these layers.
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
 
     Raises:
         StateError: A slot does not follow its predecessor's last row in memory, an array does not hold this rank's
@@ -160,26 +161,26 @@ def whole_items(
     replicated: bool = False,
     format: str = "",
 ) -> Described:
-    """Items that move whole: rows, pending groups, scales. Several ranks can list only what is the same on all of them.
+    """Items that move as a whole: rows, pending groups, scales.
 
-    Items of which each TP rank holds its own heads are described with `kv_pages` or `ring_rows`, or by hand.
+    Several ranks can list only items that are the same on all of them. Items of which each TP rank holds its own heads
+    are described with `kv_pages` or `ring_rows`, or by hand.
 
     Args:
         arrays: Buffer name to its array ``[items, ...]``.
         type: State type: ``request_row``, ``hidden``, ``encoder``, ``qsa_pending``; ``block_scale``,
             ``block_scale_swa`` and ``c128_state`` with ``page``; or a third party's.
-        name: Component name; the type's when not given.
-        layers: Buffer name to its global layer, where it belongs to one.
+        name: Component name; by default that of the type.
+        layers: Buffer name to its global layer, if it belongs to one.
         page: Positions of an item, for types that cover positions.
         window: Tokens that the layers look back, for windowed types.
         group: Positions of one group, for types that count groups.
         partition: Which positions this rank holds.
         optional: Whether the other side may lack these buffers.
-        spare: How many rows at the end of each item, on its first axis, the other side may lack: they stay as they are
-            (the half of a ring that only speculation uses). Where they are not spare, another number of rows is a
-            mismatch.
+        spare: Number of rows at the end of each item, on its first axis, that the other side may lack. They then stay
+            as they are. Only speculation uses this half of a ring. Without it, another number of rows is a mismatch.
         replicated: Whether other ranks list the same items with the same bytes, too. A rank with TP > 1 must say so.
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
     """
     known = layers or {}
     named = entries(arrays, "arrays by name")
@@ -198,23 +199,26 @@ def whole_items(
 
 
 def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", replicated: bool = False, format: str = "") -> Described:
-    """Rows of metadata, one a request: ``[rows, ...]`` per named array.
+    """Rows of metadata, one for each request: named arrays ``[rows, ...]``.
 
-    Under pipeline parallelism only the last stage's rows are authoritative: the other stages leave them out.
+    With pipeline parallelism, only the last stage's rows are authoritative. The other stages do not list them.
 
     Args:
         rows: Name to its array.
         name: Component name.
         replicated: Whether other ranks list the same rows with the same bytes, too. A rank with TP > 1 must say so, or
             leave the rows to one rank.
-        format: Opaque tag for what strides cannot say.
+        format: Tag for properties that strides do not express. It is compared verbatim.
     """
     views = [whole_view(label, Memory.of(array), None, False) for label, array in entries(rows, "rows by name")]
     return component(name, "aux", views, format=format, replicated=replicated)
 
 
 def whole_view(label: str, memory: Memory, layer: int | None, optional: bool, spare: int = 0) -> View:
-    """A view whose items are held wholly, and have no axis of positions; ``spare`` rows may be missing elsewhere."""
+    """A view of items that this rank holds completely.
+
+    They have no position axis. The other side may lack spare rows.
+    """
     if len(memory.shape) < 2:
         raise StateError(
             f"array {label!r} needs items first and at least one more axis", cause=f"its shape is {memory.shape}"

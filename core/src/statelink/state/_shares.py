@@ -1,4 +1,4 @@
-"""Which part of an axis a rank holds, and the small checks that all constructors share."""
+"""Computes which part of an axis a rank holds, and has the small checks that all constructors use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entries(given: Mapping[Key, Value], what: str) -> ItemsView[Key, Value]:
     """The entries of a dict that an engine passes.
 
     Raises:
-        StateError: It is something else; says ``what`` it was meant to have.
+        StateError: It is no dict. The error says ``what`` it was meant to have.
     """
     if not isinstance(given, Mapping):
         raise StateError(f"{what} are given as {type(given).__name__}", cause="a dict is expected")
@@ -30,10 +30,10 @@ def entries(given: Mapping[Key, Value], what: str) -> ItemsView[Key, Value]:
 
 
 def as_int(value: Any, what: str) -> int:
-    """``value`` as a Python integer, which it may be numpy's or torch's of.
+    """Convert ``value``, which may be an integer of numpy or torch, to a Python integer.
 
     Raises:
-        StateError: It is no integer; says ``what`` it was meant to be.
+        StateError: It is no integer. The error says ``what`` it was meant to be.
     """
     try:
         return operator.index(value)
@@ -42,10 +42,10 @@ def as_int(value: Any, what: str) -> int:
 
 
 def pair(given: Any, what: str) -> tuple[int, int]:
-    """Two whole numbers, such as a rank and the width that it is one of.
+    """Two whole numbers, such as a rank and a width.
 
     Raises:
-        StateError: It is something else; says ``what`` it was meant to be.
+        StateError: It is something else. The error says ``what`` it was meant to be.
     """
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise StateError(f"{what} is {given!r:.80}", cause="a pair of whole numbers is expected")
@@ -55,7 +55,7 @@ def pair(given: Any, what: str) -> tuple[int, int]:
 def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: bool = True) -> tuple[int, int]:
     """This rank's range of ``total`` along a TP axis.
 
-    Where there are more ranks than units, consecutive ranks hold the same unit: rank ``r`` of ``X`` holds unit
+    If there are more ranks than units, consecutive ranks hold the same unit: rank ``r`` of ``X`` holds unit
     ``r // (X / total)``.
 
     Raises:
@@ -79,13 +79,13 @@ def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: 
 
 
 def expect_axes(label: str, memory: Memory, axes: str) -> None:
-    """Check the number of axes of an array; ``axes`` names them, for the message."""
+    """Check the number of axes of an array. ``axes`` names them, for the error."""
     if len(memory.shape) != len(axes.split(",")):
         raise StateError(f"array {label!r} needs the axes [{axes}]", cause=f"its shape is {memory.shape}")
 
 
 def page_of(name: str, views: Sequence[View]) -> int:
-    """Tokens of a page, which the arrays of a component must agree on."""
+    """Number of tokens of a page. All arrays of a component must have the same."""
     if not views:
         raise StateError(f"component {name!r} needs at least one array")
     sizes = sorted({view.shape[0] for view in views if view.memory.shape[0]} or {view.shape[0] for view in views})

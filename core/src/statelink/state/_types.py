@@ -1,4 +1,4 @@
-"""State types as data: how a kind of state is indexed and which part of a sequence it covers."""
+"""State types as data: how state is indexed, and which part of a sequence it covers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IndexSpace(enum.Enum):
 
 
 class Coverage(enum.Enum):
-    """Which positions of a request must arrive, given ``tokens`` N, ``prefix`` P and a window W."""
+    """Which positions of a request must arrive, with ``tokens`` N, ``prefix`` P and a window W."""
 
     SUFFIX = "suffix"
     """``[P, N)``: what decode does not hold yet."""
@@ -47,20 +47,20 @@ class Coverage(enum.Enum):
 class StateType(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of request state, as data.
 
-    Backends never look inside a type: any type that is registered can be moved by every backend that declares it.
+    Backends never look inside a type. Every backend that declares a registered type can move it.
 
     Attributes:
-        name: Wire value.
+        name: Name, also in messages.
         index: What one index addresses.
         coverage: Which positions of a request must arrive.
-        aligned: Whether the first required position of a request must lie on an item boundary of decode
-            (true where a decode-side prefix ends between two items).
-        elide_empty: Whether a buffer that either side lists with zero items is left out of the plan;
-            otherwise a one-sided empty buffer is a mismatch.
+        aligned: Whether the first required position of a request must be at the beginning of an item of decode. It is,
+            if decode's prefix ends between two items.
+        elide_empty: Whether a buffer that one side lists with zero items is left out of the plan. Otherwise a buffer
+            that is empty on one side only is a mismatch.
         complete: Whether only complete groups of positions count: N is rounded down to the component's group first.
-        with_last: Whether items move only with a request's last push (metadata rows, which are final last).
-        aliases: Other names that mean this type.
-        doc: What it is.
+        with_last: Whether items move only with a request's last push, such as metadata rows, which are final only then.
+        aliases: Other names of this type.
+        doc: A description.
     """
 
     name: str
@@ -232,9 +232,9 @@ _loader: Callable[[], object] | None = None
 
 
 def register_state_type(new: StateType) -> None:
-    """Make a state type known to this process.
+    """Register a state type in this process.
 
-    Registering an equal type twice is a no-op. Thread-safe.
+    Registering an equal type again does nothing. Thread-safe.
 
     Raises:
         StateError: Another type already has this name or alias.
@@ -255,7 +255,7 @@ def register_state_type(new: StateType) -> None:
 
 
 def state_type(name: str) -> StateType:
-    """The type called ``name``, or that has it as an alias.
+    """The type with this name or alias.
 
     Raises:
         StateError: No such type is registered.
@@ -279,7 +279,7 @@ def state_type(name: str) -> StateType:
 
 
 def load_types_with(loader: Callable[[], object]) -> None:
-    """Have ``loader`` called, once, when a type is asked for that nobody registered: plugins bring types."""
+    """Set a function that loads plugins. It is called once, when somebody asks for an unregistered type."""
     global _loader
     _loader = loader
 

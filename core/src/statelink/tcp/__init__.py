@@ -1,22 +1,22 @@
-"""The embedded backend: plain sockets, no native library, any two hosts, host memory.
+"""The embedded backend. It moves host memory between any two hosts over plain sockets, without a native library.
 
-It is the reference that an author of a backend reads first. Read the modules in this order:
+An author of a backend reads it first, as the reference. Read the modules in this order:
 
 ``_backend``
-    the interface's methods, and what each is made of.
+    the methods of the interface, and how each works.
 ``_descriptor``, ``_handshake``, ``_listener``
     how two processes find each other and prove who they are.
 ``_frames``, ``_sender``, ``_receiver``
-    one WRITE: what travels, who sends it, who lets it land.
+    one WRITE: its frames, its sender and its receiver.
 ``_grants``, ``_ranges``
-    what a peer may write, and how that is taken back.
+    what a peer may write, and how this is revoked.
 ``_lingering``
-    connections that were given up while nobody knew whether the other side had stopped.
+    connections that were given up before the other side was known to have stopped.
 ``_stream``, ``_iovec``
     sockets and the three system calls underneath.
 
-Threads: one that listens, and per peer at most one that sends and one that receives. The thread that uses a
-connection is the one that closes it; others only wake it.
+Threads: one thread listens. For each peer, at most one thread sends and one receives. The thread that uses a connection
+also closes it. Other threads only wake it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backend's interface, over senders, receivers and grants."""
+"""The methods of the backend, with senders, receivers and grants."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COLUMNS: Final = (
 
 
 class _Peer(NamedTuple):
-    """What is kept of a connected peer."""
+    """What the backend keeps for a connected peer."""
 
     regions: RegionTable
     known: Known
@@ -63,12 +63,12 @@ class _Peer(NamedTuple):
     near: bool
 
     def stop(self) -> None:
-        """Let both threads end; returns at once."""
+        """Tell both threads to end. Returns at once."""
         self.sender.stop()
         self.known.receiver.stop()
 
     def join(self) -> None:
-        """Wait for both threads; after it, nothing from this peer can land."""
+        """Wait for both threads. After that, nothing from this peer can land."""
         self.sender.join()
         self.known.receiver.join()
 
@@ -76,14 +76,14 @@ class _Peer(NamedTuple):
 class TcpBackend(Backend):
     """Moves host memory between any two hosts over plain sockets, and on one host with one copy.
 
-    A WRITE is a message to the destination's process: that process checks each range against what the sender
-    was granted, and its own thread puts the bytes in place, reading them from the socket or, on one host,
-    from the sender's memory. So the destination alone can stop it. The source cannot: where its memory is
-    read by the destination's process, only that process knows when it has stopped, and where it was sent,
-    bytes in the destination's socket buffer may still land. Hence the fence ``MOVER`` for the source; and a
-    connection that was given up is kept until the destination has closed its end, which proves that it stopped.
+    A WRITE is a message to the destination's process. That process checks each range against the sender's grants. Its
+    own thread puts the bytes in place. It reads them from the socket or, on one host, from the sender's memory. So the
+    destination can stop a WRITE alone. The source cannot. If the destination's process reads the source's memory, only
+    that process knows when it has stopped. If the bytes were sent, some in the destination's socket buffer may still
+    land. So the fence of the source is ``MOVER``. A connection that was given up is kept until the destination has
+    closed its end, which proves that it has stopped.
 
-    A peer is trusted with what it is granted, and with nothing else.
+    A peer may write what it is granted, and nothing else.
     """
 
     api_version = 1
@@ -97,8 +97,8 @@ class TcpBackend(Backend):
         max_blocks=MAX_BLOCKS,
         max_transfers=4,
         thread_safe=True,
-        priority=0,  # anything else that runs here is there on purpose
-        block_seconds=1e-6,  # on one host, 1 KiB blocks against large ones; a socket takes half of that
+        priority=0,  # any other backend that can run here was installed on purpose
+        block_seconds=1e-6,  # measured on one host with 1 KiB blocks against large ones; half of this over a socket
     )
     strategies: ClassVar[Mapping[str, Strategy]] = MappingProxyType({"*": DIRECT})
 
@@ -126,7 +126,7 @@ class TcpBackend(Backend):
                 port=self._options.port,
             ) from error
         near = self._options.same_host_copy and _iovec.can_copy()
-        # One for each backend object: what a peer of an earlier incarnation knows is of no use.
+        # One key pair for each backend object, so that the knowledge of an earlier incarnation's peer is useless.
         self._private = X25519PrivateKey.generate()
         self._own = Descriptor(
             link=context.link,
@@ -141,7 +141,7 @@ class TcpBackend(Backend):
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
-        """Whether a data port can be opened here, and whether memory of this machine can be read."""
+        """Whether a data port can be opened here, and whether the same-host copy works."""
         if sys.maxsize < 1 << 32:
             return Probe(ok=False, reason="this is a 32-bit process", hint="use a 64-bit Python")
         try:
@@ -153,12 +153,12 @@ class TcpBackend(Backend):
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
-        """``socket``, and ``process_vm`` where this machine allows the same-host copy."""
+        """``socket``, and ``process_vm`` if this machine allows the same-host copy."""
         near = options.same_host_copy and _iovec.can_copy()
         return frozenset({"socket", "process_vm"} if near else {"socket"})
 
     def transport(self, peer: str) -> str:
-        """How batches to ``peer`` travel; known once there was a connection, or where there is but one way."""
+        """How batches to ``peer`` travel. Known after the first connection, or if there is only one way."""
         with self._lock:
             known = self._peers.get(peer)
         if known is None:
@@ -169,7 +169,7 @@ class TcpBackend(Backend):
         return found
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Take note of our memory; nothing is pinned or mapped."""
+        """Store the region table. Nothing is pinned or mapped."""
         for at, region in enumerate(regions):
             if region.kind != "dram":
                 raise TransferError(
@@ -185,11 +185,11 @@ class TcpBackend(Backend):
         self._grants = Grants(registered)
 
     def descriptor(self) -> bytes:
-        """Where we are, and our half of the key agreement; see `Descriptor`."""
+        """This side's address, and its half of the key agreement; see `Descriptor`."""
         return self._own.encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Make ``peer`` known. Nothing is sent before the first batch: neither side waits for the other."""
+        """Store ``peer``. Nothing is sent before the first batch, so neither side waits for the other."""
         theirs = Descriptor.decode(descriptor, peer)
         if peer == self._own.link:
             raise TransferError("a link cannot connect to itself", backend="tcp", peer=peer)
@@ -224,12 +224,12 @@ class TcpBackend(Backend):
         return known.sender.submit(batch)
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Settle what failed before its receiver had stopped; all else is done by the threads that send."""
+        """Settle transfers that failed before their receiver had stopped. The sending threads do everything else."""
         if any(transfer.outcome is not None for transfer in transfers):
             self._lingering.look()
 
     def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
-        """Allow ``peer`` to write these ranges; calls for one use of a room add up. Any thread.
+        """Allow ``peer`` to write these ranges. Calls for one use of a room add up. Callable from any thread.
 
         Raises:
             TransferError: The ranges are not sorted, disjoint, or inside our registered memory.
@@ -237,15 +237,15 @@ class TcpBackend(Backend):
         self._grants.grant(peer, room, generation, addresses, nbytes)
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
-        """Take a grant back. Any thread; does not block.
+        """Take a grant back. Callable from any thread; never blocks.
 
-        The transfer is done at once, or when the system call ends that is putting bytes under this grant
-        right now. Neither depends on the peer, which may be stopped in the middle of a payload.
+        The transfer succeeds at once, or when a running system call ends that writes under this grant. Neither depends
+        on the peer, which may be stopped in the middle of a payload.
         """
         return self._grants.revoke(peer, room, generation)
 
     def disconnect(self, peer: str) -> None:
-        """End both directions and both threads; blocks for at most about ``drain_timeout``."""
+        """End both directions and both threads. Blocks for at most about ``drain_timeout``."""
         with self._lock:
             known = self._peers.pop(peer, None)
         if known is not None:
@@ -273,7 +273,7 @@ class TcpBackend(Backend):
         return None if known is None else known.known
 
     def _wrong(self, batch: Batch, theirs: RegionTable) -> str:
-        """What is wrong with a batch; empty if nothing is."""
+        """What is wrong with a batch, in words; empty for nothing."""
         blocks = batch.blocks
         if not 0 < blocks.count <= MAX_BLOCKS:
             return f"it has {blocks.count} blocks; at most {MAX_BLOCKS} go into one"

@@ -1,4 +1,4 @@
-"""What a peer needs to reach this process, and the key that two of them agree on."""
+"""What a peer needs to reach this process, and the key on which two peers agree."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one backend object. Nothing in it is secret, but a peer has to get it from its owner and unchanged.
+    """How to reach one backend object. It contains no secret, but a peer must get it from its owner, unchanged.
 
     Attributes:
         link: Name of its link.
-        host: Where its data port is, an IP literal.
+        host: IP address of its data port.
         port: Its data port.
-        public: Its half of the key agreement, an X25519 public key that was drawn when the backend was opened.
-        boot: Which run of which machine it lives on; empty if unknown.
-        same_host_copy: Whether it lets others read its memory, and reads that of others.
+        public: Its half of the key agreement: an X25519 public key that was drawn when the backend was opened.
+        boot: Boot id of its machine; empty if unknown.
+        same_host_copy: Whether it lets others read its memory, and reads the memory of others.
     """
 
     link: Name
@@ -48,19 +48,19 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
         ipaddress.ip_address(self.host)
 
     def near(self, other: Descriptor) -> bool:
-        """Whether both say that they are on one machine and let their memory be read."""
+        """Whether both say that they are on one machine and that their memory may be read."""
         return self.same_host_copy and other.same_host_copy and self.boot != "" and self.boot == other.boot
 
     def encode(self) -> bytes:
-        """As bytes: magic, version, msgpack."""
+        """Encode it: magic, version, msgpack."""
         return MAGIC + bytes([VERSION]) + msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, raw: bytes, peer: str) -> Descriptor:
-        """The descriptor that ``peer`` sent.
+        """Decode the descriptor that ``peer`` sent.
 
         Raises:
-            TransferError: It is none of ours, of another version, or somebody else's.
+            TransferError: It is none of this backend's, or has another version, or belongs to another link.
         """
         head = len(MAGIC)
         if raw[:head] != MAGIC or not head < len(raw) <= MAX_DESCRIPTOR:
@@ -77,12 +77,12 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair_key(private: X25519PrivateKey, own: Descriptor, other: Descriptor) -> bytes:
-    """The key of a pair of links, the same on both sides: only who holds one of the two private halves can compute it.
+    """The key of a pair of links. Both sides get the same. Computing it needs one of the two private halves.
 
     It is bound to both names and both public halves.
 
     Raises:
-        TransferError: The other's public half is one with which anybody could compute the key.
+        TransferError: With the other side's public half, anybody could compute the key.
     """
     try:
         shared = private.exchange(X25519PublicKey.from_public_bytes(other.public))
@@ -96,12 +96,12 @@ def pair_key(private: X25519PrivateKey, own: Descriptor, other: Descriptor) -> b
 
 
 def digest(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 over ``parts``, each with its length, so that no two lists of parts read the same."""
+    """HMAC-SHA256 over ``parts``. Each has its length before it, so that different lists give different bytes."""
     return hmac.new(key, _framed(*parts), hashlib.sha256).digest()
 
 
 def boot_id() -> str:
-    """Which run of which machine this is; empty where the system does not say."""
+    """The boot id of this machine; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:64]
     except OSError:

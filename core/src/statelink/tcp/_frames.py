@@ -1,4 +1,4 @@
-"""What travels on a data connection after the handshake; every number little-endian.
+"""The frames of a data connection after its set-up. All numbers are little-endian.
 
 A WRITE is a header, three or four parts in one buffer::
 
@@ -7,8 +7,8 @@ A WRITE is a header, three or four parts in one buffer::
     nbytes      count × uint64     how long it is
     sources     count × uint64     where it is in the sender's memory; only in mode COPY
 
-followed, in mode SEND, by ``total`` bytes of payload. It is answered by one reply, in order: a header and the
-reason.
+In mode SEND, ``total`` bytes of payload follow. The receiver answers each WRITE with one reply, in order: a header and
+the reason.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_REASON: Final = 512
 
 
 class BadFrameError(ValueError):
-    """A frame that is not one, or is out of bounds."""
+    """A frame is malformed or out of bounds."""
 
 
 class Mode(enum.IntEnum):
@@ -67,16 +67,16 @@ class Mode(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """What became of a batch. In every case nothing of it is read or written any more."""
+    """The result of a batch. After any of these, the batch is neither read nor written."""
 
     DONE = 1
     """All of it is in place."""
     REFUSED = 2
-    """Not granted, or not any more."""
+    """The memory is not granted, or the grant was revoked."""
     FAILED = 3
-    """The receiver tried and could not."""
+    """The receiver could not move the bytes."""
     RESEND = 4
-    """The receiver cannot read the sender's memory (any more): the batch may come again in mode SEND."""
+    """The receiver cannot read the sender's memory. The sender may send the batch again in mode SEND."""
 
 
 class Header(NamedTuple):
@@ -105,7 +105,7 @@ class Header(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The head of an answer; ``length`` bytes of reason follow."""
+    """The header of a reply. ``length`` bytes of reason follow."""
 
     status: Status
     sequence: int
@@ -113,7 +113,7 @@ class Reply(NamedTuple):
 
 
 def pack_write(header: Header, blocks: Blocks) -> npt.NDArray[np.uint8]:
-    """Everything of a WRITE except its payload, in one buffer."""
+    """Encode a WRITE without its payload, in one buffer."""
     packed = np.empty(HEADER.size + 8 * header.arrays * header.blocks, np.uint8)
     HEADER.pack_into(packed.data, 0, WRITE_MAGIC, *header)
     arrays = packed[HEADER.size :].view("<u8").reshape(header.arrays, header.blocks)
@@ -123,10 +123,10 @@ def pack_write(header: Header, blocks: Blocks) -> npt.NDArray[np.uint8]:
 
 
 def unpack_header(raw: bytes | bytearray) -> Header:
-    """The header in ``raw``.
+    """Decode the header of a WRITE.
 
     Raises:
-        BadFrameError: It is none.
+        BadFrameError: The bytes are no such header.
     """
     magic, mode, *numbers = HEADER.unpack(raw)
     if magic != WRITE_MAGIC or mode not in (Mode.SEND, Mode.COPY):
@@ -138,10 +138,10 @@ def unpack_header(raw: bytes | bytearray) -> Header:
 
 
 def check_lengths(header: Header, nbytes: U64) -> None:
-    """See that the lengths are those of the header.
+    """Check that the lengths add up to the header's total.
 
     Raises:
-        BadFrameError: They are not; where the next frame starts is then unknown.
+        BadFrameError: They do not. Then it is unknown where the next frame starts.
     """
     if not nbytes.all() or int(nbytes.max()) > MAX_BYTES or int(nbytes.sum()) != header.total:
         raise BadFrameError(f"the blocks of a WRITE do not add up to its {header.total} bytes")
@@ -154,10 +154,10 @@ def pack_reply(status: Status, sequence: int, reason: str = "") -> bytes:
 
 
 def unpack_reply(raw: bytes | bytearray | memoryview) -> Reply:
-    """The head of an answer.
+    """Decode the header of a reply.
 
     Raises:
-        BadFrameError: It is none.
+        BadFrameError: The bytes are no such header.
     """
     magic, status, length, sequence = REPLY.unpack(raw)
     if magic != REPLY_MAGIC or not Status.DONE <= status <= Status.RESEND or length > MAX_REASON:

@@ -1,4 +1,4 @@
-"""What peers may write into this process's memory, and the fence that takes it back."""
+"""Grants: what peers may write into this process's memory, and how a grant is revoked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Key = tuple[str, int, int]
 class Grant:
     """What one peer may write for one use of a room.
 
-    A receiver moves bytes in pieces, and brackets each with `enter` and `leave`. A revoke is complete when no
-    piece is inside: it waits for one system call on memory, and never for a peer.
+    A receiver moves bytes in pieces. It calls `enter` before each piece and `leave` after it. A revoke is complete when
+    no piece is between the two. So it waits for one system call on memory, and never for a peer.
     """
 
     __slots__ = ("_inside", "_lock", "_owner", "_revokes", "key", "ranges", "revoked")
@@ -34,7 +34,7 @@ class Grant:
         self._revokes: list[Transfer] = []
 
     def enter(self) -> bool:
-        """Begin a piece; ``False`` if nothing may land any more."""
+        """Begin a piece; ``False`` if the grant was revoked."""
         with self._lock:
             if self.revoked:
                 return False
@@ -49,7 +49,7 @@ class Grant:
                 self._finish()
 
     def revoke(self, transfer: Transfer) -> None:
-        """Let no further piece begin; ``transfer`` is done when none is inside. The lock is held."""
+        """Let no further piece begin. ``transfer`` succeeds when no piece is under way. The caller holds the lock."""
         self.revoked = True
         self._revokes.append(transfer)
         if not self._inside:
@@ -62,10 +62,10 @@ class Grant:
 
 
 class Grants:
-    """All grants of one backend; safe to use from any thread.
+    """All grants of one backend. Safe to use from any thread.
 
     Args:
-        registered: This backend's own memory; nothing else can be granted.
+        registered: This backend's own memory. Nothing else can be granted.
     """
 
     def __init__(self, registered: Ranges) -> None:
@@ -74,10 +74,10 @@ class Grants:
         self._grants: dict[Key, Grant] = {}
 
     def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
-        """Allow ``peer`` these ranges, beside those it has for this use of the room.
+        """Grant ``peer`` these ranges, in addition to those that it has for this use of the room.
 
         Raises:
-            TransferError: They are not sorted and disjoint ranges of registered memory.
+            TransferError: The ranges are not sorted, disjoint and in registered memory.
         """
         who = {"backend": "tcp", "peer": peer, "room": str(room)}
         try:
@@ -97,11 +97,11 @@ class Grants:
             if present is None or present.revoked:
                 self._grants[key] = Grant(self, key, ranges)
                 return
-            # A batch that was checked against the narrower set may go on: nothing was taken away.
+            # A batch that was checked against the smaller set may go on, because nothing was revoked.
             present.ranges = present.ranges.union(ranges)
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
-        """Take a grant back; the transfer is done when nothing can land under it any more."""
+        """Revoke a grant. The transfer succeeds when nothing can land under it."""
         transfer = Transfer()
         with self.lock:
             grant = self._grants.get((peer, room, generation))
@@ -112,18 +112,18 @@ class Grants:
         return transfer
 
     def forget(self, peer: str) -> None:
-        """Take back everything that ``peer`` has."""
+        """Revoke all grants of ``peer``."""
         with self.lock:
             for key in [key for key in self._grants if key[0] == peer]:
                 self._grants[key].revoke(Transfer())
 
     def remove(self, grant: Grant) -> None:
-        """Drop a grant that has ended. The lock is held."""
+        """Drop a grant that has ended. The caller holds the lock."""
         if self._grants.get(grant.key) is grant:
             del self._grants[grant.key]
 
     def admit(self, peer: str, room: int, generation: int, targets: U64, nbytes: U64) -> Grant | str:
-        """The grant that allows ``peer`` to write all of these blocks, or why there is none."""
+        """The grant that allows ``peer`` to write all of these blocks, or the reason why there is none."""
         with self.lock:
             grant = self._grants.get((peer, room, generation))
             if grant is None or grant.revoked:

@@ -1,4 +1,4 @@
-"""How a data connection starts: who is it, and may memory be read instead of sent?
+"""The set-up of a data connection: both sides prove who they are, and decide whether memory is read instead of sent.
 
 ::
 
@@ -8,12 +8,12 @@
       Proof(proof of the key, pid, address)  ------>
                                       <------------  Welcome(copy)
 
-Both prove that they hold the pair's key, over everything said before. At ``address`` the sender has put a token
-that only this connection can have. A receiver that reads it there has proven that it can read that process's
-memory, and that ``pid`` means the same process to both (it does not across pid namespaces). The token is fresh,
-and not a constant that the peer chose: otherwise a peer could name the memory of somebody else.
+Both sides prove that they hold the pair's key. The proofs cover all earlier messages. At ``address`` the sender has put
+a token that only this connection has. If the receiver reads the token there, it can read that process's memory, and
+``pid`` means the same process to both sides (which is not so across pid namespaces). The token is fresh. With a
+constant, a peer could name the memory of another process.
 
-Nothing is encrypted, and the payload carries no authentication code: beyond this point the network is trusted.
+Nothing is encrypted, and the payload has no authentication code. After the set-up, the network is trusted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 PREFIX: Final = 2
-"""Every frame of the handshake is preceded by its length, as a little-endian uint16."""
+"""The length before each frame of the set-up, as a little-endian uint16."""
 MAX_FRAME: Final = 16 * MAX_NAME
 TOKEN: Final = 32
 
@@ -61,7 +61,7 @@ Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="SLTCP1"):
-    """Who the sender is, and whom it wants to speak to."""
+    """The names of the sender and of the receiver that it wants."""
 
     sender: Name
     receiver: Name
@@ -69,14 +69,14 @@ class Hello(msgspec.Struct, frozen=True, tag="SLTCP1"):
 
 
 class Challenge(msgspec.Struct, frozen=True, tag=True):
-    """The receiver's proof, and what the sender's has to cover."""
+    """The receiver's proof, and the nonce that the sender's proof has to cover."""
 
     nonce: Digest
     proof: Digest
 
 
 class Proof(msgspec.Struct, frozen=True, tag=True):
-    """The sender's proof, and where its token lies; ``pid`` is 0 if its memory is not to be read."""
+    """The sender's proof, and the address of its token. ``pid`` is 0 if its memory must not be read."""
 
     proof: Digest
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -84,7 +84,7 @@ class Proof(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Batches may come; ``copy`` says that the receiver can read the sender's memory."""
+    """The receiver takes batches. ``copy`` says that it can read the sender's memory."""
 
     copy: bool
 
@@ -93,20 +93,20 @@ Message = TypeVar("Message", Hello, Challenge, Proof, Welcome)
 
 
 def frame(message: Hello | Challenge | Proof | Welcome) -> bytes:
-    """The message as it travels."""
+    """Encode a message as a frame."""
     raw = msgspec.msgpack.encode(message)
     return len(raw).to_bytes(PREFIX, "little") + raw
 
 
 def decode(raw: bytes, kind: type[Message]) -> Message:
-    """The message in a frame without its prefix.
+    """Decode the message in a frame without its prefix.
 
     Raises:
-        Lost: It is none of this kind.
+        Lost: It is no message of this kind.
     """
     try:
         return msgspec.msgpack.decode(raw, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also for text that is none, and deep nesting
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also for invalid text and deep nesting
         raise Lost(f"it does not speak this protocol ({error})") from error
 
 
@@ -123,7 +123,7 @@ def verify(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
 
 
 def witness(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
-    """Whether the sender's token can be read at the place that it named."""
+    """Whether the sender's token can be read at the address that the sender named."""
     try:
         seen = _iovec.read_memory(proof.pid, proof.address, TOKEN) if proof.pid else b""
     except OSError:
@@ -134,10 +134,10 @@ def witness(key: bytes, hello: Hello, nonce: bytes, proof: Proof) -> bool:
 def dial(
     own: Descriptor, peer: Descriptor, key: bytes, options: Options, waker: Waker, check: Callable[[], None]
 ) -> tuple[Stream, bool]:
-    """Connect to ``peer`` and authenticate; the stream, and whether the receiver reads our memory.
+    """Connect to ``peer`` and authenticate. Return the stream, and whether the receiver reads this side's memory.
 
-    A peer that hangs up may not have heard of us yet, or have too many callers: it is tried again until
-    ``connect_timeout``.
+    A peer may hang up because it does not know this side yet, or has too many connections. So the attempt is repeated
+    until ``connect_timeout``.
 
     Raises:
         Lost: The peer cannot be reached, or is not who it should be.
@@ -171,7 +171,7 @@ def _dial(
         try:
             prepare(sock, options)
             error = sock.connect_ex((peer.host, peer.port))
-        except OSError as failed:  # out of descriptors, or of addresses
+        except OSError as failed:  # the process has no descriptors left, or no addresses
             raise Lost(str(failed)) from failed
         stream = Stream(sock, waker, check)
         while error in (errno.EINPROGRESS, errno.EALREADY, errno.EINTR):
@@ -190,7 +190,8 @@ def _introduce(stream: Stream, own: Descriptor, peer: Descriptor, key: bytes, de
     answer = decode(_read(stream, deadline), Challenge)
     if not hmac.compare_digest(digest(key, b"receiver", *_said(hello, answer.nonce)), answer.proof):
         raise Lost("whoever listens there does not hold the key of this pair")
-    token = np.frombuffer(_token(key, hello, answer.nonce), np.uint8)  # stays where it is until we return
+    # The token must stay at its address until this returns.
+    token = np.frombuffer(_token(key, hello, answer.nonce), np.uint8)
     near = own.near(peer)
     pid, address = (os.getpid(), token.ctypes.data) if near else (0, 0)
     parts = (*_said(hello, answer.nonce), str(pid).encode(), str(address).encode())

@@ -1,8 +1,7 @@
 """Vectored system calls on raw memory, without a Python object per block.
 
-``sendmsg`` and ``readv`` move bytes between a socket and memory, ``process_vm_readv`` from another process's
-memory to ours. All three release the interpreter lock. Faulty addresses come back as errors and never as a
-crash.
+``sendmsg`` and ``readv`` move bytes between a socket and memory. ``process_vm_readv`` moves them from another process's
+memory to this one's. All three release the interpreter lock. A wrong address gives an error and never a crash.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _sendmsg.restype = ctypes.c_ssize_t
 _readv = _libc.readv
 _readv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
 _readv.restype = ctypes.c_ssize_t
-_process_vm_readv = getattr(_libc, "process_vm_readv", None)  # Linux alone has it
+_process_vm_readv = getattr(_libc, "process_vm_readv", None)  # only Linux has it
 if _process_vm_readv is not None:
     _process_vm_readv.argtypes = (
         ctypes.c_int,
@@ -60,16 +59,16 @@ if _process_vm_readv is not None:
     )
     _process_vm_readv.restype = ctypes.c_ssize_t
 
-# A peer that went away must not end the process, whatever the application made of SIGPIPE.
+# A lost peer must not end the process, whatever the application does with SIGPIPE.
 NO_SIGNAL: Final[int] = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Vectors:
-    """Ranges of memory, one after the other, as the kernel takes them.
+    """Ranges of memory, one after the other, in the form that the kernel takes.
 
-    The array itself is never changed: a call that moved fewer bytes than asked is resumed from a byte
-    position, with a window cut anew. A window is valid until the next one is cut, so one thread at a time
-    uses an object. The memory is not kept alive.
+    The array itself never changes. If a call moves fewer bytes than asked, the next call starts at a byte position,
+    with a new window. A window is valid until the next one is made, so only one thread at a time may use an object. The
+    object does not keep the memory alive.
 
     Attributes:
         total: Bytes of all ranges together.
@@ -87,7 +86,7 @@ class Vectors:
         self.total = int(self._ends[-1])
 
     def window(self, position: int, limit: int) -> tuple[int, int]:
-        """Address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
+        """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
         first = int(np.searchsorted(self._ends, np.uint64(position), side="right"))
         stop = int(np.searchsorted(self._ends, np.uint64(position + limit), side="left")) + 1
         stop = min(stop, first + IOV_MAX, len(self._ends))
@@ -127,9 +126,9 @@ def receive(fd: int, vectors: Vectors, position: int, limit: int) -> int | None:
 
 
 def copy(pid: int, source: Vectors, target: Vectors, position: int, limit: int) -> int:
-    """Copy up to ``limit`` bytes at ``position`` from memory of process ``pid`` to ours; at least one.
+    """Copy at least one and at most ``limit`` bytes at ``position`` from memory of process ``pid`` to this one's.
 
-    The two lists may be cut into ranges differently: the kernel stops at the end of the shorter window.
+    The two lists may have different ranges. The kernel stops at the end of the shorter window.
 
     Raises:
         OSError: The kernel refuses, the process is gone, or an address is not mapped.
@@ -146,7 +145,7 @@ def copy(pid: int, source: Vectors, target: Vectors, position: int, limit: int) 
 
 
 def read_memory(pid: int, address: int, nbytes: int) -> bytes:
-    """A few bytes of another process's memory.
+    """Read a few bytes of another process's memory.
 
     Raises:
         OSError: As `copy`.
@@ -162,7 +161,7 @@ def read_memory(pid: int, address: int, nbytes: int) -> bytes:
 
 
 def can_copy() -> bool:
-    """Whether this machine has `copy` at all; another process may still be out of reach."""
+    """Whether this machine has `copy`. The kernel may still refuse it for a process."""
     known = np.frombuffer(b"statelink", np.uint8)
     try:
         return read_memory(os.getpid(), known.ctypes.data, known.nbytes) == known.tobytes()
@@ -171,7 +170,7 @@ def can_copy() -> bool:
 
 
 def permit_ptrace() -> None:
-    """Let any process of this user read our memory where Yama forbids it. Does nothing without Yama."""
+    """Let any process of this user read this process's memory, although Yama is set. Does nothing without Yama."""
     if sys.platform == "linux":
         _libc.prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""Connections that were given up before their receivers said that they had stopped."""
+"""Keeps connections that were given up before their receivers had confirmed that they stopped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Linger", "Lingering"]
 
 
 class Linger:
-    """One such connection, and what was under way on it: failed, and not settled.
+    """One such connection, and its transfers, which have failed and are not settled.
 
-    Its receiver closes the other end after its last copy, also if it was stopped for a while. If its process has ended,
-    the kernel does, once no thread of it is left. Either is the proof that its bytes have stopped.
+    Its receiver closes the other end after its last copy, also if its process was stopped for a while. If the process
+    has ended, the kernel closes the end once no thread is left. Both prove that the bytes have stopped.
     """
 
     def __init__(self, stream: Stream, writes: Sequence[Transfer]) -> None:
@@ -29,12 +29,15 @@ class Linger:
         self._writes = writes
 
     def look(self) -> bool:
-        """See whether the other end was closed; whether there is nothing more to wait for. Any thread; never blocks."""
+        """Settle the transfers if the other end is closed.
+
+        Return whether it is. Callable from any thread; never blocks.
+        """
         with self._lock:
             scratch = memoryview(bytearray(4096))
             while self._stream is not None:
                 try:
-                    if not self._stream.receive(scratch):  # else an answer, which changes nothing any more
+                    if not self._stream.receive(scratch):  # otherwise a reply came, which changes nothing
                         return False
                 except Lost as lost:
                     if lost.ended:
@@ -55,7 +58,7 @@ class Linger:
 
 
 class Lingering:
-    """All of them, of one backend. Any thread; nothing blocks."""
+    """All such connections of one backend. Callable from any thread; never blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +66,7 @@ class Lingering:
         self._closed = False
 
     def add(self, linger: Linger) -> None:
-        """Keep one until its receiver has stopped."""
+        """Keep a connection until its receiver has stopped."""
         with self._lock:
             if not self._closed:
                 self._all.append(linger)

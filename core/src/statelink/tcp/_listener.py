@@ -1,4 +1,4 @@
-"""The data port: one thread that accepts connections and finds out who they are, whatever they send."""
+"""The data port: one thread accepts connections and authenticates them, whatever they send."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ log = logging.getLogger("statelink.tcp")
 
 BACKLOG: Final = 128
 ACCEPT_PAUSE: Final = 0.2
-"""How long nothing is accepted after the system refused to, for want of descriptors as a rule."""
+"""Seconds without accepting after the system refused a connection, usually because descriptors ran out."""
 
 
 class Known(NamedTuple):
-    """What is known of a peer that may connect."""
+    """What is known about a peer that may connect."""
 
     key: bytes
     receiver: Receiver
 
 
 class _Pending:
-    """A connection that has not authenticated yet."""
+    """A connection that has not authenticated."""
 
     __slots__ = ("_buffer", "_needed", "challenge", "deadline", "hello", "sock")
 
@@ -49,10 +49,10 @@ class _Pending:
         self._needed = PREFIX
 
     def read(self) -> bytes | None:
-        """The next frame, once all of it is there. Never reads beyond it.
+        """The next frame, once it is complete. Never reads beyond it.
 
         Raises:
-            Lost: The connection ended, or this is no frame.
+            Lost: The connection ended, or the bytes are no frame.
             OSError: The connection broke.
         """
         while True:
@@ -75,7 +75,7 @@ class _Pending:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A data port.
+    """Open a data port.
 
     Raises:
         OSError: It cannot be opened.
@@ -89,18 +89,18 @@ def listen(host: str, port: int) -> socket.socket:
 class Listener:
     """Listens at the data port and hands authenticated connections to the receivers of their peers.
 
-    A caller that this side does not know *yet* is kept until it does, since two peers connect in no
-    particular order; like every caller it has ``handshake_timeout``.
+    Two peers connect in any order. So a caller that this side does not know yet is kept until it does, but no longer
+    than ``handshake_timeout``, like every caller.
 
     Args:
-        link: Our link name.
+        link: Name of this link.
         host: Where to listen.
         options: The backend's options.
-        find: Looks up a peer by name; called on the listener's thread.
+        find: Looks up a peer by name. Called on the listener's thread.
 
     Attributes:
-        port: Where it listens.
-        dropped: Connections that were dropped before they authenticated, by what was wrong.
+        port: The port at which it listens.
+        dropped: Number of connections that were dropped before they authenticated, by reason.
 
     Raises:
         OSError: The port cannot be opened.
@@ -124,11 +124,11 @@ class Listener:
         self._thread.start()
 
     def look_again(self) -> None:
-        """A peer has become known. Any thread; does not block."""
+        """Look again at the callers, because a peer has become known. Callable from any thread; never blocks."""
         self._waker.wake()
 
     def close(self) -> None:
-        """Close the port and every connection that is not a receiver's yet, and end the thread."""
+        """Close the port and all connections that no receiver has, and end the thread."""
         self._stopping = True
         self._waker.wake()
         self._thread.join()
@@ -175,7 +175,7 @@ class Listener:
         except BlockingIOError:
             return
         except OSError as error:
-            # Trying again at once would keep a core busy for nothing.
+            # Trying again at once would only keep a core busy.
             log.warning("no connection can be accepted for %s s: %s", ACCEPT_PAUSE, error)
             self._selector.unregister(self._sock)
             self._accept_again = time.monotonic() + ACCEPT_PAUSE
@@ -189,7 +189,7 @@ class Listener:
         self._guard(pending, lambda pending: prepare(pending.sock, self._options))
 
     def _guard(self, pending: _Pending, step: Callable[[_Pending], None]) -> None:
-        """Take a step with one connection, whose failure is its own."""
+        """Take a step with one connection. If it fails, only this connection is dropped."""
         try:
             step(pending)
         except (Lost, OSError) as error:
@@ -214,7 +214,7 @@ class Listener:
             raise Lost("it did not wait to be challenged")
 
     def _greet(self, pending: _Pending) -> None:
-        """Challenge a caller, if it has said who it is, and we know it by now."""
+        """Challenge a caller, once it has sent its name and is known."""
         if pending.hello is None or pending.challenge is not None:
             return
         known = self._find(pending.hello.sender)
@@ -223,7 +223,7 @@ class Listener:
         pending.challenge = challenge(known.key, pending.hello)
         message = frame(pending.challenge)
         if pending.sock.send(message) < len(message):
-            raise Lost("it does not read")  # an empty socket buffer holds far more than this
+            raise Lost("it does not read")  # this never blocks, because an empty socket buffer holds far more
 
     def _admit(self, pending: _Pending, hello: Hello, made: Challenge, proof: Proof) -> None:
         known = self._find(hello.sender)
@@ -239,7 +239,7 @@ class Listener:
     def _drop(self, pending: _Pending, kind: str, reason: str) -> None:
         self.dropped[kind] += 1
         seen = self.dropped[kind]
-        # 1, 2, 4, 8, ...: a flood does not fill the log. Who hangs up by himself is nothing to warn of.
+        # Logged at 1, 2, 4, 8, ..., so that a flood does not fill the log. A caller that hangs up needs no warning.
         loud = kind not in ("closing", "ended") and seen & (seen - 1) == 0
         log.log(logging.WARNING if loud else logging.DEBUG, "dropped an incoming connection (%d so): %s", seen, reason)
         self._forget(pending)

@@ -1,4 +1,4 @@
-"""What can be set, and what each setting is for."""
+"""The options of the backend."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Options of the ``tcp`` backend. Times are in seconds, sizes in bytes.
 
     Attributes:
-        host: Address to listen at, as an IP literal; the link's own host if empty. Peers are always told the
-            link's own host, so ``0.0.0.0`` listens everywhere.
+        host: IP address at which to listen; the link's own host if empty. Peers always get the link's own host, so
+            ``0.0.0.0`` can be used to listen on all interfaces.
         port: Data port to listen at; 0 lets the system choose.
-        same_host_copy: Whether batches between two processes of one machine may be read straight from the
-            sender's memory, which needs a kernel that lets the receiver do so. Both ends have to allow it;
-            otherwise, and wherever the kernel refuses, they travel through the socket.
-        permit_ptrace: Whether to ask the kernel to let *any* process of this user read (and trace) this one.
-            Where Yama restricts tracing (``kernel.yama.ptrace_scope`` is 1, the default of several
-            distributions), a sender has to do this for ``same_host_copy`` to work. It weakens a protection of
-            the whole process: off unless chosen.
+        same_host_copy: Whether the receiver may read batches directly from the sender's memory, if both are on one
+            machine. Both ends have to allow it, and so does the kernel. Otherwise batches go through the socket.
+        permit_ptrace: Whether to ask the kernel to let *any* process of this user read (and trace) this one. If Yama
+            restricts tracing (``kernel.yama.ptrace_scope`` is 1, the default of several distributions), a sender has
+            to do this for ``same_host_copy``. It weakens a protection of the whole process, so it is off by default.
         connect_timeout: How long a sender tries to reach and authenticate to a peer before its transfers
             fail.
         handshake_timeout: How long an incoming connection may take to authenticate before it is dropped.
-        stall_timeout: After how long without any progress of a peer the transfers to it fail; 0 never gives
-            up, and leaves that to whoever disconnects the peer.
-        drain_timeout: When a connection is given up: how long to wait for the receiver to confirm that it has
-            stopped. Transfers that it did not confirm fail as *not* settled.
-        max_pending: Most incoming connections that have not authenticated yet; the oldest makes room for a
-            new one.
+        stall_timeout: If a peer makes no progress for this long, transfers to it fail. With 0 they wait until the peer
+            is disconnected.
+        drain_timeout: How long to wait, when a connection is given up, until the receiver confirms that it has
+            stopped. Transfers without a confirmation fail and are *not* settled.
+        max_pending: Most incoming connections that have not authenticated. If there are more, the oldest is dropped.
         send_buffer: Size of the kernel's send buffer; 0 lets the kernel tune it.
         receive_buffer: Size of the kernel's receive buffer; 0 lets the kernel tune it.
-        piece_bytes: Most bytes moved between two looks at whether the grant still holds. Smaller pieces make
-            a revoke quicker, larger ones cost less.
+        piece_bytes: Most bytes that are moved between two checks of the grant. Smaller pieces make a revoke faster.
+            Larger pieces cost less.
     """
 
     host: str = ""

@@ -1,4 +1,4 @@
-"""Arithmetic on ranges of memory: vectorised, unsigned, and safe where an address plus a length wraps."""
+"""Arithmetic on ranges of memory: vectorised, unsigned, and safe if an address plus a length wraps around."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE = np.uint64(1)
 
 
 def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
-    """Join each range with those that follow it in the list and continue it in memory."""
+    """Join each range with the next ones in the list, if they continue it in memory."""
     if len(addresses) < 2:
         return addresses, nbytes
     apart = addresses[1:] != addresses[:-1] + nbytes[:-1]
@@ -26,16 +26,16 @@ def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
 
 
 class Ranges:
-    """A set of ranges of memory, and whether others lie inside it.
+    """A set of ranges of memory. It can tell whether blocks are inside.
 
-    Kept as first and *last* bytes: the end of a range may be 2^64, which no uint64 holds.
+    It stores first and *last* bytes, because the end of a range may be 2^64, which no uint64 can hold.
 
     Args:
-        addresses: First byte of each range; sorted, and no range overlaps the next.
-        nbytes: Length of each, at least 1.
+        addresses: Address of each range; sorted, and no range overlaps the next.
+        nbytes: Length of each range, at least 1.
 
     Raises:
-        ValueError: They are not such ranges.
+        ValueError: The ranges are not like this.
     """
 
     __slots__ = ("_first", "_last")
@@ -51,7 +51,7 @@ class Ranges:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[int, int]]) -> Ranges:
-        """The ranges given as pairs of address and length, in any order."""
+        """A set from pairs of address and length, in any order."""
         table = np.array(sorted(pairs), np.uint64).reshape(-1, 2)
         return cls(table[:, 0].copy(), table[:, 1].copy())
 
@@ -66,7 +66,7 @@ class Ranges:
         return Ranges(first, last - first + ONE)
 
     def outside(self, addresses: U64, nbytes: U64) -> int | None:
-        """Index of the first block that does not lie inside this set, if any."""
+        """Index of the first block that is not inside this set, if there is one."""
         if not len(self._first):
             return 0 if len(addresses) else None
         after = np.searchsorted(self._first, addresses, side="right")

@@ -1,4 +1,4 @@
-"""The side that lets bytes land: a thread per peer, which checks every batch against what is granted."""
+"""The receiving side: a thread for each peer checks every batch against the grants and puts its bytes in place."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ __all__ = ["Arrival", "Receiver"]
 log = logging.getLogger("statelink.tcp")
 
 SCRATCH: Final = 256 << 10
-"""Where refused payload ends up, over and over."""
+"""Memory for refused payload. It is overwritten again and again."""
 CANNOT_READ: Final = (errno.EPERM, errno.ESRCH, errno.ENOSYS)
-"""Who may read whose memory can change while both live: a sender that drops privileges, for one."""
+"""Errors that mean that the memory cannot be read. Permission can end, for example if a sender drops privileges."""
 
 
 class Arrival(NamedTuple):
-    """A connection whose sender has proven who it is.
+    """A connection whose sender has authenticated.
 
     Attributes:
-        sock: The connection; whoever holds the arrival closes it.
+        sock: The connection. The holder of this object closes it.
         key: The pair's key.
-        hello: What the sender said first.
-        nonce: What it was challenged with.
-        proof: What it answered.
+        hello: The sender's first message.
+        nonce: The nonce of the challenge.
+        proof: The sender's proof.
     """
 
     sock: socket.socket
@@ -63,8 +63,8 @@ class Arrival(NamedTuple):
 class Receiver:
     """Serves the incoming connections of one peer, one at a time.
 
-    A new connection takes the place of the one before: its sender has given that one up. It is welcomed only
-    after the last byte of the other has landed.
+    A new connection replaces the one before, because its sender has given that one up. The receiver welcomes the new
+    one only after the last byte of the old one has landed.
 
     Args:
         peer: The peer's link name.
@@ -85,7 +85,7 @@ class Receiver:
         self._thread: threading.Thread | None = None
 
     def offer(self, arrival: Arrival) -> None:
-        """Serve this connection as soon as the present one is out of the way. Any thread; does not block."""
+        """Serve this connection as soon as the current one has ended. Callable from any thread; never blocks."""
         with self._lock:
             superseded = arrival if self._stopping else self._next
             if not self._stopping:
@@ -98,7 +98,7 @@ class Receiver:
         self._waker.wake()
 
     def stop(self) -> None:
-        """End the thread soon. Any thread; does not block."""
+        """Tell the thread to end. Callable from any thread; never blocks."""
         with self._lock:
             self._stopping = True
             arrival, self._next = self._next, None
@@ -107,7 +107,7 @@ class Receiver:
         self._waker.wake()
 
     def join(self) -> None:
-        """Wait until nothing from this peer can land any more, and free everything. After `stop`."""
+        """Wait until nothing from this peer can land, and free everything. Call it after `stop`."""
         if self._thread is not None:
             self._thread.join()
         self._waker.close()
@@ -144,7 +144,7 @@ class Receiver:
 
 
 class _Connection:
-    """One authenticated connection; used by its receiver's thread alone.
+    """One authenticated connection. Only its receiver's thread uses it.
 
     Args:
         pid: The process whose memory may be read; 0 for none.
@@ -164,7 +164,7 @@ class _Connection:
 
         Raises:
             Lost: The peer closed the connection.
-            BadFrameError: What came is no WRITE, and where the next one starts is unknown.
+            BadFrameError: The bytes are no WRITE, so it is unknown where the next one starts.
         """
         raw = bytearray(HEADER.size)
         self._stream.read(memoryview(raw))
@@ -222,7 +222,8 @@ class _Connection:
                 failed = error
             finally:
                 grant.leave()
-            if failed is not None:  # answered out here: a revoke waits for a copy, never for a peer that reads slowly
+            # The reply is sent here, after `leave`: a revoke waits for a copy, but never for a peer that reads slowly.
+            if failed is not None:
                 resend = failed.errno in CANNOT_READ
                 self._reply(header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}")
                 return
@@ -232,7 +233,7 @@ class _Connection:
         self._stream.write(pack_reply(status, header.sequence, reason))
 
     def _discard(self, header: Header, position: int) -> None:
-        """Receive the rest of a payload that may not land."""
+        """Receive and drop the rest of a payload that may not land."""
         left = header.total - position if header.mode is Mode.SEND else 0
         if left and not self._scratch:
             self._scratch = memoryview(bytearray(SCRATCH))

@@ -1,4 +1,4 @@
-"""The side that moves batches out: per peer a queue, and a thread with one connection."""
+"""The sending side: for each peer a queue, and a thread with one connection."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __all__ = ["Sender", "Write"]
 log = logging.getLogger("statelink.tcp")
 
 TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
-"""What carries a payload: the receiver's own reading of our memory, or the connection."""
+"""The transports: the receiver reads this side's memory, or the connection carries the payload."""
 SLICE: Final = 4 << 20
-"""Most bytes offered to the socket in one call; it takes what fits."""
+"""Most bytes that are offered to the socket in one call."""
 
 
 class Write(Transfer):
-    """One submitted batch, and how far it has come. Used by its sender's thread alone, once it is queued."""
+    """One submitted batch and its progress. Once it is queued, only its sender's thread uses it."""
 
     __slots__ = ("_batch", "_frame", "_position", "_vectors", "mode", "sequence")
 
@@ -59,7 +59,7 @@ class Write(Transfer):
         self._position = 0
 
     def begin(self, sequence: int, mode: Mode) -> None:
-        """Lay out what will be sent, in one list of vectors: the frame, and in mode SEND the payload."""
+        """Make the list of vectors to send: the frame, and in mode SEND the payload."""
         assert self._batch is not None
         blocks = self._batch.blocks
         header = Header(mode, blocks.count, sequence, self._batch.room, self._batch.generation, blocks.total)
@@ -76,7 +76,7 @@ class Write(Transfer):
         self._position = 0
 
     def send(self, stream: Stream) -> bool:
-        """Send what the socket takes; whether it took anything."""
+        """Send what the socket takes. Return whether it took anything."""
         assert self._vectors is not None
         sent = stream.send_vectors(self._vectors, self._position, SLICE)
         self._position += sent
@@ -84,36 +84,37 @@ class Write(Transfer):
 
     @property
     def sent(self) -> bool:
-        """Whether everything has left."""
+        """Whether everything has been sent."""
         return self._vectors is not None and self._position == self._vectors.total
 
     @property
     def exposed(self) -> bool:
-        """Whether the receiver has been sent enough to read or write any of its bytes."""
+        """Whether enough was sent for the receiver to read or write some of its bytes."""
         return self._frame is not None and self._position >= self._frame.nbytes
 
     def release(self) -> None:
-        """Free the arrays; the transfer itself may live on in the core."""
+        """Free the arrays. The core may keep the transfer itself."""
         self._batch = self._frame = self._vectors = None
 
 
 class Sender:
     """Moves batches to one peer, in order.
 
-    ``submit`` queues; a thread, started by the first batch, connects, sends, and takes the replies. Up to the
-    peer's reply several batches are under way. A lost connection fails those; the next batch opens another.
+    ``submit`` queues a batch. The first batch starts a thread, which connects, sends, and takes the replies. Several
+    batches can be under way before the peer replies. If the connection is lost, these fail, and the next batch opens a
+    new one.
 
-    Whether a failed batch is *settled* is the receiver's word: its reply, or that it closed the connection,
-    which it does only after the last byte that it copied. Without it, bytes could still land from a socket's
-    buffer; and on the source's side only a batch that this thread sent itself is settled. The connection then
-    lingers until that word comes, which settles the batch later.
+    A failed batch is *settled* only if the receiver has replied, or has closed the connection, which it does only after
+    the last byte that it copied. Without this, bytes could still land from a socket's buffer. On the source's side, a
+    batch is then settled only if this thread has sent it. The connection is kept until the receiver closes its end,
+    which settles the batch later.
 
     Args:
-        own: Our descriptor.
-        peer: The peer's.
+        own: This side's descriptor.
+        peer: The peer's descriptor.
         key: The pair's key.
         options: The backend's options.
-        lingering: Where connections go whose receivers have not said that they stopped.
+        lingering: Takes connections whose receivers have not confirmed that they stopped.
     """
 
     def __init__(self, own: Descriptor, peer: Descriptor, key: bytes, options: Options, lingering: Lingering) -> None:
@@ -127,7 +128,7 @@ class Sender:
         self._queue: deque[Write] = deque()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        # From here on, the thread's own.
+        # Only the thread uses the rest.
         self._stream: Stream | None = None
         self._mode = Mode.SEND
         self._known = False
@@ -137,12 +138,12 @@ class Sender:
         self._replies = bytearray()
         self._progress = 0.0
         self._dialled = threading.Event()
-        """Whether the first connection, that `find_out` waits for, was made or given up."""
+        """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
 
     @property
     def transport(self) -> str:
-        """What carries the payload, since the last connection; empty before the first. Any thread."""
+        """The transport of the last connection; empty before the first one. Callable from any thread."""
         return TRANSPORTS[self._mode] if self._known else ""
 
     def find_out(self) -> None:
@@ -165,7 +166,7 @@ class Sender:
         self._waker.wake()
 
     def submit(self, batch: Batch) -> Write:
-        """Queue a batch. Any thread; does not block.
+        """Queue a batch. Callable from any thread; never blocks.
 
         Raises:
             TransferError: The peer is being disconnected.
@@ -180,13 +181,13 @@ class Sender:
         return write
 
     def stop(self) -> None:
-        """Fail what has not ended, and end the thread soon. Any thread; does not block."""
+        """Fail what has not ended, and tell the thread to end. Callable from any thread; never blocks."""
         with self._lock:
             self._stopping = True
         self._waker.wake()
 
     def join(self) -> None:
-        """Wait for the thread, at most about ``drain_timeout``, and free everything. After `stop`."""
+        """Wait for the thread, at most about ``drain_timeout``, and free everything. Call it after `stop`."""
         if self._thread is not None:
             self._thread.join()
         self._waker.close()
@@ -258,10 +259,10 @@ class Sender:
         return self._progress + self._options.stall_timeout if waiting and self._options.stall_timeout else None
 
     def _take_replies(self, stream: Stream) -> None:
-        """Receive and handle what has been answered.
+        """Receive and handle replies.
 
         Raises:
-            Lost: The receiver closed the connection, possibly after some replies; those were handled.
+            Lost: The receiver closed the connection. Replies before that have been handled.
         """
         buffer = memoryview(bytearray(4096))
         received = stream.receive(buffer)
@@ -288,8 +289,8 @@ class Sender:
             self._queue.appendleft(write)
             return
         if write is self._current:
-            # Refused while its payload was still leaving. Cheaper than the rest of it is another connection;
-            # and the memory must not be read any more once the transfer has ended.
+            # Refused while its payload was still being sent. A new connection is cheaper than the rest of the payload,
+            # and memory must not be read after its transfer has ended.
             self._current = None
             self._disconnect()
         if reply.status is Status.DONE:
@@ -299,15 +300,15 @@ class Sender:
         write.release()
 
     def _give_up(self, reason: str, *, ended: bool) -> None:
-        """Drop the connection, and fail what was under way on it."""
+        """Drop the connection, and fail its transfers."""
         ended = ended or self._drain()
         failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
         unsettled = [write for write in failed if write.exposed and not ended]
         self._unanswered.clear()
         self._current = None
         for write in failed:
-            # We send no more of it. What the socket took was a copy, which may still land; in mode COPY, the receiver
-            # reads.
+            # Nothing more is sent. The socket holds a copy, which may still land. In mode COPY, the receiver may still
+            # read.
             alone = write.mode is Mode.SEND and Side.SOURCE
             write.fail(reason, settled=alone if write in unsettled else True)
             write.release()
@@ -317,7 +318,7 @@ class Sender:
         self._disconnect()
 
     def _drain(self) -> bool:
-        """Tell the receiver to stop, and wait for it to say that it has; replies still count."""
+        """Tell the receiver to stop, and wait for its confirmation. Replies still count."""
         deadline = time.monotonic() + self._options.drain_timeout
         try:
             if self._stream is not None:
@@ -340,7 +341,7 @@ class Sender:
             self._stream = None
 
     def _fail_queue(self, reason: str) -> None:
-        """Fail what was never sent."""
+        """Fail batches that were not sent."""
         while self._queue:
             write = self._queue.popleft()
             write.fail(reason, settled=True)

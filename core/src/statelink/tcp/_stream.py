@@ -1,4 +1,4 @@
-"""A non-blocking socket that one thread uses and any thread can interrupt."""
+"""A non-blocking socket. One thread uses it, and any thread can interrupt that one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
 class Lost(Exception):
-    """The connection is of no more use.
+    """The connection cannot be used any longer.
 
     Attributes:
-        ended: Whether the other end certainly closed it. Our receivers do so only after their last copy.
+        ended: Whether the other end has certainly closed it. Receivers do so only after their last copy.
     """
 
     def __init__(self, reason: str, *, ended: bool = False) -> None:
@@ -35,11 +35,11 @@ class Lost(Exception):
 
 
 class Interrupted(Exception):
-    """The owner of the thread wants it back."""
+    """The owner of the thread wants it to stop."""
 
 
 class Waker:
-    """Wakes the one thread that waits on it; may be used from any thread, after `close` too."""
+    """Wakes the one thread that waits for it. Callable from any thread, also after `close`."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -54,11 +54,12 @@ class Waker:
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: there is nobody to wake
+        # An error means that the pipe is full, so that the thread is awake, or that it is closed.
+        with contextlib.suppress(OSError):
             self._write.send(b"\0")
 
     def clear(self) -> None:
-        """Forget all wakes until now. What they were about is looked at after this, never before."""
+        """Forget all wakes so far. The caller looks for work after this, never before, so that no wake is lost."""
         with contextlib.suppress(OSError):
             while self._read.recv(4096):
                 pass
@@ -69,7 +70,7 @@ class Waker:
         self.clear()
 
     def close(self) -> None:
-        """Give up both descriptors."""
+        """Close both descriptors."""
         self._write.close()
         self._read.close()
 
@@ -78,7 +79,7 @@ class Stream:
     """A connected socket and its thread's waker.
 
     Args:
-        sock: The socket; owned from here on.
+        sock: The socket. This object owns it.
         waker: Ends every wait.
         check: Called after each wake; raises `Interrupted` if the connection is to be given up.
     """
@@ -94,7 +95,7 @@ class Stream:
         self.check = check
 
     def wait(self, events: int, deadline: float | None = None) -> int:
-        """Wait for events of the socket, a wake, or the deadline; returns the socket's events, if any.
+        """Wait for events of the socket, a wake, or the deadline. Return the socket's events, if there are any.
 
         Raises:
             Interrupted: As ``check`` says.
@@ -140,7 +141,7 @@ class Stream:
             raise _lost(error) from error
 
     def receive_vectors(self, vectors: Vectors, position: int, limit: int) -> int:
-        """As `receive`, straight to where the bytes belong."""
+        """Like `receive`, but directly to several ranges of memory."""
         try:
             received = _iovec.receive(self._fd, vectors, position, limit)
         except OSError as error:
@@ -150,7 +151,7 @@ class Stream:
         return received
 
     def send_vectors(self, vectors: Vectors, position: int, limit: int) -> int:
-        """As `send`, straight from where the bytes are."""
+        """Like `send`, but directly from several ranges of memory."""
         try:
             return _iovec.send(self._fd, vectors, position, limit)
         except OSError as error:
@@ -174,17 +175,17 @@ class Stream:
             view = view[sent:]
 
     def hung_up(self) -> bool:
-        """Whether the peer closed its end, even while there is still something to receive."""
+        """Whether the peer has closed its end, also if there is still something to receive."""
         self._poll.modify(self._fd, _HUNG_UP)
         return any(fd == self._fd for fd, _ in self._poll.poll(0))
 
     def shut(self) -> None:
-        """Tell the peer that nothing more will come."""
+        """Tell the peer that this side sends nothing more."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
     def await_input(self, timeout: float) -> None:
-        """Wait for something to receive, or the timeout; nothing interrupts it."""
+        """Wait for something to receive, or for the timeout. Nothing interrupts it."""
         poll = select.poll()
         poll.register(self._fd, POLLIN)
         poll.poll(timeout * 1000)
@@ -195,10 +196,10 @@ class Stream:
 
 
 def prepare(sock: socket.socket, options: Options) -> None:
-    """Set what both ends of every data connection set."""
+    """Set the options that both ends of every data connection use."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that vanished is noticed in about a minute even by a side that only listens.
+    # With these, also a side that only listens notices in about a minute that a machine has vanished.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
@@ -210,7 +211,7 @@ def prepare(sock: socket.socket, options: Options) -> None:
 
 
 def _lost(error: OSError) -> Lost:
-    # A reset comes from a socket that is closed, or a machine that has started anew. A timeout proves nothing.
+    # A reset comes from a socket that is closed, or from a machine that has restarted. A timeout proves nothing.
     return Lost(f"the connection broke ({error})", ended=isinstance(error, ConnectionResetError | BrokenPipeError))
 
 

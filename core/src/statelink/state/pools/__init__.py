@@ -1,8 +1,8 @@
-"""From the pools of an engine to components, without knowing the pools' classes.
+"""Turns the pools of an engine into components, without depending on the pools' classes.
 
-`from_pools` tells pools apart by what they offer (`_families`), reads their lists of buffers (`_lists`), names each
-buffer by its layer, and views it in global coordinates (`_views`). `PoolGeometry` holds the numbers that pools do not
-know.
+`from_pools` recognises pools by their methods and attributes (`_families`), reads their lists of buffers (`_lists`),
+names each buffer by its layer, and views it in global coordinates (`_views`). `PoolGeometry` has the numbers that pools
+lack.
 """
 
 from __future__ import annotations

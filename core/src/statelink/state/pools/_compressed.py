@@ -1,4 +1,4 @@
-"""Pools of compressed attention (DeepSeek-V4): lists by buffer type, and layers by compression ratio in each."""
+"""Pools of compressed attention (DeepSeek-V4): a list for each buffer type, with layers by compression ratio."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[tuple[str, int | None], ...]] = {
 
 
 def compressed(walk: Walk) -> None:
-    """Describe a pool of compressed attention; of a draft, only its windows."""
+    """Describe a pool of compressed attention. For a draft, describe only its windows."""
     pool = walk.pool
     first, last, ratios = _stage(walk)
     groups = {**GROUPS, "c128_state": (("state", walk.geometry.request_ratio),), **walk.geometry.groups}
@@ -33,7 +33,7 @@ def compressed(walk: Walk) -> None:
 
     def layers(ratio: int | None) -> list[int]:
         if ratio is None:
-            # Next-token layers beyond the model's have a ratio, and no window.
+            # Next-token layers after the model's have a ratio, and no window.
             return list(range(first, min(last, walk.geometry.layers)))
         return [layer for layer in range(first, last) if ratios[layer - (walk.draft or 0)] == ratio]
 
@@ -44,9 +44,9 @@ def compressed(walk: Walk) -> None:
         hint = f"where the list has other tensors, name them in PoolGeometry.groups[{type_!r}]"
         tensors = groups[type_]
         named = by_layer(pool, method, entries, [(part, layers(ratio)) for part, ratio in tensors], hint)
-        ratio_of, source = dict(tensors), walk.source(pool, method)
+        ratio_of, listed = dict(tensors), walk.pool_list(pool, method)
         views = [
-            view for each in named for view in whole_views(source, each, rows=rows(ratio_of[each.part]), axis="row")
+            view for each in named for view in whole_views(listed, each, rows=rows(ratio_of[each.part]), axis="row")
         ]
         walk.add(type_, views, tag=tag, **more)
 
@@ -77,11 +77,11 @@ def compressed(walk: Walk) -> None:
         rows = [Named(None, "swa_valid_from", entry) for entry in walk.infos(pool, method, "request_row")]
         if len(rows) > 1:
             raise refuse(pool, method, f"it lists {len(rows)} buffers; one is known")
-        walk.add("request_row", [view for row in rows for view in whole_views(walk.source(pool, method), row)])
+        walk.add("request_row", [view for row in rows for view in whole_views(walk.pool_list(pool, method), row)])
 
 
 def _stage(walk: Walk) -> tuple[int, int, list[int]]:
-    """The stage's layers, next-token layers among them, and the ratio of every layer of the model."""
+    """The stage's layers with next-token layers, and the ratio of every layer of the model."""
     pool, geometry = walk.pool, walk.geometry
     ratios = [int(ratio) for ratio in pool.compression_ratios]
     if walk.draft is not None:
@@ -103,7 +103,7 @@ def _stage(walk: Walk) -> tuple[int, int, list[int]]:
 
 
 def _window(walk: Walk, method: str) -> int | None:
-    """The window, which only matters where there is something in it."""
+    """The window. It only matters if there is something in it."""
     return walk.window() if walk.reader.infos(walk.pool, method, keep=False) else None
 
 

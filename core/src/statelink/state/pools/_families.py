@@ -1,4 +1,4 @@
-"""The kinds of pools that engines have: how each is recognised, and what its lists are."""
+"""The kinds of pools: how each is recognised, and what its lists contain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTIGUOUS, SPARSE = PAGES
 
 
 def family(pool: Any) -> str:
-    """What kind of pool it is: the first test that fits, since later ones fit earlier kinds too."""
+    """The kind of a pool. The first test that fits counts, because later tests also fit earlier kinds."""
     if any(has(pool, name) for name in ("index_kv_pool", "index_k_pool", SPARSE)):
         return "minimax"
     if has(pool, "compression_ratios") or (has(pool, "swa_kv_pool") and has(pool, "translate_loc_from_full_to_swa")):
@@ -30,12 +30,12 @@ def family(pool: Any) -> str:
         has(pool, name) for name in ("kpool_use_compress", "index_kpool", "get_compress_tail_buf_infos")
     ):
         return "dsa"
-    # A pool that lists state without being of a known kind is refused in the end: nobody reads that list.
+    # A pool of an unknown kind that lists state is refused at the end, because no component reads that list.
     return "plain"
 
 
 def describe_pool(walk: Walk) -> None:
-    """Describe everything that the pool of a walk has."""
+    """Describe everything in the pool of a walk."""
     if not any(has(walk.pool, name) for name in PAGES):
         raise refuse(walk.pool, CONTIGUOUS, "it does not have it: this is no pool of pages")
     {"minimax": _minimax, "swa": _sliding, "hybrid": _hybrid, "dsa": _dsa, "plain": _plain}[family(walk.pool)](walk)
@@ -107,7 +107,7 @@ def _index_and_tail(walk: Walk, pool: Any, page: int) -> None:
     group = int(getattr(pool, "index_kpool", 0) or 1)
     pooled = bool(getattr(pool, "kpool_use_compress", False))
     if any(name == "index_k" for name, _ in walk.geometry.groups.get("kv", ())):
-        # The list of pages has the index keys already; they may be listed here once more.
+        # The list of pages has the index keys. They may be listed here again.
         if not walk.reader.holds(walk.reader.infos(pool, STATE, keep=False)):
             raise refuse(pool, STATE, "it lists index keys that the list of pages does not have")
     else:
@@ -120,21 +120,21 @@ def _index_and_tail(walk: Walk, pool: Any, page: int) -> None:
     for number, entry in enumerate(entries):
         if entry.nbytes % ring:
             raise refuse(pool, tail, f"item of entry {number}: {entry.nbytes} bytes are no {ring} slots of a ring")
-    # An item is a request's ring; the plan addresses its slots.
+    # An item of the list is a request's ring, and the plan addresses its rows.
     rows = [
         each._replace(stride=each.stride // ring, nbytes=each.nbytes // ring, items=each.items * ring)
         for each in entries
     ]
     layers = walk.full_layers or []
     named = by_layer(pool, tail, rows, [("key", layers), ("score", layers)]) if rows else []
-    views = [view for each in named for view in whole_views(walk.source(pool, tail), each)]
+    views = [view for each in named for view in whole_views(walk.pool_list(pool, tail), each)]
     walk.add("dsa_tail", views, page=1, group=group)
 
 
 def _index(walk: Walk, type_: str, pool: Any, method: str, layers: list[int] | None, page: int, rows: int) -> None:
-    """Index keys: one buffer a layer, without items where a layer shares another's."""
+    """Describe index keys: one buffer for each layer, without items if the layer shares another layer's."""
     entries = walk.infos(pool, method, type_)
     named = by_layer(pool, method, entries, [("index_k", layers or [])]) if entries else []
-    source, axis = walk.source(pool, method), "token" if rows == page else "row"
-    views = [view for each in named for view in whole_views(source, each, rows=rows, axis=axis)]
+    listed, axis = walk.pool_list(pool, method), "token" if rows == page else "row"
+    views = [view for each in named for view in whole_views(listed, each, rows=rows, axis=axis)]
     walk.add(type_, views, page=page, partition=True)

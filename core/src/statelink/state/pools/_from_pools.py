@@ -1,4 +1,4 @@
-"""From an engine's pools to components, by what the pools offer."""
+"""Turns an engine's pools into components."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def from_pools(
 ) -> list[Described]:
     """Describe what an engine's pools hold, without knowing their classes.
 
-    Pools are told apart by what they offer, in the order in which engines do it, and consumed as addresses, lengths and
-    item sizes: nothing is imported, copied or kept. Buffers are named by global layer and tensor. Components come in
-    this order: pages of full attention, the other state of the model, the draft's (named ``draft.*``), recurrent state
-    that only the request pool knows of, metadata rows.
+    Pools are recognised by their methods, in the same order as in engines. Only addresses, lengths and item sizes are
+    read. Nothing is imported, copied or kept. Buffers are named by global layer and tensor. Components come in this
+    order: pages of full attention, the other state of the model, the draft's (named ``draft.*``), recurrent state that
+    only the request pool knows of, metadata rows.
 
     Args:
         kv_pool: The pool of the model's pages.
-        geometry: The whole model's numbers, and this rank's place.
-        request_pool: The pool of request slots; asked for recurrent state where ``kv_pool`` has none.
+        geometry: The whole model's numbers, and this rank's shares.
+        request_pool: The pool of request slots. It is asked for recurrent state if ``kv_pool`` has none.
         draft_pool: The pool of a draft model or of next-token layers.
-        draft_geometry: The draft's own numbers, its layers counted from 0; the model's, with the number of layers that
-            the draft's pool has, when not given. Needed where positions are dealt out over ranks (``cyclic``).
-        draft_optional: Whether the other side may do without the draft: true on decode; false on prefill makes a
-            decode instance without one a mismatch.
-        aux: Metadata rows by name, as for `aux_rows`, that every TP rank has alike; only on the last pipeline stage.
+        draft_geometry: The draft's own numbers, with its layers counted from 0. The default is the model's geometry
+            with the number of layers of the draft's pool. Needed if positions are dealt out over ranks (``cyclic``).
+        draft_optional: Whether the other side may lack the draft. If it is false on prefill, a decode instance without
+            a draft is a mismatch.
+        aux: Metadata rows by name, as for `aux_rows`. Every TP rank has the same. Only on the last pipeline stage.
 
     Raises:
-        StateError: Something in a pool cannot be described; the message names the pool's class and the method.
+        StateError: Something in a pool cannot be described. The error names the pool's class and the method.
     """
     reader = Reader(geometry.kind)
     target = Walk(kv_pool, geometry, reader)
@@ -79,7 +79,7 @@ def from_pools(
 
 
 def _draft(target: Walk, pool: Any, given: PoolGeometry | None, reader: Reader, optional: bool) -> Walk:
-    """Walk a draft's pool, whose layers get the numbers after the model's."""
+    """Describe a draft's pool. Its layers get the numbers after the model's."""
     total = target.geometry.layers
     if given is None:
         layers = getattr(pool, "layer_num", None)
@@ -118,7 +118,7 @@ def _draft(target: Walk, pool: Any, given: PoolGeometry | None, reader: Reader, 
 
 
 def _expect_window_only(target: Any, draft: Any, reader: Reader) -> None:
-    """Beside a model with compressed attention, a draft shares the target's windows, and has nothing else."""
+    """Check a draft beside a model with compressed attention. It may only have windows, in the target's form."""
     for pool, what in ((target, "the model"), (draft, "the draft")):
         if not has(pool, "compression_ratios"):
             raise refuse(pool, "compression_ratios", f"{what} has none, where the other pool has compressed attention")
@@ -144,7 +144,7 @@ def _expect_window_only(target: Any, draft: Any, reader: Reader) -> None:
 
 
 def _fallback(target: Walk, pool: Any, reader: Reader) -> list[Described]:
-    """Recurrent state that only the request pool knows of: never a second component of it."""
+    """Describe recurrent state that only the request pool lists. There is never a second component of it."""
     if "mamba" not in target.types:
         extra = Walk(target.pool, target.geometry, reader)
         mamba(extra, pool, ids=False)

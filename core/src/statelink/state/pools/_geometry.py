@@ -1,4 +1,4 @@
-"""What an engine's pools do not say of themselves: which share of which model they hold."""
+"""The numbers that an engine's pools lack: the model's size, and the share of it that a rank holds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KINDS = ("full", "window", "linear", "sparse", "dense")
 
 
 class PageField(msgspec.Struct, frozen=True):
-    """One field of a planar page: all its rows stand before the next field's.
+    """One field of a planar page. All its rows come before those of the next field.
 
     Attributes:
-        name: What it is, such as ``k`` or ``scale``.
+        name: Name, such as ``k`` or ``scale``.
         width: Bytes of one row.
-        dtype: Element type; bytes when not given.
+        dtype: Element type; bytes by default.
     """
 
     name: str
@@ -33,13 +33,13 @@ class PageField(msgspec.Struct, frozen=True):
 
 
 class StateTensor(msgspec.Struct, frozen=True):
-    """One tensor that linear layers keep a request's state in.
+    """One tensor in which linear layers keep a request's state.
 
     Attributes:
-        name: What it is, such as ``conv`` or ``ssm``.
+        name: Name, such as ``conv`` or ``ssm``.
         dtype: Element type.
-        heads: Heads of the sliced axis in the whole model, where there may be more ranks than heads.
-        layers: The global layers that have it; every linear layer when not given.
+        heads: Heads of the sliced axis in the whole model, if there may be more ranks than heads.
+        layers: The global layers that have it; by default every linear layer.
     """
 
     name: str
@@ -49,45 +49,44 @@ class StateTensor(msgspec.Struct, frozen=True):
 
 
 class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
-    """The model's numbers, and this rank's place among those that share it.
+    """The model's numbers, and this rank's shares.
 
-    Pools hold addresses and sizes of what is here. Pairing with another layout needs the whole model's numbers, which
-    are the same on every rank of both sides but for ``tp``, ``state_tp``, ``stage`` and ``partition``.
+    Pools have addresses and sizes of local memory. Pairing with another layout needs the whole model's numbers. They
+    are the same on every rank of both sides, except ``tp``, ``state_tp``, ``stage`` and ``partition``.
 
     Attributes:
         layers: Layers of the model, without draft layers.
         dtype: Element type of keys, values and latents.
-        kv_heads: KV heads of the model before any replication; 0 where pages hold latents (MLA).
-        window_kv_heads: The same for sliding-window layers; ``kv_heads`` when not given.
+        kv_heads: KV heads of the model before any replication; 0 if pages hold latents (MLA).
+        window_kv_heads: The same for sliding-window layers; by default ``kv_heads``.
         tp: This rank and the width of attention TP.
-        state_tp: The same for recurrent states; ``tp`` when not given.
-        stage: First global layer of this pipeline stage, and one past its last; the whole model when not given.
+        state_tp: The same for recurrent states; by default ``tp``.
+        stage: First global layer of this pipeline stage, and one past its last; by default the whole model.
         kinds: For models of several kinds of layers, the kind of each: ``full``, ``window``, ``linear``, ``sparse``
-            or ``dense``. Needed where pools publish no layer ids.
-        page_size: Tokens of a page; the pool's own number when not given.
-        window: Tokens that sliding-window layers look back; the pool's own number when not given.
-        order: ``nhd`` or ``hnd``, where the pool does not say.
+            or ``dense``. Needed if pools publish no layer ids.
+        page_size: Tokens of a page; by default the pool's own number.
+        window: Tokens that sliding-window layers look back; by default the pool's own number.
+        order: ``nhd`` or ``hnd``, if the pool does not say.
         kind: Memory kind of the pools, such as ``cuda:0``.
-        dtypes: Element type of tensors other than keys, values and latents, by tensor name; bytes when not given.
-        fields: Tensor name to the fields of its planar pages (all keys, then all scales), or to one field where rows
-            are dense. Pages of tensors that are not listed have rows that nobody can tell apart: they move whole, and
-            only between equal page sizes.
-        state_tensors: What linear layers keep, in the order of the pool's list.
-        conv_heads: Heads of each independently sharded block of the convolution, where key heads may be fewer than
-            ranks; blocks are divided channel by channel when not given.
-        groups: Component type to its list of ``(tensor, ratio)``, in the order of the pool's list, where that differs
-            from the documented one: ``ratio`` is the compression ratio of the layers that have the tensor, or ``None``
-            for all layers. For the two-pool lists of compressed attention, and for ratios 1 and 2.
+        dtypes: Tensor name to element type, for tensors other than keys, values and latents; by default bytes.
+        fields: Tensor name to the fields of its planar pages (all keys, then all scales), or to one field if rows are
+            dense. The rows of other tensors are unknown, so their pages move as a whole, between equal page sizes only.
+        state_tensors: Tensors of linear layers, in the order of the pool's list.
+        conv_heads: Heads of each independently sharded block of the convolution, if there may be fewer key heads than
+            ranks. By default, blocks are divided channel by channel.
+        groups: Component type to its list of ``(tensor, ratio)``, in the order of the pool's list, if that differs from
+            the documented one. ``ratio`` is the compression ratio of the layers that have the tensor, or ``None`` for
+            all layers. For the two-pool lists of compressed attention, and for ratios 1 and 2.
         unified: Whether every list is one envelope that holds all layers of an item.
-        envelope: For ``unified``: component type to ``(offset, bytes)`` of each buffer inside one envelope, in the
-            order that the list would have without it. A type that is left out moves as whole envelopes, between ranks
-            of the same place and width.
+        envelope: For ``unified``: component type to ``(offset, bytes)`` of each buffer in one envelope, in the order
+            that the list would have without envelopes. Other types move as whole envelopes, between ranks of the same
+            TP rank and width.
         request_ratio: Positions of one group of the request-scoped compressor (128 or 2).
         c128_rows: Compressed rows in one page of a separately addressed C128 pool.
         partition: Which positions of the pages this rank holds.
-        replicated: Whether other ranks hold the same share of heads and of recurrent states, as context-parallel ones
-            do. What has no heads is the same on every rank, and needs no word.
-        format: Opaque tag of every component, compared verbatim.
+        replicated: Whether other ranks hold the same share of heads and of recurrent states, as context-parallel ranks
+            do. State without heads is always the same on every rank.
+        format: Tag of every component, compared verbatim.
     """
 
     layers: int
@@ -160,7 +159,7 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def itemsize_of(dtype: str) -> int:
-    """Bytes of one element of a type known by its usual name.
+    """Bytes of one element of a type, given by its usual name.
 
     Raises:
         StateError: No such type is known, or its elements are smaller than a byte.

@@ -1,4 +1,4 @@
-"""Reading the lists that an engine's pools publish, and naming what they list."""
+"""Reads the lists that an engine's pools publish, and names their entries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from statelink.state._inventory import Region
 __all__ = ["NGRAM", "PAGES", "ROPE", "Entry", "Named", "Reader", "band", "by_id", "by_layer", "has", "refuse"]
 
 NGRAM, ROPE = (1 << 32) - 1, (1 << 32) - 2
-"""Ids of state lists that stand for no layer: the n-gram history, and the ring of rotary positions."""
+"""Ids in state lists that stand for no layer: the n-gram history, and the ring of rotary positions."""
 UINT64 = (1 << 64) - 1
 PAGES = ("get_contiguous_buf_infos", "get_sparse_kv_buf_infos")
-"""Lists of pages: every pool has one of them."""
+"""Methods that list pages. Every pool has one of them."""
 
 
 class Entry(NamedTuple):
-    """One buffer, by its number in the list: ``items`` of ``nbytes`` bytes, ``stride`` bytes apart."""
+    """One buffer in a list: its number, and ``items`` of ``nbytes`` bytes, ``stride`` bytes apart."""
 
     number: int
     address: int
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Named(NamedTuple):
-    """An entry, and which tensor of which global layer it is."""
+    """An entry, with its tensor and global layer."""
 
     layer: int | None
     part: str
@@ -54,12 +54,12 @@ def has(pool: object, name: str) -> bool:
 
 
 def refuse(pool: object, method: str, cause: str, hint: str = "") -> StateError:
-    """The error for what cannot be described."""
+    """The error for something that cannot be described."""
     return StateError(f"cannot describe {type(pool).__name__}.{method}", cause=cause, hint=hint)
 
 
 class Reader:
-    """Reads the lists of pools, and remembers which, so that none is left over without a word."""
+    """Reads the lists of pools, and remembers which, so that no list is silently left out."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -69,13 +69,13 @@ class Reader:
     def infos(
         self, pool: object, method: str, parts: Sequence[tuple[int, int]] = (), *, keep: bool = True
     ) -> list[Entry]:
-        """The buffers that ``pool.method()`` lists; none where the pool does not have the method.
+        """The buffers that ``pool.method()`` lists; none if the pool lacks the method.
 
         Args:
             pool: Any object.
             method: Name of a method that returns three parallel lists: addresses, lengths, item sizes.
-            parts: Offset and bytes of each buffer inside the one envelope that is listed.
-            keep: Whether they are going to be described.
+            parts: Offset and bytes of each buffer in the one envelope that is listed.
+            keep: Whether the caller describes them.
         """
         entries = self._entries(pool, method)
         self._read.add((id(pool), method))
@@ -98,7 +98,7 @@ class Reader:
         ]
 
     def values(self, pool: object, method: str, entries: Sequence[Entry], infos: str) -> list[Any]:
-        """A list that runs parallel to one of buffers; empty where the pool does not have the method."""
+        """A list with one value for each buffer; empty if the pool lacks the method."""
         given = _called(pool, method, ())
         values = list(given) if given is not None else []
         if values and len(values) != len(entries):
@@ -106,7 +106,7 @@ class Reader:
         return values
 
     def holds(self, entries: Iterable[Entry]) -> bool:
-        """Whether all these bytes lie in allocations that were read before."""
+        """Whether all these bytes are in allocations that were read before."""
         return all(
             any(low <= e.region.address and e.region.address + e.region.nbytes <= high for low, high in self._spans)
             for e in entries
@@ -114,7 +114,7 @@ class Reader:
         )
 
     def nothing_left(self, pools: Iterable[object]) -> None:
-        """Refuse lists that nobody read, and that hold bytes that no list that was read holds."""
+        """Refuse lists that no component read, if they have bytes that no other list has."""
         for pool in pools:
             for method in dir(pool):
                 wanted = method.startswith("get_") and method.endswith("_buf_infos")
@@ -153,13 +153,13 @@ class Reader:
             return Entry(number, 1, item, item, 0, None)
         if not ptr or not -(1 << 63) <= ptr <= UINT64 or not 0 < item <= nbytes:
             raise refuse(pool, method, f"entry {number} has {nbytes} bytes at {ptr:#x} in items of {item}")
-        # Some accelerators set bit 63, and some tensors hold addresses as signed numbers.
+        # Some accelerators set bit 63 of addresses, and some tensors hold addresses as signed numbers.
         ptr &= UINT64
         return Entry(number, ptr, item, item, nbytes // item, Region(ptr, nbytes, self._kind))
 
 
 def _called(pool: object, method: str, default: Any) -> Any:
-    """What ``pool.method()`` returns; ``default`` where the pool does not have it, or has it of a base class only."""
+    """The result of ``pool.method()``; ``default`` if the pool lacks it, or only a base class has it."""
     found = getattr(pool, method, None)
     if found is None:
         return default
@@ -174,14 +174,14 @@ def _called(pool: object, method: str, default: Any) -> Any:
 def by_layer(
     pool: object, method: str, entries: Sequence[Entry], parts: Sequence[tuple[str, Sequence[int]]], hint: str = ""
 ) -> list[Named]:
-    """Name the entries of a list whose order is known: tensor by tensor, and layers ascending in each.
+    """Name the entries of a list in known order: tensor by tensor, with ascending layers in each.
 
     Args:
-        pool: Whose list it is.
-        method: Which list it is.
+        pool: The pool of the list.
+        method: The method that returned the list.
         entries: The list.
         parts: Each tensor in order, and the global layers that have it.
-        hint: What to do where the list is of another length.
+        hint: What to do if the list has another length.
     """
     expected = sum(len(layers) for _, layers in parts)
     if len(entries) != expected:
@@ -199,11 +199,11 @@ def by_id(
     parts: Mapping[int, Sequence[str]] | Sequence[str],
     span: tuple[int, int],
 ) -> list[Named]:
-    """Name the entries of a list that has the global layer of each: an id comes once for each tensor of its layer.
+    """Name the entries of a list by their layer ids. An id comes once for each tensor of its layer.
 
     Args:
-        pool: Whose list it is.
-        method: Which list it is.
+        pool: The pool of the list.
+        method: The method that returned the list.
         entries: The list.
         ids: Global layer of each entry.
         parts: The tensors of each layer, in order; or of every layer.
@@ -231,6 +231,6 @@ def by_id(
 
 
 def band(ids: Sequence[Any], total: int) -> list[int]:
-    """A draft's own layer ids, moved beyond the model's layers in the order in which they first come."""
+    """A draft's layer ids, renumbered after the model's layers in the order in which they first come."""
     first = {layer: number for number, layer in enumerate(dict.fromkeys(operator.index(each) for each in ids))}
     return [total + first[operator.index(each)] for each in ids]

@@ -1,4 +1,4 @@
-"""What pools keep for each request: recurrent states, and index keys of open groups."""
+"""Describes what pools keep for each request: recurrent states, and index keys of open groups."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LIST = "get_state_buf_infos"
 
 
 def mamba(walk: Walk, pool: Any, *, ids: bool) -> None:
-    """Describe recurrent state, from whichever pool lists it.
+    """Describe recurrent state from the pool that lists it.
 
     Args:
-        walk: Whose component it is.
+        walk: The walk that gets the component.
         pool: The pool that lists it.
-        ids: Whether the pool may say which layers they are of.
+        ids: Whether the pool may publish layer ids.
     """
     walk.types.add("mamba")
     entries = walk.infos(pool, LIST, "mamba")
-    geometry, source = walk.geometry, walk.source(pool, LIST)
+    geometry, listed = walk.geometry, walk.pool_list(pool, LIST)
     if not entries:
         return
     if walk.enveloped("mamba"):
@@ -49,20 +49,20 @@ def mamba(walk: Walk, pool: Any, *, ids: bool) -> None:
         if each.layer is None:
             if dim:
                 raise refuse(pool, LIST, f"{each.part!r} belongs to no layer, and yet has dim {dim}")
-            views += whole_views(source, each)
+            views += whole_views(listed, each)
             continue
         if not dims:
-            # Nobody can say which part of the state a slot is, so that only the same part of equal width fits.
-            views.append(own_view(source, each, geometry.states, tensors[each.part].dtype))
+            # It is unknown which part of the state a slot is, so only the same rank of equal width fits.
+            views.append(own_view(listed, each, geometry.states, tensors[each.part].dtype))
             continue
         outer = operator.index(outers[number]) if outers else 1
         blocks = tuple(operator.index(width) for width in groups[number] or ()) if groups else ()
-        views.append(state_view(source, each, State(dim, outer, blocks, tensors[each.part])))
+        views.append(state_view(listed, each, State(dim, outer, blocks, tensors[each.part])))
     walk.add("mamba", views, tp=geometry.states)
 
 
 def qsa(walk: Walk, page: int) -> None:
-    """Describe raw index keys of open compression groups, and compressed ones."""
+    """Describe raw index keys of open compression groups, and compressed index keys."""
     pool = walk.pool
     for type_ in ("qsa_pending", "qsa_compressed"):
         method, ids = f"get_{type_}_state_buf_infos", f"get_{type_}_state_layer_ids"
@@ -72,8 +72,8 @@ def qsa(walk: Walk, page: int) -> None:
         known = [operator.index(each) for each in walk.reader.values(pool, ids, entries, method)]
         pending = type_ == "qsa_pending"
         named = _by_id(walk, pool, ids, entries, known, {ROPE: "rope_positions"} if pending else {}, ("index_k",))
-        source = walk.source(pool, method)
-        views = [view for each in named for view in whole_views(source, each)]
+        listed = walk.pool_list(pool, method)
+        views = [view for each in named for view in whole_views(listed, each)]
         walk.add(type_, views, page=0 if pending else page)
 
 
@@ -99,7 +99,7 @@ def _by_id(
     others: dict[int, str],
     parts: Mapping[int, Sequence[str]] | Sequence[str],
 ) -> list[Named]:
-    """Name entries by layer, but for those that belong to the request as a whole."""
+    """Name entries by layer, except those that belong to the whole request."""
     pairs = list(zip(ids, entries, strict=False))
     inner = [(layer, entry) for layer, entry in pairs if layer not in others]
     if not inner:

@@ -1,4 +1,4 @@
-"""From an engine's buffers to views in global coordinates."""
+"""Turns an engine's buffers into views in global coordinates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ._geometry import PoolGeometry, StateTensor
     from ._lists import Entry, Named
 
-__all__ = ["Source", "State", "empty_view", "head_views", "own_view", "row_view", "state_view", "whole_views"]
+__all__ = ["PoolList", "State", "empty_view", "head_views", "own_view", "row_view", "state_view", "whole_views"]
 
 
-class Source(NamedTuple):
-    """Where views come from: for their geometry, and for messages."""
+class PoolList(NamedTuple):
+    """One list of one pool, with its geometry. Errors name the pool and the method."""
 
     pool: object
     method: str
@@ -44,7 +44,7 @@ class Source(NamedTuple):
         )
 
     def split(self, named: Named, unit: int, what: str) -> int:
-        """How many units an item has."""
+        """Number of units of an item."""
         if unit < 1 or named.entry.nbytes % unit:
             raise refuse(
                 self.pool, self.method, f"an item of {named.label!r} has {named.entry.nbytes} bytes: no whole {what}"
@@ -61,9 +61,9 @@ class State(NamedTuple):
     tensor: StateTensor
 
 
-def empty_view(source: Source, named: Named) -> View:
-    """A buffer without items, which keeps its place."""
-    memory = Memory.pointer(1, (0, 1), "uint8", 1, kind=source.geometry.kind)
+def empty_view(listed: PoolList, named: Named) -> View:
+    """A buffer without items. It is listed, and holds nothing."""
+    memory = Memory.pointer(1, (0, 1), "uint8", 1, kind=listed.geometry.kind)
     return View(
         named.label,
         memory,
@@ -72,72 +72,72 @@ def empty_view(source: Source, named: Named) -> View:
         [((0,), (1,))],
         (0,),
         layer=named.layer,
-        optional=source.optional,
+        optional=listed.optional,
     )
 
 
-def head_views(source: Source, named: Sequence[Named], *, page: int, heads: int, order: str) -> Iterator[View]:
+def head_views(listed: PoolList, named: Sequence[Named], *, page: int, heads: int, order: str) -> Iterator[View]:
     """Pages of keys or values, of which this rank holds its share of heads."""
-    geometry = source.geometry
+    geometry = listed.geometry
     size = itemsize_of(geometry.dtype)
     axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
     for each in named:
         if not each.entry.items:
-            yield empty_view(source, each)
+            yield empty_view(listed, each)
             continue
         first, last = share(each.label, "head", heads, geometry.tp)
         local = last - first
-        dim = source.split(each, page * local * size, f"[{page} tokens, {local} heads, dim] of {geometry.dtype}")
+        dim = listed.split(each, page * local * size, f"[{page} tokens, {local} heads, dim] of {geometry.dtype}")
         inner = (page, local, dim) if order == "nhd" else (local, page, dim)
         yield View(
             each.label,
-            source.memory(each.entry, inner, geometry.dtype),
+            listed.memory(each.entry, inner, geometry.dtype),
             (page, heads, dim),
             ("token", "head", "dim"),
             [((0, first, 0), (page, last, dim))],
             axes,
             position=0,
             layer=each.layer,
-            optional=source.optional,
+            optional=listed.optional,
         )
 
 
-def row_view(source: Source, named: Named, *, rows: int, dtype: str, axis: str = "token") -> View:
+def row_view(listed: PoolList, named: Named, *, rows: int, dtype: str, axis: str = "token") -> View:
     """Pages of rows, the same on every rank; ``axis`` says what a row is."""
     if not named.entry.items:
-        return empty_view(source, named)
-    width = source.split(named, rows * itemsize_of(dtype), f"{rows} rows of {dtype}")
+        return empty_view(listed, named)
+    width = listed.split(named, rows * itemsize_of(dtype), f"{rows} rows of {dtype}")
     return View(
         named.label,
-        source.memory(named.entry, (rows, width), dtype),
+        listed.memory(named.entry, (rows, width), dtype),
         (rows, width),
         (axis, "width"),
         [((0, 0), (rows, width))],
         (0, 1),
         position=0,
         layer=named.layer,
-        optional=source.optional,
+        optional=listed.optional,
     )
 
 
-def whole_views(source: Source, named: Named, *, rows: int = 0, axis: str = "token") -> Iterator[View]:
-    """Items that are the same on every rank: field by field where the geometry knows the fields, else whole."""
-    entry, geometry = named.entry, source.geometry
+def whole_views(listed: PoolList, named: Named, *, rows: int = 0, axis: str = "token") -> Iterator[View]:
+    """Items that are the same on every rank: field by field if the geometry has the fields, else as a whole."""
+    entry, geometry = named.entry, listed.geometry
     fields = geometry.fields.get(named.part, ()) if rows else ()
-    # One field is the tensor itself, under its own name.
+    # A single field is the tensor itself, under the tensor's name.
     labels = [f"{named.part}.{field.name}" if len(fields) > 1 else named.part for field in fields]
     if not entry.items and fields:
-        # Under the names of its fields, so that a layer which lists nothing here pairs with one that does.
+        # Empty buffers have the names of the fields, so that they pair with the other side's.
         for label in labels:
-            yield empty_view(source, named._replace(part=label))
+            yield empty_view(listed, named._replace(part=label))
         return
     if not entry.items:
-        yield empty_view(source, named)
+        yield empty_view(listed, named)
         return
     if not fields:
         dtype = geometry.dtypes.get(named.part, "uint8")
-        width = source.split(named, itemsize_of(dtype), f"number of {dtype}")
-        memory = source.memory(entry, (width,), dtype)
+        width = listed.split(named, itemsize_of(dtype), f"number of {dtype}")
+        memory = listed.memory(entry, (width,), dtype)
         box = ((0,), (width,))
         yield View(
             named.label,
@@ -147,125 +147,125 @@ def whole_views(source: Source, named: Named, *, rows: int = 0, axis: str = "tok
             [box],
             (0,),
             layer=named.layer,
-            optional=source.optional,
+            optional=listed.optional,
         )
         return
     if rows * sum(field.width for field in fields) != entry.nbytes:
         said = " + ".join(f"{field.name} {field.width}" for field in fields)
         raise refuse(
-            source.pool,
-            source.method,
+            listed.pool,
+            listed.method,
             f"an item of {named.label!r} has {entry.nbytes} bytes; {rows} rows of {said} bytes do not fill it",
         )
     before = 0
     for label, field in zip(labels, fields, strict=True):
         part = named._replace(part=label, entry=entry.within(before * rows, field.width * rows))
-        yield row_view(source, part, rows=rows, dtype=field.dtype, axis=axis)
+        yield row_view(listed, part, rows=rows, dtype=field.dtype, axis=axis)
         before += field.width
 
 
-def own_view(source: Source, named: Named, tp: tuple[int, int], dtype: str = "uint8") -> View:
-    """Items that hold this rank's share in a way that nobody else can read: only its namesake of equal width can.
+def own_view(listed: PoolList, named: Named, tp: tuple[int, int], dtype: str = "uint8") -> View:
+    """Items that hold this rank's share in an unknown order. Only the same rank of equal width can read them.
 
-    The rank is an axis of the item, so that another width is a mismatch of extents when two sides connect.
+    The rank is an axis of the item, so another width is a mismatch of extents when two sides connect.
     """
     if not named.entry.items:
-        return empty_view(source, named)
+        return empty_view(listed, named)
     rank, width = tp
-    size = source.split(named, itemsize_of(dtype), f"number of {dtype}")
+    size = listed.split(named, itemsize_of(dtype), f"number of {dtype}")
     return View(
         named.label,
-        source.memory(named.entry, (1, size), dtype),
+        listed.memory(named.entry, (1, size), dtype),
         (width, size),
         ("rank", "byte" if dtype == "uint8" else "element"),
         [((rank, 0), (rank + 1, size))],
         (0, 1),
         layer=named.layer,
-        optional=source.optional,
+        optional=listed.optional,
     )
 
 
-def state_view(source: Source, named: Named, state: State) -> View:
-    """Slots of recurrent state: ``outer`` rows of ``dim`` units each, of which this rank holds its share."""
+def state_view(listed: PoolList, named: Named, state: State) -> View:
+    """Slots of recurrent state: ``outer`` rows of ``dim`` units each. This rank holds its share of them."""
     if not named.entry.items:
-        return empty_view(source, named)
+        return empty_view(listed, named)
     dim, outer, dtype = state.dim, state.outer, state.tensor.dtype
     if dim < 0 or outer < 1:
-        raise refuse(source.pool, source.method, f"{named.label!r} has dim {dim} and {outer} outer rows")
+        raise refuse(listed.pool, listed.method, f"{named.label!r} has dim {dim} and {outer} outer rows")
     size = itemsize_of(dtype)
-    unit = source.split(named, max(dim, 1) * outer * size, f"{outer} rows of {dim} units of {dtype}")
+    unit = listed.split(named, max(dim, 1) * outer * size, f"{outer} rows of {dim} units of {dtype}")
     if not dim:
         shape = (outer * unit,)
         return View(
             named.label,
-            source.memory(named.entry, shape, dtype),
+            listed.memory(named.entry, shape, dtype),
             shape,
             ("element",),
             [((0,), shape)],
             (0,),
             layer=named.layer,
-            optional=source.optional,
+            optional=listed.optional,
         )
-    boxes, full = _boxes(source, named, state)
+    boxes, full = _boxes(listed, named, state)
     order: tuple[int, ...]
     if outer == 1:
         inner, order, rest, axes = (dim, unit), (0, 1), (unit,), ("channel", "unit")
     elif unit == 1:
-        # Channels last in memory; the same global item as a side that keeps them first.
+        # Channels are last in memory. The global item is the same as for channels first.
         inner, order, rest, axes = (outer, dim), (1, 0), (outer,), ("channel", "unit")
     else:
         raise refuse(
-            source.pool,
-            source.method,
+            listed.pool,
+            listed.method,
             f"{named.label!r} has {outer} outer rows of units of {unit} elements; one of the two is expected to be 1",
         )
     zeros = (0,) * len(rest)
     return View(
         named.label,
-        source.memory(named.entry, inner, dtype),
+        listed.memory(named.entry, inner, dtype),
         (full, *rest),
         axes,
         [((first, *zeros), (last, *rest)) for first, last in boxes],
         order,
         layer=named.layer,
-        optional=source.optional,
+        optional=listed.optional,
         blocks=tuple(state.groups) if len(state.groups) > 1 else (),
     )
 
 
-def _boxes(source: Source, named: Named, state: State) -> tuple[list[tuple[int, int]], int]:
+def _boxes(listed: PoolList, named: Named, state: State) -> tuple[list[tuple[int, int]], int]:
     """This rank's ranges of the sliced axis, and the axis's full width."""
-    rank, width = source.geometry.states
+    rank, width = listed.geometry.states
     tensor, dim = state.tensor, state.dim
     if not state.groups:
         if not tensor.heads:
             return [(rank * dim, (rank + 1) * dim)], dim * width
         first, last = share(named.label, "head", tensor.heads, (rank, width))
         if dim % (last - first):
-            raise refuse(source.pool, source.method, f"{named.label!r} has dim {dim} for {last - first} heads")
+            raise refuse(listed.pool, listed.method, f"{named.label!r} has dim {dim} for {last - first} heads")
         each = dim // (last - first)
         return [(first * each, last * each)], tensor.heads * each
-    heads = source.geometry.conv_heads or state.groups
+    heads = listed.geometry.conv_heads or state.groups
     if len(heads) != len(state.groups):
         raise refuse(
-            source.pool,
-            source.method,
+            listed.pool,
+            listed.method,
             f"{named.label!r} has {len(state.groups)} groups; the geometry has heads for {len(heads)}",
         )
     boxes, before = [], 0
     for group, units in zip(state.groups, heads, strict=True):
         if units < 1 or group % units:
             raise StateError(f"{group} channels of {named.label!r} are no whole number of {units} heads")
-        # Without heads a unit is one channel, and more ranks than channels are no replication.
-        first, last = share(named.label, "head", units, (rank, width), replicate=bool(source.geometry.conv_heads))
+        # Without heads a unit is one channel. More ranks than channels do not mean replication.
+        first, last = share(named.label, "head", units, (rank, width), replicate=bool(listed.geometry.conv_heads))
         boxes.append((before + first * (group // units), before + last * (group // units)))
         before += group
     held = sum(last - first for first, last in boxes)
     if held != dim:
         said = ", ".join(str(group) for group in state.groups)
         raise refuse(
-            source.pool,
-            source.method,
+            listed.pool,
+            listed.method,
             f"{named.label!r} has dim {dim}; rank {rank} of {width} holds {held} of the groups [{said}]",
             "where key heads are fewer than ranks, say so with PoolGeometry.conv_heads",
         )

@@ -1,4 +1,4 @@
-"""What the kinds of pools have in common: how their lists become components."""
+"""Turns the lists of pools into components; used for all kinds of pools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statelink.state._build import Described, component
 from statelink.state._shares import as_int, share
 
 from ._lists import Named, band, by_id, by_layer, has, refuse
-from ._views import Source, head_views, own_view, row_view, whole_views
+from ._views import PoolList, head_views, own_view, row_view, whole_views
 
 if TYPE_CHECKING:
     from statelink.state._build import View
@@ -23,7 +23,7 @@ STATE, SCALES = "get_state_buf_infos", "get_kv_scale_buf_infos"
 
 
 class Walk:
-    """One walk over the pool of a model, or of its draft.
+    """Describes the pool of a model, or of its draft.
 
     Args:
         pool: The pool.
@@ -34,7 +34,7 @@ class Walk:
 
     Attributes:
         found: The components, in order.
-        types: Names of the state types that were looked for.
+        types: Names of the state types that were considered.
         full_layers: Global layers of the component ``kv``, once it is described.
     """
 
@@ -65,7 +65,7 @@ class Walk:
         tp: tuple[int, int] | None = None,
         **more: Any,
     ) -> None:
-        """Append a component, if it has buffers on this stage. What has no ``tp`` is the same on every rank."""
+        """Append a component if it has buffers on this stage. A component without ``tp`` is the same on every rank."""
         self.types.add(type_)
         buffers = list(views)
         if buffers:
@@ -82,9 +82,9 @@ class Walk:
                 )
             )
 
-    def source(self, pool: Any, method: str) -> Source:
-        """Where views of one list come from."""
-        return Source(pool, method, self.geometry, self.optional)
+    def pool_list(self, pool: Any, method: str) -> PoolList:
+        """One list of a pool."""
+        return PoolList(pool, method, self.geometry, self.optional)
 
     def infos(self, pool: Any, method: str, type_: str) -> list[Entry]:
         """The buffers of one list."""
@@ -94,11 +94,11 @@ class Walk:
         return entries
 
     def enveloped(self, type_: str) -> bool:
-        """Whether items of a type are envelopes that nobody can look into."""
+        """Whether items of a type are envelopes with unknown contents."""
         return self.geometry.unified and type_ not in self.geometry.envelope
 
     def layers(self, pool: Any, method: str, kind: str, *, every: bool = False) -> list[int]:
-        """Global layers of one kind on this stage; all of them where the pool has only one kind."""
+        """Global layers of one kind on this stage; all layers if the pool has only one kind."""
         geometry = self.geometry
         if geometry.kinds:
             return [layer for layer in range(*geometry.span) if geometry.kinds[layer] == kind]
@@ -112,7 +112,7 @@ class Walk:
         return list(range(*geometry.span))
 
     def number(self, pool: Any, name: str, given: int, what: str) -> int:
-        """A number that the geometry or the pool knows; both agree where both do."""
+        """A number that the geometry or the pool has. If both have it, they must agree."""
         own = getattr(pool, name, None)
         if own and given and own != given:
             raise refuse(pool, name, f"it is {own}; the geometry says {given} {what}")
@@ -136,10 +136,10 @@ class Walk:
         return self.number(self.pool, name, self.geometry.window, "tokens a window")
 
     def envelope(self, pool: Any, method: str, entries: Sequence[Entry], tp: tuple[int, int]) -> list[View]:
-        """The one view of an envelope that nobody can look into."""
+        """The one view of an envelope with unknown contents."""
         first, last = self.geometry.span
         name = Named(None, f"envelope.{first}-{last}", entries[0])
-        return [own_view(self.source(pool, method), name, tp)]
+        return [own_view(self.pool_list(pool, method), name, tp)]
 
     def attention(
         self,
@@ -160,9 +160,9 @@ class Walk:
         if not entries:
             self.types.add(type_)
             return
-        source = self.source(pool, method)
+        listed = self.pool_list(pool, method)
         if self.enveloped(type_):
-            # Latents are the same on every rank; an envelope of heads is this rank's own.
+            # Latents are the same on every rank. An envelope of heads is this rank's own.
             tp = geometry.tp if heads else None
             views = self.envelope(pool, method, entries, tp or (0, 1))
             self.add(type_, views, page=page, window=window, partition=window is None, tp=tp)
@@ -179,11 +179,11 @@ class Walk:
             named = by_layer(pool, method, entries, [(part, layers) for part in parts], hint)
         if type_ == "kv":
             self.full_layers = list(dict.fromkeys(each.layer for each in named if each.layer is not None))
-        views = list(self._pages(source, named, page, heads if parts == default else 0, holder))
+        views = list(self._pages(listed, named, page, heads if parts == default else 0, holder))
         tp = geometry.tp if heads else None
         self.add(type_, views, page=page, window=window, partition=window is None, tp=tp)
 
-    def _pages(self, source: Source, named: Sequence[Named], page: int, heads: int, holder: Any) -> Iterable[View]:
+    def _pages(self, listed: PoolList, named: Sequence[Named], page: int, heads: int, holder: Any) -> Iterable[View]:
         geometry = self.geometry
         if heads:
             layout = getattr(holder, "kv_cache_layout", None) or geometry.order
@@ -198,16 +198,16 @@ class Walk:
                     f"it is {local}; rank {geometry.tp[0]} of {geometry.tp[1]} holds "
                     f"{last - first} of the {heads} heads of the geometry",
                 )
-            yield from head_views(source, named, page=page, heads=heads, order=layout)
+            yield from head_views(listed, named, page=page, heads=heads, order=layout)
             return
         for each in named:
             if each.part in geometry.fields:
-                yield from whole_views(source, each, rows=page)
+                yield from whole_views(listed, each, rows=page)
             else:
-                yield row_view(source, each, rows=page, dtype=geometry.dtypes.get(each.part, geometry.dtype))
+                yield row_view(listed, each, rows=page, dtype=geometry.dtypes.get(each.part, geometry.dtype))
 
     def scales(self, type_: str, holder: Any, kind: str, page: int, window: int | None, *, every: bool) -> None:
-        """Scales of block-quantised keys and values: this rank's own, in whatever order its kernel wants."""
+        """Scales of block-quantised keys and values. They are this rank's own, in the order of its kernel."""
         entries = self.infos(holder, SCALES, type_)
         if not entries:
             return
@@ -215,18 +215,18 @@ class Walk:
             self.full_layers if self.full_layers and kind == "full" else self.layers(holder, SCALES, kind, every=every)
         )
         named = by_layer(holder, SCALES, entries, [("k_scale", layers), ("v_scale", layers)])
-        source = self.source(holder, SCALES)
+        listed = self.pool_list(holder, SCALES)
         tp = self.geometry.tp
-        self.add(type_, [own_view(source, each, tp) for each in named], page=page, window=window, tp=tp)
+        self.add(type_, [own_view(listed, each, tp) for each in named], page=page, window=window, tp=tp)
 
     def starts_at(self, *layers: int) -> None:
-        """Check the pool's own idea of where its stage begins."""
+        """Check the first layer of the stage that the pool states."""
         start = getattr(self.pool, "start_layer", None)
         if self.draft is None and start is not None and start not in layers:
             said = " or ".join(str(layer) for layer in dict.fromkeys(layers))
             raise refuse(self.pool, "start_layer", f"it is {start}; by the geometry's stage it is {said}")
 
     def full_before(self) -> int:
-        """Full-attention layers before this stage: what some pools count their start in."""
+        """Number of full-attention layers before this stage. Some pools count their start in these."""
         geometry = self.geometry
         return sum(kind == "full" for kind in geometry.kinds[: geometry.span[0]])

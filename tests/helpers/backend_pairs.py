@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from tests.helpers.backend_peer import Memory, Peer, move
 
 from statelink.backend import Backend, Blocks, Region
 
-__all__ = ["MIB", "Pair", "blocks", "connected", "serves"]
+__all__ = ["MIB", "Pair", "blocks", "connected", "scattered", "serves"]
 
 MIB = 1 << 20
 
@@ -59,3 +59,19 @@ def serves(backend: Backend, memory: Memory, peer: Peer) -> None:
     (transfer,) = move(backend, peer.link, blocks(memory, peer.regions, 100))
     assert transfer.outcome == (True, "", True)
     assert np.array_equal(peer.arrays[0][:100], memory.arrays[0][:100])
+
+
+def scattered(
+    origin: Sequence[Region], goal: Sequence[Region], count: int, nbytes: int, region: int, seed: int = 0
+) -> Blocks:
+    """Blocks of one region at unaligned places in random order; they do not overlap at the destination."""
+    rng = np.random.default_rng(seed)
+    room = goal[region].nbytes
+    step = room // count
+    assert step >= nbytes
+    order = rng.permutation(count).astype(np.uint64)
+    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
+    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
+    begin, end = (np.uint64(side[region].address) for side in (origin, goal))
+    regions = np.full(count, region, np.uint32)
+    return Blocks(source + begin, target + end, np.full(count, nbytes, np.uint64), regions, regions)

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from plugins.ascend.tests.peer import MIB, Peer
+from tests.helpers import backend_pairs
 
 from statelink.backend import Blocks, Op
 from statelink.errors import TransferError
@@ -41,18 +42,9 @@ def pair(make_shared: Callable[..., Peer]) -> Iterator[Pair]:
         assert peer.end()[0] == 0
 
 
-def scattered(origin: Peer, goal: Peer, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
+def scattered(origin: Peer, goal: Peer, count: int, nbytes: int, region: int) -> Blocks:
     """Blocks at unaligned places in random order; they do not overlap at the destination."""
-    rng = np.random.default_rng(seed)
-    room = SIZES[region]
-    step = room // count
-    assert step >= nbytes
-    order = rng.permutation(count).astype(np.uint64)
-    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
-    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
-    regions = np.full(count, region, np.uint32)
-    begin, end = (np.uint64(side.regions[region].address) for side in (origin, goal))
-    return Blocks(source + begin, target + end, np.full(count, nbytes, np.uint64), regions, regions)
+    return backend_pairs.scattered(origin.regions, goal.regions, count, nbytes, region)
 
 
 def check(actor: Peer, blocks: Blocks, op: Op, other: Peer) -> None:

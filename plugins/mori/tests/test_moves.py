@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from plugins.mori.tests.peer import Memory, Peer, make, move
+from tests.helpers import backend_pairs
 
 from statelink.backend import UNKNOWN, Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
@@ -57,24 +58,10 @@ def world(request: pytest.FixtureRequest, simulator: bool) -> Iterator[World]:
         assert peer.end() == (0, "")
 
 
-def scattered(world: World, op: Op, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
+def scattered(world: World, op: Op, count: int, nbytes: int, region: int) -> Blocks:
     """Blocks at unaligned places in random order; they do not overlap at the destination."""
-    rng = np.random.default_rng(seed)
-    room = world.memory.regions[region].nbytes
-    step = room // count
-    assert step >= nbytes
-    order = rng.permutation(count).astype(np.uint64)
-    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
-    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
-    near, far = world.memory.regions[region].address, world.peer.regions[region].address
-    begin, end = (near, far) if op is Op.WRITE else (far, near)
-    return Blocks(
-        source + np.uint64(begin),
-        target + np.uint64(end),
-        np.full(count, nbytes, np.uint64),
-        np.full(count, region, np.uint32),
-        np.full(count, region, np.uint32),
-    )
+    sides = (world.memory.regions, world.peer.regions)
+    return backend_pairs.scattered(*(sides if op is Op.WRITE else sides[::-1]), count, nbytes, region)
 
 
 def check(world: World, blocks: Blocks, op: Op) -> None:

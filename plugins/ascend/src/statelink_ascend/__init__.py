@@ -1,6 +1,6 @@
 """Statelink over MemFabric's TransferEngine, for Ascend NPUs.
 
-Importing this package imports no library; opening a link does, and a probe has another process do it.
+Importing this package imports no library. Opening a link imports it. A probe imports it in another process.
 """
 
 from __future__ import annotations

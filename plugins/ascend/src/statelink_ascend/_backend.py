@@ -1,4 +1,4 @@
-"""The backend: one engine for the process, and calls that return when their bytes have moved."""
+"""The backend: one engine for the process. Its calls return when their bytes have moved."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ __all__ = ["AscendBackend"]
 ROLES = {"prefill": "Prefill", "decode": "Decode"}
 HINT = "pip install 'statelink-ascend[npu]' on a host with an NPU, its driver and CANN, or choose another backend"
 RETRY = 0.02
-"""Seconds between two looks for a peer that is not visible yet."""
+"""Seconds between two attempts to reach a peer that is not visible yet."""
 BRIEF = 3.0
-"""Seconds that a peer has to answer where others wait."""
+"""Seconds in which a peer has to answer while others wait."""
 
 _taken = threading.Lock()
-"""Held while this process has an engine: the library starts once in a process, and a second start strands the first."""
+"""Held while this process has an engine. The library can start once in a process; a second start breaks the first."""
 _last: Contacts | None = None
-"""Those of this process's last engine."""
+"""First contacts of this process's last engine."""
 
 
 class _Peer:
@@ -64,11 +64,14 @@ class _Peer:
         self.session = session
         self.table = table
         self.check = check
-        """Says why it does not answer, or nothing."""
+        """Returns why the peer does not answer, or nothing."""
         self.suspect = False
-        """Whether the last transfer failed: the library may have lost the connection, and connect in the next."""
+        """Whether the last transfer failed.
+
+        The library may then have lost the connection, and connects in the next one.
+        """
         self.patient: float | None = None
-        """Until when it may be invisible: the library lets others know of memory a while after it is registered."""
+        """Until when the peer may be invisible. The library publishes memory some time after it is registered."""
 
 
 class AscendBackend(Backend):
@@ -82,13 +85,13 @@ class AscendBackend(Backend):
         state_types=ANY,
         ops=frozenset({Op.WRITE, Op.READ}),
         submit_mode=SubmitMode.BLOCKING,
-        # There is no cancel, and unregistering memory keeps nobody out of it.
+        # The library cannot cancel, and memory can still be written after it is unregistered.
         fences={(op, side): Fence.MOVER for op in Op for side in Side},
         max_blocks=4096,
         max_bytes=64 << 20,
         max_transfers=1,
         thread_safe=True,
-        stalled_peers=0,  # whether the library lets calls to two peers overlap is not known
+        stalled_peers=0,  # it is not known whether calls to two peers can overlap
         single_process=False,
         priority=70,  # it runs only on hardware of one kind, which somebody bought for this
         links_per_process=1,
@@ -106,7 +109,7 @@ class AscendBackend(Backend):
             address = ipaddress.ip_address(context.host)
             if address.is_unspecified:
                 raise ValueError("peers cannot reach it")
-            if context.role == "decode":  # on an address of another host, the library looks for a port for a minute
+            if context.role == "decode":  # with an address of another host, the library looks for a port for a minute
                 with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6) as free:
                     free.bind((context.host, 0))
         except (ValueError, OSError) as error:
@@ -146,7 +149,7 @@ class AscendBackend(Backend):
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
-        """Start an engine in another process, and if that fails, look for what is missing."""
+        """Start an engine in another process. If that fails, look for what is missing."""
         try:
             version = library()
             reason, log = trial(options) if version else ("", "")
@@ -167,22 +170,22 @@ class AscendBackend(Backend):
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
-        """The one that the options name: ``sdma``, ``urma``, ``uboe``, or ``rdma`` for both kinds of that."""
+        """The transport in the options: ``sdma``, ``urma``, ``uboe``, or ``rdma`` for both kinds of RDMA."""
         return frozenset({options.transport})
 
     def transport(self, peer: str) -> str:
-        """The same; peers that were told of another are refused."""
+        """The transport in the options. Peers with another one are refused."""
         return self._options.transport if peer in self._peers else UNKNOWN
 
     @classmethod
     def diagnose(cls, options: Any) -> list[Check]:
-        """What MemFabric needs of this machine."""
+        """Check what MemFabric needs of this machine."""
         return list(diagnose())
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register all regions at once, so that the library merges those that share a page of 2 MiB.
 
-        On prefill, the library only takes notes; what is wrong with them it says when a peer is connected.
+        On prefill, the library only records the regions. It reports errors when a peer is connected.
         """
         engine = self._open()
         for index, region in enumerate(regions):
@@ -202,13 +205,13 @@ class AscendBackend(Backend):
             raise unregistered(f"{len(regions)} regions at once", regions[0], reason, backend=self.name)
 
     def descriptor(self) -> bytes:
-        """Where the engine answers, and as what."""
+        """The engine's address and role."""
         port = self._open().get_rpc_port()
         kind, door = self._options.data_op_type, self._door.port if self._door else 0
         return Descriptor(Descriptor.FORMAT, self._link, self._host, port, self._role, kind, door).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Reach a decode's engine within the timeout. A prefill's comes to us, by itself."""
+        """On prefill, reach decode's engine within the time-out. On decode, prefill's engine connects by itself."""
         self._open()
         offered = Descriptor.decode(descriptor, peer)
         lacks = offered.fits(self._role, self._options.data_op_type)
@@ -221,7 +224,7 @@ class AscendBackend(Backend):
         self._peers[peer] = _Peer(offered.session, RegionTable(regions, self.name), brief)
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        """Move a batch, and return when it has moved or failed."""
+        """Move a batch. Returns when it has moved or failed."""
         engine = self._open()
         known = self._peers.get(peer)
         if known is None:
@@ -235,7 +238,7 @@ class AscendBackend(Backend):
         if known.patient is None:
             known.patient = time.monotonic() + self._options.connect_timeout
         code, reason = self._library.call(move, known.session, *lists)
-        # All else was checked, so it does not know this memory: a peer that was just connected may show up yet.
+        # Everything else was checked, so the library does not know this memory. A new peer may still become visible.
         while code == REFUSED and time.monotonic() < known.patient:
             time.sleep(RETRY)
             code, reason = self._library.call(move, known.session, *lists)
@@ -246,18 +249,21 @@ class AscendBackend(Backend):
         if code == REFUSED:
             cause = f"{reason}; it does not know the peer, or not its memory"
             raise TransferError("a batch was refused before it started", cause=cause, backend=self.name, peer=peer)
-        # The device may have moved a part, and nothing tells whether it goes on.
+        # The device may have moved a part, and nobody can tell whether it continues.
         return Transfer(Outcome(False, f"{reason}, for {batch.blocks.count} blocks", settled=False))
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Nothing is ever in progress, as far as the library tells."""
+        """Does nothing, because the library has no transfers in progress."""
 
     def disconnect(self, peer: str) -> None:
-        """Forget a peer; the library keeps its connection until the engine is destroyed."""
+        """Forget a peer. The library keeps its connection until the engine is destroyed."""
         self._peers.pop(peer, None)
 
     def close(self) -> None:
-        """Destroy the engine: takes seconds. A first contact that still waits does it instead when it ends."""
+        """Destroy the engine, which takes seconds.
+
+        If a first contact still waits, it destroys the engine when it ends.
+        """
         self._closing = True
         self._peers.clear()
         if self._door is not None:
@@ -265,7 +271,7 @@ class AscendBackend(Backend):
         self._contacts.close()
 
     def _reach(self, peer: str, session: str, check: Callable[[float], str]) -> None:
-        """Make the first call to a session, to which the library connects, unless the peer does not even answer."""
+        """Make the first call to a session, so that the library connects. Makes none if the peer does not answer."""
         patience = self._options.connect_timeout
         until = time.monotonic() + patience
         try:
@@ -279,7 +285,10 @@ class AscendBackend(Backend):
             raise Descriptor.refused(peer, error.cause, error.hint) from error
 
     def _first_call(self, session: str) -> str:
-        """Transfer nothing: the library connects before it looks at the lists, and then refuses them as empty."""
+        """Transfer nothing.
+
+        The library connects before it checks the lists, and then refuses them because they are empty.
+        """
         code, reason = self._library.call(self._engine.batch_transfer_sync_write, session, [], [], [])
         if code == REFUSED:
             return ""
@@ -287,11 +296,11 @@ class AscendBackend(Backend):
         return f"its engine at {session} cannot be reached: {reason}"
 
     def _release(self) -> None:
-        """Called once, by `Contacts`."""
+        """Destroy the engine. `Contacts` calls it once."""
         engine, self._engine = self._engine, None
         try:
             for end in (engine.destroy, engine.unInitialize):
-                self._library.call(end)  # what raises stops neither the other nor the next link
+                self._library.call(end)  # an error must stop neither the other call nor the next link
         finally:
             _taken.release()
 

@@ -1,6 +1,7 @@
-"""First calls to sessions, which connect. The library makes them one after the other, and waits for two minutes each.
+"""First calls to sessions, in which the library connects.
 
-It cannot be told otherwise. So here, too, they are made one after the other, and who waits is told for whom.
+The library makes them one after the other, and waits up to two minutes for each. No option changes this. So this module
+also makes them one after the other. The error of one that waits says for which peer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Unreached(Exception):
 
 
 class _Contact(threading.Thread):
-    """One first call; it goes on when nobody waits for it any more."""
+    """One first call. It continues even if nobody waits for it."""
 
     def __init__(self, contacts: Contacts, peer: str, session: str, check: Callable[[], str]) -> None:
         super().__init__(name=f"statelink-ascend-contact-{session}", daemon=True)
@@ -46,7 +47,7 @@ class _Contact(threading.Thread):
         return f"{self.session} of {self.peer}"
 
     def run(self) -> None:
-        """Look once more whether the peer answers, if its turn came late, and connect."""
+        """Connect. If its turn came late, check first whether the peer still answers."""
         self.failure = self._check() or self._contacts.connect(self.session)
         self._contacts.ended()
 
@@ -55,8 +56,9 @@ class Contacts:
     """First contacts of one engine. Thread-safe.
 
     Args:
-        connect: Makes one; returns why it failed, or nothing. Called on a thread of its own, never twice at once.
-        release: Called once, after `close`, when no contact is under way any more, by whoever finds that out.
+        connect: Makes one contact; returns why it failed, or nothing. Called on a thread of its own, never twice at
+            once.
+        release: Called once, after `close`, when no contact is under way, on the thread that notices it.
     """
 
     def __init__(self, connect: Callable[[str], str], release: Callable[[], None]) -> None:
@@ -67,16 +69,17 @@ class Contacts:
         self._closed = False
 
     def make(self, peer: str, session: str, seconds: float, check: Callable[[], str]) -> None:
-        """Connect to a session. Blocks until that is done, or ``seconds`` are over.
+        """Connect to a session. Blocks until this is done, or ``seconds`` are over.
 
         Args:
-            peer: Its link's name, for errors.
+            peer: Name of its link, for errors.
             session: The session.
-            seconds: How long to wait, for the turn too.
-            check: Why it should not be tried after all, or nothing; asked right before, if the turn came late.
+            seconds: How long to wait. The wait for its turn counts, too.
+            check: Returns why the contact should not be tried, or nothing. Called directly before it, if its turn came
+                late.
 
         Raises:
-            Unreached: It failed, or did not end in time; the contact goes on, and who asks again waits for the same.
+            Unreached: The contact failed, or did not end in time. It then continues, and a second call waits for it.
         """
         until = time.monotonic() + seconds
         late = False
@@ -101,7 +104,7 @@ class Contacts:
             raise Unreached(contact.failure)
 
     def ended(self) -> None:
-        """The contact that was under way has ended. Called by its thread."""
+        """A contact has ended. Called by its thread."""
         with self._turn:
             self._contact = None
             last = self._closed
@@ -110,7 +113,7 @@ class Contacts:
             self._release()
 
     def close(self) -> None:
-        """Make no more. May be called twice."""
+        """Make no more contacts. May be called twice."""
         with self._turn:
             first, self._closed = not self._closed, True
             waits = self._contact is not None
@@ -119,6 +122,6 @@ class Contacts:
             self._release()
 
     def lingers(self) -> str:
-        """To whom a contact goes on after `close`, or nothing."""
+        """The peer to which a contact continues after `close`, or nothing."""
         contact = self._contact
         return str(contact) if self._closed and contact else ""

@@ -1,4 +1,4 @@
-"""What a peer is told; no library."""
+"""The descriptor. This module needs no library."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["Descriptor"]
 
 
 class Descriptor(Located, frozen=True, array_like=True):
-    """What a peer gets.
+    """What a peer needs to reach this engine.
 
     Attributes:
         role: ``Prefill`` or ``Decode``.
-        kind: Name of what moves the bytes there.
-        door: On decode, the port of its `Door`; else 0.
+        kind: Name of the kind of transfer.
+        door: On decode, the port of its `Door`; otherwise 0.
     """
 
     BACKEND = "ascend"

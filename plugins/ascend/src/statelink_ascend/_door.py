@@ -1,7 +1,8 @@
-"""Whether a peer's process answers, asked before the library connects, which may take two minutes and hold others up.
+"""Checks that a peer's process answers before the library connects.
 
-A port that accepts proves little: the kernel accepts for a process that stands still, and another process may have the
-port by now. So each decode has a door, where its own thread says who it is.
+The library may take two minutes to connect, and delays others. A port that accepts connections proves little: the
+kernel also accepts for a stopped process, and another process may have the port. So each decode has a *door*: a port at
+which a thread of its own says who it is.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import time
 __all__ = ["Door", "unanswered"]
 
 MARK = 16
-"""Bytes of what a door says."""
+"""Number of bytes that a door sends."""
 PAUSE = 0.2
-"""Seconds without accepting after the system refused to, for want of descriptors as a rule."""
+"""Seconds without accepting after the system refused a connection, usually because descriptors ran out."""
 
 
 def mark(link: str) -> bytes:
-    """What the door of a link says; its name stays untold."""
+    """The bytes that the door of a link sends. They do not reveal its name."""
     return hashlib.blake2b(link.encode(), digest_size=MARK).digest()
 
 
 class Door:
-    """A port that says to whoever connects which link this is, and reads nothing. It has a thread of its own.
+    """A port that tells every caller which link this is, and reads nothing. It has a thread of its own.
 
     Args:
-        host: Where it listens, an IP literal.
+        host: IP address at which it listens.
         link: The link's name.
 
     Raises:
@@ -51,10 +52,10 @@ class Door:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; returns when the thread has ended. May be called twice."""
+        """Stop listening. Returns when the thread has ended. May be called twice."""
         self._closed.set()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
+            self._socket.shutdown(socket.SHUT_RDWR)  # this wakes the thread
         self._thread.join()
         self._socket.close()
 
@@ -67,19 +68,21 @@ class Door:
                 self._closed.wait(PAUSE)
                 continue
             with visitor, contextlib.suppress(OSError):
-                visitor.setblocking(False)  # a new connection takes these few bytes
+                visitor.setblocking(False)  # never blocks, because a new connection takes these few bytes
                 visitor.send(self._says)
 
 
 def unanswered(host: str, door: int, engine: int, link: str, seconds: float) -> str:
-    """Why a decode's engine should not be asked to connect, as a clause; empty where it answers. Blocks, any thread.
+    """Why the library should not connect to decode's engine, as a clause; empty if its process answers.
+
+    Blocks. Any thread.
 
     Args:
-        host: Where it is.
+        host: Its host.
         door: Port of its door.
         engine: Port of its engine.
         link: Name of its link.
-        seconds: How long it may take.
+        seconds: How long the check may take.
     """
     until = time.monotonic() + seconds
     try:

@@ -1,4 +1,4 @@
-"""MemFabric itself: its import, its engine, and what its return codes say."""
+"""MemFabric: its import, its engine, and its return codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import _logs
 __all__ = ["REFUSED", "Library"]
 
 REFUSED = -2000
-"""The library checks a whole batch before it moves any of it, and then returns this."""
+"""The code for a batch that is refused. The library checks a whole batch before it moves any of it."""
 
 CODES = {
     -1: "failed",
@@ -34,7 +34,7 @@ CODES = {
     -101: "not connected",
 }
 RAISED = -1
-"""Stands for the code of a call that raised instead of returning one."""
+"""Stands for the code of a call that raised an exception."""
 SYNC = "batch_transfer_sync_write batch_transfer_sync_read"
 METHODS = f"initialize get_rpc_port batch_register_memory {SYNC} destroy unInitialize"
 
@@ -59,26 +59,29 @@ class Library:
         self._kind = getattr(self._module.TransDataOpType, data_op_type)
 
     def start(self, session: str, role: str, device_id: int, nic: str) -> str:
-        """Start the engine; the reason if it did not.
+        """Start the engine. Returns the reason if it did not start.
 
-        An engine whose start failed goes on to take registrations, and says nothing before a transfer.
+        An engine whose start failed still takes registrations, and reports nothing before a transfer.
         """
-        # Of the store's URL, only the scheme counts: each decode side has a store of its own.
+        # Only the scheme of the store's URL matters, because each decode side has a store of its own.
         begin = self.engine.initialize
         reason = self.call(begin, "tcp://127.0.0.1:0", session, role, device_id, self._kind, "Decode", nic)[1]
         if self._leads:
             _logs.level(self._module)
         port = self.engine.get_rpc_port() if not reason else 0
-        if not reason and not (isinstance(port, int) and 0 < port < 1 << 16):  # a version once returned a text
+        if not reason and not (isinstance(port, int) and 0 < port < 1 << 16):  # one version returned a text
             reason = f"it started without a port, which it says is {port!r}"
         return reason
 
     def call(self, function: Callable[..., int], *arguments: Any) -> tuple[int, str]:
-        """What a call returned, and in words if that is not 0. The library keeps its last text for each thread."""
+        """The code that a call returned, and its text if it is not 0.
+
+        The library keeps its last text for each thread.
+        """
         self._module.get_and_clear_last_err_msg()
         try:
             code = function(*arguments)
-        except Exception as error:  # of arguments that it does not like
+        except Exception as error:  # raised for arguments that it refuses
             return RAISED, f"MemFabric's {function.__name__} raised {type(error).__name__}: {error}"
         if code == 0:
             return 0, ""

@@ -1,7 +1,7 @@
-"""The library's log, which it writes to standard output, led to `logging`.
+"""Sends the library's log to `logging`. The library writes it to standard output.
 
-Its traces pass every level that can be set, and its own hook for a logger does not get what the bindings write. So the
-bindings are told to write nothing, and the hook takes the rest.
+No level suppresses its traces, and its hook for a logger does not get what its Python bindings write. So the bindings
+are told to write nothing, and the hook takes the rest.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["imported", "lead", "level"]
 log = logging.getLogger("statelink.ascend")
 
 SET = ("MF_LOG_LEVEL", "ASCEND_MF_LOG_LEVEL")
-"""With one of these, whoever runs the process has said what to write, and nothing is changed."""
+"""If one of these variables is set, the user has chosen what to log, and nothing is changed."""
 ERRORS, NOTHING = 3, "4"
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-"""By the library's numbers; what is above is a trace."""
+"""Levels by the library's numbers. Higher numbers are traces."""
 
 
 def imported() -> tuple[Any, bool]:
-    """The library, and whether its log is ours to lead: it reads its level when it is imported."""
+    """The library, and whether its log may be redirected. It reads its level when it is imported."""
     ours = "memfabric_hybrid" not in sys.modules and not any(name in os.environ for name in SET)
     with environment({"MF_LOG_LEVEL": NOTHING}) if ours else contextlib.nullcontext():
         module = importlib.import_module("memfabric_hybrid")
@@ -37,24 +37,24 @@ def imported() -> tuple[Any, bool]:
 
 
 def lead(module: Any) -> None:
-    """Lead its lines to the logger ``statelink.ascend``."""
+    """Send its lines to the logger ``statelink.ascend``."""
     module.set_extern_logger(_line)
     atexit.register(_mute)
 
 
 def level(module: Any) -> None:
-    """Let errors through again, which a start of the engine has undone."""
+    """Set the level to errors again, because a start of the engine changes it."""
     module.set_log_level(ERRORS)
 
 
 def _line(severity: int, text: str) -> None:
-    """Take one line. Called from the library's threads, which an exception would end."""
+    """Log one line. Called on the library's threads, which an exception would end."""
     with contextlib.suppress(Exception):
         log.log(LEVELS[severity] if 0 <= severity < len(LEVELS) else logging.DEBUG, "%s", text)
 
 
 def _mute() -> None:
-    """Have it call a function of C that does nothing: its threads outlive the interpreter."""
+    """Set a C function that does nothing as the hook, because the library's threads outlive the interpreter."""
     with contextlib.suppress(AttributeError, OSError):
         everything: Any = ctypes.CDLL(None)
         everything.smem_set_extern_logger(everything.abs)

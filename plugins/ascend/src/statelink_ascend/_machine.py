@@ -1,7 +1,7 @@
-"""What MemFabric needs and a machine may lack, found without MemFabric.
+"""Finds what MemFabric needs and a machine lacks, without MemFabric.
 
-It imports anywhere, and where it cannot run, its start returns -1 and no text. So this looks for itself, in the
-order in which the library would stumble.
+MemFabric can be imported anywhere. If it cannot run, its start returns -1 and no text. So this module checks the
+machine, in the order in which the library needs things.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ os._exit(1 if reason else 0)  # what it would take seconds to release goes with 
 
 
 def missing(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Everything that it needs and is not here, each as a clause."""
+    """Everything that MemFabric needs and that is missing here, each as a clause."""
     if library() is None:
         yield "the Python package memfabric_hybrid is not installed (pip install 'statelink-ascend[npu]')"
     if not devices():
@@ -67,7 +67,7 @@ def diagnose() -> Iterator[Check]:
 
 
 def trial(options: Options) -> tuple[str, str]:
-    """Start an engine in another process: why it did not start, and the end of the library's log."""
+    """Start an engine in another process. Returns why it did not start, and the end of the library's log."""
     done = elsewhere(TRIAL, msgspec.json.encode(options).decode(), patience=120.0)
     log = " | ".join(done.output.splitlines()[-4:])
     if done.status in (0, 1):
@@ -76,7 +76,7 @@ def trial(options: Options) -> tuple[str, str]:
 
 
 def library() -> str | None:
-    """Version of MemFabric, or ``None`` where it is not installed."""
+    """Version of MemFabric, or ``None`` if it is not installed."""
     if importlib.util.find_spec("memfabric_hybrid") is None:
         return None
     try:
@@ -91,7 +91,7 @@ def devices() -> list[str]:
 
 
 def driver() -> tuple[str | None, Path]:
-    """Version of the NPU driver, or ``None``, and the file that should say it."""
+    """Version of the NPU driver, or ``None``, and the file that should contain it."""
     root = _setting(on_machine(INSTALLED), "Driver_Install_Path_Param") or "/usr/local/Ascend"
     path = on_machine(root) / "driver" / "version.info"
     return _setting(path, "Innerversion") or _setting(path, "Version"), path

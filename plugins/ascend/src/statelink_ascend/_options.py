@@ -1,4 +1,4 @@
-"""What can be set, by the library's own names."""
+"""The options, with the library's own names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ __all__ = ["Options"]
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the ``ascend`` backend.
 
-    The library reads the rest from ``MF_*`` in the environment; with ``MF_LOG_LEVEL``, it logs to standard output.
+    The library reads further settings from ``MF_*`` in the environment. With ``MF_LOG_LEVEL`` it logs to standard
+    output.
 
     Attributes:
         data_op_type: A name in MemFabric's ``TransDataOpType``. ``HOST_RDMA`` moves host memory, the others an NPU's.
         device_id: The NPU, as it is numbered after ``ASCEND_RT_VISIBLE_DEVICES``.
         nic: For ``HOST_RDMA``, this host's RDMA address: ``tcp://ip:port``.
-        connect_timeout: Seconds that a peer has to answer when it is connected, and to become visible after that.
-            The library itself waits for two minutes.
+        connect_timeout: Seconds in which a peer has to answer when it is connected, and then to become visible. The
+            library itself waits for two minutes.
     """
 
     data_op_type: str = "SDMA"
@@ -39,5 +40,5 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def transport(self) -> str:
-        """What moves the bytes, in the word of other backends: both HOST_RDMA and DEVICE_RDMA are ``rdma``."""
+        """The transport, with the names that other backends use: HOST_RDMA and DEVICE_RDMA are both ``rdma``."""
         return self.data_op_type.rpartition("_")[2].lower()

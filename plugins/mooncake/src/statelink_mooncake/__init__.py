@@ -1,6 +1,6 @@
 """Statelink over Mooncake's TransferEngine: batched writes and reads that block, over RDMA or TCP.
 
-Importing this package imports no library; probing it or opening a link does.
+Importing this package imports no library. Probing it or opening a link does.
 """
 
 from __future__ import annotations

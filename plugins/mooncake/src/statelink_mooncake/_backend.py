@@ -1,4 +1,4 @@
-"""The backend: one engine for each link, and calls that return when their bytes have moved."""
+"""The backend: one engine for each link. Its calls return when their bytes have moved."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class _Peer:
         self.session = address
         self.table = table
         self.lock = threading.Lock()
-        """The limit on entries is one per peer, so batches of two threads to it would fail each other."""
+        """Held during a transfer to the peer.
+
+        Its limit on entries is for the peer, so two batches at once could fail.
+        """
 
 
 class MooncakeBackend(Backend):
@@ -63,19 +66,19 @@ class MooncakeBackend(Backend):
         state_types=ANY,
         ops=frozenset({Op.WRITE, Op.READ}),
         submit_mode=SubmitMode.BLOCKING,
-        # There is no cancel, and what a failed call leaves behind goes on in the library's threads.
+        # The library cannot cancel, and the rest of a failed call continues in its threads.
         fences={(op, side): Fence.MOVER for op in Op for side in Side},
-        # The TCP transport takes 1024 entries to a peer, keeps 1024 more waiting for a second, and fails a batch that
-        # exceeds both. This way, what a failed batch left behind does not by its number fail the next one.
+        # The TCP transport takes 1024 entries to a peer, lets 1024 more wait for a second, and fails a batch beyond
+        # both. With this limit, the rest of a failed batch does not make the next one fail.
         max_blocks=ENTRIES,
         max_bytes=32 << 20,
         max_transfers=1,
         thread_safe=True,
-        # Over TCP: calls to others go on beside one that waits for a stopped peer, and that keeps a core busy.
+        # Over TCP, calls to other peers go on while one waits for a stopped peer. The one that waits keeps a core busy.
         stalled_peers=32,
         single_process=True,
         priority=40,
-        block_seconds=17e-6,  # an entry of a batch over its TCP transport
+        block_seconds=17e-6,  # measured for one entry of a batch over its TCP transport
     )
     strategies: ClassVar = {"*": DIRECT}
 
@@ -131,26 +134,26 @@ class MooncakeBackend(Backend):
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
-        """RDMA or TCP where there is a device, and TCP elsewhere, whatever a regular build is told; else not known."""
+        """For a regular build: RDMA or TCP if there is a device, otherwise TCP. For other builds it is not known."""
         if options.protocol not in ("auto", "tcp", "rdma"):
             return frozenset()
         may_rdma = rdma_devices() and options.protocol != "tcp" and not forced_tcp()
         return frozenset({"rdma", "tcp"} if may_rdma else {"tcp"})
 
     def transport(self, peer: str) -> str:
-        """The one that this engine uses for every peer."""
+        """The transport that this engine uses for every peer."""
         return self._transport if peer in self._peers else UNKNOWN
 
     @classmethod
     def diagnose(cls, options: Any) -> list[Check]:
-        """The build, its shared libraries, and the settings that change what is moved how."""
+        """Check the build, its shared libraries, and settings that change how bytes are moved."""
         return diagnose(options)
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Register all regions at once; if that fails, one by one, to tell which is refused."""
+        """Register all regions at once. If that fails, register them one by one, to find out which is refused."""
         engine = self._open()
         for index, region in enumerate(regions):
-            # A build without CUDA takes any address, and reads it with the CPU.
+            # A build without CUDA accepts any address, and reads it with the CPU.
             if region.kind != "dram" and not (self._library.cuda and region.kind.startswith("cuda")):
                 raise self._unregistered(index, region, f"{self._library.distribution} does not know such memory")
         self._table = RegionTable(regions, self.name)
@@ -165,7 +168,7 @@ class MooncakeBackend(Backend):
                 raise self._unregistered(index, region, f"the library returned {status}{overlap}")
 
     def descriptor(self) -> bytes:
-        """Where the engine answers; peers ask it for the rest."""
+        """The engine's address. Peers ask the engine for everything else."""
         port = self._open().get_rpc_port()
         return Descriptor(Descriptor.FORMAT, self._link, self._host, port, self._library.version).encode()
 
@@ -174,8 +177,8 @@ class MooncakeBackend(Backend):
         offered = Descriptor.decode(descriptor, peer)
         engine = self._open()
         address = offered.session
-        # First contact inside a transfer holds a lock of the engine: a peer that is stopped or behind a black hole
-        # would stop the transfers of all others, for a minute. The probe holds none.
+        # A first contact inside a transfer holds a lock of the engine. A peer that is stopped or unreachable would then
+        # delay all other transfers for a minute. The probe holds no lock.
         status = engine.send_probe(address)
         if status == 0:
             status = engine.batch_transfer_sync_write(address, [], [], [])
@@ -186,25 +189,25 @@ class MooncakeBackend(Backend):
         self._peers[peer] = _Peer(address, RegionTable(regions, self.name))
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        """Move a batch, and return when it has moved or failed."""
+        """Move a batch. Returns when it has moved or failed."""
         engine = self._open()
         remote = self._peers.get(peer)
         if remote is None:
             raise TransferError("the peer is not connected", backend=self.name, peer=peer)
-        # The library does not check what is here, and what is there after it has begun to move the others.
+        # The library does not check local blocks, and checks remote ones only after it has begun to move others.
         ends = Ends.of(batch, self._table, remote.table)
         move = engine.batch_transfer_sync_write if batch.op is Op.WRITE else engine.batch_transfer_sync_read
         with remote.lock:
             status = move(remote.session, ends.here.tolist(), ends.there.tolist(), ends.nbytes.tolist())
         if status == 0:
             return Transfer(Outcome(True))
-        # The library gives no reason, and its own threads may go on with any part of the batch: they read its source
-        # minutes later if the peer was only stopped, and nothing short of the engine's end tells when they have ended.
+        # The library gives no reason. Its threads may continue with any part of the batch: if the peer was only
+        # stopped, they read the source minutes later. Only the engine's end proves that they have ended.
         reason = f"Mooncake returned {status} for {batch.blocks.count} blocks; it prints why to standard error"
         return Transfer(Outcome(False, reason, settled=False))
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
-        """Nothing is ever in progress, as far as the library tells."""
+        """Does nothing, because the library has no transfers in progress."""
 
     def disconnect(self, peer: str) -> None:
         """Forget a peer. Over TCP, the library keeps its connections until the peer's process has ended."""

@@ -1,4 +1,4 @@
-"""What a peer is told; no library."""
+"""The descriptor. This module needs no library."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Descriptor"]
 
 
 class Descriptor(Located, frozen=True, array_like=True):
-    """What a peer gets.
+    """What a peer needs to reach this engine.
 
     Attributes:
-        library: Build and version of Mooncake there; only for error messages.
+        library: Build and version of Mooncake, for errors.
     """
 
     BACKEND = "mooncake"

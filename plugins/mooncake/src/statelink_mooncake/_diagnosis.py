@@ -1,4 +1,4 @@
-"""What `statelink doctor` says of Mooncake: its builds, which share one module, and what they expect of the system."""
+"""The checks of `statelink doctor` for Mooncake: its builds, which share one module, and what they need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _build() -> Iterator[Check]:
         hint = "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
         yield Check(what="package", verdict=Verdict.PROBLEM, found="no build is installed", hint=hint)
     elif len(builds) > 1:
-        # They overwrite each other's files: what is imported is a mixture.
+        # They overwrite each other's files, so the import is a mixture.
         hint = f"pip uninstall -y {' '.join(builds)}, and install one of them again"
         yield Check(what="package", verdict=Verdict.PROBLEM, found=f"{len(builds)} builds: {found}", hint=hint)
     else:
@@ -38,11 +38,11 @@ def _build() -> Iterator[Check]:
 
 
 def _libraries(options: Options) -> Iterator[Check]:
-    """Builds differ in what they need: where the import works, nothing is missing."""
+    """Check shared libraries. Builds need different ones; if the import works, none is missing."""
     try:
         Library(options)
         works = True
-    except Exception:  # the probe says why
+    except Exception:  # the probe reports why
         works = False
     for library, package in PACKAGES.items():
         if loads(library):

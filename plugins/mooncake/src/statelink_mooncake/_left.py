@@ -1,4 +1,4 @@
-"""Connections that the library keeps to engines that are gone."""
+"""Closes connections that the library keeps to engines that have ended."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 __all__ = ["Left"]
 
 LANES = 4
-"""Connections that the TCP transport has to a peer; a batch of as many entries uses each of them."""
+"""Connections of the TCP transport to a peer. A batch with this many entries uses each of them."""
 MOST = 256
 """Most sessions that are remembered."""
 LOOKS = 8
-"""Most sessions that are looked at each time."""
+"""Most sessions that are checked each time."""
 PATIENCE = 0.2
-"""Seconds to wait for an answer of one of them."""
+"""Seconds to wait for an answer from one session."""
 
 
 class Left:
-    """Sessions that were disconnected. Over TCP, the library notices only in a transfer that one of them is dead.
+    """Sessions that were disconnected. Over TCP, the library notices only in a transfer that a session is dead.
 
-    It keeps its connections to an engine for good, also when that engine's process has ended. So once nobody listens at
-    a session any more, something is asked of it, which fails at once, and with which the library closes them.
-    Methods are for any thread.
+    It keeps its connections to an engine, also when that engine's process has ended. So once nobody listens at a
+    session, this class makes a transfer to it. The transfer fails at once, and the library then closes the connections.
+    Methods may be called from any thread.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Left:
         self._scratch = np.zeros(LANES, np.uint8)
 
     def add(self, session: str, address: int) -> None:
-        """A session was disconnected; ``address`` is somewhere in the memory that it registered."""
+        """A session was disconnected. ``address`` is in the memory that it registered."""
         with self._lock:
             self._sessions.append((session, address))
 
@@ -47,12 +47,12 @@ class Left:
                 self._sessions.remove(each)
 
     def look(self, engine: Any) -> None:
-        """Have ``engine`` close its connections to those that are gone. Blocks for a few seconds at most."""
+        """Make ``engine`` close its connections to sessions that are gone. Blocks for a few seconds at most."""
         with self._lock:
             chosen = [self._sessions.popleft() for _ in range(min(LOOKS, len(self._sessions)))]
         for session, address in chosen:
             if not _gone(session):
-                self.add(session, address)  # others have their turn before it is looked at again
+                self.add(session, address)  # checked again after the others
                 continue
             here = int(self._scratch.ctypes.data)
             places = [here + lane for lane in range(LANES)]

@@ -1,4 +1,4 @@
-"""Mooncake itself: its import, its environment and its engines, when a probe or a link asks for them."""
+"""Mooncake: its import, its environment and its engines. A probe or a link asks for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = {
     "librdmacm.so.1": "librdmacm1",
     "liburing.so.2": "liburing2",
 }
-"""Shared libraries that builds of Mooncake expect from the system, and the Debian packages that bring them."""
+"""Shared libraries that builds of Mooncake need from the system, and their Debian packages."""
 
 MEMORY, SYNC = "batch_register_memory batch_unregister_memory", "batch_transfer_sync_write batch_transfer_sync_read"
 NEEDED = {"TransferEngine": f"initialize get_rpc_port get_local_topology send_probe {MEMORY} {SYNC}"}
@@ -39,16 +39,16 @@ class Library:
     """The imported library.
 
     Attributes:
-        distribution: Which of its builds is installed, such as ``mooncake-transfer-engine-non-cuda``.
-        version: That, and its version.
+        distribution: The build that is installed, such as ``mooncake-transfer-engine-non-cuda``.
+        version: The build and its version.
     """
 
     def __init__(self, options: Options) -> None:
         """Import it.
 
         Raises:
-            ImportError: It is not installed, its import failed, this version lacks something, or it cannot have the
-                settings of ``options``.
+            ImportError: It is not installed, its import failed, this version lacks something, or it cannot use the
+                settings in ``options``.
         """
         with _setup:
             apply(options.mc)
@@ -63,19 +63,19 @@ class Library:
 
     @property
     def cuda(self) -> bool:
-        """Whether this build knows CUDA memory, as far as its name tells."""
+        """Whether this build knows CUDA memory, by its name."""
         return not self.distribution.endswith("non-cuda")
 
     def engine(self, host: str, options: Options) -> tuple[Any, int]:
-        """An engine that listens at ``host``, and its status: 0 if it does."""
-        # Regular builds choose a transport by themselves, whatever protocol they are told.
+        """An engine at ``host``, and its status: 0 if it listens."""
+        # Regular builds choose a transport themselves and ignore the protocol.
         forced = {"MC_FORCE_TCP": "1"} if options.protocol == "tcp" else {}
         told = "tcp" if options.protocol == "auto" else options.protocol
         with _setup, environment(forced):
             with quiet():
                 engine = self._engine()
                 status = engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
-            if status != 0:  # once more, to print why
+            if status != 0:  # again, so that it prints why
                 engine = self._engine()
                 status = engine.initialize(host, "P2PHANDSHAKE", told, options.devices)
             return engine, status

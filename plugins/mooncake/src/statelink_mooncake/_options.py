@@ -1,4 +1,4 @@
-"""What can be set, and with what effect."""
+"""The options and their effects."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Options of the ``mooncake`` backend.
 
     Attributes:
-        protocol: ``auto`` leaves the choice to the library: RDMA where this host has a device, TCP elsewhere.
-            ``tcp`` forces TCP. Builds of the library for one transport want its name (``efa``, ``hip``, ...).
+        protocol: ``auto`` leaves the choice to the library: RDMA if this host has a device, otherwise TCP. ``tcp``
+            forces TCP. Builds of the library for one transport need its name (``efa``, ``hip``, ...).
         devices: RDMA devices to use, separated by commas, such as ``mlx5_0,mlx5_1``; empty for all.
         mc: The library's own settings without their ``MC_``: ``TRANSFER_TIMEOUT`` (seconds until a stopped peer fails a
-            transfer; 30), ``MIN_RPC_PORT`` and ``MAX_RPC_PORT`` (where its ports lie), ``GID_INDEX``, ``IB_PORT``,
-            ``MTU``, ``NUM_QP_PER_EP`` and so on. The library reads them once, when it is imported, so that all links
-            of a process have the same. ``TCP_PROTO`` is refused: its older value reports a write as done before its
-            bytes are there.
+            transfer; 30), ``MIN_RPC_PORT`` and ``MAX_RPC_PORT`` (the range of its ports), ``GID_INDEX``, ``IB_PORT``,
+            ``MTU``, ``NUM_QP_PER_EP`` and so on. The library reads them once, when it is imported, so all links of
+            a process have the same. ``TCP_PROTO`` is refused, because its older value reports a write as done before
+            its bytes are there.
     """
 
     protocol: str = "auto"

@@ -1,8 +1,8 @@
-"""Keeping two harmless lines off the terminal that the library prints when an engine starts.
+"""Suppresses two harmless lines that the library prints when an engine starts.
 
-One is glog's banner, the other an error that is none; no ``MC_LOG_LEVEL`` silences them. Standard error itself stays as
-it is, since other threads and the processes that they start write to it meanwhile: for that time, glog's public flag
-``minloglevel`` lets fatal errors through alone.
+One is glog's banner, the other is a false error. ``MC_LOG_LEVEL`` does not suppress them. Standard error is not
+redirected, because other threads and their child processes write to it at the same time. Instead, glog's public flag
+``minloglevel`` lets only fatal errors pass for a short time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FATAL = 3
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Have the library print no more than fatal errors. The caller holds a lock; nothing happens where more is asked.
+    """Let the library print only fatal errors. The caller holds a lock. Does nothing if the user asked for more.
 
-    What other engines of this process would print in these milliseconds is lost.
+    Lines of other engines of this process are lost in these milliseconds.
     """
     flag = _flag() if os.environ.get("MC_LOG_LEVEL") == "ERROR" else None
     if flag is None:
@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
 
 
 def _flag() -> ctypes.c_int32 | None:
-    """The flag in the glog that came with the library; none if it is built in, or is another process-wide one."""
+    """The flag in the glog that came with the library; none if glog is built in, or if it is another copy of glog."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.split(maxsplit=5)[-1]

@@ -1,4 +1,4 @@
-"""The library's own settings, ``MC_*`` in the environment: it reads them once, when it is imported."""
+"""The library's own settings, ``MC_*`` in the environment. It reads them once, when it is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUEUE = "TCP_MAX_QUEUED_TRANSFERS_PER_PEER"
 
 
 class Unusable(ImportError):
-    """The library must not be imported with these settings, or cannot have them any more."""
+    """The library must not be imported with these settings, or was imported without them."""
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -23,10 +23,10 @@ class Unusable(ImportError):
 
 
 def apply(settings: Mapping[str, str]) -> None:
-    """Put settings, without their ``MC_``, into the environment; they stay there.
+    """Set settings, given without ``MC_``, in the environment. They stay there.
 
     Raises:
-        Unusable: The library is imported already and has read others, or it would do harm with these.
+        Unusable: The library was imported with other settings, or these settings do harm.
     """
     wanted = {f"MC_{name}": value for name, value in settings.items()}
     if "mooncake.engine" in sys.modules:
@@ -35,12 +35,12 @@ def apply(settings: Mapping[str, str]) -> None:
             reason = f"Mooncake was imported with another {', '.join(differ)}, and reads it once for the whole process"
             raise Unusable(reason, "give all links of a process the same `mc`, and open one before you import Mooncake")
     elif wanted.get("MC_LOG_DIR", os.environ.get("MC_LOG_DIR")) is not None:
-        # 0.3.13 starts its logging twice then, and its import ends the process with SIGABRT.
+        # With it, version 0.3.13 starts its logging twice, and its import ends the process with SIGABRT.
         raise Unusable("Mooncake ends the process when it is imported with MC_LOG_DIR set", "unset MC_LOG_DIR")
     limit = wanted.get(f"MC_{QUEUE}", os.environ.get(f"MC_{QUEUE}", ""))
     if limit.isdecimal() and int(limit) < ENTRIES:
         reason = f"MC_{QUEUE}={limit} is less than the {ENTRIES} entries that one batch may have"
         raise Unusable(reason, f"leave it out, or set it to {ENTRIES} or more")
     os.environ.update(wanted)
-    # Without it, each engine prints a dozen lines.
+    # Without this, each engine prints a dozen lines.
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")

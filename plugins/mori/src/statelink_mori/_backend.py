@@ -1,8 +1,8 @@
 """The backend: one engine for each link, and one session for each pair of memories.
 
-All calls into the library are made under one lock, because those that set something up must not run beside transfers;
-nothing waits for a transfer under it. The library has no cancel, and keeps bare pointers to the statuses it hands out:
-each is kept until it ended, and somewhat longer, also after a disconnect.
+All calls to the library are made under one lock, because set-up calls must not run beside transfers. Nothing waits for
+a transfer under this lock. The library cannot cancel. It keeps raw pointers to the statuses that it returns. So each
+status is kept until it has ended, and for some time after, also after a disconnect.
 """
 
 from __future__ import annotations
@@ -43,22 +43,25 @@ from ._tables import Offer, covering, parts_of
 __all__ = ["MoriBackend"]
 
 LINGER = 1.0
-"""Seconds that a status is kept after its end: its last notification comes after the end can be seen."""
+"""Seconds for which a status is kept after its end, because its last notification comes after the end is visible."""
 LEFT_BEHIND = 256
-"""Every how many peers that are gone the log says what the library keeps of them."""
+"""The log mentions the connections that the library keeps after this many peers have gone, and again after as many."""
 PINNED = "did its process end? MoRI ends one whose memory cannot be pinned: see its output, and its limit on that"
 
 log = logging.getLogger("statelink.mori")
 
 _started: dict[bytes, str] = {}
-"""What was tried when an engine started on this machine, and the library's version."""
+"""Trials in which an engine started on this machine, with the library's version."""
 _orphans: list[Any] = []
-"""Statuses that had no end when their engine was destroyed, or failed over RDMA, where the library may still use them:
-never looked at again, and never freed. A peer is lost with such a failure, so a connection leaves few of them."""
+"""Statuses that had not ended when their engine was destroyed, or that failed over RDMA.
+
+The library may still use them, so they are never read again and never freed. A peer is lost with such a failure, so a
+connection leaves few of them.
+"""
 
 
 class _Peer(Remote):
-    """An engine elsewhere, and what is kept of it."""
+    """A remote engine, and what the backend keeps for it."""
 
     __slots__ = ("engine", "offered", "sessions")
 
@@ -79,20 +82,21 @@ class MoriBackend(PostingBackend[_Peer]):
         memory_kinds=frozenset({"dram", "cuda"}),
         state_types=ANY,
         ops=frozenset({Op.WRITE, Op.READ}),
-        # A full send queue keeps the caller for up to five seconds.
+        # A full send queue blocks the caller for up to five seconds.
         submit_mode=SubmitMode.BLOCKING,
-        # There is no cancel: what is posted goes on until it ended, or the process that posted it did.
+        # The library cannot cancel. A transfer continues until it ends, or until the process that posted it ends.
         fences={(op, side): Fence.MOVER for op in Op for side in Side},
-        # As many requests as a send queue holds. Over TCP, a peer drops its connection at about 65,500 blocks.
+        # The size of a send queue. Over TCP, a peer drops its connection at about 65,500 blocks.
         max_blocks=8192,
         max_bytes=64 << 20,
         max_transfers=2,
         thread_safe=True,
-        stalled_peers=0,  # the library is called under one lock, under which a full send queue waits
+        stalled_peers=0,  # one lock guards the library, and a full send queue waits under it
         single_process=True,
-        # Over TCP, eight connections hold up to 512 MiB of a dead writer's; a starved process takes in 100 MB a second.
+        # Over TCP, eight connections hold up to 512 MiB of a dead writer. A process with little CPU time reads 100
+        # MB/s.
         landing_seconds=5.0,
-        priority=70,  # it runs only on hardware of one kind, which somebody bought for this
+        priority=70,  # it runs only on special hardware, which was bought for this
     )
     strategies: ClassVar = {"*": DIRECT}
 
@@ -104,7 +108,7 @@ class MoriBackend(PostingBackend[_Peer]):
         self._options: Options = context.options
         try:
             self._library = Library()
-        except Exception as error:  # it was imported elsewhere, and cannot be beside what this process has
+        except Exception as error:  # it could be imported in another process, but not in this one
             cause = f"{type(error).__name__}: {error}"
             raise BackendUnavailableError("MoRI cannot be imported here", cause=cause, backend=self.name) from error
         self._regions: tuple[Region, ...] = ()
@@ -113,14 +117,14 @@ class MoriBackend(PostingBackend[_Peer]):
         self._ledger: Ledger[_Peer] = Ledger(self.name, self._ended, self._forget)
         self._finished: deque[tuple[float, Any]] = deque()
         self._left = 0
-        """Peers that are gone, of whom our engine keeps the connections."""
+        """Number of peers that are gone and whose connections the engine keeps."""
         self._spent: set[str] = set()
-        """Keys of remote engines to which our engine's connection is dead."""
+        """Keys of remote engines with a dead connection."""
         self._engine: Engine | None = self._start(self._options.port)
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
-        """Start an engine in another process, and if that fails, look for what this machine lacks."""
+        """Start an engine in another process. If that fails, look for what this machine lacks."""
         wanted = " and ".join(options.backends)
         try:
             key = what_is_tried(options)
@@ -146,28 +150,28 @@ class MoriBackend(PostingBackend[_Peer]):
 
     @classmethod
     def diagnose(cls, options: Any) -> list[Check]:
-        """What each transport needs of this machine, and settings of the library that do harm."""
+        """Check what each transport needs of this machine, and look for harmful settings of the library."""
         return list(diagnose(options))
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Make all regions known, and refuse those that the system would not pin.
+        """Register all regions, and refuse those that the system would not pin.
 
-        RDMA pins each when the first peer is connected, and ends the process where it cannot.
+        RDMA pins each region when the first peer is connected, and ends the process if it cannot.
         """
         with self._lock:
             self._open().register(regions)
             self._regions, self._table = tuple(regions), RegionTable(regions, self.name)
 
     def descriptor(self) -> bytes:
-        """The library's descriptors of the engine and of each memory, about 160 bytes each."""
+        """The library's descriptors of the engine and of each memory. Each has about 160 bytes."""
         with self._lock:
             return Offer.encode(self._context.link, self._open(), self._library, self._options)
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Make sessions. While RDMA connects and fetches keys, up to 5 s, no Python thread of this process runs.
 
-        It pins memory: the library ends this process where ours cannot be, and the peer's process where its own
-        cannot be. TCP makes no contact before the first transfer.
+        RDMA pins memory. If memory cannot be pinned here, the library ends this process. If it cannot be pinned at the
+        peer, it ends the peer's process. TCP makes no contact before the first transfer.
         """
         with self._lock:
             engine = self._open()
@@ -175,7 +179,8 @@ class MoriBackend(PostingBackend[_Peer]):
             if offered.engine.key == engine.desc.key:
                 raise unreachable("MoRI", peer, "a link cannot connect to itself", backend=self.name)
             self._ledger.make_room(peer)
-            if offered.engine.key in self._spent:  # connections are never repaired, but a new engine makes new ones
+            # The library never repairs connections, but a new engine makes new ones.
+            if offered.engine.key in self._spent:
                 engine = self._start(port=0)
                 engine.register(self._regions)
             word = offered.transport(self._options, engine.desc, (*self._regions, *regions))
@@ -190,12 +195,13 @@ class MoriBackend(PostingBackend[_Peer]):
                 raise
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        """Post one batch for each pair of memories; where a send queue is full, this takes a while."""
+        """Post one batch for each pair of memories. This takes long if a send queue is full."""
         with self._lock:
             self._open()
             known = self._ledger.usable(peer)
             parts = parts_of(Ends.of(batch, self._table, known.table), self._table, known.table)
-            # All of them before the first is posted: where one cannot be, nothing is on the move.
+            # All sessions are made before the first batch is posted, so that nothing is in flight if one cannot be
+            # made.
             sessions = [(self._session(known, near, far), blocks) for near, far, blocks in parts]
             work = Posted(known)
             self._ledger.posted.append(work)
@@ -209,9 +215,9 @@ class MoriBackend(PostingBackend[_Peer]):
                 if not work.handles:
                     what = "MoRI refused a transfer before it started"
                     raise TransferError(what, cause=str(error), backend=self.name, peer=peer) from error
-                work.fail(str(error), settled=False)  # others of its parts may still move
+                work.fail(str(error), settled=False)  # other parts of it may still be in flight
             finally:
-                self._sweep()  # which also forgets one of which nothing was posted
+                self._sweep()  # this also forgets a batch of which nothing was posted
             return work
 
     def close(self) -> None:
@@ -220,7 +226,7 @@ class MoriBackend(PostingBackend[_Peer]):
             handles, peers = self._ledger.close()
             _orphans.extend(handles)
             for known in peers:
-                known.sessions.clear()  # all of them, before the first engine goes
+                known.sessions.clear()  # all statuses, before the first engine is destroyed
             for engine in (self._engine, *(known.engine for known in peers)):
                 if engine is not None:
                     engine.close()
@@ -228,7 +234,7 @@ class MoriBackend(PostingBackend[_Peer]):
             self._finished.clear()
 
     def _start(self, port: int) -> Engine:
-        """An engine with a key that no process ever had."""
+        """An engine with a key that no other process ever had."""
         key = f"{self._context.link}-{uuid.uuid4().hex}"
         return Engine(self._library, key, self._context.host, self._options, port)
 
@@ -238,7 +244,7 @@ class MoriBackend(PostingBackend[_Peer]):
         return self._engine
 
     def _session(self, known: _Peer, near: int, far: int) -> Any:
-        """The session of a pair of regions, made where there is none yet.
+        """The session of a pair of regions. Makes one if there is none.
 
         Raises:
             TransferError: The library refuses the pair.
@@ -259,13 +265,16 @@ class MoriBackend(PostingBackend[_Peer]):
         return session
 
     def _sweep(self) -> None:
-        """See what ended, and let go of what ended a while ago. Called with the lock held."""
+        """Find transfers that have ended, and free those that ended some time ago. The caller holds the lock."""
         super()._sweep()
         while self._finished and self._finished[0][0] < time.monotonic() - LINGER:
             self._finished.popleft()
 
     def _ended(self, work: Posted[_Peer], status: Any) -> bool:
-        """Whether a status is terminal; a failure fails its transfer, and never says that the other parts stopped."""
+        """Whether a status is terminal.
+
+        If it failed, its transfer fails; this does not prove that other parts stopped.
+        """
         if status.Failed():
             code = status.Code().name
             if work.outcome is None:
@@ -289,5 +298,5 @@ class MoriBackend(PostingBackend[_Peer]):
             if "RDMA" in self._options.backends and self._left % LEFT_BEHIND == 0:
                 said = "MoRI keeps the RDMA connections of %d peers that are gone, until this link is closed (link %s)"
                 log.warning(said, self._left, self._context.link)
-        else:  # it was made for this peer
+        else:  # the session was made for this peer
             known.engine.close()

@@ -1,4 +1,4 @@
-"""MoRI itself: its import, and its engines with the memory registered in them."""
+"""MoRI: its import, and its engines with their registered memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Library"]
 
 XGMI_ALONE = 1
-"""The port of an engine that was to use RDMA and does not."""
+"""The port of an engine that should use RDMA and does not."""
 MEMORY, REMOTE = "register_memory deregister_memory", "register_remote_engine deregister_remote_engine"
 NEEDED = {
     "IOEngine": f"create_backend get_engine_desc {MEMORY} {REMOTE} create_session",
@@ -55,9 +55,10 @@ class Library:
     def config(self, transport: str, parameters: dict[str, Any]) -> tuple[Any, Any]:
         """The library's name for a transport, and its configuration."""
         name = f"{transport.capitalize()}BackendConfig"
-        if not hasattr(self.io, name):  # the enumeration names transports that are not there, and would abort on it
+        # The library's enumeration also names transports that are not built in, for which it would abort.
+        if not hasattr(self.io, name):
             raise RuntimeError(f"this MoRI has no {transport} transport: mori.io has no {name}")
-        fixed = {"enable_notification": False} if transport == "RDMA" else {}  # completion travels elsewhere
+        fixed = {"enable_notification": False} if transport == "RDMA" else {}  # completions use another connection
         return getattr(self.io.BackendType, transport), getattr(self.io, name)(**parameters, **fixed)
 
     def place(self, region: Region) -> tuple[Any, int]:
@@ -74,12 +75,12 @@ class Library:
 class Engine:
     """One engine of the library.
 
-    The key has to be new in every process: what a peer's NIC knows of a key outlives the process that had it.
+    The key must be new in every process, because a peer's network card remembers a key longer than its process lives.
 
     Attributes:
         io: The library's engine.
-        desc: What it says of it.
-        memories: What it says of each memory, in the order of the region table.
+        desc: Its descriptor.
+        memories: The descriptor of each memory, in the order of the region table.
         data_conns: Connections to a peer over TCP; 0 without TCP.
 
     Raises:
@@ -92,12 +93,12 @@ class Engine:
         self._pins = "RDMA" in options.backends
         self.memories: list[Any] = []
         try:
-            # The library takes anything else for an address, too, and tells peers of it.
+            # The library accepts anything else as an address, too, and sends it to peers.
             if ipaddress.IPv4Address(host).is_unspecified:
                 raise ValueError(f"peers cannot reach {host}")
             if port:
                 with socket.socket() as free:
-                    free.bind((host, port))  # on a port that is taken, the library ends the process
+                    free.bind((host, port))  # the library ends the process if the port is taken
             configs = [library.config(name, parameters) for name, parameters in options.backends.items()]
             self.data_conns: int = sum(getattr(config, "num_data_conns", 0) for _, config in configs)
             self.io: Any = library.io.IOEngine(key, library.io.IOEngineConfig(host=host, port=port))
@@ -117,14 +118,15 @@ class Engine:
             ) from error
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Make all regions known.
+        """Register all regions.
 
         Raises:
-            TransferError: One is refused; names it.
+            TransferError: A region is refused. The error names it.
         """
-        if self._pins and active_ports():  # without such a port nothing is pinned, as by a stand-in for the library
+        # Without an RDMA port nothing is pinned, as with the stand-in for the library.
+        if self._pins and active_ports():
             check_pinnable(regions, backend="mori", library=self._library.version)
-        while self.memories:  # of an earlier time, which may have failed
+        while self.memories:  # remove an earlier registration, which may have failed
             self.io.deregister_memory(self.memories.pop())
         for index, region in enumerate(regions):
             location, device = self._library.place(region)
@@ -136,5 +138,8 @@ class Engine:
                 raise unregistered(index, region, error, backend="mori", library=self._library.version) from error
 
     def close(self) -> None:
-        """Destroy it, which joins its threads. Its sessions are gone by then: they point into it."""
+        """Destroy the engine, which joins its threads.
+
+        Its sessions must be freed before, because they point into it.
+        """
         self.io = None

@@ -1,4 +1,4 @@
-"""What MoRI needs and a machine may lack, and a first start of MoRI in a process that it may end as it likes."""
+"""Finds what MoRI needs and a machine lacks, and starts MoRI in a process of its own, which it may end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HARMFUL = {
         "wins over this plugin: the library then closes file descriptor 0, and whoever holds it next",
     ),
 }
-"""Environment variables, the values that do no harm, and what others do."""
+"""Environment variable to its harmless values, and to the effect of others."""
 ABSENT = "the Python package mori is not installed (it is on no package index: build it from ROCm/mori)"
 TRIAL = """
 import sys, msgspec
@@ -50,7 +50,7 @@ print(library.version, flush=True)
 
 
 def missing(options: Options) -> Iterator[str]:
-    """Everything that the transports need and is not here, each as a clause."""
+    """Everything that the transports need and that is missing here, each as a clause."""
     rdma, xgmi = "RDMA" in options.backends, "XGMI" in options.backends
     for package, why in (("mori", ABSENT), ("torch", "the Python package torch is not installed, and mori imports it")):
         if importlib.util.find_spec(package) is None:
@@ -70,7 +70,10 @@ def missing(options: Options) -> Iterator[str]:
 
 
 def diagnose(options: Options) -> Iterator[Check]:
-    """See `statelink.backend.Diagnosing`. XGMI starts without a GPU, and then serves nothing: only this says so."""
+    """See `statelink.backend.Diagnosing`.
+
+    XGMI starts without a GPU and then moves nothing. Only this check finds it.
+    """
     yield from needs(missing(options), f"all that {' and '.join(options.backends)} needs; GPUs: {len(gpus())}")
     found = {name: said for name in HARMFUL if (said := harm(name))}
     for name, said in found.items():
@@ -80,14 +83,14 @@ def diagnose(options: Options) -> Iterator[Check]:
 
 
 def harm(name: str) -> str:
-    """What an environment variable does as it is set; empty where that is no harm."""
+    """The harm that an environment variable does with its value; empty for none."""
     harmless, does = HARMFUL[name]
     value = os.environ.get(name, "0")
     return "" if value.lower() in harmless else f"{name}={value} {does}"
 
 
 def what_is_tried(options: Options) -> bytes:
-    """What the end of a trial depends on: the options, which MoRI is found, and its environment variables."""
+    """Everything on which the result of a trial depends: the options, the MoRI that is found, and its variables."""
     found = importlib.util.find_spec("mori")
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("MORI_"))
     return msgspec.json.encode((options, found and found.origin, variables))
@@ -106,7 +109,7 @@ def gpus() -> list[str]:
     """Nodes of the driver's topology that are GPUs; CPUs have the GPU id 0."""
     found = []
     for node in sorted(on_machine(NODES).glob("*/gpu_id")):
-        with contextlib.suppress(OSError):  # one that this container may not use
+        with contextlib.suppress(OSError):  # a GPU that this container may not use
             found += [node.parent.name] * (node.read_text().strip() not in ("", "0"))
     return found
 

@@ -1,4 +1,4 @@
-"""What can be set, and with what effect."""
+"""The options and their effects."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         backends: MoRI's own backends to create, in order, and the parameters of each under the library's names, such
-            as ``{"XGMI": {}, "RDMA": {"qp_per_transfer": 2}}``. The library prefers XGMI where it can serve a pair of
-            memories. RDMA and TCP exclude each other. ``MORI_IO_*`` in the environment silently wins over parameters
-            of RDMA.
-        port: Where the engine listens; 0 lets the system choose. A port that is taken is refused here: the library
-            would end the process.
+            as ``{"XGMI": {}, "RDMA": {"qp_per_transfer": 2}}``. The library prefers XGMI if it can serve a pair of
+            memories. RDMA and TCP exclude each other. ``MORI_IO_*`` in the environment silently replaces parameters of
+            RDMA.
+        port: Port at which the engine listens; 0 lets the system choose. A port that is taken is refused, because the
+            library would end the process.
     """
 
     backends: dict[str, dict[str, bool | int | str]] = msgspec.field(default_factory=lambda: {"RDMA": {}})
@@ -43,6 +43,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def transports(self) -> frozenset[str]:
-        """What an engine may use. With 0 in the environment, the library adds XGMI to RDMA by itself."""
+        """The transports that an engine may use. With 0 in the environment, the library adds XGMI to RDMA."""
         added = {"XGMI"} if "RDMA" in self.backends and os.environ.get(AUTO_XGMI, "").startswith("0") else set()
         return frozenset(name.lower() for name in self.backends.keys() | added)

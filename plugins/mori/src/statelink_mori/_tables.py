@@ -1,4 +1,4 @@
-"""What a peer is told, and batches as sessions take them."""
+"""The descriptor, and batches in the form that sessions take."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FORMAT = b"statelink-mori/1"
 
 
 class Offer(NamedTuple):
-    """What a peer gets: the library's packed descriptors, in the field's nested list.
+    """What a peer needs: the library's packed descriptors, in a nested list.
 
     Attributes:
         engine: The peer's engine.
         memories: Its memories, in the order of its region table.
-        library: Its version of the library; only for error messages.
+        library: Its version of the library, for errors.
         backends: The library's backends that it created.
     """
 
@@ -38,7 +38,7 @@ class Offer(NamedTuple):
 
     @classmethod
     def encode(cls, link: str, engine: Engine, library: Library, options: Options) -> bytes:
-        """What an engine here offers."""
+        """Encode the descriptors of a local engine."""
         words = (link, library.version, " ".join(options.backends), str(engine.data_conns))
         head = [FORMAT, *(each.encode() for each in words)]
         return pack_descriptors([head, [engine.desc.pack()], [memory.pack() for memory in engine.memories]])
@@ -47,11 +47,11 @@ class Offer(NamedTuple):
     def decode(
         cls, raw: bytes, peer: str, regions: Sequence[Region], ours: Engine, library: Library, options: Options
     ) -> Offer:
-        """From bytes that came from ``peer``.
+        """Decode bytes that came from ``peer``.
 
         Raises:
-            TransferError: They are not such a descriptor, that of another link, not that of ``regions``, or that of an
-                engine which no transport of ours reaches.
+            TransferError: The bytes are no such descriptor, belong to another link, do not fit ``regions``, or name an
+                engine that no transport of this side reaches.
         """
         io = library.io
         try:
@@ -59,7 +59,7 @@ class Offer(NamedTuple):
             if (form, link) != (FORMAT, peer.encode()):
                 raise ValueError(f"it is one of format {form!r} and of a link called {link!r}")
             engine = io.EngineDesc.unpack(packed)
-            # The library connects to something else instead of refusing.
+            # The library would connect to another address instead of refusing.
             if ipaddress.IPv4Address(engine.host).is_unspecified:
                 raise ValueError(f"{engine.host} is nobody's address")
             found = [io.MemoryDesc.unpack(each) for each in memories]
@@ -67,7 +67,7 @@ class Offer(NamedTuple):
             if [(each.engine_key, each.data, each.size, each.loc, each.device_id) for each in found] != wanted:
                 raise ValueError(f"its {len(found)} memories are not the {len(wanted)} regions")
             theirs = frozenset((backends or b"").decode().split())
-            if not theirs & options.backends.keys():  # over TCP, one would learn of it by a timeout
+            if not theirs & options.backends.keys():  # over TCP, only a time-out would show this
                 raise ValueError(f"it has {' and '.join(sorted(theirs))}, we have {' and '.join(options.backends)}")
             if "TCP" in theirs & options.backends.keys() and conns != str(ours.data_conns).encode():
                 raise ValueError(f"its num_data_conns is {conns!r}, ours is {ours.data_conns}: TCP needs equal ones")
@@ -78,12 +78,12 @@ class Offer(NamedTuple):
     def transport(self, options: Options, ours: Any, regions: Sequence[Region]) -> str:
         """The one transport that is left to the peer, or `UNKNOWN`.
 
-        XGMI serves a pair of memories if both are a GPU's, in one node, and the two can reach each other; the library
-        takes the network for all others, and nothing says which pairs it can serve.
+        XGMI serves a pair of memories if both are on GPUs of one node that can reach each other. The library uses the
+        network for all others. It does not say which pairs XGMI can serve.
 
         Args:
-            options: Ours.
-            ours: The library's descriptor of our engine.
+            options: This side's options.
+            ours: The library's descriptor of this side's engine.
             regions: All memory of both sides.
         """
         left = set(options.transports)
@@ -96,7 +96,7 @@ class Offer(NamedTuple):
 def parts_of(
     ends: Ends, local: RegionTable, remote: RegionTable
 ) -> Iterator[tuple[int, int, tuple[list[int], list[int], list[int]]]]:
-    """What one session each moves: a pair of regions; and offsets here, offsets there, and lengths."""
+    """The part of a batch for each session: a pair of regions, with local offsets, remote offsets and lengths."""
     here = ends.here - local.starts[ends.here_region]
     there = ends.there - remote.starts[ends.there_region]
     pair = ends.here_region.astype(np.uint64) << np.uint64(32) | ends.there_region
@@ -107,15 +107,15 @@ def parts_of(
 
 
 def covering(local: Sequence[Any], remote: Sequence[Any]) -> set[tuple[int, int]]:
-    """Pairs of memories in which each memory of either side occurs, with each place of memory of the other side.
+    """Pairs of memories that contain each memory of either side with each location of the other side.
 
-    That is as many as make the library do, for any other pair, nothing over the network any more: it keeps what it
-    registered, each remote key, and each connection between two places. A place is a device or the host, and a NUMA
-    node. All pairs of 200 layers would be 40,000.
+    A location is a device or the host, with a NUMA node. After the library has set up these pairs, it needs no network
+    for any other pair, because it keeps registrations, remote keys, and connections between locations. All pairs of 200
+    layers would be 40,000.
 
     Args:
-        local: The library's descriptors of our memories.
-        remote: Those of the peer's.
+        local: The library's descriptors of this side's memories.
+        remote: The library's descriptors of the peer's memories.
     """
     kinds = []
     for memories in (local, remote):

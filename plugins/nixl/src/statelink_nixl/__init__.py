@@ -1,8 +1,8 @@
 """Statelink over NVIDIA's NIXL.
 
-That is RDMA, NVLink, copies between processes of one host, or TCP, as UCX finds them between two hosts.
+NIXL uses RDMA, NVLink, copies between processes of one host, or TCP, depending on what UCX finds.
 
-Importing this package imports no library; probing it or opening a link does.
+Importing this package imports no library. Probing it or opening a link does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The backend: one NIXL agent for each link.
 
-Every call into an agent is made under one lock. NIXL would serialise them itself, but inside the library,
-where a poll would wait for a copy that another thread makes; here it can leave, and who holds the lock looks.
+All calls to an agent are made under one lock. NIXL would serialise them itself, but inside the library, where a poll
+would wait for another thread's copy. With this lock, a poll can return at once, and the thread that holds the lock
+polls instead.
 
-NIXL has no cancel. Releasing a handle in progress leaves its bytes moving, and removing a remote agent under
-it makes NIXL free the handle twice. So a handle is kept until it ended, and a remote agent until its last
-handle did, also after a disconnect.
+NIXL cannot cancel. If a handle is released while it is in progress, its bytes continue to move. If its remote agent is
+removed, NIXL frees the handle twice. So a handle is kept until it has ended, and a remote agent until its last handle
+has, also after a disconnect.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from ._transport import boot_id, possible, sent_over_tcp, told
 __all__ = ["NixlBackend"]
 
 GREETING = 64
-"""Bytes of the first write to a peer."""
+"""Number of bytes of the first write to a peer."""
 
 PROBES = 64
-"""Writes of the whole scratch that tell the transport."""
+"""Number of writes of the whole scratch memory that find out the transport."""
 
 MAX_KEPT = 256
-"""Most transfers that failed or whose peer is gone, and that are kept until the library ends them."""
+"""Most transfers that are kept until the library ends them, although they failed or their peer is gone."""
 
 
 class _Peer(Remote):
-    """A remote agent that the library knows."""
+    """A remote agent that is loaded in the library."""
 
     __slots__ = ()
     table: Table
@@ -73,18 +74,18 @@ class NixlBackend(PostingBackend[_Peer]):
         memory_kinds=frozenset({"dram", "cuda"}),
         state_types=ANY,
         ops=frozenset({Op.WRITE, Op.READ}),
-        # Between processes of one host, UCX copies inside the call that posts.
+        # Between processes of one host, UCX copies inside the posting call.
         submit_mode=SubmitMode.BLOCKING,
-        # Such a copy goes on when its target has destroyed its agent, and a released handle goes on over TCP.
+        # Such a copy continues after its target has destroyed its agent, and a released handle continues over TCP.
         fences={(op, side): Fence.MOVER for op in Op for side in Side},
         max_blocks=16384,
         max_bytes=64 << 20,
         max_transfers=4,
         thread_safe=True,
-        stalled_peers=None,  # what a post takes is the copy, also into a process that is stopped; it waits for no peer
+        stalled_peers=None,  # a post takes as long as the copy, also into a stopped process; it never waits for a peer
         single_process=True,
         priority=50,
-        block_seconds=2e-6,  # one system call for each descriptor on one host; over TCP it is more
+        block_seconds=2e-6,  # one system call for each descriptor on one host; more over TCP
     )
     strategies: ClassVar = {"*": DIRECT}
 
@@ -97,9 +98,9 @@ class NixlBackend(PostingBackend[_Peer]):
             raise BackendUnavailableError(reason, hint=hint, backend=self.name) from error
         self._link = context.link
         self._timeout: float = options.connect_timeout
-        # When NIXL says that a peer is disconnected, UCX has closed the connection by force and ended every operation
-        # on it. Where they are copies or sockets, nothing here reads their sources from then on; what the kernel took
-        # before may still land. Of network cards, graphics cards and other backends this is not known.
+        # When NIXL says that a peer is disconnected, UCX has closed the connection by force and ended its operations.
+        # If these are copies or sockets, nothing here reads their sources from then on, but what the kernel took before
+        # may still land. For network cards, graphics cards and other backends this is not known.
         only_ucx = list(options.backends) == ["UCX"]
         closes = only_ucx and options.backends["UCX"].get("ucx_error_handling_mode") != "none"
         self._reads_end = closes and not rdma_devices()
@@ -125,7 +126,7 @@ class NixlBackend(PostingBackend[_Peer]):
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
-        """Import NIXL and see whether it has the backends that ``options`` name."""
+        """Import NIXL, and check that it has the backends in ``options``."""
         try:
             library = Library()
             plugins = library.plugins()
@@ -143,7 +144,7 @@ class NixlBackend(PostingBackend[_Peer]):
         return Probe(ok=True, reason=reason, details=details)
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Register each region by itself: that takes a few microseconds, and tells which one is refused."""
+        """Register each region by itself. This takes a few microseconds, and shows which one is refused."""
         table = Table(regions)
         with self._lock:
             agent = self._open()
@@ -170,12 +171,12 @@ class NixlBackend(PostingBackend[_Peer]):
         return Descriptor.of(self._link, self._library.version, SCRATCH.ctypes.data, metadata, boot_id()).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        """Load a peer's metadata and write a few bytes to it, which also wires its transports up."""
+        """Load a peer's metadata, and write a few bytes to the peer, which also connects its transports."""
         offered = Descriptor.decode(descriptor, peer)
         table = Table(regions)
         with self._lock:
             agent = self._open()
-            self._ledger.make_room(peer)  # NIXL repairs no connection, and loads no other in its place
+            self._ledger.make_room(peer)  # NIXL repairs no connection, and does not replace one
             self._load(agent, peer, offered)
             self._ledger.add(_Peer(peer, table))
         if self._timeout:
@@ -192,16 +193,16 @@ class NixlBackend(PostingBackend[_Peer]):
 
     @classmethod
     def transports(cls, options: Any) -> frozenset[str]:
-        """What UCX may use here: ``rdma``, ``tcp``, ``shm``, ``cuda_ipc``; empty with other backends of NIXL."""
+        """The transports that UCX may use here: ``rdma``, ``tcp``, ``shm``, ``cuda_ipc``; empty for other backends."""
         return possible(options)
 
     @classmethod
     def diagnose(cls, options: Any) -> list[Check]:
-        """The packages that make up NIXL, and what its UCX may use here."""
+        """Check the packages of NIXL, and what its UCX may use here."""
         return diagnose(options)
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        """Post a batch. Between processes of one host this copies it, and returns when it is copied."""
+        """Post a batch. Between processes of one host this copies the bytes, and returns when they are copied."""
         with self._lock:
             self._open()
             table = self._ledger.usable(peer).table
@@ -213,7 +214,7 @@ class NixlBackend(PostingBackend[_Peer]):
         with self._lock:
             try:
                 handles, _ = self._ledger.close()
-                self._release(handles)  # a handle holds the agent, too
+                self._release(handles)  # a handle also refers to the agent
             finally:
                 self._agent = None
 
@@ -223,11 +224,11 @@ class NixlBackend(PostingBackend[_Peer]):
         return self._agent
 
     def _load(self, agent: Any, peer: str, offered: Descriptor) -> None:
-        """Make ``peer`` known to the library."""
+        """Load ``peer`` in the library."""
         try:
             loaded = agent.add_remote_agent(offered.metadata)
         except self._library.errors as error:
-            agent.remove_remote_agent(peer)  # some of it may be loaded
+            agent.remove_remote_agent(peer)  # a part of it may be loaded
             cause = f"{error} for metadata of {offered.library}; this is {self._library.version}"
             raise Descriptor.refused(peer, cause) from error
         name = loaded.decode(errors="replace") if isinstance(loaded, bytes) else str(loaded)
@@ -267,7 +268,7 @@ class NixlBackend(PostingBackend[_Peer]):
             return work
 
     def _ended(self, work: Posted[_Peer], handle: Any, step: Callable[[Any], str]) -> bool:
-        """Whether a handle ended, by the ``step`` that posts or checks it; a failure fails its transfer."""
+        """Whether a handle has ended. ``step`` posts or checks it. If it failed, its transfer fails."""
         try:
             state = step(handle)
             if state == "PROC":
@@ -288,13 +289,14 @@ class NixlBackend(PostingBackend[_Peer]):
     def _fail(self, work: Posted[_Peer], reason: str, *, settled: bool | Side = False) -> None:
         """Fail it, unless it has an outcome.
 
-        As a rule not settled: one failed operation of a batch says nothing of the others, and NIXL stops none.
+        Usually it is not settled, because one failed operation says nothing about the others of the batch, and NIXL
+        stops none.
         """
         if work.outcome is None:
             work.fail(reason, settled=settled)
 
     def _sweep(self) -> None:
-        """See what ended, and keep not too much of what never does. Called with the lock held."""
+        """Find transfers that have ended, and limit the number of those that never end. The caller holds the lock."""
         super()._sweep()
         kept = [work for work in self._ledger.posted if work.outcome or work.peer.leaving]
         for work in kept[:-MAX_KEPT]:
@@ -304,7 +306,7 @@ class NixlBackend(PostingBackend[_Peer]):
 
     def _release(self, handles: Sequence[Any]) -> None:
         for handle in handles:
-            with contextlib.suppress(*self._library.errors):  # it then goes with the agent
+            with contextlib.suppress(*self._library.errors):  # it is then freed with the agent
                 handle.release()
 
     def _remove(self, known: _Peer) -> None:
@@ -314,24 +316,24 @@ class NixlBackend(PostingBackend[_Peer]):
         """Write a few bytes that nobody reads.
 
         Raises:
-            TransferError: The peer did not take them.
+            TransferError: The peer did not take the bytes.
         """
         self._probe(peer, scratch, 1, GREETING)
 
     def _over_tcp(self, peer: str, scratch: int) -> bool:
-        """Whether bytes to a peer go through a TCP connection: a transfer, and what the kernel counted meanwhile.
+        """Whether bytes to a peer use TCP. Makes a transfer, and compares it with the kernel's count of bytes over TCP.
 
-        Other peers' bytes count as well: it may say so wrongly, and never the opposite.
+        Bytes of other peers count, too. So a ``True`` may be wrong, but a ``False`` is right.
         """
         before = sent_over_tcp()
         self._probe(peer, scratch, PROBES, SCRATCH.nbytes)
         return sent_over_tcp() - before >= PROBES * SCRATCH.nbytes // 2
 
     def _probe(self, peer: str, scratch: int, rows: int, nbytes: int) -> None:
-        """Write over a peer's scratch, and wait.
+        """Write to a peer's scratch memory, and wait.
 
         Raises:
-            TransferError: The peer did not take it.
+            TransferError: The peer did not take the write.
         """
         near = np.repeat(row(SCRATCH.ctypes.data, nbytes), rows, axis=0)
         far = np.repeat(row(scratch, nbytes), rows, axis=0)

@@ -1,4 +1,4 @@
-"""What `statelink doctor` says of NIXL: its packages, which share one module, and what its UCX finds here."""
+"""The checks of `statelink doctor` for NIXL: its packages, which share one module, and what UCX finds here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _packages(installed: dict[str, str]) -> Iterator[Check]:
 
 
 def _cuda(installed: dict[str, str]) -> Iterator[Check]:
-    """The trap: ``pip install nixl`` brings one build, and its front imports the one of the CUDA that torch has."""
+    """Check the build. ``pip install nixl`` installs one build, but its front imports the one for torch's CUDA."""
     what = "build for CUDA"
     try:
         major = importlib.import_module("nixl_meta_utils").detect_cuda_major()

@@ -1,4 +1,4 @@
-"""NIXL itself: its import, its environment and its agents, when a probe or a link asks for them."""
+"""NIXL: its import, its environment and its agents. A probe or a link asks for them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["SCRATCH", "Library"]
 
 THREADED = ("UCX", "LIBFABRIC")
-"""NIXL's backends whose parameter ``num_threads`` is what the option of that name says."""
+"""NIXL's backends that have the parameter ``num_threads``."""
 STORES = frozenset({"AZURE_BLOB", "GDS", "GDS_MT", "GUSLI", "HF3FS", "INFINIA", "OBJ", "POSIX"})
-"""Those that move bytes between memory and files or object stores, and to no other process."""
+"""NIXL's backends for files and object stores. They reach no other process."""
 
 AGENT = "create_backend register_memory get_agent_metadata add_remote_agent remove_remote_agent"
 NEEDED = {
@@ -37,7 +37,7 @@ NEEDED = {
 }
 
 SCRATCH = np.zeros(4096, np.uint8)
-"""Where peers write their first bytes. Never freed: a late write must not land in anybody's memory."""
+"""Memory for the first bytes from peers. It is never freed, so that a late write does not land in other memory."""
 
 _setup = threading.Lock()
 _pacing = threading.Lock()
@@ -48,8 +48,8 @@ class Library:
 
     Attributes:
         version: Distribution and version of the build that was chosen, such as ``nixl-cu13 1.5.1``.
-        errors: Its exception classes, which derive from ``Exception`` directly, and what its Python part raises.
-        disconnected: The one among them that says that a peer is gone.
+        errors: Its exception classes, which derive directly from ``Exception``, and those of its Python part.
+        disconnected: The exception class that says that a peer is gone.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Library:
                     importlib.import_module("nixl")
                 self._api: Any = importlib.import_module("nixl._api")
             finally:
-                logging.raiseExceptions = raising  # importing NIXL turns it off for the whole process
+                logging.raiseExceptions = raising  # importing NIXL turns this off for the whole process
         lacks = lacking(self._api, NEEDED)
         if lacks:
             raise ImportError(f"this version of nixl has no {', '.join(lacks)}")
@@ -81,7 +81,7 @@ class Library:
         return list(self._agent("statelink-probe").plugin_list)
 
     def lacks(self, options: Options) -> tuple[str, str]:
-        """Why the backends that ``options`` name cannot be used with this build, and what helps; empty if they can."""
+        """Why this build cannot use the backends in ``options``, and a hint; empty if it can."""
         plugins = self.plugins()
         missing = [name for name in options.backends if name not in plugins]
         if missing:
@@ -90,7 +90,7 @@ class Library:
             what = f"NIXL's {', '.join(options.backends)} moves bytes to files or object stores, not to another process"
             return what, "add UCX, or another that reaches a process, to `backends`"
         for name in options.backends:
-            # Some need libraries that the wheel does not bring, and NIXL says no more than that it found nothing.
+            # Some need libraries that are not in the wheel. NIXL then only says that it found nothing.
             cause = self._unloadable(name)
             if cause:
                 usable = ", ".join(other for other in plugins if other not in STORES and not self._unloadable(other))
@@ -99,10 +99,11 @@ class Library:
         return "", ""
 
     def _unloadable(self, plugin: str) -> str:
-        """What the loader says of a plugin of this wheel; nothing of one that loads, or that lies elsewhere."""
+        """The loader's error for a plugin of this wheel; nothing if it loads, or is not in the wheel."""
         package = Path(self._api.__file__).parent
         path = package.with_name(f"{package.name}.libs") / "nixl" / f"libplugin_{plugin}.so"
-        # UCX comes whole, and reads its global settings when it is loaded: that is left to the first link.
+        # UCX is complete in the wheel. It reads its global settings when it is loaded, so the first link has to load
+        # it.
         if plugin == "UCX" or "NIXL_PLUGIN_DIR" in os.environ or not path.exists():
             return ""
         try:
@@ -112,7 +113,7 @@ class Library:
         return ""
 
     def agent(self, name: str, options: Options) -> Any:
-        """An agent with its backends created: devices are open and the progress thread runs."""
+        """An agent with its backends. Devices are open, and the progress thread runs."""
         settings = {f"UCX_{key}": value for key, value in options.ucx.items()}
         if options.devices:
             settings["UCX_NET_DEVICES"] = ",".join(options.devices)
@@ -124,9 +125,9 @@ class Library:
             return agent
 
     def _agent(self, name: str, interval: int = 0, mode: str = "strict") -> Any:
-        # NIXL's default is no lock at all, and two threads then hang in it.
+        # NIXL's default is to use no lock. Two threads then hang in it.
         sync = self._api.nixl_thread_sync_t[f"NIXL_THREAD_SYNC_{mode.upper()}"]
-        # The progress thread stays on: over TCP it is what receives a peer's bytes while nobody here polls.
+        # The progress thread stays on, because over TCP it receives a peer's bytes while nobody here polls.
         config = self._api.nixl_agent_config(enable_prog_thread=True, backends=[], sync_mode=sync)
         with _paced(self._api.nixlBind, interval):
             return self._api.nixl_agent(name, config)
@@ -134,9 +135,9 @@ class Library:
 
 @contextlib.contextmanager
 def _paced(bindings: Any, interval: int) -> Iterator[None]:
-    """Let an agent that is made meanwhile rest ``interval`` microseconds between two rounds of its progress thread.
+    """Inside, a new agent's progress thread rests ``interval`` microseconds between two rounds.
 
-    The Python API sets 0, which keeps a core busy for as long as the agent lives, and has no parameter for it.
+    The Python API sets 0, which keeps a core busy as long as the agent lives, and has no parameter for it.
     """
     real = bindings.nixlAgentConfig
 
@@ -153,24 +154,25 @@ def _paced(bindings: Any, interval: int) -> Iterator[None]:
 
 
 def _prepare_environment() -> None:
-    """Set what NIXL reads once, when it is loaded, and the user has not set."""
-    # Its INFO lines go to stdout, and it prints every error that it also raises.
+    """Set variables that NIXL reads once, when it is loaded, unless the user has set them."""
+    # It writes INFO lines to standard output, and prints every error that it also raises.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     if not rdma_devices():
-        # UCX's ib module brings a bundled libnl whose destructor crashes the process at exit (NIXL 1.5.1).
+        # UCX's ib module contains a libnl whose destructor crashes the process at exit (NIXL 1.5.1).
         os.environ.setdefault("UCX_MODULES", "^ib")
 
 
 @contextlib.contextmanager
 def _torch_left_out() -> Iterator[None]:
-    """Keep NIXL's front from importing torch to hear what torch's files say already: that it was built without CUDA.
+    """Keep NIXL's front from importing torch, if torch's files already show that it was built without CUDA.
 
-    It asks because it takes the build of NIXL for the same CUDA. The import takes seconds, and nothing here needs it.
+    The front asks torch in order to choose the build of NIXL for the same CUDA. The import takes seconds, and nothing
+    here needs it.
     """
     try:
         front: Any = importlib.import_module("nixl_meta_utils")
         real, on_disk = front.detect_cuda_major, front._torch_cuda_version_from_disk
-    except (ImportError, AttributeError):  # a front that finds its build in another way
+    except (ImportError, AttributeError):  # this front finds its build in another way
         yield
         return
 
@@ -186,7 +188,7 @@ def _torch_left_out() -> Iterator[None]:
 
 
 def _version(module: str) -> str:
-    """``nixl`` is a front for one of several builds; the module's package tells which."""
+    """Distribution and version. ``nixl`` is a front for one of several builds; the module's package shows which."""
     distribution = module.partition(".")[0].replace("_", "-")
     try:
         return f"{distribution} {importlib.metadata.version(distribution)}"

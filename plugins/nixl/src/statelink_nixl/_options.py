@@ -1,4 +1,4 @@
-"""What can be set, and with what effect."""
+"""The options and their effects."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         backends: NIXL's own backends to create, in order, and the parameters of each, all of them strings.
             For UCX: ``num_workers``, ``split_batch_size``, ``ucx_error_handling_mode``, ``engine_config``. NIXL
-            ignores a parameter that it does not know. Both sides need one backend in common, and one that
-            moves bytes between processes: those for files and object stores alone are refused.
+            ignores unknown parameters. Both sides need a common backend that moves bytes between processes. Backends
+            only for files and object stores are refused.
         ucx: UCX settings without their ``UCX_``, such as ``{"TLS": "rc,cuda", "NET_DEVICES": "mlx5_0:1"}``.
-            They apply while this link's UCX is set up, take precedence over the environment, and leave it
-            as it was.
+            They are set while this link's UCX starts, and take precedence over the environment. The
+            environment is restored afterwards.
         devices: The network devices that UCX may use, such as ``["mlx5_0:1", "eth0"]``; empty for all. It is
             UCX's ``NET_DEVICES``: NIXL's own ``ucx_devices`` has no effect in 1.5.1.
         num_threads: Threads that share large batches, for each backend that has them (UCX, LIBFABRIC); 0 for none.
-        sync_mode: How NIXL guards an agent against the threads that use it: ``strict`` by a mutex, ``rw`` by a
-            lock that lets readers in together. Without either, which is NIXL's default, two threads hang in it.
-        connect_timeout: Seconds that a peer has to take a first, tiny write when it is connected. This
-            wires the transports up before the first request, and refuses an unreachable peer. 0 skips it.
-        progress_interval_us: Microseconds that NIXL's progress thread rests between two rounds while nothing
-            happens. 0 keeps a core busy for as long as the link is open.
+        sync_mode: How NIXL guards an agent against several threads: ``strict`` with a mutex, ``rw`` with a lock that
+            lets several readers in. NIXL's default is neither, and two threads then hang in it.
+        connect_timeout: Seconds in which a peer has to take a first small write when it is connected. This connects
+            the transports before the first request, and refuses an unreachable peer. 0 skips it.
+        progress_interval_us: Microseconds for which NIXL's progress thread rests between two rounds while nothing
+            happens. 0 keeps a core busy as long as the link is open.
     """
 
     backends: dict[str, dict[str, str]] = msgspec.field(default_factory=lambda: {"UCX": {}})

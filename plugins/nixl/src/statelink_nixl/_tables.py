@@ -1,4 +1,4 @@
-"""From Statelink's blocks and regions to NIXL's descriptor arrays and descriptor blob; numpy, no library."""
+"""Turns blocks and regions into NIXL's descriptor arrays, and encodes the descriptor. Needs numpy, and no library."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NAMES = tuple(SEGMENTS.values())
 
 
 class Descriptor(native.Descriptor, frozen=True, array_like=True):
-    """What a peer gets; its link's name is its agent's.
+    """What a peer needs to reach this agent. The agent has the name of its link.
 
     Attributes:
-        library: Version of NIXL there; only for error messages.
-        scratch: Address of a few bytes there that peers may overwrite.
+        library: Version of NIXL, for errors.
+        scratch: Address of a few bytes that peers may overwrite.
         metadata: NIXL's own description of the agent: transports, addresses, registered memory.
-        checksum: Of the metadata. NIXL does not survive damaged metadata unharmed: what it loaded of them before
-            it noticed stays, and the agent that they name, connected or not, can never be loaded again.
-        host: What tells its host from others.
+        checksum: Checksum of the metadata. Damaged metadata harms NIXL: the part that it loaded before it noticed
+            stays, and it can never load the named agent again.
+        host: Identifies its host.
     """
 
     BACKEND = "nixl"
@@ -55,7 +55,7 @@ class Descriptor(native.Descriptor, frozen=True, array_like=True):
 
 
 class Table(RegionTable):
-    """A region table as columns, in NIXL's words."""
+    """A region table as columns, in NIXL's terms."""
 
     __slots__ = ("devices", "segment", "segments")
 
@@ -66,17 +66,17 @@ class Table(RegionTable):
         self.segments = np.array([NAMES.index(segment) for segment, _ in places], np.uint8)
         distinct = {segment for segment, _ in places}
         self.segment = distinct.pop() if len(distinct) == 1 else None
-        """The kind of memory of all regions, if it is only one; then no block needs sorting."""
+        """The kind of memory of all regions, if there is only one. Then blocks need no sorting."""
 
 
 class Part(NamedTuple):
-    """One NIXL transfer: each side is of one kind of memory.
+    """One NIXL transfer. Each side has one kind of memory.
 
     Attributes:
         near_segment: NIXL's name of the kind of memory here.
         near: Address, length and device of each block here; NIXL copies the array in one piece.
-        far_segment: The same of the peer.
-        far: The same of the peer.
+        far_segment: The same for the peer.
+        far: The same for the peer.
     """
 
     near_segment: str
@@ -101,7 +101,7 @@ def row(address: int, nbytes: int, device: int = 0) -> U64:
 
 
 def parts_of(ends: Ends, local: Table, remote: Table) -> list[Part]:
-    """As few transfers as can carry a batch: one, unless the regions are of several kinds of memory."""
+    """The fewest transfers that can carry a batch: one, unless the regions have several kinds of memory."""
     near = np.column_stack((ends.here, ends.nbytes, local.devices[ends.here_region]))
     far = np.column_stack((ends.there, ends.nbytes, remote.devices[ends.there_region]))
     if local.segment is not None and remote.segment is not None:

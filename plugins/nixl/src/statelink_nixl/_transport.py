@@ -1,8 +1,8 @@
-"""Which transport carries the bytes to a peer. NIXL does not say, and neither does UCX through it.
+"""Finds out which transport carries the bytes to a peer. Neither NIXL nor UCX says it.
 
-What it can be follows from the devices, from where the peer is, and from UCX's own settings. Where that leaves TCP and
-one other, a probe transfer tells: the kernel counts the bytes of every TCP connection of this process, and those that
-did not grow by it did not carry it.
+The possible transports follow from the devices, the peer's host, and UCX's settings. If TCP and one other are left, a
+probe transfer decides: the kernel counts the bytes of every TCP connection of this process. If the counts did not grow
+with the transfer, TCP did not carry it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ GROUPS = {
     "": "self cuda_copy gdr_copy",
 }
 FAMILIES = {name: family for family, names in GROUPS.items() for name in names.split()}
-"""UCX's names of transports, and of groups of them, and what they are between two processes."""
+"""UCX's names of transports and of groups, and the transport that each is between two processes."""
 EVERYTHING = frozenset({RDMA, TCP, SHM, CUDA})
 ACKED, SENT = 120, 200
 """Where ``struct tcp_info`` has ``tcpi_bytes_acked`` and, since Linux 4.19, ``tcpi_bytes_sent``."""
 
 
 def possible(options: Options, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """What UCX may use on this machine; empty where another backend of NIXL may carry the bytes."""
+    """The transports that UCX may use on this machine; empty if another NIXL backend may carry the bytes."""
     if list(options.backends) != ["UCX"]:
         return frozenset()
     found = _of_setting(options.ucx.get("TLS", environment.get("UCX_TLS", "all")))
@@ -50,9 +50,9 @@ def told(may: frozenset[str], *, near: bool, dram: bool, over_tcp: bool | None) 
     """The one transport that is left, or `UNKNOWN`.
 
     Args:
-        may: What UCX may use here.
+        may: The transports that UCX may use here.
         near: Whether the peer may be on this host.
-        dram: Whether all memory of both sides is the host's.
+        dram: Whether all memory of both sides is host memory.
         over_tcp: Whether a probe of host memory went over TCP; ``None`` if nobody looked.
     """
     left = set(may)
@@ -66,10 +66,10 @@ def told(may: frozenset[str], *, near: bool, dram: bool, over_tcp: bool | None) 
 
 
 def sent_over_tcp() -> int:
-    """Bytes that all TCP connections of this process have sent so far, as the kernel counts them."""
+    """Bytes that all TCP connections of this process have sent so far, by the kernel's count."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # closed meanwhile, or no socket
+        with suppress(OSError):  # it was closed, or is no socket
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             with closing(socket.socket(fileno=os.dup(int(name)))) as one:
@@ -81,7 +81,7 @@ def sent_over_tcp() -> int:
 
 
 def boot_id() -> str:
-    """What tells this host's kernel from any other's; empty if it does not say."""
+    """The boot id of this host's kernel; empty if there is none."""
     try:
         return on_machine("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -89,13 +89,13 @@ def boot_id() -> str:
 
 
 def _of_setting(setting: str) -> frozenset[str]:
-    """What ``UCX_TLS`` leaves; everything, where it names what is not known here."""
+    """The transports that ``UCX_TLS`` allows; all of them if it has an unknown name."""
     words = [word.strip().partition(":")[0] for word in setting.split(",") if word.strip()]
     without = bool(words) and words[0].startswith("^")
     words = [word.lstrip("^\\") for word in words]
     if any(word not in FAMILIES for word in words):
         return EVERYTHING
-    # To leave one transport of a family out leaves the others: only a whole family's name takes it away.
+    # Excluding one transport of a family leaves the others. Only the name of the family excludes all of it.
     whole = {"ib": RDMA, "tcp": TCP, "sm": SHM, "shm": SHM, "cuda": CUDA}
     if without:
         return EVERYTHING - {whole[word] for word in words if word in whole}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.helpers import peers
 from tests.helpers.links import link_of
-from tests.link.test_unanswered import free
+from tests.link.decode.test_unanswered import free
 
 from statelink import Status
 from statelink.link.decode import _unanswered

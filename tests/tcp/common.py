@@ -35,7 +35,7 @@ def extra_process(nbytes: int = SPACE) -> Iterator[Remote]:
     try:
         yield remote
     finally:
-        remote.end()
+        remote.kill()
 
 
 def join(source: Any, target: Any, mode: str = "COPY", *, a: str = "source", b: str = "target", **options: Any) -> None:

@@ -18,7 +18,7 @@ def processes() -> Iterator[tuple[Remote, Remote]]:
     pair = Remote(SPACE), Remote(SPACE)
     yield pair
     for remote in pair:
-        remote.end()
+        remote.kill()
 
 
 @pytest.fixture

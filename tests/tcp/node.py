@@ -21,8 +21,8 @@ EVERYTHING = (1, (1 << 64) - 1)
 class Node:
     """One process's backends, by link name, over one piece of memory. Every argument and result can be pickled."""
 
-    def __init__(self, path: str) -> None:
-        self.memory = map_file(path)
+    def __init__(self, path: str, nbytes: int | None = None) -> None:
+        self.memory = map_file(path)[:nbytes]
         self.address = self.memory.ctypes.data
         self.region = (self.address, self.memory.nbytes)
         self.backends: dict[str, TcpBackend] = {}

@@ -5,18 +5,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import multiprocessing
 import os
 import signal
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from statelink.testing import RemoteBackend
 
 __all__ = ["Remote", "make_file", "map_file", "wait_for"]
 
@@ -33,6 +33,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 
 def map_file(path: str) -> npt.NDArray[np.uint8]:
+    """A whole file, shared with everybody who maps it."""
     with open(path, "r+b") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
 
@@ -44,37 +45,25 @@ def make_file(nbytes: int) -> str:
     return path
 
 
-class Remote:
+class Remote(RemoteBackend):
     """A `Node` in a process of its own; its methods are called as ``remote.do("name", ...)``, and those of `Reads`."""
 
     def __init__(self, nbytes: int) -> None:
-        self.path = make_file(nbytes)
-        self.memory = map_file(self.path)
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.path), daemon=True)
-        self.process.start()
-        theirs.close()
+        super().__init__("tcp", "node", ((nbytes,),), patience=3 * PATIENCE)
         self.address, self.pid = self.do("facts")
 
+    @property
+    def memory(self) -> npt.NDArray[np.uint8]:
+        return self.arrays[0]
+
     def do(self, name: str, *arguments: Any, **options: Any) -> Any:
-        self._pipe.send((name, arguments, options))
-        assert self._pipe.poll(3 * PATIENCE), f"{name} did not return"
-        ok, result = self._pipe.recv()
-        if not ok:
-            raise RuntimeError(result)
-        return result
+        return self.worker(call, self.worker.arena.path, len(self.memory), name, arguments, options)
 
     def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
         if number == signal.SIGSTOP:
-            wait_for(lambda: _state(self.pid) == "T", "stopping")
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self._pipe.close()
-        os.unlink(self.path)
+            self.stop()
+        else:
+            os.kill(self.pid, number)
 
 
 class Reads:
@@ -123,13 +112,21 @@ class Reads:
             super().__setattr__(name, value)
 
 
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+_node: list[Any] = []
+"""In the process of a `Remote`: what stands in for the C library's function, and its `Node`."""
 
 
-def _serve(pipe: Any, path: str) -> None:
-    """Be that process. The backend is imported here, over a C library that the test controls."""
+def call(host: Any, path: str, nbytes: int, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Runs in that process: call a method of its node, or of what stands in for the C library's function."""
+    _node[:] = _node or _import_node(path, nbytes)
+    reads, node = _node
+    if name == "close_all":
+        reads.let_reads_go()
+    return getattr(reads if hasattr(reads, name) else node, name)(*arguments, **options)
+
+
+def _import_node(path: str, nbytes: int) -> tuple[Reads, Any]:
+    """Import the backend over a C library that the test controls."""
     library = ctypes.CDLL
     made: list[Reads] = []
 
@@ -144,16 +141,4 @@ def _serve(pipe: Any, path: str) -> None:
     from .node import Node
 
     setattr(ctypes, "CDLL", library)  # noqa: B010 - as above
-    reads, node = made[0], Node(path)
-    while True:
-        try:
-            name, arguments, options = pipe.recv()
-        except EOFError:
-            return
-        try:
-            if name == "close_all":
-                reads.let_reads_go()
-            called = getattr(reads if hasattr(reads, name) else node, name)
-            pipe.send((True, called(*arguments, **options)))
-        except Exception:
-            pipe.send((False, traceback.format_exc()))
+    return made[0], Node(path, nbytes)

@@ -231,8 +231,7 @@ def test_killed_sender(target: Remote, mode: str) -> None:
     before = target.do("held")
     with extra_process() as dying, extra_process() as other:
         start_large(dying, target, mode)
-        dying.signal(signal.SIGKILL)
-        dying.process.join()
+        dying.kill()
         other.memory[:] = 2
         target.do("connect", "target", "other", other.do("open", "other"))
         target.do("grant", "target", "other", 1, 1, u64(target.address), u64(100))

@@ -14,7 +14,7 @@ import pytest
 from statelink import plan, state
 from statelink.errors import MismatchError
 
-from .oracle.draw import scene
+from .oracle.draw import at_scale, scene
 from .oracle.ranks import instance
 from .small import instance_of, keys, kv_share, latents_share, pointer, ring_share, row
 
@@ -172,11 +172,12 @@ def spoil(draw: Random, ranks: list[Inventory], how: str) -> list[Inventory]:
     return [changed if number == victim else rank for number, rank in enumerate(ranks)]
 
 
+@at_scale
 @pytest.mark.parametrize("how", SPOILT)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_what_is_accepted_has_a_place_for_everything(topology: str, how: str) -> None:
+def test_what_is_accepted_has_a_place_for_everything(topology: str, how: str, scale: int) -> None:
     refused = 0
-    for number in range(EXAMPLES):
+    for number in range(scale * EXAMPLES):
         case = scene("kv", topology, number)
         rng = np.random.default_rng(case.seed)
         sources = [rank.inventory for rank in instance(case, case.source, "prefill", rng)]

@@ -10,10 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+import pytest
+
 from .kinds import KINDS, PAGES, Frame, Made
 from .scene import Lay, Scene, Side
 
-__all__ = ["DEALINGS", "TOPOLOGIES", "dealt_scene", "scene"]
+__all__ = ["DEALINGS", "TOPOLOGIES", "at_scale", "dealt_scene", "scene"]
+
+at_scale = pytest.mark.parametrize(
+    "scale", [pytest.param(1, id="few"), pytest.param(20, id="many", marks=pytest.mark.soak)]
+)
+"""As many cases as every run has time for, the same each time; and for `make soak` so many times more."""
 
 WIDTHS = [(s, d) for s in (1, 2, 3, 4, 6, 8) for d in (1, 2, 3, 4, 6, 8)]
 NARROW = [(s, d) for s, d in WIDTHS if max(s, d) <= 4]

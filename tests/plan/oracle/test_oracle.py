@@ -11,7 +11,7 @@ import pytest
 from statelink import state
 
 from .carry import carry
-from .draw import DEALINGS, TOPOLOGIES, dealt_scene, scene
+from .draw import DEALINGS, TOPOLOGIES, at_scale, dealt_scene, scene
 from .features import DEALT_FEATURES, FEATURES, Feature, features_of
 from .kinds import KINDS
 
@@ -22,11 +22,6 @@ CASES = 3
 """Cases of each kind of state in each topology."""
 DEALT = 16
 """Cases of each way of dealing positions out."""
-
-at_scale = pytest.mark.parametrize(
-    "scale", [pytest.param(1, id="few"), pytest.param(20, id="many", marks=pytest.mark.soak)]
-)
-"""As many cases as every run has time for, the same each time; and for `make soak` so many times more."""
 
 
 class Run:
@@ -47,9 +42,9 @@ class Run:
         self.moved += bool(nbytes.total() if made.pools[0].draft else nbytes[made.pools[0].name])
         self.seen.update(features_of(self.features, self.name, made))
 
-    def check(self, scale: int) -> None:
+    def check(self) -> None:
         assert self.moved >= self.cases // 2, "too many of the cases have nothing to move"
-        wanted = {name: scale * each.least for name, each in self.features.items() if self.name in each.kinds}
+        wanted = {name: each.least for name, each in self.features.items() if self.name in each.kinds}
         lacking = {name: (self.seen[name], least) for name, least in wanted.items() if self.seen[name] < least}
         assert not lacking, "too few cases have these features"
 
@@ -61,7 +56,7 @@ def test_every_decode_rank_holds_its_share_of_the_state(kind: str, scale: int) -
     for topology in TOPOLOGIES:
         for number in range(scale * CASES):
             run.carry(scene, kind, topology, number)
-    run.check(scale)
+    run.check()
 
 
 @at_scale
@@ -70,7 +65,7 @@ def test_positions_that_ranks_share_arrive_whole(name: str, scale: int) -> None:
     run = Run(name, DEALT_FEATURES)
     for number in range(scale * DEALT):
         run.carry(dealt_scene, name, number)
-    run.check(scale)
+    run.check()
 
 
 def test_every_built_in_type_is_drawn() -> None:

@@ -1,4 +1,4 @@
-"""``statelink backends``: what is installed, and in what state."""
+"""``statelink backends``: lists the installed backends and their state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["backends"]
 def backends(as_json: bool, probe: bool) -> None:
     """List installed backends: package, version, capabilities, and whether they can run here.
 
-    A backend that is broken is listed with the reason, and stops no other.
+    A broken backend is listed with the reason, and does not stop the command.
     """
     listed = list_backends()
     shared = {name for name, count in Counter(each.name for each in listed).items() if count > 1}
@@ -52,7 +52,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             row["state"],
             *(", ".join(declared.get(field, ())) for field in ("memory_kinds", "ops", "state_types")),
         )
-        # As text, not markup: names and reasons may contain brackets.
+        # As text, not markup, because names and reasons may contain brackets.
         table.add_row(*map(Text, cells))
     console.print(table)
     for row in rows:
@@ -81,7 +81,7 @@ def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
             row.update(_probed(load_backend(listed.name)))
         except StatelinkError as error:
             row.update(state="broken", reason=str(error.reason).partition("\nhint:")[0], hint=error.hint)
-        except (Exception, SystemExit) as error:  # a plugin's probe must not raise; one that does is broken, not fatal
+        except (Exception, SystemExit) as error:  # a probe must not raise; if one does, its backend is broken
             row.update(state="broken", reason=f"{type(error).__name__}: {error}")
     return row
 

@@ -1,4 +1,4 @@
-"""``statelink conform``: every clause of the backend contract, against one installed backend."""
+"""``statelink conform``: tests one installed backend against every clause of the contract."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
     "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the backend; JSON values."
 )
 @click.option("--memory", default="dram", show_default=True, help="Kind of memory to move, such as cuda:0 or npu:0.")
-@click.option(
-    "--allocator", default="", metavar="MODULE:NAME", help="What allocates that of a device, instead of torch."
-)
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write what was found as JSON.")
+@click.option("--allocator", default="", metavar="MODULE:NAME", help="Allocates memory of a device, instead of torch.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 @click.option(
     "-k",
     "expression",
@@ -54,10 +52,10 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
     type=click.FloatRange(min=0.1),
     default=30.0,
     show_default=True,
-    help="Seconds within which a failure has to show, such as the death of a peer.",
+    help="Seconds within which a failure must be reported, such as the death of a peer.",
 )
-@click.option("--require", is_flag=True, help="Fail, rather than skip, where the backend cannot run on this machine.")
-@click.option("--verbose", "-v", is_flag=True, help="Show pytest's own output, with the tracebacks of what failed.")
+@click.option("--require", is_flag=True, help="Fail instead of skipping if the backend cannot run on this machine.")
+@click.option("--verbose", "-v", is_flag=True, help="Show pytest's own output, with tracebacks of failures.")
 def conform(
     name: str,
     pairs: tuple[str, ...],
@@ -71,8 +69,8 @@ def conform(
 ) -> None:
     """Run every clause of the backend contract against backend NAME.
 
-    Needs the extra `statelink[testing]`, and for memory of a device torch, which allocates it. Exits with 0 if every
-    clause that could be run was kept, with 1 if one was broken, and with 2 if none could be run.
+    Needs the extra `statelink[testing]`, and torch to allocate memory of a device. Exits with 0 if the backend keeps
+    every clause that could be run, with 1 if it breaks one, and with 2 if none could be run.
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("the conformance kit needs pytest\nhint: pip install 'statelink[testing]'")
@@ -125,7 +123,7 @@ def conform(
 
 
 def _run(command: list[str], environment: dict[str, str], verbose: bool) -> str:
-    """Run the kit, and say how far it is; what pytest printed, unless that was shown."""
+    """Run the kit, and show its progress. Returns what pytest printed, unless that was shown."""
     reader, writer = os.pipe()
     with tempfile.TemporaryFile("w+") as output, os.fdopen(reader) as lines:
         shown = None if verbose else output
@@ -149,7 +147,7 @@ def _run(command: list[str], environment: dict[str, str], verbose: bool) -> str:
 
 
 def _follow(lines: Iterable[str]) -> None:
-    """Show how far it is: in place on a terminal, elsewhere by a line for each theme and for each failure."""
+    """Show the progress: in place on a terminal, otherwise with a line for each theme and each failure."""
     console, total, theme, names = Console(stderr=True), 0, "", set[str]()
     with console.status("collecting the clauses") if console.is_terminal else nullcontext() as status:
         for line in lines:
@@ -157,7 +155,7 @@ def _follow(lines: Iterable[str]) -> None:
             if isinstance(told, int):
                 total = told
                 continue
-            names.add(told["name"])  # one that fails, and again when it is cleaned up after, comes twice
+            names.add(told["name"])  # a clause that fails, and fails again in its clean-up, comes twice
             text = f"{len(names)} of {total}: {told['theme']}"
             if told["verdict"] == "failed":
                 console.print(Text(f"{text}: {told['name']} failed", style=STYLES["failed"]))
@@ -169,7 +167,7 @@ def _follow(lines: Iterable[str]) -> None:
 
 
 def _show(name: str, clauses: list[dict[str, Any]]) -> int:
-    """Print a summary; the exit status."""
+    """Print a summary. Returns the exit status."""
     console = Console()
     sentences: dict[tuple[str, str], Counter[str]] = {}
     for clause in clauses:
@@ -200,7 +198,7 @@ def _show(name: str, clauses: list[dict[str, Any]]) -> int:
 
 
 def _explain(console: Console, group: list[dict[str, Any]]) -> None:
-    """Print why clauses failed, or deviate, that have one reason."""
+    """Print the common reason of clauses that failed or deviate."""
     first, count = group[0], len(group)
     names = ", ".join(clause["name"] for clause in group[:3]) + (f", and {count - 3} more" if count > 3 else "")
     console.print(Text(f"\n{first['verdict']}: {names}", style=STYLES[first["verdict"]]))

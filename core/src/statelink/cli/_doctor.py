@@ -1,4 +1,4 @@
-"""``statelink doctor``: whether this machine can move state, and if not, what to do."""
+"""``statelink doctor``: says whether this machine can move state, and if not, what to do."""
 
 from __future__ import annotations
 
@@ -33,18 +33,16 @@ STYLES = {Verdict.OK: "green", Verdict.PROBLEM: "bold red", Verdict.NOT_APPLICAB
     "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of backend NAME; JSON values."
 )
 @click.option("--memory", default="", metavar="KIND", help="Kind of memory to move over backend NAME.  [default: dram]")
-@click.option(
-    "--allocator", default="", metavar="MODULE:NAME", help="What allocates that of a device, instead of torch."
-)
+@click.option("--allocator", default="", metavar="MODULE:NAME", help="Allocates memory of a device, instead of torch.")
 @click.option("--loopback/--no-loopback", "transfer", default=True, help="Move bytes from this machine to itself.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 def doctor(
     name: str | None, pairs: tuple[str, ...], memory: str, allocator: str, transfer: bool, as_json: bool
 ) -> None:
-    """Look at this machine, and at backend NAME or at every installed one, as far as a real transfer.
+    """Check this machine, and backend NAME or every installed one, up to a real transfer.
 
-    Each line is ok, a problem with what to do, or not applicable here. Exits with 1 if there is a problem, else with 0.
-    That an installed backend cannot run on this machine is a problem if it is NAME, or the configuration's.
+    Each line is ok, a problem with a hint, or not applicable here. Exits with 1 if there is a problem, otherwise with
+    0. A backend that cannot run on this machine is a problem if it is NAME, or if the configuration names it.
     """
     if (pairs or memory) and name is None:
         raise click.UsageError("options and memory are those of one backend: say which")
@@ -70,17 +68,17 @@ def doctor(
 
 
 def _configured() -> str:
-    """The backend that the environment names for engines that are configured by it."""
+    """The backend that the configuration in the environment names."""
     try:
         return read_config(None).config.backend
-    except StatelinkError:  # a line of the machine's says so
+    except StatelinkError:  # a check of the machine reports it
         return ""
 
 
 def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: bool) -> Iterator[Check]:
-    """From its package to its bytes; what stands on something that is broken is left out.
+    """Check a backend, from its package to a transfer. Stops at the first check on which the others depend.
 
-    Where nobody means to use it, it is no problem that it cannot run: hosts of one kind often have the packages of all.
+    If nobody wants to use the backend, it is no problem that it cannot run, because hosts often have all packages.
     """
     listed = [each for each in list_backends() if each.name == name]
     try:
@@ -114,17 +112,17 @@ def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: boo
 
 
 def _diagnosed(kind: type[Backend], options: Any) -> tuple[list[Check], list[Check]]:
-    """What it says of this machine; and what is wrong with itself."""
+    """The backend's own checks of this machine, and its defects."""
     if not issubclass(kind, Diagnosing):
         return [], []
     try:
         return list(kind.diagnose(options)), []
-    except (Exception, SystemExit) as error:  # it must not raise either
+    except (Exception, SystemExit) as error:  # it must not raise, either
         return [], [_failed("diagnosis", f"it raised {type(error).__name__}: {error}", "ask the author of the package")]
 
 
 def _stalled(kind: type[Backend]) -> str:
-    """What peers that stand still cost the others."""
+    """How stalled peers delay other peers."""
     most = kind.capabilities.most_stalled
     if most is None:
         return "any number of them delays nobody else"
@@ -152,7 +150,7 @@ def _print(console: Console, about: str, rows: list[Check]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in rows:
-        # As text, not markup: what libraries say may contain brackets.
+        # As text, not markup, because texts of libraries may contain brackets.
         hint = "" if check.verdict is Verdict.OK else check.hint
         found = f"{check.found}\nhint: {hint}" if hint else check.found
         table.add_row(Text(f"  {check.what}"), Text(check.verdict.value, style=STYLES[check.verdict]), Text(found))

@@ -1,4 +1,4 @@
-"""``statelink explain``: whether two fleets can work together, and what a request between them costs."""
+"""``statelink explain``: says whether two fleets can work together, and what a request between them costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.argument("decode", type=FILE)
 @click.option("--tokens", default=8192, show_default=True, type=click.IntRange(min=1), help="Tokens of the prompt.")
 @click.option(
-    "--prefix", default=0, show_default=True, type=click.IntRange(min=0), help="Tokens that decode holds already."
+    "--prefix", default=0, show_default=True, type=click.IntRange(min=0), help="Number of tokens that decode holds."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @click.option(
@@ -46,8 +46,8 @@ def explain(prefill: Path, decode: Path, tokens: int, prefix: int, as_json: bool
     """Say whether two fleets can work together, and what a request costs.
 
     PREFILL and DECODE are TOML files: `preset = "..."` or a section [model], and a section [layout]. Needs no
-    accelerator, and allocates nothing. Exits with 1, and the error that connecting would raise, where the two cannot
-    work together.
+    accelerator, and allocates nothing. If the two cannot work together, prints the error that links would raise, and
+    exits with 1.
     """
     try:
         report = report_of(read_side(prefill, "prefill"), read_side(decode, "decode"), tokens=tokens, prefix=prefix)
@@ -83,7 +83,7 @@ def _print(report: Report) -> None:
     last = None
     for flow in report.flows:
         pair = (flow.source, flow.target)
-        # As text, not markup: the marks are in brackets.
+        # As text, not markup, because the marks are in brackets.
         cells = ("", "") if pair == last else (prefill[flow.source], decode[flow.target])
         last = pair
         counts = _counts(flow.nbytes, flow.blocks, flow.blocks_random)

@@ -1,4 +1,4 @@
-"""``statelink inspect``: what the links of running processes are doing."""
+"""``statelink inspect``: shows what the links of running processes are doing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statelink.link import ask, sockets
 __all__ = ["inspect"]
 
 REMEMBERED = frozenset({"tombstones", "gone", "seen", "unmet"})
-"""Of the load: rooms of the past, which wait for nothing."""
+"""Keys of the load that count records of earlier rooms, which wait for nothing."""
 
 
 @click.command()

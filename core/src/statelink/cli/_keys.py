@@ -16,7 +16,7 @@ __all__ = ["keys"]
 
 @click.group()
 def keys() -> None:
-    """Make and show the keys by which links and the rendezvous server know each other."""
+    """Make and show the keys with which links and the rendezvous server authenticate."""
 
 
 @keys.command()
@@ -24,7 +24,7 @@ def keys() -> None:
 def new(file: Path) -> None:
     """Make a key pair: the secret key in FILE (mode 0600), the public key in FILE.pub.
 
-    Nothing that exists is overwritten.
+    Existing files are not overwritten.
     """
     beside = file.with_name(f"{file.name}.pub")
     for each in (file, beside):
@@ -59,7 +59,7 @@ def show(file: Path) -> None:
 
 
 def _write(file: Path, key: str, mode: int) -> None:
-    """Never through what somebody else put there, and never readable by others, not even for a moment."""
+    """Write a new file. Never follows an existing link, and the file is never readable by others."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with open(descriptor, "w", encoding="ascii") as made:
         os.fchmod(descriptor, mode)  # whatever the umask

@@ -1,4 +1,4 @@
-"""A transfer from this machine to itself: two processes, a link each, and bytes that a third one knows."""
+"""A transfer from this machine to itself, between two processes with a link each. This process knows the bytes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ["Meant", "loopback"]
 
 PAGES, TOKENS, MOVED = 64, 16, 48
 SHAPE = (PAGES, TOKENS, 8, 512)
-"""Of keys, and of values: pages of 64 KiB."""
+"""Shape of keys and of values: pages of 64 KiB."""
 PATIENCE = 60.0
 WHAT = "loopback transfer"
 
 
 class Meant(NamedTuple):
-    """What is to be moved.
+    """The memory that is moved.
 
     Attributes:
-        kind: Kind of memory; host memory if nobody says.
-        allocator: What allocates that of a device, as for `statelink._devices.allocate`.
+        kind: Kind of memory; host memory by default.
+        allocator: Allocates memory of a device, as for `statelink._devices.allocate`.
     """
 
     kind: str = ""
@@ -83,7 +83,7 @@ def loopback(
 
 
 def _run(folder: Path, job: dict[str, Any], until: float) -> dict[str, Any]:
-    """Both processes, and what decode said at the end, or what went wrong."""
+    """Run both processes. Returns decode's answer, or the failure."""
     with contextlib.ExitStack() as stack:
         prefill = stack.enter_context(_process(folder, "prefill", job))
         address = _answer(folder, "prefill", prefill, until)
@@ -129,10 +129,10 @@ def _process(folder: Path, role: str, job: dict[str, Any]) -> Any:
 
 
 def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
-    """What a process left in its file, or that it left nothing."""
+    """The answer that a process wrote to its file, or that it wrote none."""
     path = folder / f"{role}.json"
     while time.monotonic() < until:
-        status = process.poll()  # before the file: it may have written it last
+        status = process.poll()  # read before the file, because the process may write the file last
         if path.exists():
             answer: dict[str, Any] = json.loads(path.read_text())
             return answer
@@ -147,7 +147,7 @@ def _named(status: int) -> str:
 
 
 def _noise(folder: Path) -> str:
-    """The last lines that the processes printed, where a library says why."""
+    """The last lines that the processes printed. A library may say there why it failed."""
     lines = [
         line
         for role in ("prefill", "decode")
@@ -159,14 +159,14 @@ def _noise(folder: Path) -> str:
 
 
 def _source(seed: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Keys and values, the pages that hold the request, and the pages where it goes."""
+    """Keys and values, the request's pages on prefill, and its pages on decode."""
     rng = np.random.default_rng(seed)
     arrays = rng.integers(0, 256, (2, *SHAPE), dtype=np.uint8)
     return arrays, rng.permutation(PAGES)[:MOVED], rng.permutation(PAGES)[:MOVED]
 
 
 def _arrived(seed: int) -> npt.NDArray[np.uint8]:
-    """All of decode's memory, as it has to be in the end."""
+    """The whole memory of decode, as it must be at the end."""
     arrays, computed, allocated = _source(seed)
     target = np.zeros_like(arrays)
     target[:, allocated] = arrays[:, computed]
@@ -177,11 +177,11 @@ def _digest(arrays: npt.NDArray[np.uint8]) -> str:
     return hashlib.sha256(arrays.tobytes()).hexdigest()
 
 
-# In a process of its own.
+# This part runs in a process of its own.
 
 
 def serve() -> None:
-    """One side. Leaves its answer in a file, and stays until its standard input ends."""
+    """Run one side. Writes its answer to a file, and runs until its standard input ends."""
     role, folder, job = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     try:
         said = _prefill(folder, job) if role == "prefill" else _decode(job)
@@ -198,7 +198,7 @@ def _say(folder: Path, role: str, said: dict[str, Any]) -> None:
 
 
 class _Pages:
-    """Keys and values, on the host or on a device; they go with this object."""
+    """Keys and values, on the host or on a device. They are freed with this object."""
 
     def __init__(self, job: dict[str, Any], arrays: npt.NDArray[np.uint8]) -> None:
         kind, allocator = job["memory"]
@@ -213,7 +213,7 @@ class _Pages:
         ]
 
     def read(self) -> npt.NDArray[np.uint8]:
-        """What they are at this moment."""
+        """Their current bytes."""
         if self._device is not None:
             self._device.read(0, self._arrays)
         return self._arrays

@@ -1,4 +1,4 @@
-"""What `statelink doctor` looks at of a machine, whatever the backend."""
+"""The checks of `statelink doctor` that do not depend on a backend."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from statelink.registry import plugin_failures, plugin_manager
 __all__ = ["look"]
 
 LEAST_LOCKED = 1 << 30
-"""Bytes of locked memory below which no pool of an engine can be registered with a network card."""
+"""Least limit on locked memory, in bytes, with which an engine's pool can be registered with a network card."""
 LEAST_SHARED = 64 << 20
 OK, PROBLEM, NOT_APPLICABLE = Verdict.OK, Verdict.PROBLEM, Verdict.NOT_APPLICABLE
 
 
 def look(root: Path = Path("/")) -> Iterator[Check]:
-    """Every check, in order; ``root`` is where ``/sys``, ``/proc`` and ``/dev`` are."""
+    """Every check, in order. ``root`` contains ``/sys``, ``/proc`` and ``/dev``."""
     yield _python()
     yield from _plugins()
     yield _configuration()
@@ -48,7 +48,7 @@ def _python() -> Check:
 def _plugins() -> Iterator[Check]:
     try:
         manager = plugin_manager()
-    except Exception as error:  # STATELINK_STRICT_PLUGINS asks for it
+    except Exception as error:  # with STATELINK_STRICT_PLUGINS
         found = f"{type(error).__name__}: {error}"
         yield Check(what="hook packages", verdict=PROBLEM, found=found, hint="uninstall it, or ask its author")
         return
@@ -63,7 +63,7 @@ def _plugins() -> Iterator[Check]:
 
 
 def _configuration() -> Check:
-    """What the environment says of a link, for engines that are configured by it."""
+    """Check the configuration in the environment."""
     what = "configuration"
     try:
         given = read_config(None)
@@ -142,7 +142,7 @@ def _shared(root: Path) -> Check:
 
 
 def _accelerators(root: Path) -> Check:
-    """Accelerators by the files of their drivers; a device without its driver has none."""
+    """Find accelerators by the files of their drivers. A device without a driver has none."""
     found = []
     nvidia = _text(root / "proc/driver/nvidia/version")
     if nvidia:
@@ -164,7 +164,7 @@ def _accelerators(root: Path) -> Check:
 
 
 def _allocator() -> Check:
-    """What the environment says of where torch takes a device's memory from."""
+    """Check the settings of torch's allocator in the environment."""
     what = "allocator"
     told = segments()
     if not told:

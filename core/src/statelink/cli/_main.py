@@ -1,4 +1,4 @@
-"""``statelink``: the command group, its own commands, and those that other packages bring."""
+"""``statelink``: the command group, with its own commands and those of other packages."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ GROUP = "statelink.commands"
 """Entry-point group of click commands that other packages add."""
 
 BROUGHT_BY = {"demo": "statelink-demo"}
-"""Commands that this program lists though another package brings them."""
+"""Commands of other packages that are listed even if the package is not installed."""
 
 
 class _Commands(click.Group):
-    """Lists commands of other packages by name, and imports the one that is called."""
+    """Lists commands of other packages by name, and imports only the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *BROUGHT_BY, *(point.name for point in _points())})
@@ -53,7 +53,7 @@ def _points() -> list[importlib.metadata.EntryPoint]:
 
 
 def _load(point: importlib.metadata.EntryPoint) -> click.Command:
-    """The command, or, where its package is broken, one that says how: ``--help`` of the group never fails."""
+    """The command. If its package is broken, a command that says why, so that ``--help`` of the group never fails."""
     try:
         loaded = point.load()
     except (Exception, SystemExit) as error:

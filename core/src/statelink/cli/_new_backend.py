@@ -1,4 +1,4 @@
-"""``statelink new-backend``: a package with a backend that works, to be changed into one's own."""
+"""``statelink new-backend``: makes a package with a working backend, from which to start one's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES: Final = {
     "src/${module}/_backend.py": "backend.py",
     "tests/test_conformance.py": "test_conformance.py",
 }
-"""Files of the package, and the templates that they are made from."""
+"""File of the package to the template from which it is made."""
 
 
 @click.command("new-backend")
@@ -41,8 +41,8 @@ FILES: Final = {
 def new_backend(name: str, directory: Path | None) -> None:
     """Make a package with a backend called NAME.
 
-    It can be installed as it is, and passes the conformance kit: its backend moves bytes between the links of one
-    process. Nothing that exists is overwritten.
+    The package can be installed, and passes the conformance kit: its backend moves bytes between the links of one
+    process. Existing files are not overwritten.
     """
     problem = _problem(name)
     if problem:
@@ -95,13 +95,13 @@ def _problem(name: str) -> str:
 
 
 def _range(version: str) -> str:
-    """The versions of the core that a package written today asks for: those with the same public names."""
+    """The versions of the core that the package requires: those with the same public names."""
     major, minor, *_ = (int(re.match(r"\d+", part)[0]) for part in version.split(".")[:2])  # type: ignore[index]
     return f">={major}.{minor},<{major}.{minor + 1}" if major == 0 else f">={major}.{minor},<{major + 1}"
 
 
 def _write(folder: Path, words: dict[str, str]) -> None:
-    """Write the package into a folder that has nothing in it."""
+    """Write the package into an empty folder."""
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise click.ClickException(
             f"{folder} exists already, and is not overwritten\nhint: name an empty or a new folder with --directory"

@@ -11,7 +11,7 @@ __all__ = ["pair"]
 
 
 def pair(text: str) -> tuple[str, Any]:
-    """``KEY=VALUE``, whose value is JSON, or text if it is not."""
+    """Read ``KEY=VALUE``. The value is JSON, or else text."""
     key, found, value = text.partition("=")
     if not found:
         raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--option")

@@ -1,4 +1,4 @@
-"""``statelink rendezvous``: runs the server where instances are found."""
+"""``statelink rendezvous``: runs the server that knows the addresses of instances."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["rendezvous"]
 def rendezvous(listen: str, advertise: str, secret_file: str, allow_file: str, insecure: bool, lifetime: float) -> None:
     """Run a rendezvous server until SIGINT or SIGTERM.
 
-    Prints the address that links configure as `rendezvous`. Without options for keys they come from the environment:
-    STATELINK_SECRET_FILE or STATELINK_SECRET, STATELINK_ALLOW_FILE or STATELINK_ALLOW.
+    Prints the address that links configure as `rendezvous`. Without options for keys, the keys come from the
+    environment: STATELINK_SECRET_FILE or STATELINK_SECRET, STATELINK_ALLOW_FILE or STATELINK_ALLOW.
     """
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,8 +1,8 @@
-"""Before any GPU is rented: can this pair of fleets work, and what does a request cost?
+"""Says whether a pair of fleets can work together, and what a request costs, before any GPU is rented.
 
 A `Side` is a model (a preset, or its geometry) and a parallel layout, usually read from TOML. `explain` builds the
-inventories of all ranks of both sides with made-up addresses, matches, routes and compiles them exactly as connecting
-would, and plans one request. Nothing is allocated, and nothing is connected.
+inventories of all ranks of both sides with invented addresses. It matches, routes and compiles them with the same code
+as links that connect, and plans one request. It allocates no memory and connects nothing.
 """
 
 from __future__ import annotations

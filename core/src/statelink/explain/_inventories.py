@@ -1,4 +1,4 @@
-"""The inventories of all ranks of one side, with made-up addresses."""
+"""Builds the inventories of all ranks of one side, with invented addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def inventories(side: Side) -> list[Inventory]:
     """The inventory of every rank of ``side``, in order of rank. Nothing is allocated.
 
     Raises:
-        StateError: The model cannot be spread over this many ranks; names the side.
+        StateError: The model cannot be spread over this many ranks. The error names the side.
     """
     try:
         return [_Rank(side, rank).inventory() for rank in range(side.layout.ranks)]
@@ -61,7 +61,7 @@ class _Rank:
         self.tp = (rank % layout.tp, layout.tp)
         self.cp = (rank // layout.tp % layout.cp, layout.cp)
         self.pp = (rank // layout.tp // layout.cp, layout.pp)
-        # Context-parallel ranks share pages of full attention out, and have everything else alike.
+        # Context-parallel ranks share the pages of full attention. Everything else is the same on each of them.
         self.alike = layout.cp > 1
         self.address = ALIGNMENT
 
@@ -156,7 +156,7 @@ class _Rank:
         sliding = {n: {"kv": self._array(shape, layout.dtype)} for n in layers}
         yield compressed_pages(sliding, page=window, name="swa", type="swa", window=given.window, replicated=True)
         if quarter:
-            # A row is a key and its score; groups of ratio 4 overlap their predecessor, which doubles both.
+            # A row is a key and its score. Groups of ratio 4 overlap the group before, which doubles both.
             widths = {"kv": 4 * given.width, "index_k": 4 * given.index_width}
             rows = (layout.slots, layout.c4_ring)
             rings = {n: {p: self._array((*rows, w), layout.state_dtype) for p, w in widths.items()} for n in quarter}
@@ -168,7 +168,7 @@ class _Rank:
             yield whole_items(items, type="c128_state", layers=numbers, page=128, group=128, replicated=True)
 
     def _spread(self, described: Described) -> Described:
-        """Say which positions this rank holds: full-attention pages are spread under context parallelism."""
+        """The positions that this rank holds. Context parallelism spreads the pages of full attention."""
         layout, component = self.side.layout, described.component
         if component.kind.coverage is not Coverage.SUFFIX or layout.cp == layout.dcp == 1:
             return described
@@ -188,7 +188,7 @@ class _Rank:
         )
 
     def _share(self, units: int) -> int:
-        """How many of ``units`` this rank holds; the constructors refuse what does not come out even."""
+        """How many of ``units`` this rank holds. The constructors refuse uneven shares."""
         return max(1, units // self.tp[1])
 
     def _pages(self, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""How one side spreads a model over ranks and lays it out in memory."""
+"""How one side spreads a model over ranks, and its layout in memory."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tp: Width of tensor parallelism.
         pp: Pipeline stages.
-        stages: Layers of each stage; even when not given, the first ones a layer longer where that does not come out.
+        stages: Layers of each stage. By default, all stages have the same number, and if that is not possible, the
+            first ones have one layer more.
         cp: Context-parallel ranks, each with a consecutive part of a request's full-attention pages (prefill).
         dcp: Ranks of a tensor-parallel group over which full-attention tokens are dealt out (decode).
         dcp_block: Consecutive tokens that are dealt out together.
-        page: Tokens of a page; the model's default when not given.
-        window_page: Tokens of a page of the sliding-window pool; ``page`` when not given.
+        page: Tokens of a page; by default that of the model.
+        window_page: Tokens of a page of the sliding-window pool; by default ``page``.
         order: ``nhd`` or ``hnd``: whether tokens or heads are outermost in a page.
         dtype: Element type of keys, values and latents.
         conv_dtype: Element type of convolution states.
@@ -74,8 +75,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a model.
 
     Attributes:
-        model: What it keeps per request.
-        layout: How it is spread over ranks.
+        model: The model.
+        layout: Its layout.
         instance: Its name.
     """
 
@@ -141,7 +142,7 @@ def read_side(path: Path, instance: str) -> Side:
 
     Args:
         path: The file.
-        instance: The instance's name where the file gives none.
+        instance: Name of the instance, if the file has none.
 
     Raises:
         ConfigError: A key is unknown or missing, a value is of the wrong type, or a layout contradicts itself.

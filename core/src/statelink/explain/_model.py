@@ -1,4 +1,4 @@
-"""What a model keeps per request: its geometry, as data, and the presets that come with this package."""
+"""What a model keeps for a request: its geometry as data, and the presets of this package."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         heads: KV heads of the whole model.
         dim: Elements of a key.
-        value_dim: Elements of a value; those of a key when not given.
+        value_dim: Elements of a value; by default those of a key.
     """
 
     heads: Count
@@ -53,7 +53,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         width: Elements of a latent, with its rotary part.
-        index_width: Elements of an index key; no index when 0.
+        index_width: Elements of an index key; 0 for no index.
         index_dtype: Element type of an index key.
         index_scale: Bytes of scale that follow a page's index keys, per token.
     """
@@ -70,7 +70,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         heads: KV heads of the whole model.
         dim: Elements of a key, and of a value.
-        tokens: How far the layers look back.
+        tokens: Number of tokens that the layers look back.
     """
 
     heads: Count
@@ -79,12 +79,12 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mamba(msgspec.Struct, frozen=True, kw_only=True):
-    """Convolution and recurrent state, one slot a request.
+    """Convolution and recurrent state, one slot for each request.
 
     Attributes:
         conv: ``[channels, heads]`` of each block of the convolution that is sharded on its own.
-        kernel: Taps of the convolution; its state keeps one less.
-        state: Shape of the recurrent state, heads first; none when empty.
+        kernel: Taps of the convolution. Its state has one less.
+        state: Shape of the recurrent state, heads first; empty for none.
     """
 
     conv: Annotated[tuple[tuple[Count, Count], ...], msgspec.Meta(min_length=1)]
@@ -96,10 +96,10 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True):
     """Sliding window and compressed keys and values of DeepSeek-V4, one shared head.
 
     Attributes:
-        ratios: Tokens that one compressed row stands for, per layer: 4 (with an index), 128, or 0 for none.
+        ratios: For each layer, tokens of one compressed row: 4 (with an index), 128, or 0 for none.
         width: Elements of a row.
         index_width: Elements of a row of the index.
-        window: How far every layer looks back.
+        window: Number of tokens that every layer looks back.
     """
 
     ratios: tuple[Literal[0, 4, 128], ...]
@@ -109,15 +109,15 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model keeps per request.
+    """What a model keeps for a request.
 
     Attributes:
-        name: Its identity: must be equal on both sides.
+        name: Its identity. Both sides must have the same.
         layers: Number of layers.
         pattern: Kind of each layer, repeated until all layers have one.
         page: Tokens of a page, unless a layout says otherwise.
-        source: Where the numbers are from.
-        note: What else a reader should know about them.
+        source: The source of the numbers.
+        note: A remark about them.
         attention: For layers of kind ``full``.
         latent: For layers of kind ``full``, instead of ``attention``.
         window: For layers of kind ``window``.
@@ -164,7 +164,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, given: Mapping[str, Any], what: str) -> Model:
-        """A model from a mapping, as a TOML file has it.
+        """Read a model from a mapping, as in a TOML file.
 
         Raises:
             ConfigError: A key is unknown or missing, a value is of the wrong type, or a section is missing.
@@ -211,10 +211,10 @@ def preset(name: str) -> Model:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """TOML as a mapping.
+    """Read TOML as a mapping.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is no TOML.
     """
     try:
         return dict(tomllib.loads(text))

@@ -1,4 +1,4 @@
-"""Who sends what to whom for one request, and in how many pieces."""
+"""Computes which rank sends what to which rank for one request, and in how many blocks."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 __all__ = ["Flow", "Rank", "Report", "Total", "explain"]
 
 TINY = 4096
-"""Mean block size, in bytes, below which libraries are bound by the number of blocks."""
+"""Mean block size, in bytes, below which the number of blocks bounds a library's speed."""
 FEW = 64
-"""Number of blocks up to which their size does not matter."""
+"""Most blocks for which their size does not matter."""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source rank sends to one destination rank of one component.
+    """What one source rank sends of one component to one destination rank.
 
     Attributes:
         source: Rank of prefill.
         target: Rank of decode.
         component: Name of the component.
         nbytes: Payload.
-        blocks: Pieces where both sides' pages are consecutive.
-        blocks_random: Pieces where both sides' pages are scattered over their pools.
-        mark: What is wrong with the pieces, if they are tiny; else empty.
+        blocks: Number of blocks if the pages of both sides are consecutive.
+        blocks_random: Number of blocks if the pages of both sides are scattered over their pools.
+        mark: A warning about small blocks; empty for none.
     """
 
     source: int
@@ -69,8 +69,8 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
         component: Its name.
         type: Its state type.
         nbytes: Payload.
-        blocks: Pieces with consecutive pages.
-        blocks_random: Pieces with scattered pages.
+        blocks: Number of blocks with consecutive pages.
+        blocks_random: Number of blocks with scattered pages.
     """
 
     component: str
@@ -86,8 +86,8 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: Its number.
         axes: Its coordinates on the parallel axes that have several ranks.
-        nbytes: What it sends (prefill) or receives (decode).
-        told_by: For a source without a part, the destination that tells it so.
+        nbytes: Bytes that it sends (prefill) or receives (decode).
+        told_by: For a source that writes nothing, the destination that tells it so.
     """
 
     rank: int
@@ -102,12 +102,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model: The model's name.
         tokens: Tokens of the prompt.
-        prefix: Tokens that decode holds already.
+        prefix: Tokens that decode holds.
         nbytes: Payload of all pairs together.
         prefill: Every rank of prefill, and what it sends.
         decode: Every rank of decode, and what it receives.
         totals: By component.
-        flows: By pair of ranks and component; components without a byte are left out.
+        flows: By pair of ranks and component, without empty ones.
     """
 
     model: str
@@ -121,10 +121,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(prefill: Side, decode: Side, *, tokens: int, prefix: int = 0) -> Report:
-    """Match, route and compile two sides as connecting would, and plan one request between them.
+    """Match, route and compile two sides like links that connect, and plan one request between them.
 
     Raises:
-        MismatchError: The sides cannot work together; it is the error that connecting would raise.
+        MismatchError: The sides cannot work together. Links that connect would raise the same error.
         StateError: A side's model cannot be spread over its ranks.
         RoomError: The prefix ends inside a page, or is longer than the request.
         ConfigError: The request does not fit into a side's pools.
@@ -176,7 +176,7 @@ def explain(prefill: Side, decode: Side, *, tokens: int, prefix: int = 0) -> Rep
 
 
 class _Request:
-    """One request on one side: which items it has there. All ranks of a side have the same page tables."""
+    """The items of one request on one side. All ranks of a side have the same page tables."""
 
     def __init__(self, side: Side, tokens: int, prefix: int, role: int) -> None:
         self.side = side
@@ -185,9 +185,9 @@ class _Request:
         self.role = role
 
     def items(self, component: Component, *, random: bool) -> Items:
-        """The items that must arrive, on decode; on prefill, those that a push of the whole request names."""
+        """On decode, the items that must arrive. On prefill, the items of a push of the whole request."""
         decode = self.role == 1
-        # Prefill pushes whole pages, also where decode's prefix ends inside one of them.
+        # Prefill pushes whole pages, also if decode's prefix ends inside one.
         prefix = self.prefix if decode else self.prefix - self.prefix % (item_positions(component) or 1)
         ids = indices_of(component, self.tokens, prefix, **self._tables(component, random))
         if decode:
@@ -214,7 +214,7 @@ class _Request:
                 instance=self.side.instance,
             )
         numbers = np.arange(-(-self.tokens // component.page), dtype=np.int64) % pool
-        # A pool of windows comes round: consecutive pages must not wrap inside one.
+        # A pool of windows is a ring. Consecutive pages must not wrap around inside a window.
         return {"pages": rng.permutation(pool)[numbers] if random else numbers}
 
 
@@ -226,7 +226,7 @@ def _counts(plan: ComponentPlan, theirs: _Request, ours: _Request, *, random: bo
 
 
 def _geometry(plan: ComponentPlan) -> Any:
-    """What the number of blocks depends on: everything but addresses."""
+    """Everything on which the number of blocks depends: all but addresses."""
     groups = tuple(
         (len(group.source), group.source_stride, group.target_stride, *(part.tobytes() for part in group.runs))
         for group in plan.fused

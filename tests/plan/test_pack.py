@@ -44,6 +44,17 @@ def test_a_parcel_is_as_large_as_it_may_be() -> None:
     assert sizes == [6 * granule] * 4
 
 
+@pytest.mark.parametrize(("buffers", "parcels"), [(1, 24), (2, 12), (4, 6), (5, 5), (6, 4), (12, 2), (24, 1)])
+def test_no_parcel_is_larger_than_it_may_be(buffers: int, parcels: int) -> None:
+    """Four pages of six buffers: a page that does not fit goes in parts, and the next begins where it ended."""
+    move, _ = example()
+    limit = buffers * 16 * 4
+    sizes = [sum(move.places(tile, "source").nbytes for tile in tiles) for tiles in move.parcels(limit)]
+    assert sum(sizes) == move.nbytes
+    assert max(sizes) <= limit
+    assert len(sizes) == parcels
+
+
 def test_what_cannot_be_divided_names_both_sizes() -> None:
     move, _ = example()
     with pytest.raises(RoomError, match="64 bytes cannot be divided, and a parcel has 63 at most") as error:

@@ -257,7 +257,7 @@ def test_killed_receiver(source: Remote, mode: str) -> None:
         again = write(source, dying)
         assert not again.ok
         assert again.settled is True
-        assert "Connection refused" in again.reason
+        assert "cannot reach it" in again.reason  # refused, or reset by a kernel that still closes the port
 
         source.do("connect", "source", "other", other.do("open", "other"))
         other.do("connect", "other", "source", source.do("descriptor", "source"))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.helpers.pair import Pair
     from tests.link.conftest import Workshop
 
-CHILD = "tests.helpers.child"
+FAULTS = "faulty_backends"
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
 
@@ -40,15 +40,15 @@ def test_an_earlier_use_was_given_up_before_prefill_opened_it(pair: Pair) -> Non
 @TCP
 def test_an_earlier_use_takes_its_grant_back_late(workshop: Workshop) -> None:
     """Its instance still knows of the next use: it fails when prefill closes."""
-    made = workshop.pair()
-    gate = workshop.decode.gate("revokes")
-    workshop.decode.call("run_here", CHILD, "hold", (made.decode.key, "revoke", gate))
+    made = workshop.pair(backend="faulty-tcp")
+    workshop.decode.run(FAULTS, "plan", "revoke", "block")
     case = made.case()
     receiving, sending = made.begin(case)
     made.push(sending, case)
     made.ended(case, receiving, sending)
     again = made.receive(case)
-    workshop.decode.release(gate)
+    until(lambda: bool(workshop.decode.run(FAULTS, "struck", "block")))
+    workshop.decode.run(FAULTS, "heal")
     assert again.reach(Status.WAITING).status is Status.WAITING
     time.sleep(0.1)  # the grant is taken back
     made.prefill.close()
@@ -58,11 +58,10 @@ def test_an_earlier_use_takes_its_grant_back_late(workshop: Workshop) -> None:
 @TCP
 def test_decode_says_of_an_earlier_use_again_that_it_gave_up(workshop: Workshop) -> None:
     """It asks about memory that it cannot give back yet at every beat: that ends one room, and not the next."""
-    made = workshop.pair(heartbeat=0.1)
+    made = workshop.pair(backend="faulty-tcp", heartbeat=0.1)
     made.run()
     for number in range(4):  # it said so an odd or an even number of times
-        gate = workshop.decode.gate(f"grants-{number}")
-        workshop.decode.call("run_here", CHILD, "hold", (made.decode.key, "grant", gate))
+        workshop.decode.run(FAULTS, "plan", "grant", "block")
         case = made.case()
         early = made.receive(case)
         early.abort("the user left")
@@ -70,7 +69,8 @@ def test_decode_says_of_an_earlier_use_again_that_it_gave_up(workshop: Workshop)
         time.sleep(0.1)  # prefill hears of it
         assert "the user left" in made.send(case, to="decode").failed()
         time.sleep(0.35 + 0.1 * number)
-        workshop.decode.release(gate)
+        until(lambda: bool(workshop.decode.run(FAULTS, "struck", "block")))
+        workshop.decode.run(FAULTS, "heal")
         assert early.wait(quiesced=True).quiesced
         sending = made.send(case)
         made.push(sending, case)

@@ -134,6 +134,18 @@ class Faulty(Backend):
         return found()
 
 
+class FaultyFence(Faulty):
+    """The same over a backend whose memory's owner can stop what comes."""
+
+    def grant(self, *arguments: Any) -> None:
+        self._strike("grant")
+        super().grant(*arguments)  # type: ignore[misc]
+
+    def revoke(self, *arguments: Any) -> Transfer:
+        self._strike("revoke")
+        return super().revoke(*arguments)  # type: ignore[misc, no-any-return]
+
+
 def _refuse() -> None:
     raise TransferError("the transport refused", cause="ENOBUFS")
 
@@ -179,4 +191,5 @@ def __getattr__(name: str) -> type[Backend]:
         return type("Narrow", (real,), narrow)
     if name not in ("Tcp", "Nixl", "Mooncake"):
         raise AttributeError(name)
-    return type(name, (Faulty, load_backend(name.lower())), {"name": f"faulty-{name.lower()}"})
+    real = load_backend(name.lower())
+    return type(name, (FaultyFence if hasattr(real, "revoke") else Faulty, real), {"name": f"faulty-{name.lower()}"})

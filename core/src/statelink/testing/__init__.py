@@ -1,6 +1,6 @@
-"""The conformance kit: what a backend or a strategy promises, as tests that a plugin's own repository runs.
+"""The conformance kit: the contract of backends and strategies, as tests for a plugin's own repository.
 
-Installed with ``statelink[testing]``. A plugin's whole file::
+It is installed with ``statelink[testing]``. A plugin needs only this file::
 
     from statelink.testing import BackendTests, PackageTests
 
@@ -38,7 +38,7 @@ __all__ = ["BackendTests", "PackageTests", "RemoteBackend", "StrategyTests", "ba
 
 
 def __getattr__(name: str) -> typing.Any:
-    # Late: the kit's workers import this package, too, and have no use for pytest.
+    # Imported late, because the kit's workers import this package, too, and need no pytest.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = importlib.import_module("._remote" if name == "RemoteBackend" else "._suite", __name__)

@@ -10,15 +10,17 @@ import socket
 __all__ = ["free_addresses"]
 
 _ports = itertools.islice(itertools.cycle(range(20_000, 32_000)), os.getpid() * 61 % 12_000, None)
-"""Ports below those that Linux gives out itself. Each process starts at a place of its own, so that tests in several
-processes do not take each other's port before they use it."""
+"""Ports below those that Linux assigns.
+
+Each process starts at another port, so that tests in several processes do not take each other's ports.
+"""
 
 
 def free_addresses(count: int) -> list[str]:
-    """Find addresses at which nobody listens, for ranks that are told each other's address before they open.
+    """Find addresses at which nobody listens, for ranks that must know each other's address before they open.
 
     Args:
-        count: How many.
+        count: Number of addresses.
 
     Returns:
         Addresses as ``tcp://127.0.0.1:PORT``, each different from those of earlier calls of this process (until 12,000

@@ -1,7 +1,7 @@
-"""Runs one step of a backend's life in a process of its own, and says which libraries that step imported.
+"""Runs one step of a backend's life in a process of its own, and reports which libraries the step imported.
 
-Run as ``python -m statelink.testing._alone SETTINGS``, with a `Settings` as JSON. What the step found goes to a file:
-standard output and standard error hold only what the plugin and its library print.
+Run as ``python -m statelink.testing._alone SETTINGS``, with a `Settings` as JSON. The result goes to a file. Standard
+output and standard error contain only what the plugin and its library print.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = ["BROKEN", "Found", "Settings", "run"]
 
 Step = Literal["import", "probe", "open", "leave"]
 BROKEN = "libstatelink-kit.so: cannot open shared object file"
-"""What importing a library raises where it is broken on purpose."""
+"""The error of importing a library that is broken on purpose."""
 PATIENCE = 120.0
-"""Seconds that a step may take."""
+"""Most seconds for a step."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do.
+    """The step, and where to run it.
 
     Attributes:
         step: How far to go: import the plugin; probe; probe and construct a backend; or leave with open links.
         backend: The backend's name.
         options: Its options.
         absent: Top-level modules that cannot be imported.
-        file: Where `Found` goes.
+        file: The file for `Found`.
     """
 
     step: Step
@@ -49,16 +49,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it.
+    """The result of a step.
 
     Attributes:
-        imported: Top-level modules that this process has imported.
-        ok: What the probe said.
-        reason: Why, or why not.
-        hint: What helps.
-        refused: What the constructor said when it refused to start; empty if it started, or was not called.
+        imported: Top-level modules that the process has imported.
+        ok: Whether the probe said that the backend can run.
+        reason: The probe's reason.
+        hint: The probe's hint.
+        refused: Error of the constructor if it refused to start; empty if it started, or was not called.
         status: Exit status of the process.
-        printed: What it printed, on standard output and standard error.
+        printed: Its standard output and standard error.
     """
 
     imported: list[str] = []

@@ -1,4 +1,4 @@
-"""Two connected backends, memory that is known byte by byte, and what a move should have made of it."""
+"""Two connected backends, memory whose every byte is known, and the expected result of a move."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["LAYOUT", "MOVER", "PEER", "Bench", "End", "Pair", "Subject", "blocks
 U64 = npt.NDArray[np.uint64]
 
 LAYOUT = ((8 * MIB + 1, 350_001, 8191), (100_000,))
-"""Regions of each side: three side by side, their borders at odd addresses, and one elsewhere."""
+"""Sizes of the regions of each side: three side by side with borders at odd addresses, and one elsewhere."""
 
 NOISE = np.random.default_rng(7).integers(0, 256, 16 * MIB, dtype=np.uint8)
 
@@ -37,20 +37,20 @@ MOVER = {Op.WRITE: Side.SOURCE, Op.READ: Side.TARGET}
 PEER = {Op.WRITE: Side.TARGET, Op.READ: Side.SOURCE}
 
 Row = tuple[int, int, int, int, int]
-"""A block by offsets: source region, offset in it, target region, offset in it, length."""
+"""A block: source region, offset in it, target region, offset in it, length."""
 
 
 class Subject(NamedTuple):
-    """What is tested.
+    """The backend under test.
 
     Attributes:
         name: The backend's entry-point name.
         kind: Its class.
         options: Its options.
-        patience: Seconds within which anything has to happen that is not instant.
+        patience: Most seconds for anything that takes time.
         memory: Kind of the memory that is moved.
-        config: What links are configured with besides.
-        state_type: What a link's pages are.
+        config: Further keys of the links' configuration.
+        state_type: State type of a link's pages.
     """
 
     name: str
@@ -67,20 +67,20 @@ class Subject(NamedTuple):
         return self.kind.capabilities
 
     def fence(self, op: Op, side: Side) -> Fence | None:
-        """Who can stop an operation at a side; ``None`` if the operation is not offered."""
+        """The fence of an operation at a side; ``None`` if the operation is not offered."""
         return self.capabilities.fences.get((op, side))
 
 
 class End:
-    """One backend object in a worker, over regions that this process sees, too.
+    """One backend object in a worker, with regions that this process sees, too.
 
     Args:
         subject: The backend.
-        worker: Where it lives.
-        link: Its link's name.
-        layout: Sizes of its regions: those of one list lie side by side.
-        base: Where in the worker's memory they start.
-        side: What it is in every move: prefill's links are sources, and decode's are targets.
+        worker: The process of the backend.
+        link: Name of its link.
+        layout: Sizes of its regions. The regions of one list are side by side.
+        base: Where they start in the worker's memory.
+        side: Its side in every move: prefill's links are sources, and decode's are targets.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class End:
         self.call(_inside.construct, self.role, self.subject.name, dict(self.subject.options))
 
     def call(self, function: Any, *arguments: Any) -> Any:
-        """Call a function of the worker that takes this link's name first."""
+        """Call a function in the worker. Its first argument is this link's name."""
         return self.worker(function, self.link, *arguments)
 
     def connect(self, peer: End) -> Self:
@@ -148,8 +148,8 @@ class Pair:
     """A source and a target of bytes, connected in both directions.
 
     Attributes:
-        source: Where bytes come from, whoever moves them.
-        target: Where they go.
+        source: The end from which bytes come.
+        target: The end to which they go.
     """
 
     def __init__(self, source: End, target: End) -> None:
@@ -172,7 +172,7 @@ class Pair:
         return self.target if op is Op.WRITE else self.source
 
     def fill(self, seed: int = 0) -> None:
-        """Put noise into the source and poison into the target."""
+        """Fill the source with noise and the target with poison."""
         self.target.memory[:] = POISON
         source, first = self.source.memory, seed % 4096
         for start in range(0, len(source), 8 * MIB):
@@ -180,7 +180,7 @@ class Pair:
             part[:] = NOISE[first : first + len(part)]
 
     def grant(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
-        """Grant what blocks cover at the target, if this backend wants that."""
+        """Grant the target's ranges of blocks, if this backend needs grants."""
         if self.subject.fence(op, Side.TARGET) is Fence.OWNER:
             order = np.argsort(blocks.target)
             ranges = blocks.target[order], blocks.nbytes[order]
@@ -193,22 +193,22 @@ class Pair:
         return outcome
 
     def take_back(self, room: int = 1, generation: int = 1) -> None:
-        """Take a grant back, which cannot fail."""
+        """Revoke a grant. This must not fail."""
         outcome = self.revoke(room, generation)
         assert outcome.ok, f"a revoke failed: {outcome.reason}"
 
     def order(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> Move:
-        """A move, as the worker of the mover understands it."""
+        """A move, in the form that the mover's worker takes."""
         return Move(self.mover(op).link, self.peer(op).link, op, blocks, room, generation)
 
     def move(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> list[Outcome]:
-        """Move blocks; grants nothing."""
+        """Move blocks without a grant."""
         order = self.order(op, blocks, room, generation)
         outcomes: list[Outcome] = self.mover(op).worker(_inside.move, order, self.subject.patience)
         return outcomes
 
     def carry(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
-        """Grant, move, and find every byte of both sides as it should be."""
+        """Grant, move, and check every byte of both sides."""
         expected, before = self.expected(blocks), self.source.memory.copy()
         self.grant(op, blocks, room, generation)
         outcomes = self.move(op, blocks, room, generation)
@@ -225,12 +225,12 @@ class Pair:
             self.carry(each, self.blocks([(0, 3, 0, 5, 4097), (3, 1, 3, 2, 99)]), room=1000)
 
     def works_small(self, op: Op) -> None:
-        """A small move between first regions goes well, whatever the layout."""
+        """Check that a small move between the first regions succeeds, with any layout."""
         self.fill(98)
         self.carry(op, self.blocks([(0, 3, 0, 5, 97)]), room=1001)
 
     def expected(self, blocks: Blocks, onto: Array | None = None) -> Array:
-        """The target's memory after a move, from what it holds now or should hold before."""
+        """The expected memory of the target after a move, from its current or given bytes."""
         wanted, source = self.target.memory.copy() if onto is None else onto, np.asarray(self.source.memory)
         zero = np.uint64(self.source.worker.address + self.source.span[0])
         origin = np.uint64(self.target.worker.address + self.target.span[0])
@@ -240,7 +240,7 @@ class Pair:
         return wanted
 
     def verify(self, expected: Array) -> None:
-        """The target's memory is what it should be, every byte of it."""
+        """Check every byte of the target's memory."""
         same(self.target.memory, expected, "the target")
 
     def untouched(self, why: str = "bytes were written that should not") -> None:
@@ -249,12 +249,12 @@ class Pair:
         assert not len(wrong), f"{why}: {len(wrong)} of them, the first at {wrong[0]}"
 
     def blocks(self, rows: Sequence[Row]) -> Blocks:
-        """Blocks by offsets in regions."""
+        """Blocks from offsets in regions."""
         return blocks_of(self.source.regions, self.target.regions, rows)
 
 
 def blocks_of(source: Sequence[Region], target: Sequence[Region], rows: Sequence[Row]) -> Blocks:
-    """Blocks between two region tables, by offsets in regions; an offset may be negative."""
+    """Blocks between two region tables, from offsets in regions. An offset may be negative."""
     table = np.array(
         [
             ((source[a].address + at) % TOP, (target[b].address + there) % TOP, nbytes, a, b)
@@ -267,7 +267,7 @@ def blocks_of(source: Sequence[Region], target: Sequence[Region], rows: Sequence
 
 
 def scattered(pair: Pair, count: int, nbytes: int, region: int, seed: int = 0) -> Blocks:
-    """Blocks of one length at unaligned places in random order; they do not overlap at the target."""
+    """Blocks of one length at unaligned addresses, in random order. They do not overlap at the target."""
     rng = np.random.default_rng([seed, count, nbytes])
     room = pair.target.regions[region].nbytes
     step = room // count
@@ -289,7 +289,7 @@ class Bench:
 
     Args:
         subject: The backend.
-        workers: As many processes as ends may be in.
+        workers: Processes for the ends.
     """
 
     def __init__(self, subject: Subject, workers: Sequence[Worker]) -> None:
@@ -306,9 +306,9 @@ class Bench:
         link: str = "",
         side: Side | None = None,
     ) -> End:
-        """An end in one of the processes, which is not open yet; no two ends share memory.
+        """An end in one of the processes. It is not open. No two ends share memory.
 
-        It is a source in the first process, and a target elsewhere, unless something else is said.
+        By default it is a source in the first process, and a target in another one.
         """
         side = side or (Side.TARGET if number else Side.SOURCE)
         number %= len(self.workers)

@@ -1,6 +1,6 @@
-"""A worker's memory on a device: whoever else looks at it asks the worker for its bytes, and no backend.
+"""A worker's memory on a device. Other processes ask the worker for its bytes, without a backend.
 
-The worker copies what is asked for between the device and host memory that all of them share.
+The worker copies the bytes between the device and host memory that all processes share.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["hold", "serve"]
 
 
 def hold(host: Host, kind: str, by: str, path: str) -> tuple[int, str]:
-    """Have the memory of a worker on a device: its address, and where it is served. Runs in the worker.
+    """Put the memory of a worker on a device. Returns its address, and where it is served. Runs in the worker.
 
     Args:
         host: This process.
         kind: The device.
-        by: What allocates it, as for `statelink._devices.allocate`.
-        path: The arena of this worker, through which bytes are handed over.
+        by: Allocates it, as for `statelink._devices.allocate`.
+        path: The arena of this worker. Bytes are exchanged through it.
     """
     memory, served = serve(kind, by, path)
     host.on(kind, memory.address, lambda nbytes: allocate(kind, nbytes, by))
@@ -37,18 +37,18 @@ def hold(host: Host, kind: str, by: str, path: str) -> tuple[int, str]:
 
 
 def serve(kind: str, by: str, path: str) -> tuple[DeviceMemory, str]:
-    """Allocate memory as large as a file, and serve it from threads: that, and what `_window.view` takes elsewhere.
+    """Allocate memory as large as a file, and serve it from threads. Returns it, and an address for `_window.view`.
 
     Args:
         kind: The device.
-        by: What allocates it.
-        path: The file, through which bytes are handed over; absolute.
+        by: Allocates it.
+        path: Absolute path of the file. Bytes are exchanged through it.
     """
     mirror = _memory.view(path)
     memory = allocate(kind, len(mirror), by)
     name = f"statelink-testing-{secrets.token_hex(8)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0{name}")  # without a file, which a killed process would leave behind
+    listener.bind(f"\0{name}")  # a socket without a file, because a killed process would leave a file behind
     listener.listen()
 
     def accept() -> None:
@@ -61,7 +61,7 @@ def serve(kind: str, by: str, path: str) -> tuple[DeviceMemory, str]:
 
 
 def _answer(client: socket.socket, memory: DeviceMemory, mirror: Array) -> None:
-    """Copy what one client asks for. Runs on a thread of its own."""
+    """Copy bytes for one client. Runs on a thread of its own."""
     with client:
         while len(order := client.recv(ORDER.size, socket.MSG_WAITALL)) == ORDER.size:
             what, at, nbytes = ORDER.unpack(order)

@@ -1,4 +1,4 @@
-"""A strategy's hooks, driven without a link: what they hand over, and what they make of garbage."""
+"""Drives a strategy's hooks without a link: which blocks they yield, and how they handle garbage."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["Driven", "bytes_of", "driven"]
 
 MOST_WAITS = 1000
-"""How often a send hook may say that it waits, while nobody says anything."""
+"""How often a send hook may yield ``None`` while no message comes."""
 
 U64 = npt.NDArray[np.uint64]
 
 
 class Context:
-    """What a hook sees of its room. It keeps what the hook says."""
+    """A hook's context. It records the hook's messages."""
 
     room, generation = 7, 1
 
@@ -67,9 +67,9 @@ class Driven(NamedTuple):
     Attributes:
         component: Its name.
         move: Everything that is due.
-        expected: The same as the destination knows it.
-        ours: What prefill carries it by.
-        theirs: What decode does.
+        expected: The same move, as the destination knows it.
+        ours: Prefill's strategy.
+        theirs: Decode's strategy.
     """
 
     component: str
@@ -79,34 +79,34 @@ class Driven(NamedTuple):
     theirs: Strategy
 
     def hooks(self) -> tuple[SendHook, Context, ReceiveHook, Context]:
-        """New hooks for a room, and what each of them sees."""
+        """New hooks for a room, with their contexts."""
         sees = [Context(peer, self.component, self.expected) for peer in ("decode", "prefill")]
         return self.ours.sender(), sees[0], self.theirs.receiver(), sees[1]
 
     def opened(self, raw: bytes) -> None:
-        """Open the send hook with what no receive hook prepared, and look at what it would hand over."""
+        """Open the send hook with garbage instead of prepared bytes, and take its blocks."""
         send, here, _, _ = self.hooks()
         send.open(here, raw)
         for _ in itertools.islice(send.chunk(here, self.move), 8):
             pass
 
     def told_prefill(self, raw: bytes) -> None:
-        """Tell the send hook what no receive hook said."""
+        """Send the send hook a garbage message."""
         send, here, receive, there = self.hooks()
         send.open(here, receive.prepare(there))
         send.message(here, raw)
 
     def told_decode(self, raw: bytes) -> None:
-        """Tell the receive hook what no send hook said."""
+        """Send the receive hook a garbage message."""
         _, _, receive, there = self.hooks()
         receive.prepare(there)
         receive.message(there, raw)
 
     def handed(self) -> list[Blocks] | None:
-        """The blocks that a request is moved by; ``None`` where the strategy does not write in place.
+        """The blocks that move a request; ``None`` if the strategy does not write in place.
 
         Raises:
-            AssertionError: The send hook waits for what never comes.
+            AssertionError: The send hook waits for something that never comes.
         """
         send, here, receive, there = self.hooks()
         prepared = receive.prepare(there)
@@ -131,7 +131,7 @@ class Driven(NamedTuple):
 
 @contextlib.contextmanager
 def driven(subject: Subject, labels: list[str], prefill: int, decode: int) -> Iterator[list[Driven]]:
-    """Every component between every two ranks that have to do with each other."""
+    """Every component between every two ranks that exchange bytes."""
     with contextlib.ExitStack() as opened:
         sides = {}
         for role, width in (("prefill", prefill), ("decode", decode)):
@@ -152,19 +152,19 @@ def driven(subject: Subject, labels: list[str], prefill: int, decode: int) -> It
 def _rank(
     subject: Subject, role: str, rank: int, width: int, labels: list[str], opened: contextlib.ExitStack
 ) -> tuple[Inventory, Mapping[str, Strategy], Mapping[str, Any]]:
-    """What a rank holds, what carries each component of it, and where the request's items are."""
+    """A rank's inventory, the strategy of each component, and the request's items."""
     held = _pools.make(role, rank, width, labels, _pools.Stock())
     inventory = state.describe(role, [each.described for each in held.values()], rank=rank, ranks=width)
     given = read_config({"role": role, "backend": subject.name, "options": dict(subject.options), **subject.config})
     picked = pick(given, inventory, plugin_manager())
     strategies = choose_staging(picked.strategies, picked.kind, given.config.staging, role)
-    opened.callback(held.clear)  # they own the memory
+    opened.callback(held.clear)  # these own the memory
     items = {each.described.component.name: each.ids for each in held.values()}
     return open_strategies(strategies, inventory, opened), strategies, items
 
 
 def bytes_of(blocks: Sequence[Blocks]) -> npt.NDArray[np.uint64]:
-    """Every byte that blocks move, by where it lands: rows of its place there, its place here, and both regions."""
+    """Every byte that blocks move: rows of target address, source address and both regions, sorted by target."""
     if not blocks:
         return np.empty((0, 4), np.uint64)
     columns = []

@@ -1,4 +1,4 @@
-"""What the clauses of a test class are given."""
+"""The fixtures of the clauses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHOOSE = "say what memory to move: `memory` in the test class, --statelink-memor
 
 
 def memory_of(config: pytest.Config, suite: Any) -> str:
-    """Kind of the memory that a test class moves: what the command line says, or else the class."""
+    """Kind of the memory that a test class moves: from the command line, or else from the class."""
     return str(config.getoption("statelink_memory") or suite.memory)
 
 
@@ -52,7 +52,7 @@ def statelink_pool(request: pytest.FixtureRequest, statelink_pools: dict[Any, Po
 
 @pytest.fixture(scope="class")
 def subject(request: pytest.FixtureRequest, statelink_pool: Pool) -> Subject:
-    """The backend, which can run here."""
+    """The backend. It can run here; otherwise the clause is skipped."""
     suite = request.cls
     listed = {each.strip() for each in os.environ.get("STATELINK_TEST_REQUIRE", "").split(",")}
     required = request.config.getoption("statelink_require") or suite.backend in listed

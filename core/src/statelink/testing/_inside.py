@@ -1,4 +1,4 @@
-"""What runs in a worker: calls to a backend, made as the core makes them. The first argument is always the host."""
+"""Functions that run in a worker. They call a backend as the core does. The first argument is always the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Held", "Move", "kind_of"]
 U64 = npt.NDArray[np.uint64]
 
 SHARED = Path("/dev/shm")
-"""Where named shared memory lies, of this process and of all others."""
+"""The folder of named shared memory of all processes."""
 
 
 class Move(NamedTuple):
@@ -40,13 +40,13 @@ class Move(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a process holds.
+    """The resources of a process.
 
     Attributes:
-        threads: Threads, those of native libraries included.
-        files: Open file descriptors.
+        threads: Number of threads, also of native libraries.
+        files: Number of open file descriptors.
         resident: Bytes of memory.
-        shared: Files of shared memory that the whole machine has.
+        shared: Files of shared memory of the whole machine.
     """
 
     threads: int
@@ -57,17 +57,17 @@ class Held(NamedTuple):
 
 @functools.cache
 def kind_of(name: str) -> type[Backend]:
-    """A backend's class; looked up once, since that reads the metadata of everything installed."""
+    """A backend's class. It is looked up once, because that reads the metadata of all packages."""
     return load_backend(name)
 
 
 def address(host: Host) -> int:
-    """Where the worker sees its own memory."""
+    """The address of the worker's memory in the worker."""
     return host.address
 
 
 def probe(host: Host, name: str, options: Mapping[str, Any]) -> tuple[bool, str, str]:
-    """What a backend says of this machine: whether it can run, why or why not, and a hint."""
+    """The backend's probe: whether it can run here, the reason, and a hint."""
     kind = kind_of(name)
     found = kind.probe(read_options(kind.Options, options, f"options of backend {name!r}"))
     return found.ok, found.reason, found.hint
@@ -83,14 +83,14 @@ def construct(host: Host, link: str, role: str, name: str, options: Mapping[str,
 def open_backend(
     host: Host, link: str, role: str, name: str, options: Mapping[str, Any], regions: Sequence[Region]
 ) -> bytes:
-    """Make a backend, and register memory: its descriptor."""
+    """Make a backend, and register memory. Returns its descriptor."""
     construct(host, link, role, name, options)
     register(host, link, regions)
     return descriptor(host, link)
 
 
 def set_environment(host: Host, name: str, value: str) -> None:
-    """Change this process's environment; an empty value removes the variable."""
+    """Change this process's environment. An empty value removes the variable."""
     os.environ.pop(name, None)
     if value:
         os.environ[name] = value
@@ -117,19 +117,19 @@ def connect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Regi
 
 
 def disconnect(host: Host, link: str, peer: str) -> None:
-    """Forget a peer; a ``submit`` to it may be under way in another thread."""
+    """Disconnect a peer. A ``submit`` to it may run on another thread."""
     with host.backends[link].turn:
         host.backends[link].backend.disconnect(peer)
 
 
 def close(host: Host, link: str, times: int = 1) -> None:
-    """Close a backend; it stays where it is, so that more can be asked of it."""
+    """Close a backend. It is kept, so that a test can call it again."""
     for _ in range(times):
         host.backends[link].backend.close()
 
 
 def is_fencing(host: Host, link: str) -> bool:
-    """Whether it implements both methods of a fence."""
+    """Whether the backend implements both methods of a fence."""
     return isinstance(host.backends[link].backend, Fencing)
 
 
@@ -140,14 +140,14 @@ def grant(host: Host, link: str, peer: str, room: int, generation: int, addresse
 
 
 def revoke(host: Host, link: str, peer: str, room: int, generation: int, patience: float) -> Outcome:
-    """Take a grant back, and wait until that is done."""
+    """Revoke a grant, and wait until that is done."""
     opened = host.backends[link]
     fencing: Any = opened.backend
     return opened.ended(fencing.revoke(peer, room, generation), patience)
 
 
 def move(host: Host, each: Move, patience: float) -> list[Outcome]:
-    """Move blocks as the core does: cut to the backend's limits, and no more under way than it takes."""
+    """Move blocks as the core does, cut to the backend's limits, with at most as many transfers as it takes."""
     opened = host.backends[each.link]
     limits = opened.backend.capabilities
     waiting: list[Transfer] = []
@@ -161,7 +161,7 @@ def move(host: Host, each: Move, patience: float) -> list[Outcome]:
 
 
 def submit_whole(host: Host, each: Move, patience: float) -> Outcome:
-    """Hand over a batch as it is, whatever its size."""
+    """Submit a batch of any size as it is."""
     opened = host.backends[each.link]
     with opened.turn:
         transfer = opened.backend.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
@@ -169,7 +169,7 @@ def submit_whole(host: Host, each: Move, patience: float) -> Outcome:
 
 
 def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Outcome]]:
-    """Make several moves, each in a thread of its own; no two are to one peer."""
+    """Make several moves to different peers, each in a thread of its own."""
     outcomes: dict[int, list[Outcome]] = {}
     failures: list[BaseException] = []
 
@@ -194,17 +194,17 @@ def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Out
 def early(
     host: Host, each: Move, rounds: int, source: tuple[str, int, int], target: tuple[str, U64], patience: float
 ) -> int:
-    """Move one batch many times, with ever new bytes: in how many rounds were they not there when it was done?
+    """Move one batch many times, with new bytes each time. Returns the rounds in which bytes were not there at its end.
 
-    The source is overwritten as soon as a transfer is done, as an engine would that uses its memory again.
+    The source is overwritten as soon as a transfer has ended, as by an engine that uses its memory again.
 
     Args:
         host: This process.
         each: The batch.
-        rounds: How often.
-        source: The memory that holds the source (its path), and first and last byte of what is moved in there.
-        target: The memory that holds the target (its path), and where in there the last byte of each block lands.
-        patience: Seconds for one round.
+        rounds: Number of rounds.
+        source: Path of the memory that holds the source, and the first and last byte that are moved.
+        target: Path of the memory that holds the target, and the offset of the last byte of each block.
+        patience: Most seconds for one round.
     """
     opened, wrong = host.backends[each.link], 0
     from_, to = host.view(source[0])[source[1] : source[2]], host.view(target[0])
@@ -224,7 +224,7 @@ def early(
 
 
 def pump(host: Host, each: Move, patience: float) -> tuple[int, str]:
-    """Move one thing again and again until that fails: how often it went well, and why it failed."""
+    """Repeat a move until it fails. Returns how often it succeeded, and why it failed."""
     opened, rounds = host.backends[each.link], 0
     until = time.monotonic() + patience
     while time.monotonic() < until:
@@ -244,7 +244,7 @@ def pump(host: Host, each: Move, patience: float) -> tuple[int, str]:
 
 
 def held(host: Host) -> Held:
-    """What this process holds, once what nobody refers to is gone."""
+    """The resources of this process, after garbage collection."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     shared = frozenset(os.listdir(SHARED)) if SHARED.is_dir() else frozenset()
@@ -261,7 +261,7 @@ def reconnect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Re
 
 
 def reopen(host: Host, name: str, options: Mapping[str, Any], regions: Sequence[Region], times: int) -> None:
-    """Open and close a pair of backends many times: connected to each other if they can be, else one by one."""
+    """Open and close a pair of backends many times: connected to each other if possible, otherwise one by one."""
     kind = kind_of(name)
     settings = read_options(kind.Options, options, f"options of backend {name!r}")
     tables = {"prefill": regions[:1], "decode": regions[1:]}
@@ -284,7 +284,7 @@ def reopen(host: Host, name: str, options: Mapping[str, Any], regions: Sequence[
 
 
 def forget(host: Host, links: Sequence[str]) -> None:
-    """Close backends, and let go of them."""
+    """Close backends, and forget them."""
     for link in links:
         opened = host.backends.pop(link, None)
         if opened is not None:
@@ -292,7 +292,7 @@ def forget(host: Host, links: Sequence[str]) -> None:
 
 
 def rest(host: Host, seconds: float) -> None:
-    """Let time pass in which something that should not happen can happen."""
+    """Let time pass, in which a wrong event can happen."""
     time.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Memory that several processes see at once, so that bytes are looked at without asking a backend about them."""
+"""Memory that several processes share, so that bytes are compared without a backend."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Array = npt.NDArray[np.uint8]
 
 MIB = 1 << 20
 POISON = 0xA5
-"""What memory holds that nobody should have written to."""
+"""The byte in memory to which nobody should write."""
 
 
 def view(path: str) -> Array:
-    """All of an arena's memory, in the calling process; shared with everyone who has it."""
+    """The whole memory of an arena, in the calling process. It is shared with other processes."""
     with open(path, "r+b") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
 
 
 class Arena:
-    """Anonymous shared memory. It takes no space before it is touched, and goes with the process that made it.
+    """Anonymous shared memory. It takes no space before it is touched, and is freed with the process that made it.
 
     Args:
         nbytes: Its size.
 
     Attributes:
-        path: Where another process of this user finds it, for as long as this one keeps it open.
-        bytes: All of it.
+        path: A path with which another process of this user opens it, while this process keeps it open.
+        bytes: The whole memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -42,9 +42,9 @@ class Arena:
         self.bytes: Array = np.frombuffer(self._map, np.uint8)
 
     def discard(self, nbytes: int) -> None:
-        """Give the first pages back; they read as zeros."""
+        """Give the first pages back. They are then zeros."""
         self._map.madvise(mmap.MADV_REMOVE, 0, nbytes)
 
     def close(self) -> None:
-        """Let go of it; whoever has mapped it keeps it."""
+        """Close it. Processes that have mapped it keep it."""
         os.close(self._file)

@@ -1,7 +1,7 @@
-"""Pools of every built-in state type, on ranks of any width: what a request puts into them, by plain numpy.
+"""Pools of every built-in state type, on ranks of any width. Plain numpy fills and compares them.
 
-An item is known by its distance from the end of its component's list, which is the same on both sides, whatever the
-prefix; its bytes are cut out of the whole model's item, so ranks of unequal width hold different parts of one thing.
+An item is identified by its distance from the end of its component's list, which is the same on both sides for any
+prefix. Its bytes are cut out of the whole model's item, so ranks of unequal width hold different parts of one item.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POOL, SLOTS, LAYERS = 24, 5, (0, 3)
 HEADS, GROUPS = 4, (8, 8, 16)
 
 Cut = Callable[[Array], Array]
-"""From the whole model's item to a rank's part of it."""
+"""Cuts a rank's part out of the whole model's item."""
 
 
 class Built(NamedTuple):
@@ -65,7 +65,7 @@ class Held(NamedTuple):
 
 
 class Stock:
-    """Where the pools of a rank lie: on the host as numpy arrays, or on a device, each beside its array.
+    """The memory of a rank's pools: numpy arrays on the host, or device memory with an array for each pool.
 
     Args:
         host: The process that holds them; memory of this one's host if not given.
@@ -77,7 +77,7 @@ class Stock:
         self._placed: list[tuple[Array, DeviceMemory]] = []
 
     def place(self, arrays: Any) -> Any:
-        """What Statelink is told of arrays, in the dicts and tuples in which they are given."""
+        """The memory of arrays for Statelink, in the same dicts and tuples."""
         if self._allocate is None:
             return arrays
         if isinstance(arrays, dict):
@@ -97,7 +97,7 @@ class Stock:
                 memory.write(0, array)
 
     def download(self) -> None:
-        """Copy what is on the device to every array."""
+        """Copy the device's bytes to every array."""
         for array, memory in self._placed:
             if array.size:
                 memory.read(0, array)
@@ -107,10 +107,10 @@ class Maker:
     """Makes a rank's components.
 
     Args:
-        rank: Which of the ranks.
-        width: How many there are.
+        rank: Number of the rank.
+        width: Number of ranks.
         ring: Rows of a ring.
-        stock: Where they lie.
+        stock: Memory of the pools.
     """
 
     def __init__(self, rank: int, width: int, ring: int, stock: Stock) -> None:
@@ -150,7 +150,7 @@ class Maker:
         return Built(described, [*conv.values(), *ssm.values()], cuts, {})
 
     def same(self, described: state.Described, pools: list[Array], **needs: Any) -> Built:
-        """What every rank holds whole."""
+        """State of which every rank holds all."""
         return Built(described, pools, [(array.shape[1:], _whole) for array in pools], needs)
 
     def ring_of_heads(self) -> Built:
@@ -162,7 +162,7 @@ class Maker:
         return Built(described, pools, [self.heads(0, (HEADS, 6)) for _ in pools], {"ring": self.ring})
 
     def rows(self, type: str, **options: Any) -> Built:
-        """Rings of rows that every rank holds whole."""
+        """Rings of rows of which every rank holds all."""
         arrays = {layer: {"a": _pool(SLOTS, self.ring, 12), "b": _pool(SLOTS, self.ring, 12)} for layer in LAYERS}
         pools = [array.reshape(-1, array.shape[-1]) for array in _flat(arrays)]
         described = state.ring_rows(self.place(arrays), type=type, replicated=True, **options)
@@ -181,7 +181,7 @@ class Maker:
         return self.same(state.mla_pages(self.place(arrays), name="mla"), _flat(arrays), pages=True)
 
     def index(self, type: str) -> Built:
-        """Index keys; of ``dsa``, one layer shares another's and has none of its own."""
+        """Index keys. For ``dsa``, one layer shares another layer's and has none."""
         arrays = {0: _pool(POOL, PAGE, 9), 1: np.empty((0, PAGE, 9), np.uint8), 3: _pool(POOL, PAGE, 9)}
         kept = {n: array for n, array in arrays.items() if len(array) or type == "dsa"}
         return self.same(
@@ -250,13 +250,13 @@ LABELS: Mapping[str, str] = {label: type for label, (type, _) in COMPONENTS.item
 
 
 def make(role: str, rank: int, width: int, labels: list[str], stock: Stock) -> dict[str, Held]:
-    """Components of one rank, with a place for one request in each."""
+    """Components of one rank, with space for one request in each."""
     prefill = role == "prefill"
     rng = np.random.default_rng([len(role), rank])
     maker = Maker(rank, width, 16 if prefill else 32, stock)
     made = {}
     for label in labels:
-        # Of a type that is not one of ours nothing is known: pages that move whole.
+        # Nothing is known about a third party's type, so its pages move as a whole.
         built = COMPONENTS[label][1](maker) if label in COMPONENTS else maker.items(label, POOL, page=PAGE)
         needs: dict[str, Any] = {"slot": int(rng.integers(SLOTS)), **built.needs}
         if needs.pop("pages", False):
@@ -275,7 +275,7 @@ def fill(held: Mapping[str, Held]) -> None:
 
 
 def judge(held: Mapping[str, Held]) -> dict[str, str]:
-    """What is wrong with each component on decode; empty where nothing is."""
+    """What is wrong with each component on decode; empty for nothing."""
     verdicts = {}
     for label, each in held.items():
         wrong = touched = 0
@@ -290,7 +290,7 @@ def judge(held: Mapping[str, Held]) -> dict[str, str]:
 
 
 def _content(label: str, each: Held, number: int, distance: int) -> Array:
-    """What belongs into an item of a rank."""
+    """The expected bytes of an item of a rank."""
     shape, cut = each.cuts[number]
     seed = [len(label), sum(label.encode()), number, distance]
     return cut(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))

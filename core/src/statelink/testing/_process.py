@@ -1,4 +1,4 @@
-"""Worker processes, as the clauses see them."""
+"""Worker processes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ._worker import ENDED, Host, Hung
 __all__ = ["ARENA", "Died", "Pool", "Worker"]
 
 ARENA = 640 * MIB
-"""Bytes of each worker's memory; what is not touched takes no space."""
+"""Bytes of each worker's memory. Untouched memory takes no space."""
 
 
 class Died(AssertionError):
-    """A worker ended that should not have: most often, a native library crashed."""
+    """A worker ended unexpectedly. Usually a native library crashed."""
 
 
 class Worker:
-    """A process that calls functions; the first argument of each is its `Host`.
+    """A process that calls functions. The first argument of each is its `Host`.
 
     Args:
         environment: Changes to this process's environment.
         patience: Seconds after which a call counts as stuck.
-        memory: What kind of memory it has, and what allocates that, as for `statelink._devices.allocate`.
+        memory: Kind of its memory, and its allocator, as for `statelink._devices.allocate`.
 
     Raises:
         BackendUnavailableError: There is no such memory here.
@@ -74,11 +74,11 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether it runs, and waits for a call."""
+        """Whether the process runs and waits for a call."""
         return self.alive and not self._pending
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function there; what it raises is raised here."""
+        """Call a function in the process. What it raises is raised here."""
         self.start(function, *arguments)
         return self.result()
 
@@ -95,7 +95,7 @@ class Worker:
         """The second half of a call."""
         if not self._pipe.poll(self.patience):
             if self.alive:
-                self._process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
+                self._process.send_signal(signal.SIGABRT)  # its fault handler prints all stacks
                 self._process.wait(10)
             raise Hung(f"a call did not return within {self.patience:g} s\n{self.log()}")
         try:
@@ -108,7 +108,7 @@ class Worker:
         return answer
 
     def stop(self) -> None:
-        """Let it stand still, as a process does whose host swaps, or whose debugger is attached."""
+        """Stop the process, like a process whose host swaps, or which a debugger holds."""
         self._process.send_signal(signal.SIGSTOP)
         status = Path(f"/proc/{self._process.pid}/stat")
         until = time.monotonic() + 10
@@ -120,22 +120,22 @@ class Worker:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it without warning; returns when it has ended."""
+        """Kill the process. Returns when it has ended."""
         self._process.kill()
         self._process.wait()
 
     def leave(self) -> int:
-        """Let it end by itself: its exit status."""
+        """Let the process end by itself. Returns its exit status."""
         self._pipe.close()
         return self._process.wait(self.patience)
 
     def log(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         self._log.seek(0)
         return self._log.read()[-4000:]
 
     def end(self) -> None:
-        """End it and free everything; may be called twice."""
+        """End the process and free everything. May be called twice."""
         self.kill()
         if not self._log.closed:
             self._log.close()
@@ -148,12 +148,12 @@ class Worker:
 
 
 class Pool:
-    """Workers that outlive a test, since starting one may take seconds.
+    """Workers that are used for several tests, because starting one may take seconds.
 
     Args:
         environment: Changes to their environment.
         patience: Seconds after which a call counts as stuck.
-        memory: What kind of memory they have, and what allocates that.
+        memory: Kind of their memory, and its allocator.
     """
 
     def __init__(self, environment: Mapping[str, str], patience: float, memory: tuple[str, str] = ("dram", "")) -> None:
@@ -164,7 +164,7 @@ class Pool:
         self._taken: list[Worker] = []
 
     def take(self) -> Worker:
-        """A worker with nothing open in it.
+        """A worker without open backends.
 
         Raises:
             BackendUnavailableError: There is no such memory here.
@@ -176,7 +176,7 @@ class Pool:
         return worker
 
     def give_back(self, workers: Sequence[Worker]) -> None:
-        """Take workers back; what is open in them is closed, in all of them at once."""
+        """Take workers back, and close what is open in them, in all of them at once."""
         self._taken = [worker for worker in self._taken if worker not in workers]
         idle = [worker for worker in workers if worker.idle]
         failures: list[BaseException] = []

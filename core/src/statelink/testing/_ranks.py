@@ -1,4 +1,4 @@
-"""What runs in a worker: ranks of one side of a request that holds every state type. The host comes first."""
+"""Functions that run in a worker: ranks of one side of a request with every state type. The host comes first."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def open_ranks(
     labels: list[str],
     more: Mapping[str, Any],
 ) -> list[str]:
-    """Open some ranks of a side, and fill those of prefill: their addresses.
+    """Open some ranks of a side, and fill those of prefill. Returns their addresses.
 
     Args:
         host: This process.
         role: The side.
         backend: Name of the backend.
         options: Its options.
-        ranks: Which ones.
-        listen: Where each rank of the side listens, those of other processes too.
-        labels: What they hold.
-        more: What links are configured with besides.
+        ranks: Numbers of these ranks.
+        listen: Address of each rank of the side, also in other processes.
+        labels: The components that they hold.
+        more: Further keys of the links' configuration.
     """
     width, opened = len(listen), host.kept.setdefault(role, [])
     for rank in ranks:
@@ -63,7 +63,7 @@ def open_ranks(
 
 
 def send(host: Host, patience: float) -> None:
-    """Push the request from every rank, and wait for the end."""
+    """Push the request from every rank, and wait for its end."""
     rooms = []
     for link, held, _ in host.kept["prefill"]:
         sending = link.send(ROOM, _pools.TOKENS)
@@ -75,7 +75,7 @@ def send(host: Host, patience: float) -> None:
 
 
 def receive(host: Host, peers: list[str], patience: float) -> list[dict[str, str]]:
-    """Receive it on every rank; what is wrong with each component, rank by rank."""
+    """Receive the request on every rank. Returns what is wrong with each component, rank by rank."""
     rooms = []
     for link, held, _ in host.kept["decode"]:
         items = {each.described.component.name: each.ids for each in held.values()}

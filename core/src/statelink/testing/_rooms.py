@@ -1,4 +1,4 @@
-"""Links over memory that the clauses see, and what runs in a worker to drive them. The host comes first."""
+"""Links over memory that the clauses see, and functions that drive them in a worker. The host comes first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGES", "TOKENS", "LinkEnd", "Seen"]
 
 PAGES, PAGE, ROW = 96, 4, 16 << 10
-"""Pages of a link, tokens of a page, bytes of a token; keys and values have as many each."""
+"""Pages of a link, tokens of a page, bytes of a token; for keys and for values."""
 
 TOKENS = 32 * PAGE
 """Tokens of a request, unless a clause says otherwise."""
@@ -34,7 +34,7 @@ EDGE = PAGES * PAGE * ROW
 
 
 class Seen(NamedTuple):
-    """A room as it stood at one moment."""
+    """The state of a room at one moment."""
 
     status: statelink.Status
     reason: Reason | None
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
 
 
 class Gate:
-    """An event that nobody has recorded yet."""
+    """A ready event that is not set yet."""
 
     def __init__(self) -> None:
         self.open = False
@@ -53,7 +53,7 @@ class Gate:
 
 
 class LinkEnd:
-    """A link in a worker, over pages that this process sees, too.
+    """A link in a worker, with pages that this process sees, too.
 
     Attributes:
         keys: Its keys, page by page.
@@ -72,7 +72,7 @@ class LinkEnd:
         self.address: str = worker(open_link, key, role, *what, base, dict(subject.config), subject.state_type)
 
     def __call__(self, function: Any, *arguments: Any) -> Any:
-        """Call a function of this module there, for this link."""
+        """Call a function of this module in the worker, for this link."""
         return self.worker(function, self.key, *arguments)
 
     def receiver(self) -> LinkEnd:
@@ -112,7 +112,7 @@ def open_link(
     more: Mapping[str, Any],
     pages: str,
 ) -> str:
-    """Open a link over pages of a state type at an offset in this worker's memory: its address."""
+    """Open a link over pages of a state type, at an offset in this worker's memory. Returns its address."""
     keys, values = (
         state.Memory.pointer(host.address + start, (PAGES, PAGE, 2, ROW // 2), "uint8", 1, kind=host.kind)
         for start in (base, base + EDGE)
@@ -133,14 +133,14 @@ def name_again(host: Host, key: str, another: str) -> None:
 
 
 def send(host: Host, key: str, room: int, tokens: int = TOKENS, to: str | None = None) -> None:
-    """Open a room on prefill; one that is for the link ``to`` also ends if that gives it up before it asks."""
+    """Open a room on prefill. If it is for the link ``to``, it also ends if that link gives it up before it asks."""
     host.rooms[key, room] = host.links[key].send(room, tokens, to=to)
 
 
 def push(
     host: Host, key: str, room: int, pages: Sequence[int], first: int = 0, last: int = TOKENS, gated: bool = False
 ) -> None:
-    """Push pages for a range of tokens; gated, they are not ready until `release`."""
+    """Push pages for a range of tokens. If they are gated, they are not ready before `release`."""
     sending: Any = host.rooms[key, room]
     ready = host.kept.setdefault(f"gate-{key}-{room}", Gate()) if gated else None
     sending.push({"kv": np.asarray(pages)}, span=(first, last), ready=ready)
@@ -158,19 +158,19 @@ def abort(host: Host, key: str, room: int) -> None:
 
 
 def release(host: Host, key: str, room: int) -> None:
-    """Let gated pages be ready."""
+    """Make gated pages ready."""
     host.kept[f"gate-{key}-{room}"].open = True
 
 
 def wait(host: Host, key: str, room: int, patience: float, quiesced: bool) -> Seen:
-    """How a room ended, or how far it came in time."""
+    """Wait for the end of a room. Returns its state then, or when the time is over."""
     held = host.rooms[key, room]
     held.wait(patience, quiesced=quiesced)
     return Seen(held.status, held.reason, held.quiesced)
 
 
 def reach(host: Host, key: str, room: int, status: statelink.Status, patience: float) -> Seen:
-    """Wait until a room is at least there, or has failed."""
+    """Wait until a room has at least this status, or has failed."""
     held = host.rooms[key, room]
     for _ in range(int(patience / 0.002)):
         if held.status >= status or held.status is statelink.Status.FAILED:

@@ -1,4 +1,4 @@
-"""Checks of the clauses that say in words what was found."""
+"""Checks for clauses that say in words what was found."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["all_moved", "refused", "same"]
 
 @contextlib.contextmanager
 def refused(what: str, *errors: type[Exception], match: str = "") -> Iterator[None]:
-    """What is called inside is refused with one of these errors; ``what`` is said of it if it is not.
+    """Check that the call inside is refused with one of these errors. ``what`` names the call.
 
     Raises:
-        AssertionError: It was not, or the error's message has nothing that ``match`` finds.
+        AssertionError: It was not refused, or ``match`` does not match the error's text.
     """
     try:
         yield
@@ -35,21 +35,21 @@ def refused(what: str, *errors: type[Exception], match: str = "") -> Iterator[No
 
 
 def all_moved(outcomes: Sequence[Outcome]) -> None:
-    """Every transfer went well.
+    """Check that every transfer succeeded.
 
     Raises:
-        AssertionError: One did not.
+        AssertionError: A transfer failed.
     """
     failed = [outcome for outcome in outcomes if not outcome.ok]
     assert not failed, f"a move failed: {failed[0].reason}" if failed else ""
 
 
 def same(found: Array, expected: Array, what: str) -> None:
-    """Memory holds what it should.
+    """Check that memory holds the expected bytes.
 
     Raises:
-        AssertionError: It does not; ``what`` says whose memory it is.
+        AssertionError: It does not. ``what`` says whose memory it is.
     """
-    wrong = np.flatnonzero(found != expected)  # once: a backend may go on writing meanwhile
+    wrong = np.flatnonzero(found != expected)  # copied once, because a backend may still write
     if len(wrong):
         raise AssertionError(f"{len(wrong)} bytes of {what} are not what they should be, the first at {wrong[0]}")

@@ -1,4 +1,4 @@
-"""What runs in a worker: moves that follow each other in a thread of their own, while something happens to the peer."""
+"""Functions that run in a worker: moves one after the other on a thread, while something happens to the peer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Left"]
 
 
 class Left(NamedTuple):
-    """What became of a stream so far.
+    """The progress of a stream.
 
     Attributes:
-        outcomes: Of the transfers that have ended.
-        refused: Why ``submit`` refused to start one more, if it did.
-        ended: Whether none is under way.
+        outcomes: Outcomes of the transfers that have ended.
+        refused: Why ``submit`` refused to start another, if it did.
+        ended: Whether no transfer is under way.
     """
 
     outcomes: list[Outcome]
@@ -34,11 +34,11 @@ class Left(NamedTuple):
 
 
 class Stream:
-    """Moves one thing again and again, as the core's data thread does, until one fails or somebody says stop.
+    """Repeats a move, like a data thread of the core, until it fails or is stopped.
 
     Args:
         opened: The backend.
-        each: What is moved.
+        each: The move.
     """
 
     def __init__(self, opened: Opened, each: Move) -> None:
@@ -54,7 +54,7 @@ class Stream:
     def _run(self) -> None:
         try:
             self._move()
-        except StatelinkError as error:  # by contract, nothing of the batch was or will be moved
+        except StatelinkError as error:  # by the contract, no byte of the batch was or will be moved
             self.refused = str(error)
         except BaseException as error:
             self.failure = error
@@ -91,13 +91,13 @@ def start(host: Host, each: Move) -> None:
 
 
 def look(host: Host, patience: float, stop: bool = False, must: bool = False) -> Left:
-    """What became of the stream within some seconds; at once, if it has ended.
+    """The progress of the stream after some seconds, or at once if it has ended.
 
     Args:
         host: This process.
-        patience: How many seconds.
+        patience: Number of seconds.
         stop: Whether to start no more transfers.
-        must: Whether it has to have ended by then.
+        must: Whether the stream must have ended by then.
     """
     stream: Stream = host.kept["stream"]
     if stop:

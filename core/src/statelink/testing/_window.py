@@ -1,4 +1,4 @@
-"""Memory that another process holds on a device, as an array that a clause can look at and write to."""
+"""Memory of another process on a device, as an array that a clause can read and write."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["DONE", "ORDER", "READ", "WRITE", "DeviceArena", "Store", "Window", "view"]
 
 ORDER = struct.Struct("<cQQ")
-"""What is asked of a worker: to read or write, from where on, and how many bytes."""
+"""A request to a worker: read or write, offset, and number of bytes."""
 READ, WRITE, DONE = b"r", b"w", b"d"
 PATIENCE = 60.0
 """Seconds for one copy."""
 
 
 def view(path: str) -> Array:
-    """All memory of a worker, in the calling process; shared with everyone who has it."""
+    """The whole memory of a worker, in the calling process. It is shared with other processes."""
     return cast("Array", Window(Store(path))) if path.startswith("@") else _memory.view(path)
 
 
@@ -33,7 +33,7 @@ class Store:
     """Memory that a worker holds on a device, seen from another thread or process.
 
     Args:
-        path: Where it is served.
+        path: The address at which it is served.
     """
 
     def __init__(self, path: str) -> None:
@@ -63,7 +63,7 @@ class Store:
         self._socket.close()
 
     def __del__(self) -> None:
-        self._socket.close()  # views end like this
+        self._socket.close()  # called for views, too
 
     def _ask(self, what: bytes, at: int, nbytes: int) -> None:
         try:
@@ -81,9 +81,9 @@ class Window(NDArrayOperatorsMixin):
     It compares and converts as numpy's arrays do. A slice is a window again, and what is picked otherwise is a copy.
 
     Args:
-        store: Where they are.
-        start: The first one.
-        shape: Items, and bytes of each where there is more than one; all that is there if not given.
+        store: The memory.
+        start: Offset of the first byte.
+        shape: Number of items, and bytes of each if more than one; the whole memory by default.
     """
 
     def __init__(self, store: Store, start: int = 0, shape: tuple[int, ...] = ()) -> None:
@@ -127,11 +127,11 @@ class Window(NDArrayOperatorsMixin):
             self[row : row + 1] = each
 
     def copy(self) -> np.ndarray[Any, Any]:
-        """What they are at this moment."""
+        """The current bytes."""
         return np.asarray(self)
 
     def any(self) -> bool:
-        """Whether one of them is not zero."""
+        """Whether some byte is not zero."""
         return bool(np.asarray(self).any())
 
     def reshape(self, *shape: int) -> Window:
@@ -148,15 +148,15 @@ class Window(NDArrayOperatorsMixin):
 
 
 class DeviceArena:
-    """A worker's memory on a device, as `Arena` is for host memory; it goes with the worker.
+    """A worker's memory on a device, like `Arena` for host memory. It is freed with the worker.
 
     Args:
-        path: Where the worker serves it.
-        arena: The host memory through which that hands bytes over.
+        path: The address at which the worker serves it.
+        arena: Host memory through which the worker exchanges bytes.
 
     Attributes:
-        path: Where another process finds it.
-        bytes: All of it.
+        path: The address for other processes.
+        bytes: The whole memory.
     """
 
     def __init__(self, path: str, arena: Arena) -> None:
@@ -166,7 +166,7 @@ class DeviceArena:
         self.bytes: Array = cast("Array", Window(self._store))
 
     def discard(self, nbytes: int) -> None:
-        """Give host memory back that was used on the way."""
+        """Give back the host memory that was used for the exchange."""
         self._arena.discard(nbytes)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The other process: it calls what it is told to call, and says what came of it.
+"""The worker process: it calls functions, and returns their results.
 
 Run as ``python -m statelink.testing._worker DESCRIPTOR PATH``: a connected socket, and the memory of its backends.
 """
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 __all__ = ["ENDED", "Host", "Hung", "Opened", "Unexpected"]
 
 ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
-"""What reading from a process that is gone raises."""
+"""Errors of reading from a process that has ended."""
 
 REST = 0.0002
-"""Seconds between two looks at a transfer."""
+"""Seconds between two polls of a transfer."""
 
 
 class Unexpected(Exception):
-    """Something other than Statelink's own errors was raised."""
+    """An error that is none of Statelink's own was raised."""
 
 
 class Hung(Unexpected):
-    """Nothing happened for too long. What comes after it would wait as long: the kit ends there."""
+    """Nothing happened for too long. The kit ends, because later clauses would wait as long."""
 
 
 class Opened:
-    """A backend, and the lock that keeps calls to it apart where it declares that it needs that."""
+    """A backend, and the lock that serialises its calls if it is not thread-safe."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -66,14 +66,14 @@ class Opened:
 
 
 class Host:
-    """What lives in a worker: backends by the name of their link, and whatever functions that run here keep.
+    """The objects of a worker: backends by the name of their link, and data of the functions that run here.
 
     Args:
         path: The worker's memory.
 
     Attributes:
-        kind: What kind of memory the worker's is.
-        address: Its first byte.
+        kind: Kind of the worker's memory.
+        address: Its address.
         allocate: Allocates more of it; ``None`` for host memory.
     """
 
@@ -89,15 +89,15 @@ class Host:
         self._views: dict[str, Array] = {}
 
     def on(self, kind: str, address: int, allocate: Callable[[int], DeviceMemory]) -> None:
-        """Have the worker's memory on a device instead."""
+        """Put the worker's memory on a device."""
         self.kind, self.address, self.allocate = kind, address, allocate
 
     def view(self, path: str) -> Array:
-        """The memory of another worker, as this process sees it."""
+        """The memory of another worker, in this process."""
         return self._views.setdefault(path, view(path))
 
     def close_all(self) -> None:
-        """Close every backend and link, whatever they say."""
+        """Close every backend and link, and ignore errors."""
         links, self.links = self.links, {}
         backends, self.backends = self.backends, {}
         self.rooms.clear()
@@ -137,7 +137,7 @@ def _call(function: Callable[..., Any], host: Host, arguments: Sequence[Any]) ->
 
 if __name__ == "__main__":
     faulthandler.enable()
-    # So that what is pickled here has the name that the other end knows.
+    # So that objects that are pickled here have the module name that the other side knows.
     from statelink.testing import _worker
 
     _worker.serve(Connection(int(sys.argv[1])), sys.argv[2])

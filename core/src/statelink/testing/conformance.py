@@ -1,4 +1,4 @@
-"""What ``statelink conform`` runs: every clause, against the backend that the command line names."""
+"""The test class of ``statelink conform``: every clause, against the backend of the command line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["ALLOCATOR", "NAME", "OPTIONS", "PATIENCE", "TestConformance"]
 NAME, OPTIONS = "STATELINK_CONFORM_BACKEND", "STATELINK_CONFORM_OPTIONS"
 """Environment variables that name the backend, and give its options as JSON."""
 ALLOCATOR = "STATELINK_CONFORM_ALLOCATOR"
-"""That which names what allocates memory of a device."""
+"""Environment variable that names the allocator of device memory."""
 PATIENCE = "STATELINK_CONFORM_PATIENCE"
-"""That which has the seconds within which a failure has to show."""
+"""Environment variable with the seconds within which a failure must be reported."""
 
 
 class TestConformance(BackendTests):

@@ -1,4 +1,4 @@
-"""The kit's pytest plugin: its options, the deviations that a plugin states, and the report."""
+"""The kit's pytest plugin: options, deviations, and the report."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
 
 _RUNS = pytest.StashKey[dict[str, Run]]()
 _ENDED = pytest.StashKey[dict[str, str]]()
-"""Why nothing more of a test class is run."""
+"""Why no more clauses of a test class are run."""
 MOST_ALIKE = 5
-"""Clauses that meet one defect (an exception that is none of Statelink's, or a crash) before the kit ends there."""
+"""The kit ends after this many clauses with one defect: a crash, or an error that is none of Statelink's."""
 _SEEN = pytest.StashKey[dict[tuple[str, str, str], str]]()
-"""The first clause of those that failed alike: by test class, verdict, and what their reasons have in common."""
+"""The first of several clauses that failed alike, by test class, verdict and kind of reason."""
 _PART = "statelink_runs"
 
 
@@ -73,14 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Let ``-k`` select clauses by what they are about, too: the class that holds them, such as ``Fencing``."""
+    """Let ``-k`` also select clauses by theme, which is their class, such as ``Fencing``."""
     if _suite_of(item) is not None:
         item.extra_keyword_matches.add(_theme_of(item))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Run nothing of a test class after a clause that hung, or after several that met one and the same defect."""
+    """Skip clauses of a test class after one that hung, or after several with the same defect."""
     why = item.config.stash[_ENDED].get(item.nodeid.rpartition("::")[0])
     if why is not None:
         pytest.skip(why)
@@ -90,7 +90,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what came of a clause."""
+    """Record the result of a clause."""
     report = yield
     suite = _suite_of(item)
     if suite is not None:
@@ -122,7 +122,7 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport, error: BaseE
     says, _, todo = inspect.cleandoc(function.__doc__ or function.__name__).rpartition("\n\n")
     says, todo = (says, todo) if says else (todo, "")
     if run.clauses and run.clauses[-1].name == item.name:
-        run.clauses.pop()  # it passed, and failed when it was cleaned up after
+        run.clauses.pop()  # it passed, and its clean-up failed
     alike = item.nodeid.rpartition("::")[0], verdict, _kind_of_reason(reason)
     first = item.config.stash[_SEEN].setdefault(alike, item.name) if verdict in ("failed", "deviates") else item.name
     kept = Clause(
@@ -161,14 +161,14 @@ def _verdict(report: pytest.TestReport, error: BaseException | None) -> tuple[Ve
 
 
 def _words_of(error: BaseException) -> str:
-    """What an exception says; those of the clauses speak for themselves."""
+    """The text of an exception. Assertions of the clauses need no type before their text."""
     ours = isinstance(error, AssertionError | Unexpected | pytest.fail.Exception)
-    words = str(error).partition("\nassert ")[0]  # what pytest adds to the words of an assert says nothing more
+    words = str(error).partition("\nassert ")[0]  # drop what pytest adds to the text of an assert
     return words if ours and words else f"{type(error).__name__}: {words}"
 
 
 def _todo(error: BaseException | None, todo: str) -> str:
-    """What to do about a failure: what the clause says, if it is the clause that is broken."""
+    """What to do about a failure. If the clause is broken, this is the hint in its docstring."""
     if isinstance(error, Hung):
         return "See where it waits: `--verbose` shows every stack. If the library needs longer, make `patience` larger."
     if isinstance(error, Died):
@@ -179,7 +179,7 @@ def _todo(error: BaseException | None, todo: str) -> str:
 
 
 def _end_early(item: pytest.Item, clause: Clause, error: BaseException | None) -> None:
-    """End a test class where the others would wait as long as this clause, or only meet the same defect again."""
+    """End a test class if the other clauses would hang as long as this one, or would only meet the same defect."""
     suite, ended = item.nodeid.rpartition("::")[0], item.config.stash[_ENDED]
     if isinstance(error, Hung):
         ended.setdefault(suite, f"{clause.name} did not end, and what comes after it may take as long")
@@ -190,7 +190,7 @@ def _end_early(item: pytest.Item, clause: Clause, error: BaseException | None) -
 
 
 class _Told:
-    """A failure in words. A traceback would lead through the kit, which is not what is at fault."""
+    """A failure in words. A traceback would only show the kit, which is not at fault."""
 
     def __init__(self, words: str, where: Any) -> None:
         self.words = words
@@ -206,7 +206,7 @@ class _Told:
 
 
 def _explain(report: pytest.TestReport, clause: Clause, *, traceback: bool) -> None:
-    """Print the clause, what was found, and what to do. What an earlier clause failed for as well is one line."""
+    """Print the clause, what was found, and what to do. If an earlier clause failed alike, print one line."""
     where: Any = getattr(report.longrepr, "reprcrash", None)
     if where is not None:
         where.message = clause.reason.partition("\n")[0]
@@ -224,7 +224,7 @@ def _explain(report: pytest.TestReport, clause: Clause, *, traceback: bool) -> N
 
 
 def _kind_of_reason(reason: str) -> str:
-    """What reasons have in common that say the same thing of other places: the first line, without its numbers."""
+    """The kind of a reason: its first line without numbers, so that equal failures at other places compare equal."""
     return re.sub(r"0x[0-9a-f]+|\d+", "#", reason.partition("\n")[0])
 
 
@@ -246,14 +246,14 @@ def _tell(config: pytest.Config, clause: Clause) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Say how many clauses there will be."""
+    """Report the number of clauses."""
     descriptor = session.config.getoption("statelink_progress")
     if descriptor is not None:
         os.write(descriptor, b"%d\n" % len(session.items))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report; where tests run side by side, each worker hands its part to the one who started it."""
+    """Write the report. If tests run in several processes, each worker sends its part to the main process."""
     runs = session.config.stash[_RUNS]
     output = getattr(session.config, "workeroutput", None)
     if output is not None:

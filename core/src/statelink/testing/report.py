@@ -1,4 +1,4 @@
-"""What a run of the kit found: the structure of the JSON that ``--statelink-report`` writes."""
+"""The report of the kit: the structure of the JSON that ``--statelink-report`` writes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Clause(msgspec.Struct, frozen=True, kw_only=True):
     """One clause.
 
     Attributes:
-        name: Of the test, with its parameters.
-        theme: What it is about: the class that holds it.
-        says: What the contract says, as a sentence.
-        verdict: What came of it. *Deviates* is a failure that the plugin states itself; *not applicable* is what the
-            backend does not declare; *not run* is what this machine cannot do.
-        reason: Why, if it did not pass.
+        name: Name of the test, with its parameters.
+        theme: Name of its class.
+        says: The text of the contract, as a sentence.
+        verdict: The result. *Deviates* is a failure that the plugin states itself. *Not applicable* means that the
+            backend does not declare it. *Not run* means that this machine cannot run it.
+        reason: Why it did not pass.
         todo: What to do about it, if it failed.
         like: An earlier clause that failed, or deviates, for the same reason.
         seconds: How long it took.
@@ -41,7 +41,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One state type between two layouts.
 
     Attributes:
-        type: The state type, and its layout where it has several.
+        type: The state type, and its layout if it has several.
         topology: Ranks of prefill and of decode, as in ``2 to 1``.
         how: Whether bytes moved over the real library, over a simulator of it, or not at all.
     """

@@ -1,1 +1,1 @@
-"""The clauses, by what they are about."""
+"""The clauses of the contract, by theme."""

@@ -1,4 +1,4 @@
-"""Peers: connect, disconnect, and connect again."""
+"""Clauses on peers: connect, disconnect, and connect again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DESCRIPTOR = 16 << 20
 
 
 class Connecting(Suite):
-    """Making peers known, and forgetting them."""
+    """Connecting and disconnecting peers."""
 
     def test_a_descriptor_is_bytes_and_bounded(self, pair: Pair) -> None:
         """A descriptor is bytes, at most 16 MiB, and can be asked for again.
@@ -149,7 +149,7 @@ class Connecting(Suite):
             pair.connect()
             pair.fill(1)
         half = here.regions[0].nbytes // 2
-        # Those that read have one target between them: each gets a half of it.
+        # Readers share one target. Each gets a half of it.
         shift = [0, half if op is Op.READ else 0]
         blocks = [
             pair.blocks([(0, at, 0, at + by, 4099) for at in range(0, half - 5000, 4111)])

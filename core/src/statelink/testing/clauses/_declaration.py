@@ -1,4 +1,4 @@
-"""What a backend says of itself."""
+"""Clauses on what a backend declares."""
 
 from __future__ import annotations
 

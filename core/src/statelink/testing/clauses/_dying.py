@@ -1,4 +1,4 @@
-"""The death of a peer: a reason in bounded time, and everyone else goes on."""
+"""Clauses on the death of a peer: a reason in bounded time, and no harm to other peers."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ class Dying(Suite):
         return Pair(mover, peer) if op is Op.WRITE else Pair(peer, mover)
 
     def _healthy(self, lab: Lab, here: End, op: Op) -> None:
-        """What the death left behind serves another peer."""
+        """Check that the surviving side serves another peer."""
         other = lab.end(1, ((100_000,),), side=PEER[op]).open()
         self._flow(op, here, other).connect().works_small(op)

@@ -1,4 +1,4 @@
-"""The declared fence holds: for each operation and side, by whom it declares."""
+"""Clauses on fences: for each operation and side, the declared fence holds."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SIZE = 24 * MIB
 OpSide = tuple[Op, Side]
 
 SILENCE = 0.25
-"""Seconds in which nothing may land that has stopped."""
+"""Seconds for which memory is watched after bytes must have stopped."""
 LATE = 3.5
-"""Seconds after the end of a mover for which its target is watched: what a library keeps of the dead comes late."""
+"""Seconds for which a target is watched after its mover has ended, because a library may put bytes in place late."""
 BLOCKED = 0.3
-"""Seconds in which a mover fills whatever lies between it and a target that stands still."""
+"""Seconds in which a mover fills all buffers on the way to a stopped target."""
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def standing_still(worker: Worker, really: bool = True) -> Iterator[None]:
 
 
 def stream(pair: Pair, op: Op) -> None:
-    """Let the mover fill the target again and again in a thread, and return in the middle of that."""
+    """Let the mover fill the target repeatedly on a thread, and return in the middle."""
     blocks = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE, MIB)])
     pair.source.memory[:] = 1
     pair.target.memory[:] = POISON
@@ -62,7 +62,7 @@ def stream(pair: Pair, op: Op) -> None:
 
 
 def flood(pair: Pair, op: Op, room: int = 1, generation: int = 1) -> None:
-    """Let the mover fill the target again and again, and return in the middle of that."""
+    """Let the mover fill the target repeatedly, and return in the middle."""
     blocks = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE, MIB)])
     pair.source.memory[:] = 1
     pair.target.memory[:] = POISON
@@ -78,10 +78,10 @@ def flood(pair: Pair, op: Op, room: int = 1, generation: int = 1) -> None:
 
 
 class Fencing(Suite):
-    """Who can prove that a transfer touches a side's memory no more.
+    """Who can prove that a transfer has stopped touching a side's memory.
 
     Attributes:
-        still: Seconds for which a peer stands still: more than a time-out of the library, if it has one.
+        still: Seconds for which a peer is stopped: more than a time-out of the library, if it has one.
     """
 
     still: float = 1.0
@@ -143,7 +143,7 @@ class Fencing(Suite):
             time.sleep(BLOCKED if target == "standing still" else 0.0)
             worker.kill()
         landing = pair.subject.capabilities.landing_seconds
-        for _ in range(math.ceil(landing / LANDING_ROUND)):  # the core gives memory back no earlier
+        for _ in range(math.ceil(landing / LANDING_ROUND)):  # the core gives memory back only after this time
             pair.target.call(_inside.poll_nothing)
             pair.target.worker(_inside.rest, LANDING_ROUND)
         pair.target.memory[:] = POISON

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Leaking"]
 
 ALLOWED = 24 * MIB
-"""Bytes by which a process may grow while it does what it has done before: allocators and libraries keep some."""
+"""Bytes by which a process may grow while it repeats something, because allocators and libraries keep some."""
 
 
 class Leaking(Suite):
@@ -71,9 +71,9 @@ class Leaking(Suite):
         return held
 
     def _no_more(self, workers: Sequence[Worker], times: int, action: Callable[[], object]) -> None:
-        """Do something that many times, and find as much as before.
+        """Repeat something, and check that the resources are the same as before.
 
-        Files of shared memory are everybody's: those count that come with every time, and come again.
+        Other processes have files of shared memory, too. So only files that appear with every repetition count.
         """
         before = [self._held(worker) for worker in workers]
         action()
@@ -92,7 +92,7 @@ class Leaking(Suite):
         assert len(left) < times, f"{len(left)} files more in {_inside.SHARED} {said}, such as {', '.join(left[:3])}"
 
     def _after(self, worker: Worker, before: Held, times: int) -> Held:
-        """Threads end a moment after they were told to: look until they have, or time is up."""
+        """Resources after a while, because threads end a moment after they were told to."""
         for _ in range(20):
             after = self._held(worker)
             left = after.shared - before.shared

@@ -1,4 +1,4 @@
-"""Moves that go well: of every size, number and place."""
+"""Clauses on moves that succeed: of every size, number and address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package that brings a backend has to be, beside its class."""
+"""Clauses on the package of a backend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Packaging(Suite):
     probes_elsewhere: ClassVar[bool] = False
     """Whether the probe leaves the import of the library to another process."""
     refused_options: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """Options that are wrong, each as an engine's configuration would have them."""
+    """Wrong options, each in the form of an engine's configuration."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give the clause on options each set of them."""
@@ -175,12 +175,12 @@ def _module(name: str) -> ModuleType:
 
 
 def _is_part(value: object, module: ModuleType) -> bool:
-    """Whether it is a module below this one, which importing it has put there."""
+    """Whether it is a submodule that an import has added as an attribute."""
     return isinstance(value, ModuleType) and value.__name__.startswith(f"{module.__name__}.")
 
 
 def _readme(suite: type, distribution: str) -> str:
-    """The README of the project that a test class stands in, or else that in the package's metadata."""
+    """The README of the test class's project, or else the one in the package's metadata."""
     for folder in Path(inspect.getfile(suite)).resolve().parents:
         project, readme = folder / "pyproject.toml", folder / "README.md"
         if project.exists() and readme.exists() and f'"{distribution}"' in project.read_text(encoding="utf-8"):

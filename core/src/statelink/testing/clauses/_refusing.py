@@ -1,4 +1,4 @@
-"""What has to be an error, and must write nothing."""
+"""Clauses on errors. A refused call must write nothing."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OUTSIDE: dict[str, Callable[[int, int], tuple[int, int, int]]] = {
     "longer than the address space": lambda start, size: (3, 0, TOP - 1),
     "in a region that there is not": lambda start, size: (4, 0, 100),
 }
-"""A bad place as region, offset and length, from the start and the size of the last region."""
+"""Bad blocks: region, offset and length, from the start and the size of the last region."""
 
 
 def not_moved(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> str:
-    """Why a move was refused or failed; it must."""
+    """Check that a move is refused or fails. Returns the reason."""
     try:
         outcomes: list[Outcome] = pair.move(op, blocks, room, generation)
     except BackendError as error:
@@ -128,7 +128,7 @@ class Refusing(Suite):
         for end in (used.source, used.target, fresh):
             end.call(_inside.close, 2)
 
-    # What was not granted. The rest is for backends that declare an owner's fence.
+    # Memory that was not granted. These clauses are for backends that declare an owner's fence.
 
     @pytest.mark.parametrize(
         "case", ["nothing", "another room", "another generation", "another peer", "what was revoked"]

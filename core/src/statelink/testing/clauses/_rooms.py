@@ -1,4 +1,4 @@
-"""How rooms live and end, through real links."""
+"""Clauses on rooms, through real links."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rooms(Suite):
 
     @pytest.fixture
     def links(self, subject: Subject, lab: Lab) -> Links:
-        """A prefill and a decode, that other clauses use after this one."""
+        """A prefill and a decode. Other clauses use them after this one."""
         needs(Op.WRITE in subject.capabilities.ops, "it does not offer WRITE, and links push")
         return lab.links_for_all()
 
@@ -194,7 +194,7 @@ class Rooms(Suite):
         assert lab.close_links(lab.subject.patience), "a link did not come to rest"
 
     def _works(self, links: Links, room: int, busy: Ids | Sequence[int] = ()) -> None:
-        """A request in two pushes, and every page of decode looked at."""
+        """Move a request in two pushes, and compare every page of decode."""
         prefill, decode = links
         here, there = self._pages(room)
         free = [page for page in range(PAGES) if page not in set(busy)]
@@ -225,7 +225,7 @@ class Rooms(Suite):
         assert seen.status is status, f"room {room} of {end.key} is {seen.status.name}: {seen.reason}"
 
     def _gave_up(self, seen: Seen, phase: str) -> None:
-        """It failed with a reason; or it succeeded, if it was being moved already."""
+        """Check that a room failed with a reason, or succeeded because it was already moving."""
         done = seen.status is Status.SUCCEEDED and phase == "moving"
         assert done or seen.status is Status.FAILED, f"a room that was given up is {seen.status.name}"
         assert done == (seen.reason is None), f"a room that is {seen.status.name} has the reason {seen.reason}"
@@ -236,7 +236,7 @@ class Rooms(Suite):
         assert np.array_equal(decode.values[there], prefill.values[here]), "values are not what they should be"
 
     def _silent(self, decode: LinkEnd, pages: Ids | Sequence[int]) -> None:
-        """Nothing lands in pages any more, nor has in any other."""
+        """Check that nothing more lands in the pages, and that other pages are unchanged."""
         others = np.setdiff1d(np.arange(PAGES), pages)
         assert (decode.keys[others] == POISON).all(), "pages of others were touched"
         decode.keys[pages] = decode.values[pages] = POISON

@@ -1,4 +1,4 @@
-"""State types, through real links."""
+"""Clauses on state types, through real links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["TOPOLOGIES", "StateTypes"]
 ANYWHERE = "tcp://127.0.0.1:0"
 
 TOPOLOGIES = {"1 to 1": (1, 1), "2 to 1": (2, 1), "1 to 2": (1, 2)}
-"""Ranks of prefill and of decode; heads and channels are dealt out over the ranks of a side."""
+"""Numbers of prefill ranks and decode ranks. Heads and channels are dealt out over the ranks of a side."""
 
 
 class StateTypes(Suite):
@@ -66,7 +66,7 @@ class StateTypes(Suite):
 
     @classmethod
     def moved(cls, subject: Subject, lab: Lab, prefill: int, decode: int, labels: list[str]) -> dict[str, str]:
-        """What is wrong with each type after one request that holds all of them; under no name, what stopped it."""
+        """What is wrong with each type after one request with all of them. The empty name has what stopped it."""
         sources, targets = lab.ranks(0, prefill), lab.ranks(1, decode)
         try:
             peers = cls._open(subject, sources, "prefill", [ANYWHERE] * prefill, labels)
@@ -94,7 +94,7 @@ class StateTypes(Suite):
     def _open(
         subject: Subject, where: dict[Worker, list[int]], role: str, listen: list[str], labels: list[str]
     ) -> list[str]:
-        """Open the ranks of one side, each in its process: their addresses."""
+        """Open the ranks of one side, each in its process. Returns their addresses."""
         what = role, subject.name, dict(subject.options)
         return [
             address

@@ -1,4 +1,4 @@
-"""What a strategy promises: how the planned bytes of a component travel, and never which."""
+"""Clauses on strategies: they decide how the planned bytes of a component travel, never which."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ GARBAGE = (b"", b"\0", b"\xff" * 8, b"\xff" * 64, b"{}", b"\x93\x01\x02\x03", np
 
 
 class Strategies(Rooms):
-    """A strategy for one state type over one backend: its hooks by themselves, and through real links."""
+    """A strategy for one state type over one backend: its hooks without links, and through real links."""
 
     strategy: ClassVar[str]
     """The strategy's name. Its package has to be installed."""
     state_type: ClassVar[str] = "kv"
     """The state type that it carries."""
     backend: ClassVar[str] = "tcp"
-    """The backend over which it does."""
+    """The backend over which it carries that type."""
 
     @pytest.fixture
     def links(self, subject: Subject, lab: Lab) -> Links:
-        """A prefill and a decode, that other clauses use after this one."""
+        """A prefill and a decode. Other clauses use them after this one."""
         kind = state_type(self.state_type)
         whole = kind.index is IndexSpace.PAGE and kind.coverage in (Coverage.SUFFIX, Coverage.WHOLE)
         needs(whole, "this state type has no pages for all positions of a request")
@@ -47,7 +47,7 @@ class Strategies(Rooms):
 
     @property
     def labels(self) -> list[str]:
-        """The components that the kit knows of this state type; of another's, pages that move whole."""
+        """The kit's components of this state type. For a third party's type, these are pages that move as a whole."""
         return [label for label, type in LABELS.items() if type == self.state_type] or [self.state_type]
 
     def test_it_carries_its_state_type(self, subject: Subject) -> None:
@@ -103,7 +103,7 @@ class Strategies(Rooms):
         assert not wrong, "; ".join(wrong)
 
     def _refuses(self, what: str, call: Callable[[bytes], None]) -> None:
-        """Garbage may be refused, or taken for what it is not; nothing else is raised."""
+        """Check that garbage is refused or accepted, and that no other error is raised."""
         for raw in GARBAGE:
             try:
                 call(raw)

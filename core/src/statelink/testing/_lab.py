@@ -1,4 +1,4 @@
-"""What the clauses of one test class share: processes, and one connected pair that they leave intact."""
+"""What the clauses of one test class share: processes, and one connected pair that they must leave intact."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["FAILED", "NOT_APPLICABLE", "Lab", "Suite", "needs"]
 FAILED = pytest.StashKey[bool]()
 """Whether a test failed, for the fixtures that clean up after it."""
 NOT_APPLICABLE = "not applicable: "
-"""How the reason of a skip begins that no machine can change."""
+"""Prefix of the reason of a skip that no machine can change."""
 
 
 LARGE = 128 * MIB
-"""Bytes of memory that are not kept for the next test."""
+"""Bytes of memory that are given back after each test."""
 
 
 FOR_LINKS = ARENA - 64 * MIB
-"""Where in a worker's memory the pages of links begin."""
+"""Offset of the links' pages in a worker's memory."""
 
 
 def needs(declared: bool, what: str) -> None:
-    """Leave a clause out that this backend's declaration makes pointless."""
+    """Skip a clause that makes no sense with this backend's declaration."""
     if not declared:
         pytest.skip(f"{NOT_APPLICABLE}{what}")
 
@@ -43,8 +43,8 @@ class Lab(Bench):
 
     Args:
         subject: The backend.
-        pool: Where processes come from.
-        processes: In how many of them the two ends of a pair live.
+        pool: The pool of processes.
+        processes: Number of processes for the two ends of a pair.
     """
 
     def __init__(self, subject: Subject, pool: Pool, processes: int) -> None:
@@ -61,7 +61,7 @@ class Lab(Bench):
         self._floor: dict[int, int] = {}
 
     def pair_for_all(self) -> Pair:
-        """The pair that is shared; whoever takes it leaves it connected."""
+        """The shared pair. A clause must leave it connected."""
         self.ready()
         if self._pair is None:
             self._pair = self.pair()
@@ -70,26 +70,26 @@ class Lab(Bench):
         return self._pair
 
     def ready(self) -> None:
-        """Have as many processes as are needed, alive."""
+        """Provide as many running processes as are needed."""
         if not all(worker.idle for worker in self._all()):
             self.spoil()
         self.workers = [*self.workers, *(self._pool.take() for _ in range(self.processes - len(self.workers)))]
 
     def borrow(self) -> Worker:
-        """One more process, for this test; it may be killed."""
+        """One more process for this test. It may be killed."""
         needs(self.processes > 1, "this backend moves bytes inside one process")
         worker = self._pool.take()
         self._borrowed.append(worker)
         return worker
 
     def end(self, number: int = 0, *arguments: Any, **named: Any) -> End:
-        """An end in one of the processes; forgotten after the test."""
+        """An end in one of the processes. It is forgotten after the test."""
         end = super().end(number, *arguments, **named)
         self._ends.append(end)
         return end
 
     def place(self, number: int) -> Worker:
-        """The process for one more link: where few links may share one, others stand in for it when it is full."""
+        """The process for one more link. If a process may have few links and is full, another process replaces it."""
         most = self.subject.capabilities.links_per_process
         more = self._more.setdefault(number, [])
         for worker in (self.workers[number], *more):
@@ -99,7 +99,7 @@ class Lab(Bench):
         return more[-1]
 
     def ranks(self, number: int, count: int) -> dict[Worker, list[int]]:
-        """In which process each of so many ranks has its link; until the end of this test."""
+        """The process for the link of each rank, until the end of this test."""
         found: dict[Worker, list[int]] = {}
         for rank in range(count):
             worker = self.place(number % len(self.workers))
@@ -114,7 +114,7 @@ class Lab(Bench):
         return End(self.subject, worker, link, layout, side=side)
 
     def links_for_all(self) -> tuple[LinkEnd, LinkEnd]:
-        """A prefill and a decode that are shared; whoever takes them leaves them open."""
+        """A shared prefill and decode. A clause must leave them open."""
         if self._links is None:
             source, target = self.place(0), self.place(len(self.workers) - 1)
             prefill = LinkEnd(self.subject, source, "prefill", "shared-prefill", FOR_LINKS)
@@ -135,7 +135,7 @@ class Lab(Bench):
             assert each.close(), f"{each.key} did not come to rest"
 
     def close_links(self, patience: float) -> bool:
-        """Close the shared links; whether they came to rest within so many seconds."""
+        """Close the shared links. Returns whether they quiesced within so many seconds."""
         links, self._links = self._links or (), None
         return all([link.worker(_rooms.close, [link.key], patience) for link in links])
 
@@ -156,7 +156,7 @@ class Lab(Bench):
         self._used = dict(self._floor) if self._pair else {}
 
     def spoil(self) -> None:
-        """Start anew, after a test that failed."""
+        """Start with new objects after a failed test."""
         borrowed, self._borrowed = [*self._borrowed, *self._all()], []
         self._ends, self._ranks, self._more, self._pair, self._links = [], [], {}, None, None
         self.workers = []
@@ -172,7 +172,7 @@ class Lab(Bench):
 
 
 class Suite:
-    """What a test class states of its backend, and the fixtures of its clauses."""
+    """What a test class states about its backend, and the fixtures of its clauses."""
 
     is_statelink_suite: ClassVar[bool] = True
 
@@ -181,24 +181,22 @@ class Suite:
     options: ClassVar[Mapping[str, Any]] = {}
     """Its options."""
     config: ClassVar[Mapping[str, Any]] = {}
-    """What links are configured with besides."""
+    """Further keys of the links' configuration."""
     environment: ClassVar[Mapping[str, str]] = {}
-    """Environment variables of the processes that it runs in."""
+    """Environment variables of its processes."""
     processes: ClassVar[int] = 2
-    """In how many processes two ends live: 1 for a backend that reaches no other process."""
+    """Number of processes for two ends: 1 for a backend that reaches no other process."""
     patience: ClassVar[float] = 30.0
-    """Seconds within which a failure has to show, such as the death of a peer."""
+    """Seconds within which a failure must be reported, such as the death of a peer."""
     memory: ClassVar[str] = "dram"
-    """Kind of the memory that is moved: the host's, or that of a device such as ``cuda:0``. The option
-    ``--statelink-memory`` goes before it."""
+    """Kind of the memory that is moved: host memory, or that of a device such as ``cuda:0``. The option
+    ``--statelink-memory`` takes precedence."""
     allocator: ClassVar[str] = ""
-    """What allocates memory of a device, as ``module:name``; torch if empty. It is called with the kind and a number of
-    bytes, and what it returns has an ``address``, ``write(at, data)`` and ``read(at, data)`` for arrays of bytes."""
-    simulator: ClassVar[bool] = False
-    """Whether what moves the bytes is a stand-in for the real library."""
-    deviations: ClassVar[Mapping[str, str]] = {}
-    """Clauses that this backend is known to break, by the name of the test, each with the reason. One that it does
-    not break any more fails."""
+    """Function that allocates memory of a device, as ``module:name``; torch if empty. It is called with the kind and a
+    number of bytes. Its result has an ``address``, and ``write(at, data)`` and ``read(at, data)`` for arrays of
+    bytes.""" simulator: ClassVar[bool] = False """Whether a stand-in for the real library moves the bytes."""
+    deviations: ClassVar[Mapping[str, str]] = {} """Clauses that this backend is known to break: name of the test to
+    reason. If the backend keeps such a clause, the clause fails, so that the entry is removed."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give each clause the operations and sides that the backend declares."""
@@ -206,11 +204,11 @@ class Suite:
             declared = _inside.kind_of(type(self).backend).capabilities
             ops = sorted(declared.ops, key=lambda op: op.value)
             fences = sorted(declared.fences.items(), key=lambda item: (item[0][0].value, item[0][1].value))
-        except Exception:  # the clauses say so, one by one
+        except Exception:  # each clause then reports this
             ops, fences = [Op.WRITE], []
         if "op" in metafunc.fixturenames:
             metafunc.parametrize("op", ops, ids=lambda op: op.value)
-        if "main_op" in metafunc.fixturenames:  # what takes long is done in one direction
+        if "main_op" in metafunc.fixturenames:  # long clauses run in one direction only
             metafunc.parametrize("main_op", ops[-1:], ids=lambda op: op.value)
         for name, fence in (("fenced_by_owner", Fence.OWNER), ("fenced_by_mover", Fence.MOVER)):
             if name in metafunc.fixturenames:
@@ -229,5 +227,5 @@ class Suite:
 
     @pytest.fixture
     def pair(self, lab: Lab) -> Pair:
-        """Two connected ends, which other clauses use after this one."""
+        """Two connected ends. Other clauses use them after this one."""
         return lab.pair_for_all()

@@ -1,4 +1,4 @@
-"""All clauses, as the one class that a plugin's test class is made from."""
+"""The classes from which a plugin's test classes are derived."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ class BackendTests(Rooms, StateTypes, Leaking, Dying, Fencing, Refusing, Moving,
     Attributes:
         backend: The backend's entry-point name; its package has to be installed.
         options: Its options.
-        config: What links are configured with besides.
-        environment: Environment variables of the processes that it runs in.
-        processes: In how many processes the two ends live: 1 for a backend that reaches no other process.
-        patience: Seconds within which a failure has to show, such as the death of a peer.
+        config: Further keys of the links' configuration.
+        environment: Environment variables of its processes.
+        processes: Number of processes for the two ends: 1 for a backend that reaches no other process.
+        patience: Seconds within which a failure must be reported, such as the death of a peer.
         memory: Kind of the memory that is moved: ``dram``, or that of a device such as ``cuda:0``.
-        allocator: What allocates memory of a device, as ``module:name``; torch if empty.
-        simulator: Whether what moves the bytes is a stand-in for the real library.
-        deviations: Clauses that the backend is known to break, by the name of the test, each with the reason. They are
-            strict expected failures: one that it does not break any more fails.
+        allocator: Function that allocates memory of a device, as ``module:name``; torch if empty.
+        simulator: Whether a stand-in for the real library moves the bytes.
+        deviations: Clauses that the backend is known to break: name of the test to reason. They are strict expected
+            failures: if the backend keeps such a clause, the clause fails.
     """
 
 
 class StrategyTests(Strategies):
     """Every clause on strategies, against one strategy.
 
-    Derive a class whose name begins with ``Test``, and name the strategy in it. The attributes of `BackendTests` are
-    there, too.
+    Derive a class whose name begins with ``Test``, and name the strategy in it. It also has the attributes of
+    `BackendTests`.
 
     Attributes:
-        strategy: The strategy's name; its package has to be installed.
+        strategy: The strategy's name. Its package has to be installed.
         state_type: The state type that it carries.
-        backend: The backend over which it does.
-        config: What links are configured with so that it does.
+        backend: The backend over which it carries this type.
+        config: Keys of the links' configuration that the strategy needs.
     """
 
 
 class PackageTests(Packaging):
-    """Every clause on the package that brings a backend: its metadata, its names, its options, and its library.
+    """Every clause on the package of a backend: its metadata, its names, its options, and its library.
 
     Derive a class whose name begins with ``Test``, and name the backend in it. Of the attributes of `BackendTests`,
     ``backend``, ``options``, ``environment``, ``memory`` and ``deviations`` count.
 
     Attributes:
-        library: Top-level modules of the libraries that the plugin imports late; the tests take them away.
+        library: Top-level modules of the libraries that the plugin imports late. Tests make them unavailable.
         probes_elsewhere: Whether the probe leaves the import of the library to another process.
-        refused_options: Options that are wrong, one after the other.
+        refused_options: Wrong options, each of which must be refused.
     """

@@ -10,10 +10,11 @@ import importlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Backend, Batch, Transfer
+from statelink.backend import Backend, Batch, SubmitMode, Transfer
 from statelink.registry import load_backend
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ _breaking = threading.local()
 def lie(lies: bool) -> None:
     """Whether backends of this process say at once that nothing can land any more, when the core takes memory back.
 
-    A revoke is then done before it has begun, and what is in flight for a room that failed counts as settled.
+    A revoke is then done before it has begun, and what is in flight for a room that failed counts as settled. A backend
+    whose `submit` blocks moves its batches on a thread of its own, so that something is in flight then.
     """
     global _lies
     _lies = lies
@@ -129,22 +131,30 @@ class Watched(Backend):
     def __init__(self, context: BackendContext) -> None:
         global _watch
         _watch = self.watch = Watch()
+        self._late = ThreadPoolExecutor(1)
         super().__init__(context)  # type: ignore[safe-super]
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         flight = self.watch.start(batch)  # it may be over when the real one returns
-        _breaking.now = batch.room in self.watch.broken
+        if _lies and self.capabilities.submit_mode is SubmitMode.BLOCKING:
+            self._late.submit(self._submit, flight, peer, batch)  # else a room never fails while the library moves it
+            return flight
         try:
-            flight.real = super().submit(peer, batch)  # type: ignore[safe-super]
+            self._submit(flight, peer, batch)
         except BaseException:
             self.watch.land(flight)
             self.watch.forget(flight)
             raise
         return flight
 
+    def _submit(self, flight: Flight, peer: str, batch: Batch) -> None:
+        _breaking.now = batch.room in self.watch.broken
+        flight.real = super().submit(peer, batch)  # type: ignore[safe-super]
+
     def poll(self, transfers: Sequence[Transfer]) -> None:
         real = [each.real if isinstance(each, Flight) and each.real is not None else each for each in transfers]
-        super().poll([each for each in real if each.outcome is None or each.outcome.unsettled])  # type: ignore[safe-super]
+        known = [each for each in real if not isinstance(each, Flight)]
+        super().poll([each for each in known if each.outcome is None or each.outcome.unsettled])  # type: ignore[safe-super]
         for each, under in zip(transfers, real, strict=True):
             if isinstance(each, Flight):
                 self._look(each, under)
@@ -159,6 +169,10 @@ class Watched(Backend):
             self.watch.land(flight)
         if real.outcome is not None and not real.outcome.unsettled:
             self.watch.forget(flight)
+
+    def close(self) -> None:
+        self._late.shutdown()
+        super().close()  # type: ignore[safe-super]
 
     def disconnect(self, peer: str) -> None:
         super().disconnect(peer)  # type: ignore[safe-super]

@@ -192,11 +192,13 @@ class Suite:
     """Kind of the memory that is moved: host memory, or that of a device such as ``cuda:0``. The option
     ``--statelink-memory`` takes precedence."""
     allocator: ClassVar[str] = ""
-    """Function that allocates memory of a device, as ``module:name``; torch if empty. It is called with the kind and a
-    number of bytes. Its result has an ``address``, and ``write(at, data)`` and ``read(at, data)`` for arrays of
-    bytes.""" simulator: ClassVar[bool] = False """Whether a stand-in for the real library moves the bytes."""
-    deviations: ClassVar[Mapping[str, str]] = {} """Clauses that this backend is known to break: name of the test to
-    reason. If the backend keeps such a clause, the clause fails, so that the entry is removed."""
+    """Function that allocates memory of a device, as ``module:name``; torch if empty. It is called with the kind and
+    a number of bytes. Its result has an ``address``, and ``write(at, data)`` and ``read(at, data)`` for arrays."""
+    simulator: ClassVar[bool] = False
+    """Whether a stand-in for the real library moves the bytes."""
+    deviations: ClassVar[Mapping[str, str]] = {}
+    """Clauses that this backend is known to break: name of the test to reason. If the backend keeps such a clause, the
+    clause fails, so that the entry is removed."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give each clause the operations and sides that the backend declares."""

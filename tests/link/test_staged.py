@@ -247,7 +247,7 @@ def test_one_side_stages(workshop: Workshop) -> None:
     made = workshop.pair(staging=FORCED, decode_config={"staging": None})
     case = made.case()
     text = made.receive(case, deadline=20).failed()
-    assert "by different strategies" in text
+    assert "with different strategies" in text
     assert "configure the same staging" in text
     made.done(case)
 

@@ -32,6 +32,6 @@ def test_other_cells_are_left_alone() -> None:
 
 
 def test_a_package_that_only_one_side_has_is_refused_when_they_connect() -> None:
-    with pytest.raises(AssertionError, match="by different strategies") as caught:
+    with pytest.raises(AssertionError, match="with different strategies") as caught:
         hand_over("tcp", "kv", prefill=WITHOUT)
     assert "acme.pieces" in str(caught.value)

@@ -1,8 +1,9 @@
-"""What a link knows of its peers before any room: who they are, how they are reached, and whether they live.
+"""What a link knows of its peers apart from rooms: their handshakes, their connections, and whether they are alive.
 
-Nothing here knows rooms. The control thread owns the states of peers and the connections; data threads read large
-handshakes (`HandshakeReader`), make and end connections of the backend (`Connections`), and ask the rendezvous. Which
-peers there are is kept by the roles: `prefill` keeps decode ranks, `decode` keeps prefill instances.
+The roles keep the peers themselves: `prefill` keeps decode ranks, `decode` keeps prefill instances. This package has
+what both use. It has no thread and no timer: the roles call it. The control thread owns the states of peers, and the
+list of the connections that are wanted (`Connections`). Data threads read large handshakes (`HandshakeReader`), make
+and end connections of the backend, and ask the rendezvous.
 """
 
 from __future__ import annotations

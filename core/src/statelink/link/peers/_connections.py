@@ -1,4 +1,4 @@
-"""The connections of this side's backend, made and ended in order with all that is asked of it of a peer."""
+"""The connections of this side's backend. All calls of the backend about one peer are jobs of one key, in order."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Connection", "Connections"]
 
 
 class Connection:
-    """One connection to a peer, for as long as anybody here counts on it.
+    """The backend's connection to one peer. It counts its users, which are this link's roles.
 
     Attributes:
-        handshake: The peer's.
+        handshake: The peer's handshake.
         made: Whether the backend reaches the peer. Jobs with the peer's key change it; any thread reads it.
     """
 
@@ -34,30 +34,30 @@ class Connection:
         self._users = 0
 
     def join(self) -> None:
-        """One more counts on it. Control thread."""
+        """Add a user. Control thread."""
         self._users += 1
 
     def leave(self) -> bool:
-        """One less counts on it; whether nobody does any more. Control thread."""
+        """Remove a user. Returns whether that was the last one. Control thread."""
         self._users -= 1
         return not self._users
 
     def note(self, made: bool) -> None:
-        """Whether the backend reaches the peer. For jobs with the peer's key."""
+        """Set whether the backend reaches the peer. For jobs with the peer's key."""
         self.made = made
 
 
 class Connections:
     """Tells the backend which peers to connect to, and which to forget.
 
-    A link has one of these: both of its roles may count on one connection to a peer. All calls about one peer, moves
-    included, are jobs of one key, so that a late call is never taken for the next connection's. Belongs to the control
-    thread, except for `make`.
+    A link has one of these, since both of its roles may use one connection to a peer. All calls about one peer, moves
+    included, are jobs of one key: no late call for an ended connection reaches the backend after the next connection
+    was made. Belongs to the control thread, except for `make`.
 
     Args:
         backend: The backend.
-        workers: Run its calls.
-        explained: Adds to an error about memory which setting of its allocator may be the cause.
+        workers: Run the backend's calls.
+        explained: A context manager that adds to an error about memory which allocator setting may be the cause.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Connections:
         self._explained = explained
         self._wanted: dict[str, Connection] = {}
         self._tried: dict[str, Connection] = {}
-        """Per peer, the connection that the backend was last asked for. Each belongs to jobs with the peer's key."""
+        """Per peer, the connection that the backend was last asked to make. Jobs with the peer's key use its entry."""
 
     def join(self, handshake: Handshake) -> Connection:
-        """The connection to a peer, which one more counts on. It is made by `make`, in a job that is submitted next."""
+        """Become a user of the connection to a peer. The caller then submits a job that calls `make`."""
         connection = self._wanted.get(handshake.link)
         if connection is None:
             connection = self._wanted[handshake.link] = Connection(handshake)
@@ -85,8 +85,8 @@ class Connections:
         """Connect, unless that was done. Blocks; for a job with the peer's key.
 
         Raises:
-            StatelinkError: What the backend says. Where its library registers memory no earlier, and refuses it, with
-                the setting that may be the cause.
+            StatelinkError: The backend's error. Some libraries register memory only here: if one refuses the memory,
+                the error also names the allocator setting that may be the cause.
         """
         if connection.made:
             return
@@ -102,7 +102,7 @@ class Connections:
         connection.note(made=True)
 
     def leave(self, connection: Connection) -> None:
-        """One less counts on it; after the last one, the backend forgets the peer."""
+        """End a use of the connection. After the last use, the backend forgets the peer."""
         name = connection.handshake.link
         if connection.leave():
             del self._wanted[name]
@@ -112,6 +112,6 @@ class Connections:
         """Forget the peer, if the backend has this connection to it. A job with the peer's key."""
         connection.note(made=False)
         name = connection.handshake.link
-        if self._tried.get(name) is connection:  # also one that failed: some of it may have been made
+        if self._tried.get(name) is connection:  # also one that failed: parts of it may exist
             del self._tried[name]
             self._backend.disconnect(name)

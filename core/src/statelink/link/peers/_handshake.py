@@ -1,4 +1,4 @@
-"""Whether two links can work together, as far as their handshakes tell."""
+"""Checks, from two handshakes alone, whether the two links can work together."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def can_receive(role: str) -> bool:
 
 
 def is_sibling(ours: Handshake, theirs: Handshake) -> bool:
-    """Whether a peer is a rank of our own instance, which asks what we hold."""
+    """Whether a peer is taken for another rank of this link's own instance: it only asks for this rank's inventory."""
     if ours.role != theirs.role:
         return False
     return ours.role != "both" or ours.inventory.instance == theirs.inventory.instance
 
 
 def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
-    """Refuse a peer that this link cannot work with, as far as the two handshakes tell.
+    """Refuse a peer if the two handshakes show that this link cannot work with it.
 
     Args:
-        ours: Who this link is.
-        theirs: Who the peer is.
-        sends: Whether this link is the one that sends between the two.
+        ours: This link's handshake.
+        theirs: The peer's handshake.
+        sends: Whether this link is prefill for the peer; otherwise it is decode.
 
     Raises:
-        PeerError: Says which field, and both values.
+        PeerError: Says what does not fit, and the values of both sides.
     """
     who = {"peer": theirs.link}
     low, high = max(ours.protocol[0], theirs.protocol[0]), min(ours.protocol[1], theirs.protocol[1])
@@ -67,7 +67,7 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
         return
     source, target = (ours, theirs) if sends else (theirs, ours)
     if theirs.role not in ROLES:
-        raise PeerError("a peer has no known role", cause=f"{theirs.role!r}", code="peer.role", **who)
+        raise PeerError("the role of a peer is unknown", cause=f"{theirs.role!r}", code="peer.role", **who)
     if not can_send(source.role) or not can_receive(target.role):
         needed = "receive" if sends else "send"
         raise PeerError(
@@ -87,8 +87,8 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
         )
     if ours.verify != theirs.verify:
         raise PeerError(
-            "the two sides do not verify alike",
-            cause=f"verify is {ours.verify!r} here, {theirs.verify!r} there",
+            "the two sides have different settings of 'verify'",
+            cause=f"{ours.verify!r} here, {theirs.verify!r} there",
             hint="configure the same on both sides",
             code="peer.verify",
             **who,
@@ -108,7 +108,7 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
         known_strategy = ours.strategies.get(name, strategy)
         if known_strategy != strategy:
             raise PeerError(
-                f"the two sides carry component {name!r} by different strategies",
+                f"the two sides move component {name!r} with different strategies",
                 cause=f"{known_strategy!r} here, {strategy!r} there",
                 hint="install the same plugins, and configure the same staging, on both sides",
                 code="peer.strategy",

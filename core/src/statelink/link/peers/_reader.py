@@ -1,4 +1,4 @@
-"""Reading the handshakes of peers: small ones at once, large ones on a thread of their own."""
+"""Reads peers' handshakes: small ones at once on the control thread, large ones on a data thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["HandshakeReader"]
 log = logging.getLogger("statelink.link")
 
 SMALL_HANDSHAKE, SMALL_EFFORT = 16 << 10, 1 << 12
-"""Bytes up to which, and effort with which, the control thread reads a handshake: that takes milliseconds at most."""
+"""The most bytes, and the most effort, of a handshake that the control thread reads: milliseconds of work at most."""
 MAX_WAITING = 4 * MAX_HANDSHAKE
 """Most bytes of handshakes that wait to be read."""
 
@@ -33,15 +33,17 @@ class HandshakeReader:
     """Reads and checks handshakes. Belongs to the control thread; none of its methods blocks.
 
     Args:
-        channel: Counts those that are dropped.
-        workers: Read large ones.
+        channel: Counts the handshakes that are dropped.
+        workers: Read the large ones.
     """
 
     def __init__(self, channel: Channel, workers: Workers) -> None:
         self._channel = channel
         self._workers = workers
         self._reading: set[str] = set()
+        """Peers of which a large handshake is queued or being read."""
         self._waiting = 0
+        """Bytes of these handshakes."""
 
     def read(
         self,
@@ -50,16 +52,17 @@ class HandshakeReader:
         check: Callable[[Handshake], Made],
         then: Callable[[Made | None, Reason | None], None],
     ) -> None:
-        """Read a handshake and check it; a large one on a thread of its own, and one of a peer at a time.
+        """Read a handshake and check it. A large one is read on a data thread, one of each peer at a time.
 
-        A handshake that comes while an earlier one of the same peer is being read is dropped: a peer that gets no
-        answer repeats it. One that comes while too many bytes wait is dropped and counted.
+        A large handshake that comes while an earlier one of the same peer is being read is dropped: a peer that gets no
+        answer repeats its handshake. One that comes while too many bytes wait is dropped and counted.
 
         Args:
-            peer: Whose it is: its link name or address.
+            peer: The peer's link name or address.
             raw: The handshake.
-            check: Looks at it and makes something of it, on the same thread.
-            then: Called on the control thread with what was made, or with why the handshake is refused.
+            check: Called on the thread that reads, which may be a data thread. Raises if the handshake is refused;
+                otherwise returns what ``then`` needs.
+            then: Called on the control thread with what ``check`` returned, or with why the handshake is refused.
         """
         nbytes = len(memoryview(raw))
         if nbytes <= SMALL_HANDSHAKE:
@@ -71,11 +74,13 @@ class HandshakeReader:
             return
         if self._waiting + nbytes > MAX_WAITING:
             cause = f"{self._waiting} bytes of others wait to be read"
-            self._channel.count(WireError("a description came at a bad time", cause=cause, code="wire.busy"))
+            what = "a handshake came while too many others wait"
+            self._channel.count(WireError(what, cause=cause, code="wire.busy"))
             return
         self._reading.add(peer)
         self._waiting += nbytes
 
+        # Runs on the control thread.
         def done(read: tuple[Made | None, Reason | None] | None, defect: Reason | None) -> None:
             self._reading.discard(peer)
             self._waiting -= nbytes
@@ -88,5 +93,5 @@ class HandshakeReader:
 def _read(raw: msgspec.Raw, check: Callable[[Handshake], Made], effort: int) -> tuple[Made | None, Reason | None]:
     try:
         return check(read_handshake(raw, effort)), None
-    except BaseException as error:  # whatever is in it, it is the peer's
+    except BaseException as error:  # the peer sent it: no content may do more than get it refused
         return None, reason_of(error)

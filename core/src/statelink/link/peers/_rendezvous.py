@@ -30,15 +30,15 @@ class Rendezvous(Protocol):
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A rendezvous that can say why it does not find an instance. A `Rendezvous` need not be one."""
+    """What a `Rendezvous` may offer besides: it can say why it does not find an instance."""
 
     def explain(self, peer: Peer | None) -> tuple[str, str]:
-        """Why `Rendezvous.resolve` returns ``None``, and what to look at; empty where it is not known.
+        """Why `Rendezvous.resolve` returns ``None``, and a hint what to do; both are empty where that is not known.
 
         Must not block: it is called on the control thread.
 
         Args:
-            peer: Who was asked for; ``None`` asks why others may not find this link.
+            peer: The instance that is not found; with ``None``, this says why others may not find this link.
         """
 
 
@@ -53,7 +53,7 @@ class StaticRendezvous:
         self._peers = {name: tuple(map(parse_endpoint, addresses)) for name, addresses in peers.items()}
 
     def resolve(self, peer: Peer) -> tuple[Endpoint, ...] | None:
-        """See `Rendezvous.resolve`; addresses stand for themselves."""
+        """See `Rendezvous.resolve`. Given addresses, it returns these."""
         if not isinstance(peer, str):
             return tuple(map(parse_endpoint, peer))
         if peer.startswith("tcp://"):

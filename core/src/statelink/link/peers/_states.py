@@ -1,6 +1,6 @@
 """The states of peers, as two tables: of a prefill instance as decode sees it, and of a decode rank as prefill sees it.
 
-A step that a table does not list is not taken: a job that found something out about an earlier state comes too late.
+An event that a table does not list for a state changes nothing: the job that reports it began in an earlier state.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ class InstanceState(enum.Enum):
     RESOLVING = "resolving"
     """Its addresses are being found."""
     GREETING = "greeting"
-    """Its ranks, and this instance's other ranks, are being asked who they are."""
+    """The handshakes with its ranks, and with the other ranks of this link's own instance, are under way."""
     PLANNING = "planning"
     """The route is being computed."""
     ATTACHING = "attaching"
     """Its ranks are told their parts, and the backends connect."""
     READY = "ready"
-    """Rooms may be requested."""
+    """This link may send it requests."""
     REFUSED = "refused"
-    """One side refused; rooms fail with the reason, and it is tried again after a while."""
+    """One side refused. Rooms fail with the reason; a room that comes after a while makes this link try again."""
     GONE = "gone"
-    """Forgotten, since nobody waited for it; it is found anew when somebody does."""
+    """Forgotten, since no room needed it. The next room that names it begins anew."""
 
 
 class InstanceEvent(enum.Enum):
@@ -58,13 +58,13 @@ class RankState(enum.Enum):
     """How far a decode rank is, as prefill sees it."""
 
     GREETED = "greeted"
-    """It introduced itself, and was welcomed."""
+    """It sent `Hello` and got `Welcome`."""
     ATTACHING = "attaching"
-    """It named this rank's part; the plan is being compiled, and the backend connects."""
+    """It sent `Attach`, which names this rank's part. The plan is being compiled, and the backend connects."""
     ATTACHED = "attached"
-    """It may ask for rooms."""
+    """It may send requests."""
     GONE = "gone"
-    """It was lost, or closed. It is greeted anew when it speaks again."""
+    """It was lost, or it closed. If it speaks again, it begins with a new handshake."""
 
 
 class RankEvent(enum.Enum):
@@ -79,7 +79,7 @@ class RankEvent(enum.Enum):
 _C, _H = RankState, RankEvent
 DECODE_RANK: dict[RankState, dict[RankEvent, RankState]] = {
     _C.GREETED: {_H.ASSIGNED: _C.ATTACHING, _H.LOST: _C.GONE},
-    # It says so again while it has no answer, and anew when another rank of its instance came back.
+    # Decode repeats `Attach` until it is answered, and attaches anew after it lost any rank of this prefill instance.
     _C.ATTACHING: {
         _H.ASSIGNED: _C.ATTACHING,
         _H.COMPILED: _C.ATTACHED,

@@ -1,4 +1,4 @@
-"""What carries the bytes to a peer, and whether that is what the engine requires."""
+"""Which transport carries the bytes to a peer, and whether the engine's ``require`` allows it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["allows", "check_transport", "known_transport", "transport_of"]
 log = logging.getLogger("statelink.link")
 
 LOOK = 0.01
-"""Seconds between two questions to the backend."""
+"""Seconds between two calls that ask the backend for the transport."""
 MAX_WORD = 256
-"""Most characters of a transport's name that travel."""
+"""Most characters of a transport's name that peers are told."""
 
 
 def transport_of(backend: Backend, peer: str) -> str:
-    """What the backend says carries the bytes to a peer; `UNKNOWN` where it cannot say. Any thread."""
+    """The transport that carries the bytes to a peer; `UNKNOWN` where the backend cannot say. Any thread."""
     if not isinstance(backend, Transports):
         return UNKNOWN
     try:
@@ -36,16 +36,16 @@ def transport_of(backend: Backend, peer: str) -> str:
 
 
 def allows(require: Collection[str], transport: str) -> bool:
-    """Whether a transport is what is required: every part of it, where several carry the bytes."""
+    """Whether ``require`` allows a transport. Where several carry the bytes, joined by ``+``, each must be allowed."""
     return not require or (bool(transport) and set(transport.split("+")) <= set(require) - {UNKNOWN})
 
 
 def known_transport(require: Collection[str], ask: Callable[[], str], patience: float) -> str:
-    """What carries the bytes, once the backend can say it. Blocks; for a data thread.
+    """The transport that carries the bytes, once the backend can say it. Blocks; data threads only.
 
     Args:
-        require: What is required; if nothing is, the answer does not matter, and is not waited for.
-        ask: Says what is known by now.
+        require: The transports that are allowed. If it is empty, any is, and this does not wait.
+        ask: Returns the transport, or `UNKNOWN` while the backend cannot say it.
         patience: Seconds to wait at most.
     """
     until = time.monotonic() + patience
@@ -55,10 +55,10 @@ def known_transport(require: Collection[str], ask: Callable[[], str], patience: 
 
 
 def check_transport(require: Collection[str], transport: str, backend: str, peer: str) -> None:
-    """Refuse a peer whose bytes another transport carries, or nobody knows which.
+    """Refuse a peer if its transport is not allowed, or is not known.
 
     Raises:
-        PeerError: Names what is required, and what carries the bytes.
+        PeerError: Names the required transports and the peer's.
     """
     if allows(require, transport):
         return

@@ -1,15 +1,15 @@
 """The threads of a link.
 
-One *control thread* runs `Loop`: it alone changes rooms and peers, one thing at a time, and never blocks. A message, a
-timer or a posted job wakes it.
+One *control thread* runs `Loop`. It alone changes rooms and peers, it does one thing at a time, and it never blocks. A
+message, a timer or a posted job wakes it.
 
-*Data threads* run what may block: every call of the backend, of a strategy's hook, and of the rendezvous. They belong
-to `Workers`, which keeps the jobs of one key in order. A data thread changes nothing of a room: it posts what it found
-out to the control thread. Each hand-over to or from a thread waits until the interpreter switches threads, up to 5 ms
-while the engine's thread computes. So a job does all that it can before it comes back.
+*Data threads* run calls that may block: those of the backend, of strategies' hooks and of the rendezvous. They also
+compute digests and read large handshakes. They belong to `Workers`, which keeps the jobs of one key in order. A
+submitted job wakes them. A data thread does not change a room: it posts its result to the control thread. Handing work
+from one thread to another may take 5 ms while the engine's thread computes, since the interpreter switches threads no
+sooner. So a job does as much as it can before it posts its result.
 
-`move` is what a data thread does with a push: it gives blocks to the backend in slices, and yields where it
-has to wait.
+A data thread moves a push with `move`, which gives blocks to the backend in slices, and yields wherever it has to wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The threads that may block: bounded, in order per key, and more of them while some are held."""
+"""A bounded pool of threads for jobs that may block. It keeps the jobs of one key in order.
+
+While some jobs are held inside a library, the pool starts more threads for the others.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ __all__ = ["HELD_AFTER", "Job", "KeyOrder", "KeyedExecutor"]
 log = logging.getLogger("statelink.link")
 
 HELD_AFTER = 0.1
-"""Seconds without a sign of life after which a job counts as held: it waits inside a library, for a peer as a rule."""
+"""Seconds without a sign of life after which a job counts as held: as a rule it waits for a peer, inside a library."""
 BRIEF = 1e-3
-"""Seconds that a job may wait on its thread while nobody else needs one."""
+"""Longest pause, in seconds, for which a job keeps its thread while no other job needs one."""
 
 Job = Callable[[], object]
-"""What an executor runs. If it returns a generator, the executor runs that: each ``yield`` is a number of seconds for
-which the job waits for something, and gives its thread to others if they need one."""
+"""What an executor runs. If it returns a generator, the executor runs the generator. Each ``yield`` is a pause in
+seconds, in which the job waits for something; other jobs may have its thread meanwhile."""
 Steps = Generator[float, None, object]
 
 
 class KeyOrder:
-    """Keeps the jobs of one key in the order in which they were submitted, whichever executor each of them is for.
+    """Keeps the jobs of one key in the order in which they were submitted, also if they are for different executors.
 
     The executors of one link share an order. Every method is called with `lock` held.
 
@@ -40,7 +43,7 @@ class KeyOrder:
         self._lines: dict[Hashable, tuple[KeyedExecutor, deque[tuple[KeyedExecutor, Job]]]] = {}
 
     def enter(self, executor: KeyedExecutor, key: Hashable, job: Job) -> KeyedExecutor | None:
-        """Put a job in line. ``None`` if it may start at once; otherwise the executor of the job that is under way."""
+        """Queue a job. ``None`` if it may start at once; otherwise the executor of the key's job that is under way."""
         line = self._lines.get(key)
         if line is None:
             self._lines[key] = executor, deque()
@@ -49,7 +52,7 @@ class KeyOrder:
         return line[0]
 
     def leave(self, key: Hashable) -> tuple[KeyedExecutor, Job] | None:
-        """The job of a key that is under way has ended; the next one and its executor, which starts it."""
+        """End the job of a key that is under way. Returns the key's next job, and the executor that has to start it."""
         _, waiting = self._lines[key]
         if not waiting:
             del self._lines[key]
@@ -65,19 +68,19 @@ class KeyOrder:
 
 
 class _Parked(NamedTuple):
-    """A job that waits without a thread."""
+    """A job that waits without a thread. ``number`` tells this pause from others of the same key."""
 
     number: int
     steps: Steps
 
 
 class KeyedExecutor:
-    """A pool of threads that runs jobs in order per key, and one key at a time.
+    """A pool of threads. It runs the jobs of one key in order, and one at a time.
 
-    At most ``width`` jobs run at once. A job that is inside one call for `HELD_AFTER` seconds is held, and does not
-    count: it delays the others no longer than that. At most ``spare`` jobs are held; beyond that, the others wait. A
-    job that returns a generator gives its thread back at each ``yield``, if others need it, and keeps its place in the
-    line of its key.
+    At most ``width`` jobs run at once. A job that is inside one call for `HELD_AFTER` seconds is held. Up to ``spare``
+    held jobs do not count against ``width``, so that they delay other jobs no longer than that. A job that returns a
+    generator gives its thread back where it yields a long pause, and where other jobs need the thread. The next job of
+    its key starts only after its end.
 
     Threads start when they are needed. A job that raises is a defect; it is logged, and ends no thread.
 
@@ -98,9 +101,11 @@ class KeyedExecutor:
         self._ready: deque[tuple[Hashable, Job | Steps]] = deque()
         self._parked: dict[Hashable, _Parked] = {}
         self._times: list[tuple[float, int, Hashable]] = []
+        """A heap: when which parked job goes on. An entry whose number is not that of the parked job is ignored."""
         self._numbers = itertools.count()
         self._lively: dict[int, float] = {}
-        """Threads that run a job, and when it last gave a sign of life. A thread notes its own without the lock."""
+        """Per thread that runs a job, when that job last gave a sign of life. A thread updates its own entry without
+        the lock: the entry is there already, so that the dictionary keeps its size."""
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -123,33 +128,33 @@ class KeyedExecutor:
             return len(self._ready) + self._order.waiting(self)
 
     def close(self, timeout: float) -> bool:
-        """Run what is queued, then end the threads; whether all ended within ``timeout`` seconds."""
+        """Run what is queued, then end the threads. Blocks. Returns whether all ended within ``timeout`` seconds."""
         with self._order.lock:
             self._closed = True
             for key in self._parked:
                 self.hurry(key)
             self._changed.notify_all()
         deadline = time.monotonic() + timeout
-        for thread in self._threads:  # from now on none is removed, and those that are added are joined, too
+        for thread in self._threads:  # once closed, no thread is removed; one that is added is joined, too
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     # With the lock held.
 
     def start(self, key: Hashable, job: Job | Steps) -> None:
-        """It is the turn of a job. Called with the lock of the order held."""
+        """Queue a job whose turn it is. Called with the lock of the order held."""
         self._ready.append((key, job))
         self._call()
 
     def hurry(self, key: Hashable) -> None:
-        """Another job waits behind one: if that one is parked, it looks at once whether it can go on."""
+        """Let a key's parked job go on at once, since another job of the key waits for its end."""
         parked = self._parked.get(key)
         if parked is not None:
             heapq.heappush(self._times, (0.0, parked.number, key))
             self._call()
 
     def _call(self) -> None:
-        """See to it that a thread looks at what is ready, or watches until something is."""
+        """Wake or start a thread, if one is left. It takes a ready job, or waits until a parked one goes on."""
         if self._idle:
             self._changed.notify()
         elif len(self._threads) < self._most:
@@ -158,16 +163,16 @@ class KeyedExecutor:
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the system has no thread left: those that there are do what they can
+            except RuntimeError:  # the system has no thread left: the threads that run go on without it
                 if not self._threads:
                     raise
             else:
                 self._threads.append(thread)
 
     def _take(self) -> tuple[Hashable, Job | Steps] | None:
-        """Wait for a job that may run; ``None`` once there will be none, or there are threads enough."""
+        """Wait for a job that may run. ``None`` if this thread has to end: after `close`, or if enough others wait."""
         if self._idle > self._width:
-            return None  # it stood in for one that was held
+            return None  # this thread stood in for a held one, which is back
         self._idle += 1
         try:
             while True:
@@ -190,17 +195,18 @@ class KeyedExecutor:
         return taken
 
     def _free_in(self, now: float) -> float:
-        """Seconds until one more job may run, as things stand; 0 if it may now."""
+        """Seconds until one more job may run, if no job gives a sign of life until then; 0 if it may run at once."""
         lively = sorted(seen for seen in self._lively.values() if seen > now - HELD_AFTER)
         if len(lively) < self._width:
             return 0.0
         return lively[len(lively) - self._width] + HELD_AFTER - now
 
     def _unpark(self, now: float) -> None:
+        """Queue the parked jobs whose pause is over."""
         while self._times and self._times[0][0] <= now:
             _, number, key = heapq.heappop(self._times)
             parked = self._parked.get(key)
-            if parked is not None and parked.number == number:  # else it was hurried, and has gone on since
+            if parked is not None and parked.number == number:  # if not, `hurry` let it go on before
                 del self._parked[key]
                 self._ready.append((key, parked.steps))
 
@@ -211,7 +217,7 @@ class KeyedExecutor:
         heapq.heappush(self._times, (due, number, key))
 
     def _end(self, key: Hashable) -> None:
-        """A job has ended: the next of its key is somebody's turn."""
+        """A job has ended: start the next one of its key, on its own executor."""
         following = self._order.leave(key)
         if following is not None:
             executor, job = following
@@ -227,7 +233,7 @@ class KeyedExecutor:
                 if taken is None:
                     if not self._closed:
                         self._threads.remove(threading.current_thread())
-                        self._changed.notify()  # of what is ready, if anything is
+                        self._changed.notify()  # another thread takes what is ready
                     return
                 self._lively[me] = time.monotonic()
             key, job = taken
@@ -240,13 +246,14 @@ class KeyedExecutor:
                     self._park(key, *paused)
 
     def _run(self, me: int, job: Job | Steps) -> tuple[Steps, float] | None:
-        """Run a job until it ends, or has to wait for longer than this thread has time."""
+        """Run a job until it ends, or gives this thread back. Returns its rest and its pause; ``None`` at its end."""
         try:
             steps = job if isinstance(job, Generator) else job()
             if not isinstance(steps, Generator):
                 return None
             while True:
                 pause = next(steps)
+                # Read without the lock: a job that becomes ready just now waits for BRIEF at most.
                 if pause > BRIEF or (pause and self._ready):
                     return steps, pause
                 if pause:

@@ -1,4 +1,4 @@
-"""The reason that an exception stands for."""
+"""Turns exceptions into reasons."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ __all__ = ["BackendDefect", "reason_of"]
 
 
 class BackendDefect(Exception):
-    """A backend raised what it must not raise, with that as its cause: nothing is known of what it was asked for."""
+    """A backend raised an exception that its contract does not allow; the cause of this one is that exception.
+
+    It is not known what the backend did with the call.
+    """
 
 
 def reason_of(error: BaseException, **who: object) -> Reason:
-    """The reason that an exception stands for; whatever is not ours is called a defect of whoever raised it."""
+    """The reason that an exception stands for. An exception that is not Statelink's own becomes ``backend.defect``.
+
+    Args:
+        error: The exception.
+        who: Parties that the reason names, where the exception does not name them itself. Empty ones are left out.
+    """
     named = {key: str(value) for key, value in who.items() if value}
     if isinstance(error, StatelinkError):
         reason = error.reason

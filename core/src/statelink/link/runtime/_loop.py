@@ -18,13 +18,13 @@ __all__ = ["Loop"]
 log = logging.getLogger("statelink.link")
 
 BURST = 256
-"""Posted jobs that run before messages and timers get their turn."""
+"""Most posted jobs that run before messages and timers get their turn."""
 
 
 class Loop:
     """Runs everything that changes a link's state, on one thread and one thing at a time.
 
-    Nothing that runs here may block. All time that the protocol sees comes from `now`.
+    No job that runs here may block. The protocol reads the time from `now` alone, so that a test can replace the clock.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,7 @@ class Loop:
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
+        # Whether a byte is on its way through the pipe. Any thread that posts sets it; the control thread clears it.
         self._awake = False
         self._stop = False
         self._thread: threading.Thread | None = None
@@ -43,16 +44,16 @@ class Loop:
         return time.monotonic()
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when a job was posted: whoever waits for messages watches it too."""
+        """A descriptor that becomes readable when a job was posted. The wait for messages watches it too."""
         return self._wakee.fileno()
 
     def start(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
         """Start the thread.
 
         Args:
-            receive: Waits for messages for up to so many seconds (``None``: until one comes or a job is posted), and
-                handles them.
-            end: Called last on the thread.
+            receive: Called on the thread. Waits for messages for at most this many seconds (``None``: until a message
+                or a posted job comes), and handles them.
+            end: Called on the thread, after everything else.
         """
         self._thread = threading.Thread(target=self._run, args=(receive, end), name="statelink-control", daemon=True)
         try:
@@ -72,7 +73,7 @@ class Loop:
         self._posted.append(job)
         if not self._awake:
             self._awake = True
-            # Full: it will wake up anyway. Closed: nobody is left to wake.
+            # If the pipe is full, the thread wakes up anyway. If it is closed, the thread has ended.
             with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
 
@@ -81,7 +82,7 @@ class Loop:
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), job))
 
     def guard(self, job: Callable[..., None], *args: Any) -> None:
-        """Run something of which no failure may end the thread, not even a `SystemExit` that foreign code raises."""
+        """Run a job, and log what it raises: nothing may end the thread, not even a `SystemExit` of foreign code."""
         try:
             job(*args)
         except BaseException:
@@ -96,8 +97,9 @@ class Loop:
         self.guard(end)
 
     def _take_posted(self) -> None:
-        # In this order: who posts after the byte was taken and before the flag is cleared is among the jobs run next;
-        # who posts later sends a byte. The other way round, a byte could be taken whose flag stays up for good.
+        # Drain the pipe before clearing the flag. A thread that posts between the two sends no byte, but its job is
+        # already in the queue. A thread that posts later sends a byte. In the other order, this thread could take the
+        # byte of a post and leave its flag set: then no later post would send a byte and wake this thread.
         with contextlib.suppress(BlockingIOError):
             self._wakee.recv(4096)
         self._awake = False
@@ -110,7 +112,10 @@ class Loop:
             self.guard(heapq.heappop(self._timers)[2])
 
     def stop(self, timeout: float) -> bool:
-        """Run what is posted, then end the thread; whether it ended within ``timeout`` seconds. Not for itself."""
+        """Run the posted jobs, then end the thread. Returns whether it ended within ``timeout`` seconds.
+
+        Blocks. Any thread but the control thread.
+        """
 
         def last() -> None:
             self._stop = True

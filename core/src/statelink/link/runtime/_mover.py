@@ -1,4 +1,4 @@
-"""Driving a backend: batches in bounded slices, so that an abort is never behind a copy."""
+"""Gives batches to a backend in bounded slices, so that an abort does not wait for a long copy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["Moving", "move"]
 
 FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
-"""Seconds between two looks at what runs: they double up to the second, and then follow the time that went by, up to
-the third, so that many peers that stand still cost little."""
+"""Seconds between two polls of running transfers. They begin with the first number and double up to the second. After
+that they grow with the time that went by, up to the third, so that many stalled peers cost little."""
 PATIENCE = 1 / 64
-"""Which part of the time that a transfer took so far one nap may last."""
+"""How long such a nap may be, as a fraction of the time that this wait took so far."""
 LEAST = 1 << 20
-"""Bytes below which no block is cut, whatever the limits."""
+"""Bytes up to which a block is never cut, even if a limit is lower."""
 
 
 class Moving(NamedTuple):
@@ -34,9 +34,10 @@ class Moving(NamedTuple):
         nbytes: Bytes moved.
         blocks: Blocks moved.
         reason: Why it failed, or ``None``.
-        unsettled: The sides on which bytes of failed transfers may still be on the move.
+        unsettled: Sides on which writes may be in flight although there is no transfer to poll: ``submit`` raised what
+            it must not.
         pending: Transfers that had not ended when the move was given up.
-        strays: Transfers that failed and were not settled; their backend may learn later that they are.
+        strays: Transfers that failed and are not settled. The backend may settle them later.
     """
 
     nbytes: int
@@ -60,18 +61,18 @@ def move(
 ) -> Generator[float | None, None, Moving]:
     """Write batches to a peer and wait until they are visible there. Runs on a data thread.
 
-    Yields seconds after which it goes on, where it waits for what is under way, and 0 after each slice, as a sign of
-    life. Yields ``None`` where nothing is under way and there is nothing to submit yet.
+    Yields a pause in seconds while it waits for transfers, and 0 after each slice, as a sign of life. Yields ``None``
+    where no transfer runs and the next batch is not there yet; its caller then resumes it once there is more.
 
     Args:
         backend: The backend.
         peer: Link name of the destination.
-        parts: Batches of blocks; ``None`` where everything before has to be visible, and more may take a while.
-        room: The request.
-        generation: Which use of the room id.
+        parts: Batches of blocks. ``None`` means: wait until every batch before is visible; the next may take a while.
+        room: The room id.
+        generation: The generation of its use.
         tables: Region tables of the source and of the destination.
         slice_bytes: Most bytes given to the backend at once.
-        cancelled: Set by the control thread when the room failed: nothing more is started, nothing is waited for.
+        cancelled: Set by the control thread when the room failed. Then no transfer is started or waited for any more.
     """
     limits = backend.capabilities
     most = min(limits.max_bytes, slice_bytes)
@@ -87,7 +88,7 @@ def move(
                     running, failure = yield from _wait(backend, running, cancelled, len(running))
                     if failure is not None:
                         raise failure
-                elif not cancelled.is_set():  # else nobody would come back to it
+                elif not cancelled.is_set():  # nothing would resume it after it was cancelled
                     yield None
                 if cancelled.is_set():
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
@@ -110,7 +111,7 @@ def move(
                 blocks += piece.count
                 yield 0.0
     except GeneratorExit:
-        raise  # nobody goes on with this move
+        raise  # this generator was closed: nobody wants its result
     except BaseException as error:
         reason = reason_of(error, backend=backend.name, peer=peer)
         if isinstance(error, BackendDefect):
@@ -125,15 +126,16 @@ def move(
                 strays += failure.strays
     except GeneratorExit:
         raise
-    except BaseException as error:  # of ``poll``: the fate of what runs is unknown, and it is asked again later
+    except BaseException as error:  # ``poll`` raised: it is not known how the transfers end; they are polled later
         reason = reason or reason_of(error, backend=backend.name, peer=peer)
     return Moving(nbytes, blocks, reason, unsettled, tuple(running), tuple(strays))
 
 
 def _cut(part: Blocks, most: int) -> Blocks:
-    """The same bytes in blocks of at most ``most``: pages that lie side by side make one block, however many they are.
+    """The same bytes in blocks of at most ``most`` bytes.
 
-    A library may refuse a block that large, and who aborts a request would wait for all of it.
+    Pages that lie side by side make one block, however many they are. A library may refuse a block that large, and an
+    abort would have to wait for all of it.
     """
     if int(part.nbytes.max(initial=0)) <= most:
         return part
@@ -170,11 +172,14 @@ def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
 def _wait(
     backend: Backend, running: list[Transfer], cancelled: threading.Event, ends: int
 ) -> Generator[float, None, tuple[list[Transfer], _Failed | None]]:
-    """Poll until ``ends`` transfers ended, one failed, or the room was cancelled; what still runs, and the failure."""
+    """Poll until ``ends`` transfers ended, one failed, or the room was cancelled.
+
+    Returns the transfers that still run, and the failure if there was one.
+    """
     began, nap = time.monotonic(), FIRST_NAP
     while True:
         ended, left = _sorted(running)
-        if len(ended) < ends:  # also when some have ended: a library may move the others only while it is polled
+        if len(ended) < ends:  # also if some have ended: a library may move the others only while it is polled
             backend.poll(left)
             ended, left = _sorted(running)
         failed = [(transfer, outcome) for transfer, outcome in ended if not outcome.ok]
@@ -190,7 +195,10 @@ def _wait(
 
 
 def _sorted(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
-    """What has ended, with its outcome, and what has not; what a backend's thread ends meanwhile is in one of them."""
+    """Split transfers into those that have ended, with their outcomes, and the others.
+
+    Each outcome is read once, since a thread of the backend may set it meanwhile.
+    """
     seen = [(transfer, transfer.outcome) for transfer in running]
     ended = [(transfer, end) for transfer, end in seen if end is not None]
     return ended, [transfer for transfer, end in seen if end is None]

@@ -1,4 +1,4 @@
-"""The threads of a link that may block, and the one way to run a job on them and come back to the control thread."""
+"""A link's data threads, and how a job runs on one of them and hands its result to the control thread."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["MakeExecutor", "Workers"]
 log = logging.getLogger("statelink.link")
 
 SPARE_SETUPS = 32
-"""Most peers that may keep a call waiting that connects to them, before others have to wait for their connections."""
+"""Most jobs of `Workers.setups` that may be held at once, as by a peer that does not answer, and delay no other job."""
 POLL, POLL_BROKEN = 0.001, 1.0
-"""Seconds between two looks at a transfer that is watched; the latter after a ``poll`` that raised."""
+"""Seconds between two polls of a transfer that is watched; the second number is for after a ``poll`` that raised."""
 
 Result = TypeVar("Result")
 MakeExecutor = Callable[[str, int, int, KeyOrder], KeyedExecutor]
@@ -38,17 +38,18 @@ class Workers:
 
     Args:
         loop: The control thread's loop.
-        backend: The backend; it says how many calls it takes at once.
-        threads: Most transfers, and most comparisons of digests, that are worked on at once.
+        backend: The backend. Its capabilities say whether it takes several calls at once.
+        threads: Most threads that move pushes, and most threads that compute digests.
         make: Makes an executor.
 
     Attributes:
-        moves: Plan, submit and poll what is pushed.
-        setups: Find and connect to peers. Connecting may take seconds: it has threads of its own, unless the backend
-            wants one call at a time.
-        fences: Grant, revoke and poll. They must not wait for a copy: they have a thread of their own, likewise.
-        checks: Compute digests of what arrived.
-        readers: Read large handshakes of peers.
+        moves: Plans pushes, submits them and polls their transfers.
+        setups: Finds peers, and connects to them. Connecting may take seconds, so this has threads of its own, unless
+            the backend takes only one call at a time.
+        fences: Grants, revokes and polls. These calls must not wait for a copy, so this has a thread of its own, with
+            the same exception.
+        checks: Computes digests of what arrived.
+        readers: Reads large handshakes of peers.
     """
 
     def __init__(self, loop: Loop, backend: Backend, threads: int, make: MakeExecutor) -> None:
@@ -77,8 +78,8 @@ class Workers:
             executor: One of this object's.
             key: The job runs after every earlier job of the same key.
             job: May block.
-            then: Given what the job returned, or ``None`` and why it raised.
-            who: Whom the reason names.
+            then: Called with the job's result and ``None``, or with ``None`` and the reason if the job raised.
+            who: Parties that the reason names.
         """
 
         def work() -> None:
@@ -102,8 +103,8 @@ class Workers:
 
         Args:
             key: As for `run`.
-            transfers: Of the backend.
-            then: Given whether ``poll`` returned; one that raises is a defect of the backend, and is logged.
+            transfers: Transfers of the backend.
+            then: Called with whether ``poll`` returned. One that raises is a defect of the backend, and is logged.
         """
 
         def work() -> None:
@@ -115,12 +116,15 @@ class Workers:
     def run_transfer(
         self, job: Callable[[], Transfer | None], then: Callable[[bool, Reason | None], None], **who: object
     ) -> None:
-        """Run ``job`` at once, and wait for the transfer that it returns without holding a thread. Data threads only.
+        """Run ``job`` on this thread, then follow the transfer that it returns without holding a thread.
+
+        Data threads only.
 
         Args:
             job: May block. It may return a transfer of the backend.
-            then: Called on the control thread with whether both succeeded, and why the job raised.
-            who: Whom that reason names.
+            then: Called on the control thread. Given whether job and transfer succeeded, and the reason if the job
+                raised.
+            who: Parties that the reason names.
         """
         try:
             transfer = job()
@@ -137,8 +141,8 @@ class Workers:
         """Poll one transfer until it ends, without holding a thread. Data threads only.
 
         Args:
-            transfer: Of the backend.
-            then: Called on the control thread with whether it succeeded.
+            transfer: A transfer of the backend.
+            then: Called on the control thread with whether the transfer succeeded.
         """
         polled = transfer.outcome is not None or self._poll([transfer])
         outcome = transfer.outcome
@@ -146,6 +150,7 @@ class Workers:
             self._loop.post(lambda: then(outcome.ok))
             return
         again: Job = partial(self.watch, transfer, then)
+        # Only the control thread has timers: it waits, and then submits the next poll to a data thread.
         look = partial(self.fences.submit, ("await", id(transfer)), again)
         self._loop.post(lambda: self._loop.after(POLL if polled else POLL_BROKEN, look))
 
@@ -169,11 +174,11 @@ class Workers:
         return {name: executor.waiting for name, executor in named.items()}
 
     def close(self, timeout: float, last: Job) -> bool:
-        """Run what is queued and then ``last``, and end the threads; whether all ended in time.
+        """Run what is queued, and end the threads. Blocks. Returns whether all ended in time.
 
         Args:
             timeout: Seconds to wait for each executor.
-            last: Runs after every move.
+            last: Submitted to `moves` after every other job.
         """
         self.moves.submit(("close",), last)
         distinct = {id(each): each for each in (self.moves, self.setups, self.fences, self.checks, self.readers)}

@@ -205,8 +205,12 @@ def test_an_instance_by_name(pair: Pair, workshop: Workshop) -> None:
 
 def test_the_other_sides_calls(pair: Pair) -> None:
     calls: list[tuple[Callable[[], object], str, str]] = [
-        (lambda: pair.decode.send(61, 64), "send() is prefill's: this link's role is 'decode'", "prefill"),
-        (lambda: pair.prefill.receive(61, "x", 64), "receive() is decode's: this link's role is 'prefill'", "decode"),
+        (lambda: pair.decode.send(61, 64), "only prefill may call send(): this link's role is 'decode'", "prefill"),
+        (
+            lambda: pair.prefill.receive(61, "x", 64),
+            "only decode may call receive(): this link's role is 'prefill'",
+            "decode",
+        ),
     ]
     for call, text, needed in calls:
         with pytest.raises(ConfigError) as error:

@@ -1,13 +1,13 @@
-"""How peers and rooms live. The only place that knows the protocol.
+"""The protocol between links: their peers and their rooms. No other package knows it.
 
-`Link` is what the engine calls; it opens a room in one of its two roles. `prefill` has the rooms that send, `decode`
-has the rooms that receive, and neither knows the other. Below them, `RoomTable` owns the ids, the queue of changes and
-the push budget; `RoomState` is what both kinds of rooms have in common; `Context` is what was fixed when the link
-opened; `peers` knows who the other links are; `runtime` owns the threads, and says which there are.
+The engine calls `Link`, which opens a room in one of the link's roles. `prefill` has the rooms that send, `decode` has
+the rooms that receive, and neither package knows the other. Both build on `RoomTable` (the ids, the queue of changes
+and the push budget), `RoomState` (what both kinds of rooms have in common), `Context` (what is fixed when the link
+opens), `peers` (handshakes, connections and the states of peers) and `runtime` (the threads, and which there are).
 
-The engine's threads see handles (`Room`, `Sending`, `Receiving`). They read what the control thread wrote, and post
-jobs to it; only the control thread changes a room. Each package says at its top which thread owns which state, and what
-wakes it.
+The engine's threads hold handles (`Room`, `Sending`, `Receiving`). A handle checks a call on the engine's thread, and
+posts a job to the control thread. The control thread alone changes a room, except that the call which names memory
+marks the room as not quiesced. The docstring of each package says which thread owns which state, and what wakes it.
 """
 
 from __future__ import annotations

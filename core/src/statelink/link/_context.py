@@ -1,4 +1,4 @@
-"""What is fixed when a link opens, and what everything of it uses: it knows no room and no peer."""
+"""The parts of a link that are fixed when it opens, and that all its other parts use. None of them knows a room."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ log = logging.getLogger("statelink.link")
 class Context:
     """One link's parts: the configuration, the sockets, the backend, the control thread's loop and the workers.
 
-    The control thread never calls anything that can block: that is the data threads' part.
+    The control thread calls nothing that may block: data threads do that.
 
     Args:
         config: The link's configuration.
-        channel: The sockets; owned by the control thread once it runs.
+        channel: The sockets. The control thread owns them while it runs.
         backend: The backend object.
-        handshake: Who this link is.
+        handshake: This link's handshake.
         strategies: Component to strategy.
-        rendezvous: Where instances are found.
-        hooks: Observers.
+        rendezvous: Finds the addresses of instances.
+        hooks: Calls the observers.
         rejected: Backends that ``auto`` passed over, and why.
         memory: Memory kind to what is known of its regions.
-        closed: Called once the backend has been closed.
-        explained: Adds to an error about memory that it leaves which setting of its allocator that may be due to.
+        closed: Called once the backend has been closed, on a data thread.
+        explained: A context manager that adds to an error about memory which allocator setting may be the cause.
         loop: The control thread's loop.
         make_executor: Makes an executor; see `KeyedExecutor` for what it is given.
 
     Attributes:
         announcement: The handshake, encoded.
         regions: The region table of this rank, for checks.
-        fencing: The backend, if memory's owner can shut a writer out; otherwise only the writer's end stops a write.
+        fencing: The backend, if this side can itself revoke a grant; ``None`` if only the writer can stop its writes.
+        workers: The data threads.
         connections: The connections of the backend. Control thread.
         reader: Reads the handshakes of peers. Control thread.
     """
@@ -102,12 +103,15 @@ class Context:
 
     @property
     def inventory(self) -> Inventory:
-        """What this rank holds."""
+        """This rank's components and regions."""
         return self.handshake.inventory
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that opened the link: none of its threads is here. Any thread."""
+        """Whether this process was forked from the one that opened the link, so that it has none of the link's threads.
+
+        Any thread.
+        """
         return os.getpid() != self._process
 
     def check_process(self) -> None:
@@ -118,7 +122,7 @@ class Context:
         """
         if self.forked:
             raise ClosedError(
-                "the link is another process's",
+                "the link belongs to another process",
                 cause=f"process {self._process} opened it, and this one was forked from that",
                 hint="open a link in each process, after the fork",
                 code="closed.forked",
@@ -138,11 +142,11 @@ class Context:
         self.loop.after(seconds, job)
 
     def send(self, message: Message, address: str | None = None) -> bool:
-        """Queue a message; whether that was possible. Control thread only.
+        """Queue a message. Returns whether that was possible. Control thread only.
 
         Args:
             message: The message.
-            address: Where its receiver was dialled; without it, the message goes to a peer that dialled this link.
+            address: Where this link dialled the receiver; ``None`` if the receiver dialled this link.
         """
         try:
             self.channel.send(message, address)
@@ -155,7 +159,11 @@ class Context:
         return True
 
     def close(self, timeout: float) -> bool:
-        """End the data threads and close the backend; whether all ended within ``timeout`` seconds each."""
+        """End the data threads, and close the backend, the rendezvous and the strategies.
+
+        Blocks; called on the engine's thread that closes the link. Returns whether the threads of each executor ended
+        within ``timeout`` seconds.
+        """
         ended = self.workers.close(timeout, self._close_backend)
         self.rendezvous.close()
         for strategy in {id(each): each for each in self.strategies.values()}.values():

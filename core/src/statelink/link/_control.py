@@ -1,4 +1,4 @@
-"""What runs on a link's control thread: it hands messages to the roles, beats, and ends the link."""
+"""What runs on a link's control thread: it hands messages to the roles, calls their heartbeats, and ends the link."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ __all__ = ["Control", "Role"]
 
 
 class Role(Protocol):
-    """What prefill and decode each do with time. On the control thread, unless a method says otherwise."""
+    """What both prefill and decode do. On the control thread, unless a method says otherwise."""
 
     def beat(self, now: float, late: float) -> None:
-        """Signs of life are due; ``late`` are seconds that this process did not run for since the last ones."""
+        """Send signs of life, and give up silent peers.
+
+        Args:
+            now: The time.
+            late: Seconds for which this process did not run since the last heartbeat; no peer was silent in them.
+        """
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Send goodbyes to all peers."""
 
     def busy(self) -> bool:
         """Whether transfers are in flight, or memory waits for writers to drain."""
@@ -31,18 +36,18 @@ class Role(Protocol):
         """The ranks of the other side: state, age and when each was last heard. Any thread."""
 
     def snapshot(self) -> dict[str, str]:
-        """Peers and how they stand. Any thread."""
+        """The state of each peer. Any thread."""
 
     def load(self) -> dict[str, int]:
-        """What is kept beside the rooms, by kind. Any thread."""
+        """Numbers of the things that are kept beside the rooms. Any thread."""
 
 
 class Control:
-    """Starts and ends the control thread. A message says by its connection which role it is for.
+    """Starts and ends the control thread, and hands each message to the role that it is for.
 
-    The side that receives dials the side that sends. So a message from a link that dialled this one is for the role
-    that sends, and a message from a link that this one dialled is for the role that receives. Two links of the role
-    ``both`` have a connection for each direction.
+    The connection says which role that is. Decode dials prefill. So a message from a link that dialled this one is for
+    prefill, and a message from a link that this one dialled is for decode. Two links of the role ``both`` have a
+    connection for each direction.
 
     Args:
         context: The link's parts.
@@ -66,7 +71,7 @@ class Control:
         context.loop.start(self._receive, context.channel.close)
 
     def _knows(self, name: str) -> bool:
-        """Whether a link that dialled this one has introduced itself. A link that only receives expects none to."""
+        """Whether a link that dialled this one has introduced itself to prefill. Control thread."""
         return self._prefill is not None and self._prefill.knows(name)
 
     def _receive(self, timeout: float | None) -> None:
@@ -92,10 +97,15 @@ class Control:
             role.beat(now, late if late > heartbeat else 0.0)
 
     def stop(self, timeout: float) -> bool:
-        """Say goodbye, end the threads and close the backend; whether all ended within ``timeout`` seconds each."""
+        """Say goodbye, end the threads and close the backend.
+
+        Blocks; called on the engine's thread that closes the link. Returns whether the threads ended within
+        ``timeout`` seconds each.
+        """
         context = self._context
         done = threading.Event()
 
+        # Runs on the control thread, which sets ``done``.
         def goodbye() -> None:
             until = context.now() + timeout
 

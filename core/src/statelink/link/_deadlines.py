@@ -1,4 +1,4 @@
-"""Rooms by the time at which they must have ended."""
+"""Watches the deadlines of rooms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Deadlines:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        # Not held by this: a room that ended long before its deadline would stay in memory until then.
+        # Weak references: otherwise a room that ended long before its deadline would stay in memory until then.
         self._heap: list[tuple[float, int, weakref.ref[RoomState]]] = []
         self._numbers = itertools.count()
         self._compact_at = 1024
@@ -42,7 +42,7 @@ class Deadlines:
             self._compact_at = max(1024, 2 * len(self._heap))
 
     def _arm(self) -> None:
-        """Have one timer for the earliest deadline; one that was set for a later time fires in vain."""
+        """Set a timer for the earliest deadline. Timers that were set for later times stay, and do no harm."""
         if self._heap and self._heap[0][0] < self._armed:
             self._armed = self._heap[0][0]
             self._context.after(self._armed - self._context.now(), self._look)
@@ -60,5 +60,5 @@ class Deadlines:
 
 
 def _open(room: RoomState | None) -> RoomState | None:
-    """The room, if it is there and has not ended."""
+    """The room, if it still exists and has not ended; otherwise ``None``."""
     return room if room is not None and room.status not in ENDED else None

@@ -1,4 +1,4 @@
-"""How a room stood when it failed: which peers it has to do with, and what it waited for. Every reason says it."""
+"""The diagnostics of a reason: which peers take part in the room, and what it waited for when it failed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PeerInfo(NamedTuple):
     """A rank of the other side.
 
     Attributes:
-        name: Its link name; its address while that is not known.
-        rank: Its rank, once it introduced itself.
-        heard: When it was last heard, if it ever was.
+        name: Its link name; its address while the link name is not known.
+        rank: Its rank, once it has introduced itself.
+        heard: When its last message came; ``None`` if none came.
     """
 
     name: str
@@ -36,20 +36,20 @@ class PeerInfo(NamedTuple):
 def with_standing(
     reason: Reason, stands: dict[str, str], peers: Sequence[PeerInfo], missing: str, now: float
 ) -> Reason:
-    """The same reason, with how the room stood when it arose.
+    """The same reason with diagnostics.
 
     Args:
         reason: Why the room fails.
-        stands: What is known of the room and this side.
-        peers: The ranks that the room has to do with.
-        missing: What it still waited for.
+        stands: Diagnostics of the room and this side.
+        peers: The ranks that take part in the room. If the reason names one of them, only that one is described.
+        missing: What the room still waited for.
         now: The time.
     """
     named = [peer for peer in peers if peer.name == reason.who.get("peer")] or list(peers)[:MAX_PEERS]
     ages = ["never" if peer.heard is None else f"{max(0.0, now - peer.heard):.1f} s ago" for peer in named]
     if len(named) > 1:
-        whom = [peer.name if peer.rank is None else f"rank {peer.rank}" for peer in named]
-        ages = [" ".join(each) for each in zip(whom, ages, strict=True)]
+        names = [peer.name if peer.rank is None else f"rank {peer.rank}" for peer in named]
+        ages = [" ".join(each) for each in zip(names, ages, strict=True)]
     standing = {
         **stands,
         "peer": ", ".join(peer.name for peer in named),
@@ -57,22 +57,22 @@ def with_standing(
         "missing": missing or "nothing",
         "heard": "; ".join(ages) or "never",
     }
-    told = {key: value for key, value in standing.items() if value and key not in reason.who}
-    return msgspec.structs.replace(reason, diagnostics=told)
+    diagnostics = {key: value for key, value in standing.items() if value and key not in reason.who}
+    return msgspec.structs.replace(reason, diagnostics=diagnostics)
 
 
 def hooks_wait_for(hooks: Iterable[tuple[str, SendHook | ReceiveHook]]) -> str:
-    """What the hooks of a room wait for, as an addition to why it passed its deadline.
+    """What the hooks of a room wait for, to be added to the cause of a passed deadline. Control thread.
 
     Args:
-        hooks: Under the names of their peer and component.
+        hooks: Pairs of a name, which says peer and component, and a hook.
     """
-    said = []
+    waits = []
     for name, hook in hooks:
         try:
             what = hook.waits()
-        except BaseException as error:  # somebody else's strategy: the room fails for the reason that is there
+        except BaseException as error:  # a third party's strategy: the room still fails because of its deadline
             what = f"what its hook cannot say: {type(error).__name__}: {error}"[:200]
         if what:
-            said.append(f"; {name} waits for {what}")
-    return "".join(said[:MAX_HOOKS]) + (f"; and {len(said) - MAX_HOOKS} more" if len(said) > MAX_HOOKS else "")
+            waits.append(f"; {name} waits for {what}")
+    return "".join(waits[:MAX_HOOKS]) + (f"; and {len(waits) - MAX_HOOKS} more" if len(waits) > MAX_HOOKS else "")

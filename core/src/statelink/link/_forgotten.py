@@ -1,4 +1,4 @@
-"""Remembers in bounded memory whose tombstones had to be dropped. It may wrongly say yes, and never wrongly no."""
+"""Remembers, in bounded memory, of which rooms a tombstone had to be dropped. A yes may be wrong, a no never is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["SPAN", "Forgotten"]
 
 BITS, PROBES = 1 << 22, 4
-"""Bits of one half, and how many of them stand for a key: 250,000 keys leave one wrong yes in 400."""
+"""Bits of one half, and how many of them stand for a key: with 250,000 keys, one other key in 400 gets a wrong yes."""
 SPAN = 3600.0
 """Seconds for which a half takes keys; a key is remembered for at least as long, and at most twice as long."""
 
@@ -20,8 +20,8 @@ SPAN = 3600.0
 class Forgotten:
     """Keys of rooms, as a Bloom filter in two halves that take turns. Belongs to the control thread.
 
-    It takes no memory before the first key, and half a megabyte for each half from then on, however many there are.
-    A wrong yes fails a room that nothing is wrong with; a wrong no would let it meet another use of its id.
+    It takes no memory before the first key, and half a megabyte for each half after that, however many keys there are.
+    A wrong yes fails a room without need. A wrong no would let a room meet a request of another use of its id.
 
     Args:
         now: The link's clock.

@@ -1,4 +1,4 @@
-"""What an engine holds of one request, on either side."""
+"""The engine's handle of one room, on either side."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["Room"]
 class Room:
     """One request on one side: the part that sending and receiving have in common.
 
-    Thread-safe. Properties are plain attribute reads and never block. The link's control thread changes what they say,
-    except that `quiesced` becomes false in the call that names memory.
+    Thread-safe. Properties are plain attribute reads and never block. The control thread writes what they read, except
+    that the engine's own call makes `quiesced` false when it names memory.
     """
 
     def __init__(self, state: RoomState) -> None:
@@ -35,7 +35,7 @@ class Room:
 
     @property
     def attempt(self) -> int:
-        """Which use of the id this is, as the engines of both sides say."""
+        """The number that the engines of both sides gave this use of the id."""
         return self._state.attempt
 
     @property
@@ -50,7 +50,7 @@ class Room:
 
     @property
     def status(self) -> Status:
-        """How the room stands."""
+        """How far the room is."""
         return self._state.status
 
     def poll(self) -> Status:
@@ -64,7 +64,7 @@ class Room:
 
     @property
     def reason(self) -> Reason | None:
-        """Why the room failed: the first reason, wherever it arose; ``None`` while it has not."""
+        """Why the room failed: the first reason, from whichever side; ``None`` while it has not failed."""
         return self._state.reason
 
     @property
@@ -72,7 +72,8 @@ class Room:
         """Whether memory that this side named for the room may be reused.
 
         True before anything was named, false while a transfer may touch it, true again once every transfer has ended
-        or was fenced. It may come later than the end of a failed room, and never comes by a timeout.
+        or was fenced. A failed room may quiesce later than it ends. A timeout never makes a room quiesced, unless the
+        operator set 'release_after'.
         """
         return self._state.quiesced
 
@@ -80,14 +81,17 @@ class Room:
         """Block until the room ended, and with ``quiesced`` also until its memory may be reused.
 
         Args:
-            timeout: Seconds to wait at most; the status then says how far it came.
+            timeout: Seconds to wait at most; ``None`` waits for as long as it takes.
             quiesced: Also wait for `quiesced`.
+
+        Returns:
+            The status at the end of the wait.
         """
         self._state.context.check_process()
         return self._state.wait(timeout, quiesced=quiesced)
 
     def check(self) -> None:
-        """Return if the room succeeded: every promised byte is there. Does not block.
+        """Return if the room succeeded: every promised byte is visible at the destination. Does not block.
 
         Raises:
             RoomError: The room failed; the reason says why. Or it has not ended (``room.open``).
@@ -114,7 +118,7 @@ class Room:
         state.context.post(lambda: state.abort(str(why)))
 
     def close(self) -> None:
-        """Let go of the room; one that has not ended is aborted. Does not block, and may be called twice."""
+        """Abort the room, unless it has ended. Does not block, and may be called twice."""
         if not self._state.context.forked:
             self.abort("the engine closed it before its end")
 
@@ -128,7 +132,7 @@ class Room:
         return f"<{type(self).__name__} room {self.room} {self.status.name.lower()}{quiet}>"
 
     def _check_given(self, items: Any, ready: Any, code: str) -> None:
-        """That an engine's items and event are such."""
+        """Refuse items that are no mapping, and a ready event without ``query()``."""
         if not isinstance(items, Mapping):
             what = f"items are given as {type(items).__name__}"
             raise RoomError.of(self._state.reason_for(code, what, "a dict of indices by component is expected"))

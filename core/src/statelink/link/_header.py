@@ -7,7 +7,7 @@ from typing import TypedDict
 __all__ = ["RoomHeader", "RoomKey"]
 
 RoomKey = tuple[int, int]
-"""A room id and its attempt: what the engines of both sides call one use of the id."""
+"""A room id and an attempt: with these two numbers, the engines of both sides name one use of the id."""
 
 
 class RoomHeader(TypedDict):

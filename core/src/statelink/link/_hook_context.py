@@ -1,4 +1,4 @@
-"""What the hooks of both sides see of the room that they serve."""
+"""What a hook, of either side, sees of its room."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class HookContext:
     Args:
         context: The link's parts.
         room: The room's id.
-        generation: Which use of it.
+        generation: The generation of its use.
         peer: The peer's link name.
         component: The component.
-        address: Where the peer was dialled, if it was.
+        address: Where this link dialled the peer; ``None`` if the peer dialled this link.
     """
 
     __slots__ = ("_address", "_context", "component", "generation", "peer", "room")
@@ -40,7 +40,7 @@ class HookContext:
         self.component = component
 
     def message(self, payload: bytes) -> None:
-        """See `statelink.backend.HookContext.message`.
+        """See `statelink.backend.HookContext.message`. Any thread; the control thread sends the message.
 
         Raises:
             WireError: The payload is larger than 64 KiB.

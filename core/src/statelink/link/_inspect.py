@@ -1,7 +1,8 @@
-"""A Unix socket on which a link tells its own user what it is doing. Read-only: nothing is ever read from it.
+"""A Unix socket on which a link tells its own user what it is doing. Read-only: the link never reads from it.
 
-The socket is ``PID-incarnation.sock`` in a directory of the user's own: ``$XDG_RUNTIME_DIR/statelink``, or
-``/tmp/statelink-UID``. Whoever connects gets one snapshot as JSON, and the end of the stream.
+The socket is ``PID-incarnation.sock`` in a directory that only the user can enter: ``$XDG_RUNTIME_DIR/statelink``, or
+``/tmp/statelink-UID``. A client that connects gets one snapshot as JSON; then the link ends the stream. A thread of its
+own answers, so that no client delays the link.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Inspection", "ask", "folders", "sockets"]
 log = logging.getLogger("statelink.link")
 
 PATIENCE = 2.0
-"""Seconds that whoever asks may take to read the answer; others wait meanwhile, the link does not."""
+"""Seconds that a client may take to read the answer. Other clients wait meanwhile; the link does not."""
 MOST_BYTES = 16 << 20
 
 
@@ -35,7 +36,7 @@ def folders() -> list[Path]:
 
 
 def sockets() -> list[Path]:
-    """Sockets of this user's links on this machine; those that nobody listens on any more are removed."""
+    """Sockets of this user's links on this machine. Removes sockets on which no process listens."""
     found = []
     for folder in folders():
         if not _private(folder):
@@ -53,7 +54,7 @@ def ask(path: Path) -> dict[str, Any]:
     """The snapshot that a link gives.
 
     Raises:
-        OSError: Nobody listens there, or the answer does not come or end in time.
+        OSError: No process listens there, or the answer does not come or end in time.
         ValueError: The answer is not a snapshot.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -101,7 +102,7 @@ class Inspection:
         for path in folder.glob("*.sock"):
             if not _alive(path) and not _answers(path):
                 path.unlink(missing_ok=True)
-        # It gets its name when it listens already: a socket that nobody listens on is a dead process', and removed.
+        # Listen first, then rename: other processes remove a socket under its final name if no process listens on it.
         early = folder / f".{name}"
         try:
             self._listening.bind(str(early))
@@ -160,7 +161,7 @@ def _alive(path: Path) -> bool:
 
 
 def _answers(path: Path) -> bool:
-    """Whether anybody listens there; who is merely busy counts as somebody."""
+    """Whether a process listens there, even if it is too busy to accept."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:

@@ -81,7 +81,7 @@ class Link:
 
     @property
     def inventory(self) -> Inventory:
-        """What this rank holds."""
+        """This rank's components and regions."""
         return self._context.inventory
 
     def receive(
@@ -103,15 +103,15 @@ class Link:
             peer: The prefill instance: its name, or the addresses of its ranks. Connecting happens in the background.
             tokens: N: positions of the request; prefill must state the same.
             items: If given, `Receiving.accept` is called with them at once.
-            prefix: For accept.
-            ready: For accept.
+            prefix: See `Receiving.accept`.
+            ready: See `Receiving.accept`.
             deadline: Seconds that the room may take; the configured default when not given.
             attempt: Which use of the id this is, from 0 to 2^63 - 1: prefill states the same, and another one for
                 every other use of the id. Without it, an id is best used once.
 
         Raises:
-            RoomError: The id is not valid or in use, or the items are not what must arrive.
-            ConfigError: This link's role is ``prefill``.
+            RoomError: The id is not valid or in use, too many rooms are open, or the items are not what must arrive.
+            ConfigError: This link's role is ``prefill``, or ``peer`` is neither a name nor addresses.
             ClosedError: The link is closed.
         """
         role = self._decode
@@ -130,7 +130,7 @@ class Link:
         attempt: int = 0,
         to: str | Sequence[str] | None = None,
     ) -> Sending:
-        """On prefill: open a request, whose state is then pushed. Decode need not be known, or have asked.
+        """On prefill: open a room, whose state is then pushed. Decode need not be known, or have asked for the room.
 
         Args:
             room: The non-zero 64-bit id that both sides use for the request.
@@ -138,13 +138,14 @@ class Link:
             deadline: Seconds that the room may take; the configured default when not given.
             attempt: Which use of the id this is, from 0 to 2^63 - 1: decode states the same, and another one for every
                 other use of the id. Without it, an id is best used once.
-            to: For whom it is: the name of a decode instance, or the public keys of its ranks (or addresses with
-                them); nobody else gets it, and prefill hears at once if decode gives it up. When not given, it is for
-                the first instance of which every rank has asked for it, and only then what that one says concerns it.
+            to: The decode instance that the room is for: its name, or the public keys of its ranks (or addresses with
+                these keys). No other instance gets the room, and the room fails as soon as that instance gives it up.
+                When not given, the room is for the first instance of which every rank has asked for it. What a decode
+                rank says of the room then has no effect before every rank of its instance has spoken.
 
         Raises:
-            RoomError: The id is not valid or in use.
-            ConfigError: This link's role is ``decode``, or ``to`` says nobody.
+            RoomError: The id is not valid or in use, or too many rooms are open.
+            ConfigError: This link's role is ``decode``, or ``to`` names nothing valid.
             ClosedError: The link is closed.
         """
         role = self._prefill
@@ -156,8 +157,8 @@ class Link:
     def changes(self, timeout: float | None = 0.0) -> list[Room]:
         """Rooms whose status or quiescence changed since the last call.
 
-        An engine that calls this does so again and again: once twice ``max_rooms`` rooms are waiting to be taken, the
-        oldest are dropped and counted. Of those that changed before the first call, the last 4096 are kept.
+        An engine that calls this has to go on calling it: if more than twice ``max_rooms`` changed rooms wait, the
+        oldest are dropped and counted. Of the rooms that changed before the first call, the last 4096 are kept.
 
         Args:
             timeout: Seconds to wait for the first change; ``None`` waits for as long as it takes. Does not wait by
@@ -167,7 +168,7 @@ class Link:
         return self._table.take_changes(timeout)
 
     def snapshot(self) -> dict[str, Any]:
-        """Peers, rooms, memory that they hold, queues and dropped frames, as plain values; see docs/operate.md."""
+        """Peers, rooms, the memory that rooms hold, queues and dropped frames, as plain values; see docs/operate.md."""
         self._context.check_process()
         return snapshot(self._context, self._table, self._control)
 
@@ -192,21 +193,21 @@ class Link:
         return room, tokens, deadline, attempt
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Abort what has not ended, wait for transfers, say goodbye, and free everything. May be called twice.
+        """Abort rooms that have not ended, wait for transfers, say goodbye, and free everything. May be called twice.
 
-        In a forked child it touches nothing: the link is the parent's.
+        In a forked child it touches nothing: the link belongs to the parent process.
 
         Args:
             timeout: Seconds to wait, about, for transfers and threads to end.
 
         Returns:
-            Whether everything ended in time. If not, memory named by rooms that are not quiesced is still in danger.
+            Whether everything ended in time. If not, memory of rooms that are not quiesced may still be touched.
         """
         if self._closed:
             return self._clean
         self._closed = True
         if self._context.forked:
-            return True  # threads, sockets and registered memory are the parent's
+            return True  # threads, sockets and registered memory belong to the parent process
         rooms = [room for _, room in self._table.all()]
         for room in rooms:
             room.abort("the link was closed")
@@ -224,7 +225,7 @@ class Link:
 
     def __exit__(self, *exc: object) -> None:
         if not self.close():
-            log.warning("%r did not come to rest: memory of rooms that are not quiesced may still be touched", self)
+            log.warning("%r did not end in time: memory of rooms that are not quiesced may still be touched", self)
 
     def __repr__(self) -> str:
         return f"<Link {self.name} over {self.backend} at {self.address}>"
@@ -232,7 +233,7 @@ class Link:
 
 def _not_this_role(call: str, needed: str, role: str) -> ConfigError:
     return ConfigError(
-        f"{call} is {needed}'s",
+        f"only {needed} may call {call}",
         cause=f"this link's role is {role!r}",
         hint=f"open the link with the role {needed!r} or 'both'",
         code="config.role",
@@ -240,7 +241,7 @@ def _not_this_role(call: str, needed: str, role: str) -> ConfigError:
 
 
 def _valid_peer(peer: Peer) -> Peer:
-    """What a router gave, checked as far as that is possible without asking anybody.
+    """The peer that the engine names, checked as far as possible without a look-up.
 
     Raises:
         ConfigError: It is neither a name nor addresses.

@@ -1,4 +1,4 @@
-"""The state of one request on one side. What happens to it is written in its own methods, and in those of its roles."""
+"""The state of one room on one side: what sending and receiving have in common."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 __all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
 
 READY_POLL = 0.0005
-"""Seconds between looks at an engine's event; an event that is ready at once costs one call."""
+"""Seconds between two queries of an engine's ready event. An event that is ready at once is queried once."""
 
 
 class Ready(Protocol):
-    """What guards memory: anything with ``query()``, such as a device event."""
+    """A ready event, which guards memory: anything with ``query()``, such as a device event."""
 
     def query(self) -> bool:
         """Whether the memory may be touched. Must not block; called on the control thread."""
 
 
 class RoomWatcher(Protocol):
-    """Whom a room tells what becomes of it. Called on the control thread."""
+    """Is told of every change of a room. The control thread calls it."""
 
     def changed(self, state: RoomState) -> None:
-        """Its status or its quiescence changed."""
+        """The room's status or quiescence changed."""
 
     def ended(self, state: RoomState) -> None:
-        """It ended."""
+        """The room ended."""
 
     def forget(self, state: RoomState) -> None:
-        """It may have ended and quiesced; if so, its id is free."""
+        """Free the room's id, if the room has ended and quiesced by now."""
 
 
 def room_reason(
@@ -67,13 +67,16 @@ class RoomState:
         room: The non-zero 64-bit id that both sides use for the request.
         tokens: N: positions of the request.
         deadline: Seconds that the room may take; the configured default when not given.
-        attempt: Which use of the id this is, as the engines of both sides say.
+        attempt: The number that the engines of both sides gave this use of the id.
 
     Attributes:
         role: What this link does in the room: ``prefill`` sends, ``decode`` receives.
         prefix: P: positions that decode already holds; ``None`` while this side does not know.
         opened: When the room was opened, on the link's clock.
-        deadline: By when it must have ended, likewise.
+        deadline: When the room must have ended, on the link's clock.
+        status: How far the room is.
+        reason: Why the room failed; ``None`` while it has not failed.
+        quiesced: Whether the memory that this side named may be reused.
         ended: Set once the room has ended.
     """
 
@@ -97,27 +100,30 @@ class RoomState:
         self._quiet = threading.Event()
         self._quiet.set()
         self._naming = threading.Lock()
-        """Guards `quiesced` and what follows, since the engine's threads name memory."""
+        """Guards `quiesced`, `_quiet` and `_named`: the engine's threads name memory, and the control thread finds out
+        when that memory may be reused."""
         self._named = 0
-        """How often the engine named memory that the control thread has not heard of."""
+        """Calls that named memory, and whose job has not run on the control thread yet."""
         self._polls_event = False
         self._met: float | None = None
+        """When the room went on from bootstrapping."""
         self._over: float | None = None
+        """When the room ended."""
         self._moved: dict[str, Moved] = {}
         self._chunks = 0
 
     @property
     def key(self) -> RoomKey:
-        """The id and the attempt: what both sides call this use."""
+        """The id and the attempt, with which both sides name this use."""
         return self.room, self.attempt
 
     @property
     def over(self) -> bool:
-        """Whether it has ended and its memory may be reused: then its id may be used again."""
+        """Whether the room has ended and quiesced: then its id may be used again."""
         return self.status in ENDED and self.quiesced
 
     def wait(self, timeout: float | None, *, quiesced: bool) -> Status:
-        """Block until the room ended, or ended and quiesced, or the time is over. Not for the control thread."""
+        """Block until the room ended, or ended and quiesced, or the time is over. A thread of the engine."""
         until = None if timeout is None else time.monotonic() + timeout
         if self.ended.wait(timeout) and quiesced:
             self._quiet.wait(None if until is None else max(0.0, until - time.monotonic()))
@@ -144,14 +150,14 @@ class RoomState:
             transports=self.transports(),
         )
 
-    # What each side has of its own.
+    # What each side defines for itself.
 
     def peers(self) -> list[PeerInfo]:
-        """The ranks of the other side that the room has to do with. Any thread."""
+        """The ranks of the other side that take part in the room. Any thread."""
         raise NotImplementedError
 
     def transports(self) -> dict[str, str]:
-        """Per peer, what carries the bytes, as far as it is known. Any thread."""
+        """Per peer, the transport that carries the bytes, as far as it is known. Any thread."""
         raise NotImplementedError
 
     def waits_for(self) -> str:
@@ -181,7 +187,7 @@ class RoomState:
     # Steps.
 
     def step(self, status: Status) -> bool:
-        """Take a step forward; whether it was one. Control thread."""
+        """Go on to a status, if that may follow the present one. Returns whether it did. Control thread."""
         if not follows(self.status, status):
             return False
         if self._met is None and status > Status.BOOTSTRAPPING:
@@ -196,7 +202,7 @@ class RoomState:
         return True
 
     def _end_in_failure(self, reason: Reason) -> Reason | None:
-        """End in failure, if the room has not ended: its reason then. The first reason is the one that stays."""
+        """End in failure and return the room's reason; ``None`` if the room ended before. The first reason stays."""
         if self.status in ENDED:
             return None
         self.reason = self.explain(reason).clipped()
@@ -204,19 +210,25 @@ class RoomState:
         return self.reason
 
     def name_memory(self) -> None:
-        """The engine names memory in a call of which the control thread hears next. A thread of the engine."""
+        """Note that the engine names memory. A thread of the engine, before it posts the job that says which.
+
+        The room must not look quiesced until the control thread has run that job.
+        """
         with self._naming:
             self._named += 1
             self.quiesced = False
             self._quiet.clear()
 
     def _take_named(self) -> None:
-        """The control thread has heard of one such call."""
+        """Note that the control thread runs the job of one such call."""
         with self._naming:
             self._named -= 1
 
     def _set_quiesced(self, quiesced: bool) -> None:
-        """Whether the memory may be reused, as far as the control thread has heard of what was named."""
+        """Set whether the memory may be reused, as far as the control thread knows. Control thread.
+
+        It may not, while a job of a call that named memory has yet to run.
+        """
         with self._naming:
             quiesced = quiesced and not self._named
             if quiesced == self.quiesced:
@@ -240,7 +252,7 @@ class RoomState:
         return room_reason(self.context, self.room, self.attempt, code, what, cause, hint, **who)
 
     def explain(self, reason: Reason, others: Sequence[PeerInfo] = ()) -> Reason:
-        """The reason, with how the room stands. A reason from the other side already says how it stood there."""
+        """Add to a reason how the room stands. A reason from the other side already says how it stood there."""
         if reason.diagnostics:
             return reason
         context = self.context
@@ -253,7 +265,7 @@ class RoomState:
         return with_standing(reason, stands, [*self.peers(), *others], self.waits_for(), context.now())
 
     def bytes_of(self, items: Mapping[str, int]) -> int:
-        """Bytes of so many items of each component."""
+        """Bytes of the given number of items of each component."""
         inventory = self.context.inventory
         return sum(
             count * sum(buffer.layout.nbytes for buffer in inventory.component(name).buffers if buffer.count)

@@ -1,4 +1,4 @@
-"""The rooms of a link: their ids, the queue of changes that the engine takes, and how many pushes may wait."""
+"""The rooms of a link: their ids, the queue of changed rooms that the engine takes, and the push budget."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["RoomTable", "Rooms"]
 log = logging.getLogger("statelink.link")
 
 UNTAKEN_CHANGES = 4096
-"""Rooms that are kept for `RoomTable.take_changes` while nobody has called it yet: an engine may look at its rooms
-alone."""
+"""Changed rooms that are kept until the first call of `RoomTable.take_changes`. An engine may never call it, and look
+at each of its rooms instead."""
 
 AnyState = TypeVar("AnyState", bound="RoomState")
 
 
 class RoomTable:
-    """What the rooms of both roles share. Thread-safe; no method but `take_changes` blocks.
+    """What the rooms of both roles share. Thread-safe; only `take_changes` blocks.
 
     Args:
         context: The link's parts.
@@ -41,19 +41,20 @@ class RoomTable:
         self._rooms: dict[tuple[str, int], tuple[RoomState, Room]] = {}
         self._changes: deque[Room] = deque()
         self._changed: set[Room] = set()
-        """The rooms in the queue. The control thread adds to both, and a thread of the engine takes from both."""
+        """The rooms in `_changes`. The control thread adds to both, and a thread of the engine takes from both; each
+        single operation is atomic."""
         self._most_changes = UNTAKEN_CHANGES
         self._changes_dropped = 0
         self._any_change = threading.Event()
         self._pushes = 0
 
     def all(self) -> list[tuple[RoomState, Room]]:
-        """Every room that is open or holds memory, with what the engine holds of it. Any thread."""
+        """Every room that is open or holds memory, with the engine's handle of it. Any thread."""
         with self._lock:
             return list(self._rooms.values())
 
     def find(self, role: str, room: int) -> RoomState | None:
-        """A room by the role that this link plays in it, and its id. Any thread."""
+        """The room with this id in which this link plays this role. Any thread."""
         entry = self._rooms.get((role, room))
         return None if entry is None else entry[0]
 
@@ -87,7 +88,7 @@ class RoomTable:
             self._rooms[key] = state, handle
 
     def withdraw(self, state: RoomState) -> None:
-        """Take back a room that was entered a moment ago and that nobody has heard of."""
+        """Remove a room that was just entered, before the control thread knows of it. A thread of the engine."""
         with self._lock:
             self._rooms.pop((state.role, state.room), None)
 
@@ -102,7 +103,7 @@ class RoomTable:
         self._changes.append(entry[1])
         self._any_change.set()
         if len(self._changes) > self._most_changes:
-            with contextlib.suppress(IndexError):  # taken meanwhile
+            with contextlib.suppress(IndexError):  # the engine took them meanwhile
                 self._changed.discard(self._changes.popleft())
                 self._changes_dropped += 1
 
@@ -124,21 +125,22 @@ class RoomTable:
     # What the engine takes.
 
     def take_changes(self, timeout: float | None) -> list[Room]:
-        """Rooms that changed since the last call; waits for one for up to ``timeout`` seconds. Any thread."""
+        """Rooms that changed since the last call. Waits up to ``timeout`` seconds for the first one. Any thread."""
         self._most_changes = max(UNTAKEN_CHANGES, 2 * self._context.config.max_rooms)
         self._any_change.wait(timeout)
-        self._any_change.clear()  # before looking: a change from here on sets it again
+        self._any_change.clear()  # before the queue is read: a later change sets it again
         found = []
         while self._changes:
             room = self._changes.popleft()
+            # A change before this line is not queued again: the engine reads the status after this method returns.
             self._changed.discard(room)
             found.append(room)
         return found
 
-    # The push budget: pushes that wait for decode, and pushes that are under way, one for each destination.
+    # The push budget. A push that waits for decode counts once; a push that is under way counts for each destination.
 
     def admit_push(self) -> bool:
-        """Count a new push, unless ``max_pushes`` are counted. A thread of the engine."""
+        """Count a new push, and return true; false if ``max_pushes`` are counted already. A thread of the engine."""
         with self._lock:
             if self._pushes >= self._most_pushes:
                 return False
@@ -146,12 +148,12 @@ class RoomTable:
             return True
 
     def count_pushes(self, count: int) -> None:
-        """Add to the number of pushes, also above the limit; below zero, take from it. Control thread."""
+        """Add ``count``, which may be negative, to the number of pushes. No limit applies here. Control thread."""
         with self._lock:
             self._pushes += count
 
     def load(self) -> dict[str, int]:
-        """What waits, by kind. Any thread."""
+        """Numbers of pushes and changed rooms that wait. Any thread."""
         return {"pushes": self._pushes, "changes": len(self._changes), "changes_dropped": self._changes_dropped}
 
 
@@ -159,8 +161,8 @@ class Rooms(Generic[AnyState]):
     """The rooms in which this link plays one role, by id.
 
     Args:
-        table: All rooms.
-        kind: The class of these.
+        table: All rooms of the link.
+        kind: The class of the rooms of this role.
     """
 
     def __init__(self, table: RoomTable, kind: type[AnyState]) -> None:
@@ -173,5 +175,5 @@ class Rooms(Generic[AnyState]):
         return found if isinstance(found, self._kind) else None
 
     def all(self) -> list[AnyState]:
-        """Every one that is open or holds memory. Any thread."""
+        """Every room of this role that is open or holds memory. Any thread."""
         return [state for state, _ in self._table.all() if isinstance(state, self._kind)]

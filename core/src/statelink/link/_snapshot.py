@@ -1,4 +1,4 @@
-"""What a link is doing, as plain values: for `Link.snapshot` and ``statelink inspect``. Bounded, and blocks nobody."""
+"""What a link is doing, as plain values: for `Link.snapshot` and ``statelink inspect``. Bounded; never blocks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST", "snapshot"]
 
 MOST = 64
-"""Most rooms, and most peers, that are listed one by one; the counts have all of them."""
-
+"""Most rooms, and most ranks, that are listed one by one; the counts have all of them."""
 
 NOT_QUIESCED = "proof that nobody writes to or reads its memory"
 
@@ -70,7 +69,7 @@ def _room(room: RoomState, now: float) -> dict[str, Any]:
 
 
 def _held(rooms: list[RoomState]) -> tuple[Counter[str], Counter[str]]:
-    """Bytes that rooms have named and that must not be reused: by status, and of failed rooms by what they wait for."""
+    """Bytes of rooms that are not quiesced: by status, and those of failed rooms apart, by what they wait for."""
     held: Counter[str] = Counter()
     quarantined: Counter[str] = Counter()
     for room in rooms:

@@ -1,4 +1,4 @@
-"""How a room stands, as a table."""
+"""The statuses of a room, and which status may follow which."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["ENDED", "Status", "follows"]
 
 
 class Status(enum.IntEnum):
-    """How a room stands on one side; an engine may vote by minimum over its ranks."""
+    """How far a room is on one side. The values are in order: an engine may take the minimum over its ranks."""
 
     FAILED = 0
     """Ended, with a reason."""
     BOOTSTRAPPING = 1
-    """The other side is not known yet, or has not spoken of this room yet."""
+    """The other side is not known yet, or has sent nothing about this room yet."""
     WAITING = 2
     """Both sides know of the room; nothing has moved."""
     TRANSFERRING = 3
@@ -22,7 +22,7 @@ class Status(enum.IntEnum):
     """Ended: every promised byte is visible at the destination."""
 
     def __str__(self) -> str:
-        """The word that snapshots and reasons use, on every version of Python."""
+        """The status in lower case, as in snapshots and reasons, on every version of Python."""
         return self.name.lower()
 
     def __format__(self, spec: str) -> str:
@@ -43,5 +43,5 @@ _FOLLOWS = {
 
 
 def follows(before: Status, after: Status) -> bool:
-    """Whether a room may go from one status to the other; it never goes back, and nothing follows an end."""
+    """Whether a room may go from one status to the other. It never goes back, and an ended room keeps its status."""
     return after in _FOLLOWS[before]

@@ -31,11 +31,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def check_verify(inventory: Inventory) -> None:
-    """See that this rank can compute digests.
+    """Check that this rank can compute digests.
 
     Raises:
         ConfigError: The hash library is not installed.
-        UnsupportedError: Some memory is not the host's.
+        UnsupportedError: Some registered memory is not host memory.
     """
     try:
         import xxhash  # noqa: F401 - an extra; nothing else needs it
@@ -62,12 +62,14 @@ def digest_of(
     stop: threading.Event | None = None,
     memory: Callable[[int, int], Bytes] | None = None,
 ) -> int:
-    """The digest of some content; those of a component's pushes are summed. Reads all of it: a data thread's job.
+    """The digest of some content. The digests of a component's pushes add up to that of the component.
+
+    Reads all of the content; data threads only.
 
     Args:
-        parts: What, and where it lies.
-        stop: If set meanwhile, the rest is left out: nobody wants the result any more.
-        memory: How to see the bytes at an address; this process' own memory when not given.
+        parts: The content, and where it lies.
+        stop: If another thread sets it meanwhile, the rest is left out: the result is not needed any more.
+        memory: Returns the bytes at an address; reads this process's own memory when not given.
     """
     from xxhash import xxh3_128_intdigest
 
@@ -96,12 +98,12 @@ def digest_of(
 
 
 def packed(digest: int) -> bytes:
-    """A digest as it crosses the wire."""
+    """A digest as messages carry it."""
     return (digest % MODULUS).to_bytes(16, "little")
 
 
 class Arrived(Protocol):
-    """What must have arrived of a room."""
+    """What a room has to receive."""
 
     @property
     def tokens(self) -> int:
@@ -117,16 +119,18 @@ class Arrived(Protocol):
 
 
 def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], stop: threading.Event) -> dict[str, str]:
-    """Compare what a writer says it sent with what lies in memory. Reads all of it: a data thread's job.
+    """Compare the digests of what a writer sent with those of what lies in memory.
+
+    Reads all of what arrived; data threads only.
 
     Args:
         plan: What the writer wrote.
-        arrived: Where it belongs.
-        digests: Per component, what the writer says.
-        stop: If set meanwhile, nobody wants the result any more.
+        arrived: The room's items, to which it wrote.
+        digests: The writer's digest of each component.
+        stop: If another thread sets it meanwhile, the result is not needed any more.
 
     Returns:
-        Per component that differs, in words, both digests. Nothing if ``stop`` is set.
+        Per component that differs, a text with both digests. Nothing if ``stop`` is set.
     """
     found = {}
     for name, part in plan.components.items():

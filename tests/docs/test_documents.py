@@ -91,6 +91,13 @@ def test_the_pictures_and_the_table_of_layers_match_the_import_rules() -> None:
     assert list(pictures.defects()) == []
 
 
+def test_the_reading_path_names_files_that_exist() -> None:
+    path = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where to start reading")[2].partition("\n## ")[0]
+    named = [each for each in re.findall(r"`([\w/-]+(?:\.py|/))`", path) if "/" in each]
+    assert len(named) > 20
+    assert [each for each in named if not (CORE / each).exists() and not (ROOT / each).exists()] == []
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):

@@ -24,15 +24,15 @@ BROKEN: dict[str, tuple[str, str]] = {
         "bytes landed after a disconnect, and after their transfer was called settled",
     ),
     "SettledByTimeout": (
-        "test_what_is_settled_has_stopped[write-a peer that stands still]",
-        "bytes landed after a peer that stands still, and after their transfer was called settled",
+        "test_what_is_settled_has_stopped[write-a stopped peer]",
+        "bytes landed after a stopped peer, and after their transfer was called settled",
     ),
     "Late": (
-        "test_memory_is_quiet_once_its_mover_has_ended[write-target-running]",
+        "test_nothing_lands_once_its_mover_has_ended[write-target-running]",
         "bytes landed more than 1 s after the process that moved them had ended",
     ),
     "LateWhenStopped": (
-        "test_memory_is_quiet_once_its_mover_has_ended[write-target-standing still]",
+        "test_nothing_lands_once_its_mover_has_ended[write-target-stopped]",
         "bytes landed more than 1 s after the process that moved them had ended",
     ),
     "LeaksThreads": ("test_connecting_often_leaves_nothing_behind", "threads more after"),

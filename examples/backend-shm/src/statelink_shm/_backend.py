@@ -184,7 +184,7 @@ class ShmBackend(Backend):
         if int(regions.max()) < len(table):
             starts = np.array([region.address for region in table], np.uint64)[regions]
             sizes = np.array([region.nbytes for region in table], np.uint64)[regions]
-            # Below its region, an address gives an offset that wraps to a huge one.
+            # An address below its region gives an offset that wraps around and is huge.
             if ((nbytes <= sizes) & (addresses - starts <= sizes - nbytes)).all():
                 return
         raise TransferError(f"a block is outside the memory registered {where}", backend=self.name)

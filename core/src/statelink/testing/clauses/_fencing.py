@@ -36,7 +36,7 @@ BLOCKED = 0.3
 
 
 @contextlib.contextmanager
-def standing_still(worker: Worker, really: bool = True) -> Iterator[None]:
+def stopped(worker: Worker, really: bool = True) -> Iterator[None]:
     """Stop a process for a while."""
     if really:
         worker.stop()
@@ -87,9 +87,9 @@ class Fencing(Suite):
     still: float = 1.0
 
     def test_a_revoke_stops_what_is_under_way(self, lab: Lab, fenced_by_owner: OpSide) -> None:
-        """An owner's fence: once a revoke is done nothing lands, while the peer goes on writing, and it is told why.
+        """An owner's fence: nothing lands after a revoke is done, although the peer writes on; the peer learns why.
 
-        Let `revoke` be done only when the last byte has landed, and check each range against what is granted.
+        Let the transfer of `revoke` succeed only when the last byte has landed, and check each range against grants.
         """
         op, side = fenced_by_owner
         needs((op, side) == (Op.WRITE, Side.TARGET), "there is no call by which an owner stops this")
@@ -106,16 +106,16 @@ class Fencing(Suite):
         pair.works_small(op)
 
     def test_a_revoke_does_not_wait_for_the_peer(self, lab: Lab, fenced_by_owner: OpSide) -> None:
-        """An owner's fence needs nobody else: it holds against a peer that stands still in the middle of a transfer.
+        """An owner's fence needs no other process: it holds against a peer that is stopped in the middle of a transfer.
 
-        Cut the connection, or discard what comes, without an answer of the peer; or declare `Fence.MOVER`.
+        Close the connection, or discard what comes, without an answer of the peer. Or declare `Fence.MOVER`.
         """
         op, side = fenced_by_owner
         needs((op, side) == (Op.WRITE, Side.TARGET), "there is no call by which an owner stops this")
         worker = lab.borrow()
         pair = Pair(lab.elsewhere(worker, "still", ((SIZE,),)).open(), lab.end(1, ((SIZE,),)).open()).connect()
         flood(pair, op)
-        with standing_still(worker):
+        with stopped(worker):
             pair.take_back()
             pair.target.memory[:] = POISON
             pair.target.worker(_inside.rest, SILENCE)
@@ -123,13 +123,13 @@ class Fencing(Suite):
         assert worker.result()[1], "the mover was not told why it was stopped"
         pair.untouched()
 
-    @pytest.mark.parametrize("target", ["running", "standing still"])
-    def test_memory_is_quiet_once_its_mover_has_ended(self, lab: Lab, fenced_by_mover: OpSide, target: str) -> None:
-        """A mover's fence: nothing lands any more once its process has ended and the declared time has passed.
+    @pytest.mark.parametrize("target", ["running", "stopped"])
+    def test_nothing_lands_once_its_mover_has_ended(self, lab: Lab, fenced_by_mover: OpSide, target: str) -> None:
+        """A mover's fence: nothing lands after its process has ended and the declared time has passed.
 
-        Where the target stood still in the middle of the write, that time begins when it goes on.
+        If the target was stopped in the middle of the write, that time begins when it continues.
 
-        Declare `Fence.NONE` for the target if the library goes on putting bytes in place, or longer `landing_seconds`.
+        If the library puts bytes in place for longer, declare longer `landing_seconds`, or `Fence.NONE` for the target.
         """
         op, side = fenced_by_mover
         needs(side is Side.TARGET and op is Op.WRITE, "this memory is read only, or ends with its mover")
@@ -139,8 +139,8 @@ class Fencing(Suite):
             lab.elsewhere(there, "owner", ((SIZE,),), side=Side.TARGET).open(),
         ).connect()
         flood(pair, op)
-        with standing_still(there, target == "standing still"):
-            time.sleep(BLOCKED if target == "standing still" else 0.0)
+        with stopped(there, target == "stopped"):
+            time.sleep(BLOCKED if target == "stopped" else 0.0)
             worker.kill()
         landing = pair.subject.capabilities.landing_seconds
         for _ in range(math.ceil(landing / LANDING_ROUND)):  # the core gives memory back only after this time
@@ -152,16 +152,17 @@ class Fencing(Suite):
             pair.target.worker(_inside.rest, SILENCE)
             pair.untouched(f"bytes landed more than {landing:g} s after the process that moved them had ended")
 
-    @pytest.mark.parametrize("trouble", ["a disconnect", "the peer's disconnect", "a peer that stands still"])
+    @pytest.mark.parametrize("trouble", ["a disconnect", "the peer's disconnect", "a stopped peer"])
     def test_what_is_settled_has_stopped(self, lab: Lab, op: Op, trouble: str) -> None:
-        """A transfer that is called settled at a side touches that side no more.
+        """A transfer that is settled at a side does not touch that side.
 
-        That holds after a disconnect while it is under way, and when a peer goes on that stood still in the middle.
+        This also holds after a disconnect in the middle of it, and when a peer continues that was stopped in the
+        middle.
 
         Say `settled=False`, or name the one side on which its bytes have certainly stopped.
         """
-        if trouble == "a peer that stands still":
-            needs(lab.subject.memory == "dram", "memory of a device is looked at through the process that stands still")
+        if trouble == "a stopped peer":
+            needs(lab.subject.memory == "dram", "memory of a device is looked at through the stopped process")
             here, there = lab.end(0, ((SIZE,),), side=MOVER[op]).open(), lab.borrow()
             other = lab.elsewhere(there, "still", ((SIZE,),), side=PEER[op]).open()
             pair = (Pair(here, other) if op is Op.WRITE else Pair(other, here)).connect()
@@ -169,7 +170,7 @@ class Fencing(Suite):
             pair = lab.pair(((SIZE,),))
         mover, peer = pair.mover(op), pair.peer(op)
         stream(pair, op)
-        with standing_still(peer.worker, trouble == "a peer that stands still"):
+        with stopped(peer.worker, trouble == "a stopped peer"):
             if trouble == "the peer's disconnect":
                 peer.disconnect(mover)
                 mover.worker(_stream.look, SILENCE)
@@ -188,7 +189,7 @@ class Fencing(Suite):
             read = (pair.target.memory == 2).any()
             assert not read, f"the source was read after {trouble}, and after its transfer was called settled there"
         mover.worker(_stream.look, pair.subject.patience, True, True)
-        if trouble != "a peer that stands still":
+        if trouble != "a stopped peer":
             pair.connect()
             pair.works_small(op)
         needs(bool(settled), "it does not call such a transfer settled on any side")

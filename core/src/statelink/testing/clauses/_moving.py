@@ -106,9 +106,9 @@ class Moving(Suite):
 
     @pytest.mark.parametrize("size", [1, 4096, 300_000])
     def test_bytes_are_visible_before_a_move_is_done(self, subject: Subject, pair: Pair, op: Op, size: int) -> None:
-        """When a move is reported done, a reader sees all of its bytes, and its source may be overwritten.
+        """When a transfer succeeds, a reader sees all of its bytes, and its source may be overwritten.
 
-        Report a transfer done when the other side has its bytes, not when they are sent or queued.
+        Let a transfer succeed when the other side has its bytes, not when they are sent or queued.
         """
         count = min(8, subject.capabilities.max_blocks)
         rows = [(0, 11 + n * size, 0, 13 + n * (size + 5), size) for n in range(count)]
@@ -124,9 +124,9 @@ class Moving(Suite):
         assert not wrong, f"{wrong} of {rounds} moves were reported done before their bytes were there"
 
     def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair, op: Op) -> None:
-        """What is done has stopped: a target that is written by its owner afterwards keeps what was written.
+        """After a transfer has ended, its target keeps what its owner writes there.
 
-        Report a transfer done when nothing of it is on the way any more, repetitions included.
+        Let a transfer succeed when nothing of it is in flight, repetitions included.
         """
         blocks = scattered(pair, 64, 65537, 0)
         for number in range(5):

@@ -38,14 +38,14 @@ class Rooms(Suite):
         return lab.links_for_all()
 
     def test_a_request_arrives(self, links: Links) -> None:
-        """A request arrives in two pushes: both sides succeed and come to rest, and no other page is touched.
+        """A request arrives in two pushes: both sides succeed and quiesce, and no other page changes.
 
-        Look at the clauses on moves first.
+        See the clauses on moves first.
         """
         self._works(links, 11)
 
     def test_a_room_id_can_be_used_again(self, links: Links) -> None:
-        """A room id is free once its room has ended and come to rest.
+        """A room id is free once its room has ended and quiesced.
 
         Tell uses of a room apart by their generation, if it is kept at all.
         """
@@ -109,9 +109,9 @@ class Rooms(Suite):
     @pytest.mark.parametrize("phase", ["alone", "waiting", "halfway", "moving"])
     @pytest.mark.parametrize("side", ["prefill", "decode"])
     def test_an_aborted_room_ends_on_both_sides(self, links: Links, side: str, phase: str) -> None:
-        """A room that is given up ends with a reason, comes to rest on both sides, and then nothing lands any more.
+        """A room that is given up ends with a reason and quiesces on both sides. After that, nothing lands.
 
-        Let every transfer end, in time, with an outcome that says where its bytes have stopped.
+        Let every transfer end in time, with an outcome that says where its bytes have stopped.
         """
         prefill, decode = links
         room = 200 + 10 * len(phase) + len(side)

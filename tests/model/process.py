@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink import state
-from statelink._open import _card
+from statelink._open import _own_handshake
 from statelink._staging import choose_staging, open_strategies
 from statelink.backend import BackendContext, Strategy
 from statelink.config import LinkConfig
@@ -144,7 +144,7 @@ class Process:
         self.rings = rings_of(strategies)
         for ring in self.rings:
             ring.memory = WatchedMemory(ring.memory, self)
-        card = _card(self.name, settings, backend, strategies, inventory)
+        card = _own_handshake(self.name, settings, backend, strategies, inventory)
         if world.shape.staged:
             card = msgspec.structs.replace(card, process=witnessed(self))
         self.loop = SimLoop(self)

@@ -146,12 +146,12 @@ def _prepare(
     opened.callback(found.close)
     with hint_at_settings(checked, backend=settings.backend):
         backend.register(inventory.regions)
-        card = _card(name, settings, backend, picked.strategies, inventory)
+        own = _own_handshake(name, settings, backend, picked.strategies, inventory)
     made = Context(
         settings,
         channel,
         backend,
-        card,
+        own,
         picked.strategies,
         found,
         hooks,
@@ -198,7 +198,7 @@ def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel
         ) from error
 
 
-def _card(
+def _own_handshake(
     name: str,
     settings: LinkConfig,
     backend: Backend,

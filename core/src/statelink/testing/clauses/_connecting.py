@@ -101,7 +101,7 @@ class Connecting(Suite):
         cases += [good[: len(good) * part // 8] for part in range(1, 8)]
         cases += [good[:-1], good[1:], good + b"\0", good[: len(good) // 2] + rng.bytes(len(good) - len(good) // 2)]
         for number, raw in enumerate(cases):
-            accepted = self._connects(pair, "stranger", raw)
+            accepted = self._connects(pair, "nobody", raw)
             assert not accepted, f"descriptor {number} of {len(cases)} was accepted: {raw[:60]!r}"
         pair.works()
 
@@ -110,7 +110,7 @@ class Connecting(Suite):
 
         Put the name of the link into the descriptor, and compare it with the peer that `connect` names.
         """
-        assert not self._connects(pair, "stranger", pair.target.descriptor), "it was accepted"
+        assert not self._connects(pair, "nobody", pair.target.descriptor), "it was accepted"
         pair.works()
 
     def test_a_descriptor_with_a_flipped_bit_harms_nobody(self, pair: Pair) -> None:

@@ -33,10 +33,10 @@ HINT = "give each use of an id an attempt of its own, the same on both sides"
 
 
 class Requests:
-    """Keeps decode's requests until a room is theirs, and answers those that no room can be for.
+    """Keeps decode's requests until they meet a room, and refuses those that can meet none.
 
     A room belongs to the instance that its engine named, or else to the first of which every rank has asked for it.
-    What other instances say of it does not change it. Belongs to the control thread.
+    Messages of other instances do not change it. Belongs to the control thread.
 
     Args:
         context: The link's parts.
@@ -55,10 +55,10 @@ class Requests:
     # What decode says.
 
     def request(self, message: wire.Request, rank: DecodeRank) -> None:
-        """A rank asks for a room."""
+        """Handle a rank's request."""
         use = (rank.name, message.room, message.generation)
         if not self._tombstones.admit(use):
-            return  # it came twice, or after its end: what was said of it stands
+            return  # a duplicate, or later than the rank's Failed for this use: it is answered already
         if rank.plan is None:
             reason = Reason("room.unattached", "a request came before its sender was attached", {"peer": rank.name})
             self.answer(rank, message, reason)
@@ -66,7 +66,7 @@ class Requests:
         self._reconcile(message, rank)
         room = self._room(message.room, message.attempt)
         if room is not None and room.delivery_to(rank.name) is not None:
-            # It asks anew, so the use that this room belongs to has ended there.
+            # The rank asks anew, so the use that this room belongs to has ended on that rank.
             cause = f"{rank.name} asks for it anew, before it is over here"
             room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
         elif room is not None and room.status not in ENDED:
@@ -86,7 +86,7 @@ class Requests:
         self._keep(message, rank)
 
     def gave_up(self, message: wire.Failed, rank: DecodeRank) -> None:
-        """A rank gave up a use for which no room was found: before prefill opened one, or before it asked."""
+        """Handle a rank's Failed for a use to which no room of this side belongs yet."""
         key = (message.room, message.attempt)
         use = (rank.name, message.room, message.generation)
         request = self._pending.get(key, rank.name)
@@ -95,39 +95,41 @@ class Requests:
         if not fresh or rank.plan is None:
             return
         self._pending.drop(key, rank.name)
-        who = self._claims.asking(rank)
-        end = self._tombstones.due(key, who, 0.0)
-        if end is not None:  # this side gave it up as well
-            self._tombstones.settle(key, who, end)
+        asking = self._claims.asking(rank)
+        end = self._tombstones.due(key, asking, 0.0)
+        if end is not None:  # the room of this use ended on this side as well
+            self._tombstones.settle(key, asking, end)
             self._tombstones.meet(use)
             return
         room = self._room(message.room, message.attempt)
         waits = room is not None and room.status not in ENDED and self._claims.not_for(room, rank) is None
         if waits and room is not None and room.to is not None:
             self._tombstones.meet(use)
-            room.fail_known(message.reason, {rank.name: who.instance}, rank.expected)
+            room.fail_known(message.reason, {rank.name: asking.instance}, rank.expected)
             return
-        gone = self._tombstones.give_up(key, who, message.generation, message.reason)
+        gone = self._tombstones.give_up(key, asking, message.generation, message.reason)
         if waits and room is not None:
             self.bind(room)
             return
-        for another, asked in self._claims.asked(key, None):  # nobody of its instance waits for what will not come
+        # The instance will not use the room: refuse the requests of its other ranks. A rank with another key may only
+        # claim to be of this instance, so its request stays.
+        for another, asked in self._claims.asked(key, None):
             other = self._claims.asking(another)
-            if other.instance == who.instance and other.key == who.key:  # with another key, it may only say so
+            if other.instance == asking.instance and other.key == asking.key:
                 self._pending.drop(key, another.name)
                 gone.join(other, asked.request.generation)
                 self.answer(another, asked.request, message.reason)
 
     def declines(self, message: wire.Request) -> bool:
-        """Whether a request was never taken up; it then never will be, and its sender may be told so."""
+        """Whether a request of an unknown rank is new. It is refused then, and counts as answered from now on."""
         return self._tombstones.admit((message.sender, message.room, message.generation))
 
     def lost(self, rank: DecodeRank) -> None:
-        """A rank is gone: drop everything that it asked for."""
+        """A rank was lost: drop its requests."""
         self._pending.forget(rank.name)
 
     def drained(self, message: wire.Failed, rank: DecodeRank) -> wire.Drained | None:
-        """The answer to a rank that gave a use up; ``None`` while writes for it may still land."""
+        """The answer to a rank that gave a use up; ``None`` while writes for the use may be in flight."""
         use = (rank.name, message.room, message.generation)
         return self._drained(use) if self._tombstones.drained(use) else None
 
@@ -137,11 +139,11 @@ class Requests:
         return wire.Drained(sender=self._context.name, to=name, room=room, generation=generation, met=met)
 
     def destinations(self) -> set[str]:
-        """Link names of the ranks at which writes for rooms that are over may still land."""
+        """Link names of the ranks to which writes for rooms that are over may still be in flight."""
         return self._tombstones.destinations()
 
     def load(self) -> dict[str, int]:
-        """What is kept for rooms that are not open here, by kind. Any thread."""
+        """Numbers of the things that are kept for rooms that are not open here. Any thread."""
         return {
             "pending_requests": len(self._pending),
             "pending_request_bytes": self._pending.nbytes,
@@ -149,34 +151,34 @@ class Requests:
         }
 
     def _reconcile(self, message: wire.Request, rank: DecodeRank) -> None:
-        """Uses that ended on both sides without meeting each other: they were one and the same."""
-        key, who = key_of(message), self._claims.asking(rank)
+        """Match uses that the rank says ended there, unmet, with rooms that ended here: each pair was one use."""
+        key, asking = key_of(message), self._claims.asking(rank)
         for earlier in message.unmet:
             use = (rank.name, message.room, earlier.generation)
             if not earlier.generation:
                 continue
             if not self._tombstones.met(use):
-                end = self._tombstones.due(key, who, message.lifetime_ms / 1000 + earlier.ended_ms_ago / 1000)
+                end = self._tombstones.due(key, asking, message.lifetime_ms / 1000 + earlier.ended_ms_ago / 1000)
                 if end is None or end.many:
                     continue
-                self._tombstones.settle(key, who, end)
+                self._tombstones.settle(key, asking, end)
                 self._tombstones.meet(use)
             if self._tombstones.drained(use):
                 self._ranks.send(self._drained(use))
 
     def _settled(self, message: wire.Request, rank: DecodeRank) -> bool:
-        """Whether a request is for a room that has ended on either side; it is answered then."""
-        key, who = key_of(message), self._claims.asking(rank)
-        end = self._tombstones.due(key, who, message.lifetime_ms / 1000)
+        """Answer a request for a room that has ended on either side. Returns whether it was one."""
+        key, asking = key_of(message), self._claims.asking(rank)
+        end = self._tombstones.due(key, asking, message.lifetime_ms / 1000)
         if end is not None:
-            self._tombstones.settle(key, who, end)
+            self._tombstones.settle(key, asking, end)
             self.answer(rank, message, end.reason, met=message.generation)
             return True
-        gone = self._tombstones.gone(key, (who.instance,))
-        # Whoever has another key may only say that it is of the instance: then the room decides, once it is open.
-        alike = gone is not None and gone.has_key(who.key)
-        if gone is not None and alike and who.name not in gone.uses and len(gone.uses) < gone.ranks:
-            gone.join(who, message.generation)
+        gone = self._tombstones.gone(key, (asking.instance,))
+        # A rank with another key may only claim to be of this instance. Its request stays, until the room is open.
+        same_key = gone is not None and gone.has_key(asking.key)
+        if gone is not None and same_key and asking.name not in gone.uses and len(gone.uses) < gone.ranks:
+            gone.join(asking, message.generation)
             self.answer(rank, message, gone.reason)
             return True
         return False
@@ -184,7 +186,7 @@ class Requests:
     # Rooms.
 
     def open(self, room: SendingState) -> None:
-        """The engine opened a room. Also called when decode speaks of a room whose opening is still posted."""
+        """The engine opened a room. Also called when a message about it comes before the posted job that opens it."""
         if not room.begin():
             return
         key = room.key
@@ -202,7 +204,10 @@ class Requests:
         self.bind(room)
 
     def bind(self, room: SendingState) -> None:
-        """Give a room to the instance that has spoken of it with every rank, if there is one by now."""
+        """Bind a room to the instance of which every rank has asked for it, if there is one.
+
+        If some of its ranks gave the room up, or may mean another use of the id, the room fails.
+        """
         if room.status in ENDED or room.bound:
             return
         group = self._claims.complete(room)
@@ -219,7 +224,7 @@ class Requests:
             room.serve()
 
     def _bound(self, room: SendingState) -> None:
-        """A room was given to its destinations: their requests are not kept any more, and the others are answered."""
+        """A room belongs to an instance: drop the requests of its ranks, and refuse those of other instances."""
         for delivery in room.deliveries:
             self._pending.drop(room.key, delivery.rank.name)
             self._tombstones.meet(delivery.use)
@@ -228,13 +233,13 @@ class Requests:
             self.answer(rank, asked.request, self._claims.not_for(room, rank) or self._claims.taken(room))
 
     def ended(self, room: SendingState, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
-        """A room ended before it belonged to anybody: answer who asked for it, and remember it for who has yet to.
+        """A room ended before it belonged to an instance: answer its requests, and keep a tombstone for later ones.
 
         Args:
             room: The room.
-            reason: Why.
-            told: Ranks that know, with their instances.
-            ranks: How many there are.
+            reason: Why it ended.
+            told: Link names of the ranks that know, with their instances.
+            ranks: How many ranks of their instance have to know.
         """
         told = dict(told)
         for rank, asked in self._claims.asked(room.key, room):
@@ -263,13 +268,13 @@ class Requests:
         return self._claims.unasked(room)
 
     def answer(self, rank: DecodeRank, request: wire.Request, reason: Reason, *, met: int = 0) -> None:
-        """A request that will not be served: say why, and that nothing is in flight.
+        """Refuse a request: send Failed with the reason, and Drained, since nothing is in flight.
 
         Args:
-            rank: Who asked.
-            request: What.
-            reason: Why not.
-            met: The use of that rank to which a room of this side belonged, if any did.
+            rank: The rank that asked.
+            request: Its request.
+            reason: Why it is refused.
+            met: The generation of the rank to which a room of this side belonged; 0 if none did.
         """
         if met:
             self._tombstones.meet((rank.name, request.room, met))
@@ -280,7 +285,7 @@ class Requests:
     # Rooms and requests that may be of another use of an id.
 
     def _reused(self, room: SendingState, group: Group) -> bool:
-        """Whether a rank of a group may mean another use of the id; the room and its requests fail then."""
+        """Fail a room and its requests, if a rank of a group may mean another use of the id. Returns whether it did."""
         found = [(rank, asked, self._claims.stale(room, rank, asked)) for rank, asked in group.asked]
         stale = [(rank, asked, each) for rank, asked, each in found if each is not None]
         if not stale:
@@ -303,7 +308,7 @@ class Requests:
         stale: Stale | None,
         told: dict[str, str],
     ) -> None:
-        """Answer a request for a room that ends, and add to ``told`` who knows of the end of its own side of it."""
+        """Refuse a request for a room that ends, and add to ``told`` the ranks that then know of this room's end."""
         instance = rank.handshake.inventory.instance
         gone = self._tombstones.gone(room.key, (instance,))
         self._pending.drop(room.key, rank.name)
@@ -315,7 +320,7 @@ class Requests:
             told.update(self._belonged(room, gone))
 
     def _belonged(self, room: SendingState, gone: GivenUp) -> dict[str, str]:
-        """A room belonged to what an instance gave up: who of it knows."""
+        """A room belonged to a use that an instance gave up. Returns the ranks that know, with their instance."""
         self._tombstones.settle_gone(room.key, gone)
         uses = gone.of(room.to)
         for name, generation in uses.items():

@@ -1,4 +1,4 @@
-"""Which room of prefill a request of decode can mean, and which instance a room can be for."""
+"""Finds out which instance a room of prefill belongs to, and whether a request may mean another use of its id."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ __all__ = ["Claims", "Group", "Stale"]
 
 
 class Stale(NamedTuple):
-    """A request that may be of another use of the id than the room.
+    """A request and a room that may belong to different uses of the id.
 
     Attributes:
-        ours: Whether it may be of an earlier room of this side; otherwise the room may be of an earlier use of decode.
-        met: The use of decode that is settled then.
+        ours: True if the request may mean an earlier room of this side. False if the room may belong to an earlier use
+            of the decode rank.
+        met: The generation to which the answer assigns a room of this side: that of the request, or of the earlier use.
     """
 
     ours: bool
@@ -33,11 +34,11 @@ class Stale(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Ranks of one decode instance that have spoken of a room.
+    """The ranks of one decode instance, each of which has asked for a room or given it up.
 
     Attributes:
-        asked: Those that asked for it, with what they asked.
-        gone: What the others said, which gave it up; ``None`` if all asked.
+        asked: The ranks that asked, with their requests.
+        gone: What is kept of the ranks that gave the room up; ``None`` if all asked.
     """
 
     asked: list[tuple[DecodeRank, Asked]]
@@ -45,12 +46,12 @@ class Group(NamedTuple):
 
 
 class Claims:
-    """Compares rooms with pending requests and tombstones. It answers nobody. Belongs to the control thread.
+    """Compares rooms with pending requests and tombstones. It sends no message. Belongs to the control thread.
 
     Args:
         context: The link's parts.
         ranks: The decode ranks that are known.
-        pending: What they asked for.
+        pending: Their pending requests.
         tombstones: What is remembered of rooms that are over.
     """
 
@@ -61,7 +62,7 @@ class Claims:
         self._tombstones = tombstones
 
     def complete(self, room: SendingState) -> Group | None:
-        """The first instance of which every rank has spoken, and at least one has asked."""
+        """The first instance of which every rank has asked or given up, and at least one has asked."""
         key = room.key
         groups: list[dict[int, tuple[DecodeRank, Asked]]] = []
         for rank, asked in self.asked(key, room):
@@ -70,7 +71,7 @@ class Claims:
                 one = next(iter(group.values()))[0]
                 if one.handshake.inventory.instance == ours.instance and ours.rank not in group:
                     break
-            else:  # the first of its instance; or another that says to be the same rank, which takes nobody's place
+            else:  # the first of its instance; or a second link that claims a rank which the group has already
                 group = {}
                 groups.append(group)
             group[ours.rank] = rank, asked
@@ -81,19 +82,22 @@ class Claims:
         return None
 
     def stale(self, room: SendingState, rank: DecodeRank, asked: Asked) -> Stale | None:
-        """Which use a request or a room may be of, other than each other; that one is settled by the answer."""
-        who = self.asking(rank)
+        """Whether a request and a room may belong to different uses; ``None`` if not.
+
+        A tombstone that the request may mean counts as known to the rank after this call.
+        """
+        asking = self.asking(rank)
         lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
-        end = self._tombstones.due(room.key, who, lasts)
+        end = self._tombstones.due(room.key, asking, lasts)
         if end is not None:
-            self._tombstones.settle(room.key, who, end)
+            self._tombstones.settle(room.key, asking, end)
         if end is not None or self._tombstones.forgot(room.key):
             return Stale(ours=True, met=asked.request.generation)
         unmet = self._unmet(room, rank, asked)
         return None if unmet is None else Stale(ours=False, met=unmet)
 
     def _unmet(self, room: SendingState, rank: DecodeRank, asked: Asked) -> int | None:
-        """The earliest use that ended on a rank, and that this room may belong to, if there is one."""
+        """The generation of the rank's earliest use that ended, and to which this room may belong; ``None`` if none."""
         for earlier in asked.request.unmet:
             ended = asked.at - earlier.ended_ms_ago / 1000
             met = earlier.generation and self._tombstones.met((rank.name, room.room, earlier.generation))
@@ -105,19 +109,20 @@ class Claims:
         """Why a rank cannot have a room; ``None`` if it can."""
         if room.bound:
             return self.taken(room)
-        who = self.asking(rank)
-        if room.to is None or room.to.admits(who.instance, who.key):
+        asking = self.asking(rank)
+        if room.to is None or room.to.admits(asking.instance, asking.key):
             return None
-        cause = f"it is for {room.to}, and {rank.name} is of {who.instance}"
+        cause = f"it is for {room.to}, and {rank.name} is of {asking.instance}"
         return room.reason_for("room.instances", "a room is for another decode instance", cause)
 
     def taken(self, room: SendingState) -> Reason:
+        """Why a rank cannot have a room that another instance has."""
         first = room.deliveries[0].rank
         cause = f"it belongs to {first.handshake.inventory.instance}, of which every rank had asked for it before"
         return room.reason_for("room.instances", "two decode instances ask for one room", cause)
 
     def missing(self, room: SendingState) -> int | None:
-        """How many ranks have yet to ask, of the instance of which most have; ``None`` if nobody has. Any thread."""
+        """How many ranks have yet to ask, of the instance that lacks fewest; ``None`` if no rank asked. Any thread."""
         lacking: dict[str, int] = {}
         for name in list(self._pending.of(room.key)):
             rank = self._ranks.get(name)
@@ -127,7 +132,7 @@ class Claims:
         return min(lacking.values(), default=None)
 
     def unasked(self, room: SendingState) -> str:
-        """Why nobody has the room, for the reason of its deadline."""
+        """Why no instance has the room, for the cause of a passed deadline."""
         waiting = self.asked(room.key, room)
         if waiting:
             names = ", ".join(rank.name for rank, _ in waiting[:4])
@@ -136,18 +141,18 @@ class Claims:
         if others:
             return f"decode asked for attempt {others[0]} of it, and this is attempt {room.attempt}"
         instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
-        left = [
+        given_up = [
             gone
             for gone in (self._tombstones.gone(room.key, (name,)) for name in sorted(instances))
             if gone is not None
         ]
-        if left and room.to is None:
-            said = f"decode instance {left[0].instance!r} gave it up before it asked ({left[0].reason.what})"
-            return f"{said}, and this room does not say that it is for that one"
+        if given_up and room.to is None:
+            cause = f"decode instance {given_up[0].instance!r} gave it up before it asked ({given_up[0].reason.what})"
+            return f"{cause}, and this room does not say that it is for that instance"
         return "decode never asked for it"
 
     def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
-        """Who asked for a room; with a room, only those that can have it."""
+        """The ranks that asked for a key, with their requests. Given a room, only the ranks that can have it."""
         known = ((self._ranks.get(name), asked) for name, asked in list(self._pending.of(key).items()))
         return [
             (rank, asked)
@@ -156,6 +161,7 @@ class Claims:
         ]
 
     def asking(self, rank: DecodeRank) -> AskingRank:
+        """A rank as tombstones see it."""
         return AskingRank(
             rank.name, rank.handshake.inventory.instance, self._context.channel.key_of(rank.name), rank.expected
         )

@@ -20,7 +20,7 @@ FEW = 4
 
 
 class Coverage:
-    """The pieces that the pushes of one delivery moved, per component and layer. Belongs to the jobs of its peer.
+    """What the pushes of one delivery cover, per component and layer. Belongs to the jobs with the peer's key.
 
     Args:
         plan: What this rank writes for the destination.
@@ -35,10 +35,10 @@ class Coverage:
         self._peer = peer
         self._dues: dict[str, Due] = {}
         self._covered: dict[str, npt.NDArray[np.bool_]] = {}
-        """Which granules of which layer were moved: one row a layer."""
+        """Per component, which granules of which layer were pushed: one row for each layer."""
 
     def owed(self, component: str) -> Due:
-        """What of a component must move, all pushes together."""
+        """The part of a component that all pushes together must move."""
         known = self._dues.get(component)
         if known is None:
             plan = self._plan.components[component]
@@ -46,17 +46,17 @@ class Coverage:
         return known
 
     def add(self, plan: ComponentPlan, piece: Move) -> None:
-        """Note which granules of which layers a push moves.
+        """Note which granules of which layers a push covers.
 
         Raises:
-            RoomError: Some of them were moved before: the engine's pushes overlap.
+            RoomError: An earlier push covers some of them: the engine's pushes overlap.
         """
         name = piece.component
         owed = self.owed(name)
         covered = self._covered.setdefault(name, np.zeros((len(plan.layers), len(owed)), np.bool_))
         rows = slice(None)
         if piece.layers is not None:
-            # Layers are in order, so that those of a push are neighbours.
+            # A plan's layers are in order, so that the layers of a push are neighbours.
             rows = slice(*np.searchsorted(np.array(plan.layers), piece.layers).tolist())
         if covered[rows, piece.due].any():
             raise RoomError(
@@ -94,7 +94,7 @@ class Coverage:
 
 
 def _overlap(owed: Due, plan: ComponentPlan, piece: Move, covered: npt.NDArray[np.bool_], rows: slice) -> str:
-    """What was moved before, in words: its first range of positions, and the layers."""
+    """What an earlier push covers, as a text: the first range of positions, and the layers."""
     before = covered[rows, piece.due]
     layers = np.array(plan.layers[rows])[np.any(before, axis=1)].tolist()
     known = [layer for layer in layers if layer != NO_LAYER]

@@ -23,19 +23,18 @@ class DecodeRank:
     The control thread changes it, except that the job which attaches it calls `see`.
 
     Args:
-        handshake: Who it is.
+        handshake: Its handshake.
         regions: Its region table, for checks.
         backend: This side's backend.
         now: When it introduced itself.
 
     Attributes:
-        name: Its link name.
         state: How far it is.
-        plan: What this rank writes for it; set once it is attached and reachable.
+        plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it, once it named this rank's part.
-        witness: Who can say that its process has ended, if anybody here can.
-        expected: Decode ranks that ask this rank for each room.
-        heard: When it was last heard.
+        witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
+        expected: Decode ranks of its instance that ask this rank for each room.
+        heard: When its last message came.
         since: When it introduced itself.
     """
 
@@ -50,7 +49,8 @@ class DecodeRank:
         self.witness: Witness | None = None
         self.expected = 1
         self._backend = backend
-        self._told = True
+        self._has_pong = True
+        """Whether a Pong was sent to it since the last heartbeat."""
 
     @property
     def name(self) -> str:
@@ -64,16 +64,16 @@ class DecodeRank:
 
     @property
     def info(self) -> PeerInfo:
-        """What reasons say of it."""
+        """What diagnostics say of it."""
         return PeerInfo(self.name, self.handshake.inventory.rank, self.heard)
 
     def transport(self) -> str:
-        """What carries this side's bytes to it, as far as the backend can tell by now. Any thread."""
+        """The transport that carries this side's bytes to it, as far as the backend knows it. Any thread."""
         connection = self.connection
         return transport_of(self._backend, self.name) if connection is not None and connection.made else UNKNOWN
 
     def step(self, event: RankEvent) -> bool:
-        """Take the step that an event leads to; whether there is one from here."""
+        """Take the step that an event leads to. Returns whether the table has one for the present state."""
         state = DECODE_RANK[self.state].get(event)
         if state is None:
             return False
@@ -85,27 +85,32 @@ class DecodeRank:
         self.heard = now
 
     def count_sleep(self, late: float) -> None:
-        """This process did not run for so many seconds: nobody was silent in them."""
+        """Do not count the seconds for which this process did not run as silence of the rank."""
         self.heard += late
 
     def answer_ping(self) -> None:
-        """It was told that this side lives."""
-        self._told = True
+        """Note that its Ping is answered: it gets a Pong."""
+        self._has_pong = True
 
     def needs_pong(self) -> bool:
-        """Whether it was not told since the last call that this side lives."""
-        needed, self._told = not self._told, False
+        """Whether it got no Pong since the last call of this method."""
+        needed, self._has_pong = not self._has_pong, False
         return needed
 
     def connect(self, connection: Connection) -> None:
-        """It has a connection of this side's backend, which may still have to be made."""
+        """Set its connection, which may still have to be made."""
         self.connection = connection
 
     def see(self, witness: Witness | None) -> None:
-        """Somebody here can say when its process ends."""
+        """Set its witness. Called by the job that attaches it, on a data thread."""
         self.witness = witness
 
     def attach(self, plan: PairPlan, expected: int) -> None:
-        """It is attached: what this rank writes for it, and how many decode ranks ask for each room."""
+        """Note that it is attached.
+
+        Args:
+            plan: What this rank writes for it.
+            expected: Decode ranks of its instance that ask this rank for each room.
+        """
         self.plan = plan
         self.expected = expected

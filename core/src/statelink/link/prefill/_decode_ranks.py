@@ -1,4 +1,4 @@
-"""The decode ranks that a prefill rank serves: greeted, attached, heard of, lost."""
+"""The decode ranks that a prefill rank serves: their handshakes, attachments, signs of life and losses."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ log = logging.getLogger("statelink.link")
 MAX_PEERS = 4096
 """Most decode ranks that one prefill rank serves."""
 FIND_OUT = 2.0
-"""Seconds for which a backend may take to find out what carries the bytes, where a transport is required. A link of the
-role ``both`` may have connected before its peer could answer."""
+"""Seconds that a link of the role ``both`` gives its backend to find out a peer's transport, where one is required. Its
+backend may have connected before the peer's was ready."""
 
 
 class DecodeRanks:
@@ -42,7 +42,7 @@ class DecodeRanks:
 
     Args:
         context: The link's parts.
-        lost: Called with a rank that is gone, and why.
+        lost: Called with a rank that was lost, and why.
     """
 
     def __init__(self, context: Context, lost: Callable[[DecodeRank, str], None]) -> None:
@@ -60,14 +60,17 @@ class DecodeRanks:
         return list(self._ranks.values())
 
     def speaker(self, message: wire.Message) -> DecodeRank | None:
-        """The rank that a message is from, if it is known and speaks to this very process; notes that it was heard."""
+        """The known rank that sent a message; ``None`` also if it means an earlier process at this link's address.
+
+        Notes that the rank is alive.
+        """
         rank = self._ranks.get(message.sender)
         if rank is not None:
             rank.hear(self._context.now())
         return rank if message.to == self._context.name else None
 
     def handle(self, message: wire.Message, rank: DecodeRank) -> None:
-        """A message about the two sides, from a known rank."""
+        """Handle a message that is not about a room, from a known rank."""
         if isinstance(message, wire.Ping):
             rank.answer_ping()
             self._context.send(wire.Pong(sender=self._context.name, to=message.sender))
@@ -79,18 +82,20 @@ class DecodeRanks:
             self._lose(rank, "it closed")
 
     def send(self, message: wire.Message) -> None:
-        """Queue a message for a rank. A rank that cannot be sent to is lost: it would wait for the message forever."""
+        """Queue a message for a rank. If that fails, the rank is lost: it would wait for the message forever."""
         if not self._context.send(message):
-            self._context.post(lambda: self._unreachable(message.to))  # not inside the handler that calls this
+            # Posted, since losing a rank changes rooms while the caller works on one.
+            self._context.post(lambda: self._unreachable(message.to))
 
     def knows(self, name: str) -> bool:
-        """See `Role.knows`."""
+        """Whether a link of this name has introduced itself."""
         return name in self._ranks
 
     def hello(self, message: wire.Hello) -> None:
-        """A decode rank introduces itself, or a rank of our own instance asks what we hold."""
+        """Handle the handshake of a decode rank, or of another rank of this link's own instance."""
         ours, backend = self._context.handshake, self._context.backend.name
 
+        # Runs on the control thread, or for a large handshake on a data thread.
         def check(handshake: wire.Handshake) -> tuple[wire.Handshake, RegionTable]:
             check_peer(ours, handshake, sends=True)
             return handshake, RegionTable(handshake.inventory.regions, backend)
@@ -105,7 +110,7 @@ class DecodeRanks:
         self._context.reader.read(message.sender, message.handshake, check, then)
 
     def _greet(self, sender: str, handshake: wire.Handshake, regions: RegionTable) -> Reason | None:
-        """Welcome a peer that goes with us; why not, if there are too many."""
+        """Welcome a peer whose handshake was accepted. Returns why not, if there are too many."""
         ours = self._context.handshake
         serves = can_receive(handshake.role) and not is_sibling(ours, handshake) and handshake.link == sender
         if serves and handshake.link not in self._ranks:
@@ -128,11 +133,13 @@ class DecodeRanks:
             connection = context.connections.join(rank.handshake)
             rank.connect(connection)
 
+        # The first two run on data threads, the other two on the control thread.
         def compile_part() -> PairPlan:
             if message.same_host and rank.witness is None:
                 rank.see(Witness.of(rank.handshake.process, None))
             plan = self._compile(message, rank)
-            # With the peer's key, as all that is asked of the backend about it; compiling need not wait for that.
+            # The backend is called with the peer's key, in order with all its other calls about this peer. Compiling
+            # has another key, so that it does not wait for these calls.
             workers.run(workers.setups, ("peer", rank.name), connect, lambda _, reason: connected(plan, reason), **who)
             return plan
 
@@ -189,16 +196,13 @@ class DecodeRanks:
         )
 
     def beat(self, now: float, late: float) -> None:
-        """Give up ranks that fell silent.
-
-        Nobody was silent for the ``late`` seconds in which this process did not run.
-        """
+        """See `Role.beat`."""
         for rank in list(self._ranks.values()):
             rank.count_sleep(late)
             silent = now - rank.heard
             if silent > self._context.config.liveness:
                 self._lose(rank, f"it has been silent for {silent:.1f} s")
-            elif rank.needs_pong():  # its pings may be queued behind large requests, so it gets a Pong unasked
+            elif rank.needs_pong():  # its Ping may be queued behind large requests, so send a Pong without one
                 self._context.send(wire.Pong(sender=self._context.name, to=rank.name))
 
     def _unreachable(self, name: str) -> None:
@@ -214,7 +218,7 @@ class DecodeRanks:
             self._context.connections.leave(rank.connection)
 
     def close(self, in_flight: set[str]) -> None:
-        """Say goodbye, and to which ranks no write is in flight; ``in_flight`` names the others."""
+        """Say goodbye to every rank, and whether no write to it is in flight. ``in_flight``: ranks with such writes."""
         for name in self._ranks:
             self._context.send(wire.Bye(sender=self._context.name, to=name, drained=name not in in_flight))
 
@@ -235,5 +239,5 @@ class DecodeRanks:
         ]
 
     def snapshot(self) -> dict[str, str]:
-        """Peers and how they stand. Any thread."""
+        """See `Role.snapshot`. Any thread."""
         return {rank.name: rank.state.value for rank in self.known}

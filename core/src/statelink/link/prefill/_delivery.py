@@ -1,4 +1,4 @@
-"""What one destination gets of one request."""
+"""What one room owes to one decode rank."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "RequestId"]
 
 POLL_PENDING, POLL_STRAYS, POLL_BROKEN = 0.01, 0.25, 1.0
-"""Seconds between looks at transfers that a failed room left behind: that run, that failed without being settled, and
-after ``poll`` raised."""
+"""Seconds between two polls of transfers that a failed room left behind: of running ones, of ones that failed and are
+not settled, and of running ones after ``poll`` raised."""
 
 RequestId = tuple[str, int, int]
 """One request of one decode rank: its link name, the room and the generation."""
 
 
 class Delivery:
-    """One destination of one request, from its request to the end of the last byte. Belongs to the control thread.
+    """One destination of one room, from its request until nothing is in flight. Belongs to the control thread.
 
-    What has to be done on data threads, its `Pusher` does; it reports back to the control thread.
+    Its `Pusher` does the work on data threads, and posts the results to the control thread.
 
     Args:
         context: The link's parts.
         rank: The decode rank.
-        request: What it asked for.
+        request: Its request.
         plan: What this rank writes for it.
         targets: Destination items per component.
 
     Attributes:
         rank: The decode rank.
-        request: What it asked for.
+        request: Its request.
         finished: Whether `wire.Finished` was made.
-        accepted: Whether the destination has everything.
-        drained: Whether `wire.Drained` was made: the destination was told that nothing is in flight to it.
-        exited: Whether the destination's process has ended: what is still read for it goes nowhere.
-        unsettled: Per side, why it is not known that the bytes of a failed transfer have stopped.
+        accepted: Whether the destination said that it has everything from every prefill rank.
+        drained: Whether `wire.Drained` was made: the destination is told that nothing is in flight to it.
+        exited: Whether the destination's process has ended. Then nothing counts as in flight to it.
+        unsettled: Per side, why it is not certain that the bytes of a failed transfer have stopped.
     """
 
     def __init__(
@@ -74,28 +74,28 @@ class Delivery:
         self._pusher = Pusher(context, rank, request, plan, targets, self._cancelled)
         self._moved: dict[str, Moved] = {}
         self._jobs = 0
-        """Jobs that were submitted and have not reported back."""
+        """Jobs on data threads whose results have not come back."""
         self._pending: list[Transfer] = []
         """Transfers that a cancelled job left running."""
         self._strays: list[Transfer] = []
-        """Transfers that failed without being settled, as long as their backend may learn that they are."""
+        """Transfers that failed and are not settled. The backend may settle them later."""
         self._polls_strays = False
         self._unknown = False
-        """Whether a batch was given to the backend of which nothing is known."""
+        """Whether ``submit`` raised what it must not, so that it is not known what became of a batch."""
         self._released = False
 
     @classmethod
     def of(cls, context: Context, rank: DecodeRank, request: wire.Request, tokens: int) -> Delivery:
-        """What a request asks of this rank, checked.
+        """Check a request, and make its delivery.
 
         Args:
             context: The link's parts.
-            rank: Who asks.
-            request: What it asks for.
+            rank: The decode rank that asks.
+            request: Its request.
             tokens: Positions of the request, as this side's engine says.
 
         Raises:
-            StatelinkError: The request is not what this side has, or names other items than must move.
+            StatelinkError: The two sides disagree on the request, or it does not name the items that must move.
         """
         plan = rank.plan
         if plan is None:
@@ -132,12 +132,12 @@ class Delivery:
         self._pusher.open_hooks()
 
     def start(self, push: Push, then: Callable[[Delivery, Pushed], None]) -> None:
-        """Send a push after those before it; ``then`` is called on the control thread when it has gone out."""
+        """Move a push after those before it. ``then`` is called on the control thread with the result."""
         self._jobs += 1
         self._submit(partial(self._pusher.add, push, partial(then, self)))
 
     def take(self, pushed: Pushed) -> bool:
-        """Note what became of a push; whether some of its bytes may still land at the destination."""
+        """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""
         self._jobs -= 1
         for name, moved in pushed.moved.items():
             before = self._moved.get(name, Moved(0, 0))
@@ -152,7 +152,7 @@ class Delivery:
         return Side.TARGET in self.unsettled and not self.exited
 
     def note(self, component: str, payload: bytes, failed: Callable[[Reason], None]) -> None:
-        """Hand a hook what its counterpart sent; ``failed`` is called on the control thread if it raises."""
+        """Give a hook the message of its counterpart. ``failed`` is called on the control thread if the hook raises."""
         hook = self.hooks.get(component)
         if hook is None:
             return
@@ -167,15 +167,15 @@ class Delivery:
         workers.run(workers.fences, ("hook", self.request.room), call, done, **who)
 
     def cancel(self) -> None:
-        """The room failed: stop what is under way, and tell the hooks."""
+        """The room failed: stop what is under way, and call the hooks' ``abort``."""
         self._cancelled.set()
-        self._submit(self._pusher.resume)  # a push that waits for its strategy goes on, and sees that it is cancelled
+        self._submit(self._pusher.resume)  # resume a push that waits for its strategy, so that it sees the cancellation
         for name, hook in self.hooks.items():
-            if type(hook).abort is not SendHook.abort:  # each is a job: one that raises keeps no other from its own
+            if type(hook).abort is not SendHook.abort:  # a job for each hook: if one raises, the others still run
                 self._submit(partial(hook.abort, self._pusher.contexts[name]))
 
     def release(self) -> None:
-        """Tell the hooks, once, that nothing reads this side's memory for them any more."""
+        """Call the hooks' ``released``, once: nothing is in flight on this side any more."""
         if self._released:
             return
         self._released = True
@@ -189,21 +189,20 @@ class Delivery:
     # What is in flight.
 
     def in_flight(self, side: Side) -> bool:
-        """Whether bytes may still be read from this side's memory (`Side.SOURCE`), or land at the destination."""
+        """Whether a transfer may still read this side's memory (`Side.SOURCE`), or write to the destination's."""
         running = self._jobs or (self._pending and not self.exited)
         return bool(running) or (not self.exited and side in self.unsettled)
 
     @property
     def running(self) -> bool:
-        """Whether something is under way that will end by itself."""
+        """Whether a job or a transfer is under way, of which the end will be seen."""
         return bool(self._jobs or (self._pending and not self.exited))
 
     def look_after(self, then: Callable[[Delivery], None]) -> None:
-        """Poll what a cancelled push left behind, unless somebody does.
+        """Poll the transfers that failed or cancelled pushes left behind, unless a poll is under way.
 
         Args:
-            then: Called on the control thread once more is known: some transfers have ended, or it is time to look
-                again.
+            then: Called on the control thread once some transfers have ended, and when it is time to call this again.
         """
         if self._pending and not self._jobs and not self.exited:
             self._poll_pending(then)
@@ -242,7 +241,7 @@ class Delivery:
         self._context.workers.poll(("strays", self.rank.name), list(self._strays), done)
 
     def _keep_stray(self, transfer: Transfer) -> None:
-        """A transfer has ended; if its bytes may still move, its backend may learn later that they have stopped."""
+        """A transfer has ended: if it is not settled, keep it, since the backend may settle it later."""
         outcome = transfer.outcome
         if outcome is not None and outcome.unsettled:
             self._strays.append(transfer)
@@ -253,21 +252,21 @@ class Delivery:
             self.unsettled.setdefault(side, why or "the backend does not say why")
 
     def note_exit(self) -> bool:
-        """Look whether the destination's process has ended, if that matters; whether it is news."""
+        """If anything is in flight, look whether the destination's process has ended. Returns whether that is new."""
         if self.exited or not self.in_flight(Side.SOURCE) or not self.rank.exited:
             return False
         self.exited = True
         return True
 
     def accept(self) -> None:
-        """The destination has everything."""
+        """Note that the destination has everything."""
         self.accepted = True
 
     # Messages.
 
     @property
     def use(self) -> RequestId:
-        """Which request this serves."""
+        """The destination's use that this delivery serves."""
         return self.rank.name, self.request.room, self.request.generation
 
     def _header(self) -> RoomHeader:
@@ -279,7 +278,7 @@ class Delivery:
         )
 
     def chunk(self, pushed: Pushed) -> wire.Chunk:
-        """Says that a push is visible at the destination."""
+        """The message that a push is visible at the destination."""
         push = pushed.push
         return wire.Chunk(
             **self._header(),
@@ -290,7 +289,7 @@ class Delivery:
         )
 
     def finish(self, pushed: Pushed) -> wire.Finished:
-        """Says that the last push is visible, and all that were before it."""
+        """The message that the last push and all before it are visible."""
         self.finished = True
         return wire.Finished(
             **self._header(),
@@ -302,11 +301,11 @@ class Delivery:
         )
 
     def say_failed(self, reason: Reason) -> wire.Failed:
-        """Says that the room has failed."""
+        """The message that the room has failed."""
         return wire.Failed(**self._header(), reason=reason, met=self.request.generation)
 
     def say_drained(self) -> wire.Drained:
-        """Says that nothing is in flight to the destination, and that nothing will be."""
+        """The message that nothing is in flight to the destination, and that nothing will be."""
         self.drained = True
         return wire.Drained(**self._header(), met=self.request.generation)
 

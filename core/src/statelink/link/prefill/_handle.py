@@ -1,4 +1,4 @@
-"""What a prefill engine holds of one request."""
+"""The engine's handle of one room on prefill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Sending"]
 
 
 class Sending(Room):
-    """One request on prefill. Made by `Link.send`; every method returns at once, except `Room.wait`."""
+    """One request on prefill. `Link.send` makes it. Every method returns at once, except `Room.wait`."""
 
     _state: SendingState
 
@@ -41,7 +41,7 @@ class Sending(Room):
         ready: Ready | None = None,
         last: bool | None = None,
     ) -> None:
-        """Offer a piece of the request's state. May come before decode has asked; it is then kept.
+        """Push a part of the request's state. A push before decode has asked is kept until then.
 
         A room can fail at any moment; pushing to one that has does nothing, and its `reason` says why.
 
@@ -55,17 +55,17 @@ class Sending(Room):
 
         Args:
             items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`.
-                A component that covers positions has one index for each page of the span; one that has a single
-                item a request has that item, and belongs into pushes that reach the end.
-            span: Token range ``[a, b)`` that the items cover; from where the last push ended to N when not given.
-                It begins on a page, and ends on one or at N.
+                A component that covers positions has one index for each page of the span. A component with a single
+                item for each request has that item, in pushes that reach the end.
+            span: Token range ``[a, b)`` that the items cover; when not given, from the furthest end of the pushes so
+                far to N. It begins at the start of a page, and ends at the end of a page or at N.
             layers: ``[first, last)`` model layers whose buffers are pushed; all buffers when not given.
             ready: Guards the memory: nothing is read before ``ready.query()`` is true.
-            last: Whether this is the last push; when not given, it is if it reaches N and names no layers.
+            last: Whether this is the last push. When not given, a push that reaches N and names no layers is the last.
 
         Raises:
-            RoomError: The items do not fit the span or the pools, or too much waits already (``room.pushes``);
-                nothing was changed.
+            RoomError: The items do not fit the span or the pools, or too many pushes wait (``room.pushes``). Nothing
+                was changed.
             ClosedError: The last push was already made.
         """
         state, pushes = self._state, self._pushes
@@ -83,7 +83,7 @@ class Sending(Room):
             if not self._budget.admit_push():
                 most = state.context.config.max_pushes
                 raise pushes.error(
-                    f"room {state.room} is pushed to faster than pushes go out",
+                    f"room {state.room} is pushed faster than pushes are moved",
                     cause=f"{most} pushes wait or are under way on this link, as many as 'max_pushes' allows",
                     hint="push again later, or in larger pieces",
                     code="room.pushes",

@@ -1,4 +1,4 @@
-"""The blocks of one push to one destination, as its send hooks hand them over."""
+"""The blocks of one push to one destination, which the send hooks yield."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Payload"]
 
 
 class Payload:
-    """The blocks of all components of a push as one stream, compared with the plan, and counted per component.
+    """Joins the blocks of all components of a push to one stream, checks it against the plan, and counts it.
 
-    A batch counts once the backend has all of it. Belongs to the jobs of its peer.
+    A batch counts once the backend has all of it. Belongs to the jobs with the peer's key, on data threads.
 
     Args:
         hooks: Send hook per component.
-        contexts: What each hook sees.
+        contexts: Context of each hook.
         elsewhere: Components whose bytes do not go to decode's items.
         limit: Most blocks of a batch.
         peer: The destination's name, for errors.
 
     Attributes:
-        moved: Per component, what counts so far.
+        moved: Per component, the bytes and blocks that count so far.
     """
 
     def __init__(
@@ -52,10 +52,12 @@ class Payload:
         self._tally: list[tuple[str, int, int]] = []
 
     def blocks(self, moves: list[Move]) -> Iterator[Blocks | None]:
-        """Join small batches of neighbouring components, since one submission costs more than one block.
+        """Batches of blocks for `move`; ``None`` where a hook has to wait.
+
+        Small batches of neighbouring components are joined, since a submission costs more than a block.
 
         Raises:
-            RoomError: A strategy that writes in place hands over other bytes than the plan has (``room.bytes``).
+            RoomError: A strategy that writes in place yields more or fewer bytes than planned (``room.bytes``).
         """
         count = 0
         for piece in moves:
@@ -79,11 +81,12 @@ class Payload:
                 count += blocks.count
             if in_place and nbytes != piece.nbytes:
                 raise self._unlike(piece, str(nbytes))
-            if not in_place:  # its receive hook vouches for the payload
+            if not in_place:  # count the planned bytes: the receive hook checks that they arrived
                 self._tally.append((name, piece.nbytes, 0))
         yield from self._flushed()
 
     def _flushed(self) -> Iterator[Blocks]:
+        """Yield what waits as one batch, and count it once the caller comes back for more."""
         waiting, self._waiting = self._waiting, []
         tally, self._tally = self._tally, []
         if waiting:

@@ -1,4 +1,4 @@
-"""Requests that no room of prefill has taken: it is not open, or not every rank of their instance has asked for it."""
+"""Pending requests: their room is not open here, or not every rank of their instance has asked for it yet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Asked", "PendingRequests", "key_of"]
 
 
 class Asked(NamedTuple):
-    """A request.
+    """A pending request.
 
     Attributes:
-        request: What was asked.
+        request: The message.
         at: When it came.
     """
 
@@ -30,18 +30,21 @@ def key_of(request: Request) -> RoomKey:
 
 
 OF_A_REQUEST, OF_AN_ENTRY = 1024, 256
-"""Bytes of memory that a request takes, and each name in it, beside what it carries."""
+"""Bytes of memory that are counted for each request, and for each name in it, besides the bytes that it carries."""
 
 
 class PendingRequests:
-    """Keeps requests by room, attempt and who asked. Belongs to the control thread.
+    """Keeps requests by room, attempt and peer. Belongs to the control thread.
 
-    When there are too many, the oldest requests of the peer that has the most bytes here are dropped: a peer that asks
-    for much does not push out what others asked for.
+    When there are too many, the oldest requests of the peer with the most bytes here are dropped. So a peer that asks
+    for much does not displace the requests of others.
 
     Args:
         most: Most requests.
-        nbytes: Most bytes of memory that the requests take together, about.
+        nbytes: Most bytes of memory that all requests together take, about.
+
+    Attributes:
+        nbytes: Bytes that they take.
     """
 
     def __init__(self, most: int, nbytes: int) -> None:
@@ -57,7 +60,7 @@ class PendingRequests:
         return self._count
 
     def put(self, peer: str, request: Request, at: float = 0.0) -> list[tuple[str, Request]]:
-        """Keep a request, in place of an earlier one of the same peer; returns those that were dropped for it."""
+        """Keep a request, in place of an earlier one of the same peer. Returns peers and requests that were dropped."""
         key, size = key_of(request), _size(request)
         self.drop(key, peer)
         self._rooms.setdefault(key[0], {}).setdefault(key[1], {})[peer] = Asked(request, at)
@@ -68,26 +71,26 @@ class PendingRequests:
         dropped: list[tuple[str, Request]] = []
         while self._count > self._most or self.nbytes > self._limit:
             largest = max(self._held, key=self._held.__getitem__)
-            gone = self.drop(next(iter(self._of_peer[largest])), largest)
-            if gone is not None:
-                dropped.append((largest, gone))
+            oldest = self.drop(next(iter(self._of_peer[largest])), largest)
+            if oldest is not None:
+                dropped.append((largest, oldest))
         return dropped
 
     def get(self, key: RoomKey, peer: str) -> Request | None:
-        """What a peer asked of a room."""
+        """A peer's request for a room."""
         asked = self.of(key).get(peer)
         return asked.request if asked is not None else None
 
     def of(self, key: RoomKey) -> dict[str, Asked]:
-        """What was asked of a room, by who asked; not to be changed."""
+        """The requests for a room, by peer. The caller must not change the result."""
         return self._rooms.get(key[0], {}).get(key[1], {})
 
     def attempts(self, room: int) -> list[int]:
-        """Attempts of a room that were asked for."""
+        """Attempts of a room id for which there are requests."""
         return list(self._rooms.get(room, ()))
 
     def drop(self, key: RoomKey, peer: str) -> Request | None:
-        """Take out what a peer asked of a room."""
+        """Drop a peer's request for a room, and return it; ``None`` if there is none."""
         attempts = self._rooms.get(key[0], {})
         asked = attempts.get(key[1], {}).pop(peer, None)
         if asked is None:
@@ -105,7 +108,7 @@ class PendingRequests:
         return asked.request
 
     def forget(self, peer: str) -> None:
-        """Drop everything that a peer asked."""
+        """Drop all requests of a peer."""
         for key in list(self._of_peer.get(peer, ())):
             self.drop(key, peer)
 

@@ -1,4 +1,4 @@
-"""What an engine offers in its calls of `Sending.push`, checked before anything is changed."""
+"""Checks what an engine passes to `Sending.push`, before anything is changed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Push(NamedTuple):
     """One call of `Sending.push`.
 
     Attributes:
-        number: From 0.
+        number: Its number in the room, from 0.
         items: Checked items per component.
         span: ``[a, b)`` positions that it covers.
-        layers: ``[first, last)`` model layers, or ``None``.
-        ready: What guards the memory.
-        last: Whether nothing follows.
+        layers: ``[first, last)`` model layers; ``None`` for all buffers.
+        ready: The ready event that guards the memory, if there is one.
+        last: Whether it is the last push of the room.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Push(NamedTuple):
 
 
 class Pushes:
-    """The pushes of one room so far. Belongs to the engine's threads; `Sending` lets one of them in at a time.
+    """The pushes of one room so far. Belongs to the engine's threads; a lock of `Sending` admits one at a time.
 
     Args:
         room: The room.
@@ -77,7 +77,7 @@ class Pushes:
         ready: Ready | None,
         last: bool | None,
     ) -> Push:
-        """The push that a call offers.
+        """The push that a call makes. Changes nothing; `add` follows if the push is admitted.
 
         Raises:
             RoomError: The items do not fit the span or the pools.
@@ -89,7 +89,7 @@ class Pushes:
         return Push(self._count, checked, span, layers, ready, final)
 
     def add(self, push: Push) -> None:
-        """A push was checked and admitted."""
+        """Note a push that was checked and admitted."""
         self._count += 1
         self._reach = max(self._reach, push.span[1])
         self.complete = push.last
@@ -154,7 +154,7 @@ class Pushes:
         return checked
 
     def _check_pieces(self, last: Mapping[str, Items]) -> None:
-        """No page stands for two positions, in whichever pushes they were."""
+        """Refuse a page that stands for two positions, in one push or in several."""
         for component in self._room.context.inventory.components:
             if not component.kind.positional:
                 continue
@@ -165,7 +165,7 @@ class Pushes:
                 raise self.error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
 
     def _check_layered(self, names: Iterable[str], final: bool) -> None:
-        """A push of layers moves nothing of a component that has none: that is not what the engine meant."""
+        """Refuse a push of layers for a component without layers: it would move nothing, and the engine meant more."""
         for name in names:
             if all(buffer.layer is None for buffer in self._room.context.inventory.component(name).buffers):
                 raise self.error(

@@ -1,4 +1,4 @@
-"""The pushes of one delivery on their way out: planned, handed to the strategies, submitted. Runs on data threads."""
+"""Moves the pushes of one delivery: plans them, calls their send hooks and submits their blocks. On data threads."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Pushed(NamedTuple):
 
     Attributes:
         push: The push.
-        moving: Bytes, blocks, failure.
-        granules: Per component, ``[first, last)`` of the granules that moved.
-        moved: Per component, what the backend was given.
-        digests: Per component, the digest of everything that was moved so far, where both sides verify.
+        moving: The result of `move`: bytes, blocks, and why it failed.
+        granules: Per component, ``[first, last)`` of the granules that the push has.
+        moved: Per component, the bytes and blocks that the backend was given.
+        digests: Per component, the digest of all pushes so far, where both sides verify.
     """
 
     push: Push
@@ -50,18 +50,22 @@ class Pushed(NamedTuple):
 
 
 class Pusher:
-    """Carries the pushes of one delivery, one after the other.
+    """Moves the pushes of one delivery, one after the other.
 
-    What it holds belongs to the jobs with the peer's key, of which one runs at a time. The control thread makes it,
-    opens the hooks, and submits the jobs.
+    Its state belongs to the jobs with the peer's key, of which one runs at a time on a data thread. The control thread
+    makes it, opens the hooks, and submits the jobs.
 
     Args:
         context: The link's parts.
         rank: The destination.
-        request: What it asked for.
-        plan: What this rank writes for it.
+        request: The destination's request.
+        plan: What this rank writes for the destination.
         targets: Destination items per component.
         cancelled: Set by the control thread when the room failed.
+
+    Attributes:
+        hooks: Send hook per component; only the hooks that were opened.
+        contexts: Context of each hook.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Pusher:
         self._coverage = Coverage(plan, request.tokens, request.prefix, rank.name)
         self._digests: dict[str, int] = {}
         self._line: deque[tuple[Push, Callable[[Pushed], None]]] = deque()
-        """Pushes that have not gone out, and whom to tell; the first is under way."""
+        """Pushes that are not visible at the destination yet, and what to call then. The first one is under way."""
         self._under_way: Generator[float | None, None, Pushed] | None = None
         self.hooks: dict[str, SendHook] = {}
         self.contexts: dict[str, SendHookContext] = {}
@@ -93,7 +97,8 @@ class Pusher:
         Raises:
             BaseException: What a strategy raises; hooks that were opened before stay in `hooks`.
         """
-        resume = weakref.WeakMethod(self.resume)  # a hook keeps its context, and this keeps the hook
+        # Weak reference: pusher, hook and context would be a cycle.
+        resume = weakref.WeakMethod(self.resume)
 
         def wake() -> Generator[float, None, None] | None:
             living = resume()
@@ -107,12 +112,13 @@ class Pusher:
             self.hooks[name] = hook
 
     def add(self, push: Push, then: Callable[[Pushed], None]) -> Generator[float, None, None] | None:
-        """Send a push after those before it; ``then`` is called on the control thread. A job with the peer's key."""
+        """Move a push after those before it. A job with the peer's key; ``then`` is called on the control thread."""
         self._line.append((push, then))
-        return self.resume() if len(self._line) == 1 else None  # else it follows when those before it have gone out
+        # If an earlier push waits for its strategy, `resume` goes on with this one after it.
+        return self.resume() if len(self._line) == 1 else None
 
     def resume(self) -> Generator[float, None, None]:
-        """Let pushes go out, up to where a strategy waits. A job with the peer's key."""
+        """Move pushes until none is left, or until a strategy has to wait. A job with the peer's key."""
         while self._line:
             push, then = self._line[0]
             if self._under_way is None:
@@ -125,23 +131,23 @@ class Pusher:
                 self._report(then, ended.value)
             else:
                 if pause is None:
-                    return  # its strategy wakes it, or the end of the room does
+                    return  # the strategy's wake(), or the end of the room, submits `resume` again
                 yield pause
 
     def _report(self, then: Callable[[Pushed], None], pushed: Pushed) -> None:
         self._context.post(lambda: then(pushed))
 
     def _carry(self, push: Push) -> Generator[float | None, None, Pushed]:
-        """Plan, hand to the strategies, submit, and wait until everything is visible at the destination.
+        """Plan a push, call its hooks, submit its blocks, and wait until all are visible at the destination.
 
-        Yields as `move` does. Never raises: what goes wrong is in the result.
+        Yields as `move` does. Never raises: a failure is in the result.
         """
         context, request, peer = self._context, self._request, self._rank.name
         limit = context.backend.capabilities.max_blocks
         payload = Payload(self.hooks, self.contexts, request.elsewhere, limit, peer)
         granules: dict[str, tuple[int, int]] = {}
         try:
-            # A new connection may have another transport than the one that was required when it attached.
+            # The backend may have connected anew since the rank was attached, over another transport.
             check_transport(context.config.require, self._rank.transport(), context.backend.name, peer)
             moves = list(self._moves(push))
             for plan, piece in moves:
@@ -150,7 +156,7 @@ class Pusher:
             if push.last:
                 self._coverage.check_complete()
             if context.config.verify != "off":
-                # Before the move, so that a later write of the engine to these pages is detected.
+                # Digest before moving, so that a later write of the engine to these pages is detected.
                 for _, piece in moves:
                     digest = digest_of(piece.content(), self._cancelled)
                     self._digests[piece.component] = self._digests.get(piece.component, 0) + digest
@@ -175,7 +181,7 @@ class Pusher:
         for name, items in push.items.items():
             plan = self._plan.components.get(name)
             if plan is None:
-                continue  # held by this rank, and assigned to another writer: the plan's digest vouches for it
+                continue  # another prefill rank writes this component for this destination, as both sides' plans say
             piece = plan_move(plan, items, self._targets[name], self._coverage.owed(name), push.layers)
             if piece.nbytes:
                 yield plan, piece

@@ -55,7 +55,7 @@ class PrefillRole:
 
         Raises:
             RoomError: The id is in use, or too many rooms are open.
-            ConfigError: ``to`` says nobody.
+            ConfigError: ``to`` names nothing valid.
         """
         state = SendingState(
             self._context,
@@ -105,7 +105,10 @@ class PrefillRole:
             self._ranks.handle(message, rank)
 
     def _answer_unknown(self, message: wire.Message) -> None:
-        """It was meant for an earlier process at this address, or is from a rank that was given up: it starts over."""
+        """Answer a message that is not from a known rank to this process: its sender begins with a new handshake.
+
+        The message was meant for an earlier process at this address, or its sender was lost here.
+        """
         if isinstance(message, (wire.Bye, wire.Unknown)):
             return
         room, generation = 0, 0

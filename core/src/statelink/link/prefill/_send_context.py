@@ -1,4 +1,4 @@
-"""What a send hook sees of the room that it serves."""
+"""What a send hook sees of its room."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class SendHookContext(HookContext):
 
     Args:
         context: The link's parts.
-        request: What the peer asked for.
-        peer: Its link name.
+        request: The peer's request.
+        peer: The peer's link name.
         component: The component.
-        resume: Goes on with the pushes to the peer. A job for the peer's key; it must not keep the room alive.
+        resume: Goes on with the pushes to the peer. A job for the peer's key. It must not keep the room alive, since
+            a hook may keep this context.
     """
 
     __slots__ = ("_resume", "strategy")
@@ -33,5 +34,5 @@ class SendHookContext(HookContext):
         self._resume = resume
 
     def wake(self) -> None:
-        """See `statelink.backend.SendContext.wake`."""
+        """See `statelink.backend.SendContext.wake`. Any thread; the hook is called again on a data thread."""
         self._context.workers.moves.submit(("peer", self.peer), self._resume)

@@ -1,4 +1,4 @@
-"""Prefill's side of one room: the queue of pushes, and one delivery to each destination."""
+"""Prefill's side of one room: its queue of pushes, and one delivery for each destination."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class PushBudget(Protocol):
         """Count a new push, unless there are too many. A thread of the engine."""
 
     def count_pushes(self, count: int) -> None:
-        """Add to the number of pushes, or take from it below zero. Control thread."""
+        """Add ``count``, which may be negative, to the number of pushes. Control thread."""
 
 
 class Admission(Protocol):
     """Knows decode's requests. On the control thread, unless a method says otherwise."""
 
     def ended(self, room: SendingState, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
-        """A room ended before it belonged to a decode instance; ``told`` are ranks that know, of ``ranks``."""
+        """A room ended before it belonged to an instance. ``told``: the ranks that know, of ``ranks`` that have to."""
 
     def missing(self, room: SendingState) -> int | None:
-        """How many ranks have yet to ask for it; ``None`` if nobody has asked. Any thread."""
+        """How many ranks have yet to ask for the room; ``None`` if no rank has asked. Any thread."""
 
     def unasked(self, room: SendingState) -> str:
-        """Why it belongs to nobody, in words."""
+        """Why the room belongs to no instance, as a text."""
 
     def may_land(self, use: RequestId) -> None:
-        """Writes for a use may still land at its destination, and nobody can tell."""
+        """Writes for a use may still be in flight to the destination, and it is not known when they end."""
 
     def cannot_land(self, use: RequestId) -> None:
-        """None can any more."""
+        """No such write is in flight any more."""
 
 
 class SendingState(RoomState):
@@ -70,8 +70,8 @@ class SendingState(RoomState):
         watcher: Told of every change.
         budget: Counts pushes.
         ranks: The decode ranks that are known; messages go out through it.
-        admission: Decides whose the room is.
-        to: For whom the engine says that it is.
+        admission: Decides which instance the room belongs to.
+        to: The decode instance that the engine named, if it named one.
     """
 
     role = "prefill"
@@ -103,10 +103,10 @@ class SendingState(RoomState):
         self._items: dict[str, list[Items]] = {}
         """What was pushed, per component."""
 
-    # Whose the room is.
+    # The instance that the room belongs to.
 
     def begin(self) -> bool:
-        """The control thread has heard of the room; whether this is the first time, and the room has not ended."""
+        """Note that the control thread knows the room. Returns whether that is new, and the room has not ended."""
         first, self._begun = not self._begun, True
         return first and self.status not in ENDED
 
@@ -121,11 +121,11 @@ class SendingState(RoomState):
         return list(self._deliveries.values())
 
     def delivery_to(self, peer: str) -> Delivery | None:
-        """What a rank gets of the room, if the room belongs to its instance."""
+        """The delivery to a rank, if the room belongs to its instance."""
         return self._deliveries.get(peer)
 
     def bind(self, asked: list[tuple[DecodeRank, wire.Request]]) -> bool:
-        """Give the room to the ranks that asked for it; whether it could be. If not, it has failed."""
+        """Make a delivery for each rank that asked for the room. Returns false if that failed, and with it the room."""
         opened: list[Delivery] = []
         for rank, request in asked:
             try:
@@ -149,7 +149,7 @@ class SendingState(RoomState):
         return True
 
     def serve(self) -> None:
-        """The ranks that the room belongs to wait for its bytes."""
+        """Begin to send to the ranks that the room belongs to."""
         self.prefix = self.deliveries[0].request.prefix
         self.step(Status.WAITING)
         self.settle()
@@ -158,7 +158,7 @@ class SendingState(RoomState):
     # Pushes.
 
     def pushed(self, push: Push) -> None:
-        """The engine pushed."""
+        """Take a push of the engine. Runs on the control thread, after `name_memory` on the engine's."""
         self._take_named()
         self._pushes += 1
         self._complete = push.last
@@ -180,12 +180,12 @@ class SendingState(RoomState):
                 return
             self._queue.popleft()
             self.step(Status.TRANSFERRING)
-            self._budget.count_pushes(len(self._deliveries) - 1)  # it waited as one, and goes out as several
+            self._budget.count_pushes(len(self._deliveries) - 1)  # one for each destination now
             for delivery in self._deliveries.values():
-                delivery.start(push, self._went_out)
+                delivery.start(push, self._moved_push)
 
-    def _went_out(self, delivery: Delivery, pushed: Pushed) -> None:
-        """A push is visible at a destination, or was given up."""
+    def _moved_push(self, delivery: Delivery, pushed: Pushed) -> None:
+        """A push is visible at a destination, or failed. Control thread."""
         self._budget.count_pushes(-1)
         moving = pushed.moving
         if delivery.take(pushed):
@@ -200,8 +200,8 @@ class SendingState(RoomState):
                 **moving.reason.who,
             }
             who = {key: value for key, value in named.items() if value}
-            why = moving.reason
-            self.fail(Reason(why.code, why.what, who, why.cause, why.hint))
+            reason = moving.reason
+            self.fail(Reason(reason.code, reason.what, who, reason.cause, reason.hint))
         elif self.status is Status.TRANSFERRING and not moving.pending:
             if delivery is self.deliveries[0]:
                 self._chunks += 1
@@ -222,24 +222,24 @@ class SendingState(RoomState):
             self.settle()
 
     def note(self, delivery: Delivery, component: str, payload: bytes) -> None:
-        """The receive hook of a destination sends something to its counterpart."""
+        """Give a send hook the message of its counterpart."""
         delivery.note(component, payload, self.fail)
 
     def given_up(self, delivery: Delivery, reason: Reason) -> None:
         """A destination has failed the room."""
-        told = delivery.drained
-        self.fail(reason)  # which says Drained once nothing is in flight to the destination
-        if told:
+        had_drained = delivery.drained
+        self.fail(reason)  # this sends Drained once nothing is in flight to the destination
+        if had_drained:
             self._ranks.send(delivery.say_drained())  # the first Drained may have been lost: repeat it
 
     def rank_lost(self, rank: DecodeRank, why: str) -> None:
-        """A decode rank is gone: the room fails, unless that rank had everything of it before."""
+        """A decode rank was lost: the room fails, unless that rank has everything."""
         delivery = self._deliveries.get(rank.name)
         if delivery is not None and not delivery.accepted:
             self.fail(self.reason_for("peer.lost", "decode was lost", why, peer=rank.name))
 
     def look_for_exits(self) -> None:
-        """Memory of a failed room is free once the processes that would get its bytes have ended, too."""
+        """Look whether the processes of destinations have ended: then nothing is in flight to them any more."""
         exited = [each for each in self._deliveries.values() if each.note_exit()]
         for delivery in exited:
             self._admission.cannot_land(delivery.use)
@@ -249,16 +249,16 @@ class SendingState(RoomState):
     # The end.
 
     def fail(self, reason: Reason) -> None:
-        """See `RoomState.fail`. Tells every destination, and stops the transfers."""
+        """See `RoomState.fail`. Sends Failed to every destination, and stops the transfers."""
         self.fail_known(reason, {}, 0)
 
     def fail_known(self, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
-        """The same, where some ranks of decode know.
+        """The same as `fail`, where some decode ranks know of the end already.
 
         Args:
-            reason: Why.
-            told: Link names of those that know, with their instances.
-            ranks: How many ranks their instance has.
+            reason: Why the room fails.
+            told: Link names of the ranks that know, with their instances.
+            ranks: How many ranks of their instance have to know.
         """
         ended = self._end_in_failure(reason)
         if ended is None:
@@ -283,8 +283,8 @@ class SendingState(RoomState):
             cause = self._admission.unasked(self)
             rendezvous = self.context.rendezvous
             if isinstance(rendezvous, Explaining):
-                said, hint = rendezvous.explain(None)
-                cause += f"; {said}" if said else ""
+                why, hint = rendezvous.explain(None)
+                cause += f"; {why}" if why else ""
         hooks = (
             (f"{key}: {name}", hook) for key, each in self._deliveries.items() for name, hook in each.hooks.items()
         )
@@ -292,9 +292,9 @@ class SendingState(RoomState):
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on prefill", cause, hint))
 
     def _drain(self) -> None:
-        """Tell destinations of a failed room when nothing is in flight any more, and work out quiescence."""
+        """Send Drained to destinations of a failed room, once nothing is in flight to them, and settle the room."""
         for delivery in self._deliveries.values():
-            delivery.look_after(self._left_over)
+            delivery.look_after(self._looked_after)
             if self.status is not Status.FAILED:
                 continue
             if not delivery.in_flight(Side.TARGET) and not delivery.drained:
@@ -303,8 +303,8 @@ class SendingState(RoomState):
                 delivery.release()
         self.settle()
 
-    def _left_over(self, delivery: Delivery) -> None:
-        """More is known of transfers that were left running."""
+    def _looked_after(self, delivery: Delivery) -> None:
+        """Transfers that a failed room left behind were polled. Control thread."""
         if Side.TARGET in delivery.unsettled and not delivery.exited:
             self._admission.may_land(delivery.use)
         else:
@@ -334,8 +334,8 @@ class SendingState(RoomState):
         """See `RoomState.waits_for`."""
         deliveries = self.deliveries
         if not deliveries:
-            left = self._admission.missing(self)
-            return "decode's request" if left is None else f"the requests of {left} more decode ranks"
+            missing = self._admission.missing(self)
+            return "decode's request" if missing is None else f"the requests of {missing} more decode ranks"
         if self._queue:
             return "the engine's ready event"
         if not self._complete:
@@ -346,7 +346,7 @@ class SendingState(RoomState):
 
     def held(self) -> tuple[int, str]:
         """See `RoomState.held`."""
-        named = [(name, list(pieces)) for name, pieces in list(self._items.items())]  # another thread may be adding
+        named = [(name, list(pieces)) for name, pieces in list(self._items.items())]  # the control thread may be adding
         counts = {name: len(np.unique(np.concatenate([piece.ids for piece in pieces]))) for name, pieces in named}
         nbytes = self.bytes_of(counts)
         for delivery in self.deliveries:

@@ -1,4 +1,4 @@
-"""For which decode instance a room of prefill is, where its engine says so."""
+"""The decode instance that a room of prefill is for, where its engine names one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["To", "read_to"]
 
 
 class To(NamedTuple):
-    """Who has one of these is meant.
+    """The names and keys of the links that may have a room. A link needs only one of them.
 
-    A key is proven by the connection. A name is what a link says of itself: any link whose key is allowed can say it.
+    The connection proves a key. Nothing proves a name: every link whose key is allowed can claim it.
 
     Attributes:
         names: Names of instances.
@@ -25,7 +25,7 @@ class To(NamedTuple):
     keys: frozenset[str]
 
     def admits(self, instance: str, key: str) -> bool:
-        """Whether a link of that instance, which holds that key (empty without security), is meant."""
+        """Whether a link may have the room, given its instance's name and its public key (empty without security)."""
         return instance in self.names or key in self.keys
 
     def __str__(self) -> str:
@@ -33,11 +33,11 @@ class To(NamedTuple):
 
 
 def read_to(given: str | Sequence[str] | None, allowed: Collection[str]) -> To | None:
-    """What an engine passes as ``to``.
+    """Read the ``to`` that an engine passed; ``None`` if it passed none.
 
     Args:
         given: The name of an instance, a public key, an address with a public key, or several of them.
-        allowed: The public keys that this link admits. A text that is one of them is a key, and never a name.
+        allowed: The public keys that this link allows. A text that equals one of them is a key; other texts are names.
 
     Raises:
         ConfigError: It is none of these, or the address has a key that is not allowed.

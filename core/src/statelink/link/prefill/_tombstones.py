@@ -1,9 +1,9 @@
-"""What prefill remembers of rooms that are not open here, and of the ranks that asked for them. Bounded.
+"""What prefill remembers of rooms that are not open here, and of requests that it answered. Bounded.
 
-If an engine uses an id again with the same attempt, a request does not say which use it means. So prefill counts: when
-a room ended here before a rank of decode asked for it, that rank's next request means the room that ended, and not a
-later room with the same id. A tombstone keeps the end until the rank has asked. See "Using an id again" in
-docs/design.md.
+If an engine uses an id again with the same attempt, a request does not say which use it means. So prefill keeps a
+tombstone of a room that ended here before a decode rank asked for it. That rank's next request then means the room that
+ended, and not a later room with the same id. Its answer settles the tombstone for this rank. See "Using an id again"
+in docs/design.md.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 REMEMBERED = 65536
-"""Most ends, and most uses, that are remembered one by one."""
+"""Most tombstones, and most uses, that are kept one by one."""
 MOST_OF_A_ROOM = 16
-"""Most ends of one room and attempt that are remembered one by one."""
+"""Most tombstones of one room id and attempt that are kept one by one."""
 
 
 class AskingRank(NamedTuple):
-    """A rank of decode, as far as ends are concerned.
+    """A decode rank, as far as tombstones depend on it.
 
     Attributes:
         name: Its link name.
@@ -49,14 +49,14 @@ class AskingRank(NamedTuple):
 
 
 class Tombstone:
-    """How a room ended on prefill before every rank of decode knew of it.
+    """A room that ended on prefill before every decode rank knew.
 
     Args:
-        reason: Why.
-        until: Until when decode may have begun its side of it.
-        to: Whom it was for, if the engine said so.
-        told: Link names of the ranks of decode that know, with their instances.
-        many: Whether it stands for any number of uses: being told of one of them does not settle it.
+        reason: Why the room ended.
+        until: Latest time at which decode may have begun its use of the id.
+        to: The decode instance that the room was for, if the engine named one.
+        told: Link names of the decode ranks that know of the end, with their instances.
+        many: Whether this stands for any number of ended rooms. Telling a rank of one of them settles nothing then.
     """
 
     __slots__ = ("_told", "_until", "many", "reason", "to")
@@ -71,28 +71,28 @@ class Tombstone:
         self._told = dict(told)
 
     def concerns(self, rank: AskingRank, now: float, lasts: float) -> bool:
-        """Whether a rank whose use may take ``lasts`` seconds may mean this one when it asks."""
+        """Whether a rank that asks, and whose use may last ``lasts`` seconds, may mean this room."""
         if rank.name in self._told or self._until + lasts <= now:
             return False
         return self.to is None or self.to.admits(rank.instance, rank.key)
 
     def tell(self, rank: AskingRank) -> bool:
-        """A rank is told of the end; whether all ranks of its instance know by now."""
+        """Note that a rank is told of the end. Returns whether all ranks of its instance know by now."""
         self._told[rank.name] = rank.instance
         return sum(instance == rank.instance for instance in self._told.values()) >= rank.ranks
 
 
 class GivenUp:
-    """A room that ranks of a decode instance gave up before prefill opened it.
+    """A use of an id that ranks of a decode instance gave up before a room of prefill belonged to it.
 
     Args:
-        reason: Why, in the words of the first.
+        reason: Why the first rank gave it up.
         instance: The instance.
 
     Attributes:
-        until: When it stops to count.
+        until: When this is forgotten.
         ranks: How many ranks of that instance ask this rank for each room.
-        uses: Link name to generation, of those that gave it up.
+        uses: The ranks that gave it up: link name to generation.
     """
 
     def __init__(self, reason: Reason, instance: str) -> None:
@@ -102,28 +102,29 @@ class GivenUp:
         self.ranks = 0
         self.uses: dict[str, int] = {}
         self._keys: dict[str, str] = {}
-        """Link name to public key, likewise."""
+        """The same ranks: link name to public key."""
         self._words: set[str] = set()
+        """The name of the instance, and the public keys of its ranks: `Tombstones` finds this under each of them."""
 
     def join(self, rank: AskingRank, generation: int) -> None:
-        """One more rank has given its use up."""
+        """Note that one more rank gave its use up."""
         self.uses[rank.name] = generation
         self._keys[rank.name] = rank.key
 
     def extend(self, rank: AskingRank, until: float) -> set[str]:
-        """It counts for longer; under which words it is found: its instance, and the keys of its ranks."""
+        """Count until a later time, and add a rank's instance and key to the words. Returns all words."""
         self.until = until
         self.ranks = max(self.ranks, rank.ranks)
         self._words.update(word for word in (rank.instance, rank.key) if word)
         return self._words
 
     def leave(self, name: str) -> None:
-        """The use of a rank has met a room of this side."""
+        """Take out a rank, whose use belonged to another room of this side."""
         del self.uses[name]
 
     @property
     def words(self) -> set[str]:
-        """Under which it is found."""
+        """The words under which `Tombstones` finds this."""
         return self._words
 
     def has_key(self, key: str) -> bool:
@@ -131,12 +132,12 @@ class GivenUp:
         return key in {self._keys[name] for name in self.uses}
 
     def of(self, to: To | None) -> dict[str, int]:
-        """Those of ``uses`` who can have a room for ``to``: others may only say that they are of the instance."""
+        """The part of ``uses`` whose ranks may have a room for ``to``. The other ranks have no key that proves it."""
         return {n: use for n, use in self.uses.items() if to is None or to.admits(self.instance, self._keys[n])}
 
 
 class Tombstones:
-    """Ends of rooms of which the other side has not spoken yet, and uses that were answered. Control thread only.
+    """Keeps ends of rooms that the other side does not know yet, and uses that were answered. Control thread only.
 
     Args:
         now: The link's clock.
@@ -151,14 +152,15 @@ class Tombstones:
         self._forgotten = Forgotten(now)
         self._gone: OrderedDict[tuple[RoomKey, str], GivenUp] = OrderedDict()
         self._uses: OrderedDict[RequestId, bool] = OrderedDict()
+        """Uses of decode that this side knows, and whether a room of this side belonged to each."""
         self._landing: set[RequestId] = set()
-        """Uses whose bytes may still land at their destination, also once the room is forgotten. Each of them keeps
-        memory of its destination in quarantine, so that there are not many."""
+        """Uses whose writes may still be in flight to the destination, even after the room is forgotten. This set has
+        no bound of its own: each use in it keeps memory of its destination quarantined, so there cannot be many."""
 
     # Uses.
 
     def admit(self, use: RequestId) -> bool:
-        """Note a use; whether it is the first time. A request that is repeated, or late, was answered before."""
+        """Note a use. Returns whether it is new: a repeated or late request of a known use was answered before."""
         if use in self._uses:
             return False
         _remember(self._uses, use, False)
@@ -169,33 +171,34 @@ class Tombstones:
         _remember(self._uses, use, True)
 
     def met(self, use: RequestId) -> bool:
-        """Whether a room of this side belonged to it. What was forgotten counts as not."""
+        """Whether a room of this side belonged to a use; false also if the use was forgotten."""
         return self._uses.get(use, False)
 
     def may_land(self, use: RequestId) -> None:
-        """Writes for a use may still land at its destination: it must not be called drained."""
+        """Note that writes for a use may still be in flight to its destination: the use must not be called drained."""
         self._landing.add(use)
 
     def cannot_land(self, use: RequestId) -> None:
-        """No write for a use can land any more."""
+        """Note that no write for a use is in flight to its destination any more."""
         self._landing.discard(use)
 
     def drained(self, use: RequestId) -> bool:
-        """Whether no write for a use can land, as far as this side knows."""
+        """Whether no write for a use is in flight to its destination, as far as this side knows."""
         return use not in self._landing
 
     def destinations(self) -> set[str]:
-        """Link names of the ranks at which writes may still land."""
+        """Link names of the ranks to which such writes may be in flight."""
         return {name for name, _, _ in self._landing}
 
     # Ends on this side.
 
     def ended(self, key: RoomKey, reason: Reason, to: To | None, told: Mapping[str, str]) -> None:
-        """Keep the end of a room of which some rank of decode has yet to speak."""
+        """Keep a tombstone of a room, of whose end some decode rank does not know. ``told``: the ranks that know."""
         ends = self._ends.setdefault(key, [])
         self._ends.move_to_end(key)
         until = self._now() + self.lifetime
         if len(ends) == MOST_OF_A_ROOM:
+            # The last tombstone stands for all further ends, which are not kept one by one.
             ends[-1] = Tombstone(reason, until, to if to == ends[-1].to else None, {}, many=True)
             return
         ends.append(Tombstone(reason, until, to, told))
@@ -206,12 +209,18 @@ class Tombstones:
             self._forgotten.add(forgotten)
 
     def due(self, key: RoomKey, rank: AskingRank, lasts: float) -> Tombstone | None:
-        """The earliest end that a rank may mean when it asks for a room, and of which it was not told."""
+        """The earliest tombstone that a request of a rank may mean; ``None`` if there is none.
+
+        Args:
+            key: The room id and the attempt that the rank asks for.
+            rank: The rank.
+            lasts: Seconds that its use may take.
+        """
         now = self._now()
         return next((end for end in self._ends.get(key, ()) if end.concerns(rank, now, lasts)), None)
 
     def settle(self, key: RoomKey, rank: AskingRank, end: Tombstone) -> None:
-        """A rank is told of an end."""
+        """Note that a rank is told of an end. Drops the tombstone once every rank of its instance knows."""
         if end.many or not end.tell(rank):
             return
         ends = self._ends[key]
@@ -221,13 +230,13 @@ class Tombstones:
             del self._ends[key]
 
     def forgot(self, key: RoomKey) -> bool:
-        """Whether an end of a room may have been forgotten because there were too many."""
+        """Whether a tombstone of a room may have been dropped because there were too many."""
         return key in self._forgotten
 
-    # Ends on decode's side, before this one had the room.
+    # Ends on decode, before a room of this side belonged to the use.
 
     def give_up(self, key: RoomKey, rank: AskingRank, generation: int, reason: Reason) -> GivenUp:
-        """Keep that a rank of decode gave a room up."""
+        """Keep that a decode rank gave a use up."""
         gone = self.gone(key, (rank.instance,)) or GivenUp(reason, rank.instance)
         gone.join(rank, generation)
         for word in gone.extend(rank, self._now() + self.lifetime):
@@ -235,7 +244,7 @@ class Tombstones:
         return gone
 
     def gone(self, key: RoomKey, words: Iterable[str]) -> GivenUp | None:
-        """What is known of an instance that gave a room up, by its name or by the key of a rank."""
+        """What is kept of an instance that gave a room up. ``words``: names of instances or public keys of ranks."""
         now = self._now()
         for word in words:
             gone = self._gone.get((key, word))
@@ -249,13 +258,13 @@ class Tombstones:
         return None
 
     def settle_gone(self, key: RoomKey, gone: GivenUp) -> None:
-        """A room of this side belonged to what an instance gave up."""
+        """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""
         for word in gone.words:
             if self._gone.get((key, word)) is gone:
                 del self._gone[key, word]
 
     def load(self) -> dict[str, int]:
-        """What is kept, by kind. Any thread."""
+        """Numbers of the things that are kept. Any thread."""
         return {"tombstones": self._ends_count, "gone": len(self._gone), "seen": len(self._uses)}
 
 

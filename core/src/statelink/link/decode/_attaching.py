@@ -1,4 +1,4 @@
-"""Planning what the ranks of a prefill instance do for this decode rank, and telling each its part."""
+"""Plans what the ranks of a prefill instance write for this decode rank, and attaches them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Attaching"]
 
 
 class Attaching:
-    """Takes an instance from the last handshake to the first request. Belongs to the control thread.
+    """Brings an instance from the last handshake to the state *ready*. Belongs to the control thread.
 
     Args:
         context: The link's parts.
-        refuse: Called with an instance that cannot work with this one, and why; its ranks are to be told.
+        refuse: Called with an instance that cannot work with this one, and why. Sends that to the instance's ranks.
     """
 
     def __init__(self, context: Context, refuse: Callable[[Instance, Reason], None]) -> None:
@@ -34,7 +34,7 @@ class Attaching:
         self._refuse = refuse
 
     def plan(self, instance: Instance) -> None:
-        """Everybody has answered: plan on a data thread, and go on with what was found."""
+        """All handshakes are there: plan on a data thread, then attach the ranks."""
         self._step(instance, InstanceEvent.ANSWERED)
         turn = instance.turn
         context = self._context
@@ -58,7 +58,7 @@ class Attaching:
 
     def _attach(self, instance: Instance, parts: dict[str, Part], turn: int) -> None:
         if instance.turn != turn:
-            return  # a rank was lost meanwhile, and all is planned anew
+            return  # a rank was lost meanwhile; a new plan follows
         self._step(instance, InstanceEvent.ROUTED)
         for address, rank in instance.ranks.items():
             part = parts.get(address)
@@ -66,15 +66,15 @@ class Attaching:
                 self.detach(rank)
                 continue
             if rank.plan is not None and rank.plan.digest == part.plan.digest and rank.attached:
-                continue  # another rank came back; this one's part is what it was
+                continue  # only another rank was lost and came back; this one keeps its part
             if rank.assign(part):
-                self._tell_part(rank)
+                self._send_part(rank)
             else:
                 self._connect(instance, rank)
         self._maybe_ready(instance)
 
-    def _tell_part(self, rank: PrefillRank) -> None:
-        """Tell a rank its part. Repeated until it confirms, since messages are lost where connections break."""
+    def _send_part(self, rank: PrefillRank) -> None:
+        """Send a rank its part. Repeated until the rank confirms, since a connection that breaks loses messages."""
         part = rank.part
         assert part is not None
         attach = wire.Attach(
@@ -88,13 +88,17 @@ class Attaching:
         self._context.send(attach, rank.address)
 
     def _connect(self, instance: Instance, rank: PrefillRank) -> None:
-        """Let our backend know the rank; it is told its part afterwards, so that its backend finds ours ready."""
+        """Connect this side's backend to a rank, and send the rank its part after that.
+
+        In this order, the rank's backend finds this side's ready when it connects.
+        """
         context = self._context
         handshake = rank.handshake
         assert handshake is not None
         connection = context.connections.join(handshake)
         rank.connect(connection)
 
+        # Runs on a data thread.
         def job() -> tuple[Witness | None]:
             witness = Witness.of(handshake.process, rank.endpoint.address)
             context.connections.make(connection)
@@ -106,7 +110,7 @@ class Attaching:
                 self._refuse(instance, reason)
             elif rank.connection is connection:
                 rank.reach(made[0])
-                self._tell_part(rank)
+                self._send_part(rank)
                 self._maybe_ready(instance)
 
         who = {"backend": context.backend.name, "peer": handshake.link}
@@ -133,13 +137,13 @@ class Attaching:
             instance.tell_ready()
 
     def tell_parts(self, instance: Instance) -> None:
-        """Tell the ranks that have not confirmed their part again."""
+        """Send the ranks that have not confirmed their part that part again."""
         for rank in instance.parts:
             if instance.state is InstanceState.ATTACHING and rank.connected and not rank.attached:
-                self._tell_part(rank)
+                self._send_part(rank)
 
     def detach(self, rank: PrefillRank) -> None:
-        """Give up a rank's part, and its connection with it."""
+        """Take a rank's part away, and leave its connection."""
         connection = rank.detach()
         if connection is not None:
             self._context.connections.leave(connection)

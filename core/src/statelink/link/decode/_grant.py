@@ -1,4 +1,4 @@
-"""Which memory a writer is let into, where memory's owner decides that."""
+"""The memory that a writer is granted, where the backend lets the memory's owner grant and revoke."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ U64 = npt.NDArray[np.uint64]
 def granted_ranges(
     inventory: Inventory, plan: PairPlan, items: Mapping[str, Items], elsewhere: Collection[str]
 ) -> tuple[U64, U64]:
-    """Whole items of the buffers that a writer writes to.
+    """The address ranges of the accepted items, in the buffers that a writer writes to. Items are granted whole.
 
     Args:
-        inventory: What this rank holds.
+        inventory: This rank's inventory.
         plan: What the writer writes.
         items: Accepted items per component.
-        elsewhere: Components whose bytes go to memory of the strategy's.
+        elsewhere: Components whose bytes go to the strategy's own memory.
 
     Returns:
         Addresses and lengths in bytes; sorted, disjoint, and merged where they touch.

@@ -1,4 +1,4 @@
-"""What a decode engine holds of one request."""
+"""The engine's handle of one room on decode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Receiving"]
 
 
 class Receiving(Room):
-    """One request on decode. Made by `Link.receive`; every method returns at once, except `Room.wait`."""
+    """One request on decode. `Link.receive` makes it. Every method returns at once, except `Room.wait`."""
 
     _state: ReceivingState
 
@@ -30,11 +30,11 @@ class Receiving(Room):
         super().__init__(state)
         self._prefix: int | None = None
         self._lock = threading.Lock()
-        """Lets one thread of the engine accept at a time."""
+        """Admits one thread of the engine to `accept` at a time."""
 
     @property
     def generation(self) -> int:
-        """Which use of the room id this is."""
+        """The number that this side drew for this use of the room id."""
         return self._state.generation
 
     @property
@@ -43,14 +43,14 @@ class Receiving(Room):
         return self._prefix
 
     def accept(self, items: Mapping[str, Any], *, prefix: int = 0, ready: Ready | None = None) -> None:
-        """Say where the request's state belongs. From here on the named memory may be written, until `quiesced`.
+        """Name the memory for the request's state. From this call until `quiesced`, that memory may be written.
 
         Thread-safe. A room can fail at any moment; accepting one that has does nothing, and its `reason` says why.
 
         Args:
-            items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`: for a
-                component that covers positions one for each page that must arrive, for the others exactly one.
-                A component of which nothing must arrive may be left out.
+            items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`. A
+                component that covers positions has one index for each page that must arrive; every other component has
+                exactly one. A component that covers positions, and of which nothing must arrive, may be left out.
             prefix: P: positions that this side already holds.
             ready: Guards the memory: nothing is written before ``ready.query()`` is true.
 

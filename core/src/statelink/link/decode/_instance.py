@@ -1,4 +1,4 @@
-"""A prefill instance as a decode rank sees it: found, greeted, planned for, attached."""
+"""A prefill instance as a decode rank sees it: its state, its ranks, and the rooms that need it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class InstanceUser(Protocol):
         """Its id."""
 
     def instance_ready(self, instance: Instance) -> None:
-        """Rooms may be requested of the instance. May be called again and again."""
+        """The instance takes requests. Called again with every heartbeat."""
 
     def instance_refused(self, reason: Reason) -> None:
         """The two instances cannot work together."""
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
-        """A rank is gone; the instance is about to be greeted anew."""
+        """A rank was lost. The handshake with it begins anew."""
 
 
 class Instance:
     """A prefill instance. The control thread changes it; any thread may read it.
 
     Args:
-        key: What the engine or router calls it, as text.
-        peer: The same as it was given.
-        now: When it was first asked for.
+        key: The name or addresses that the engine gave for it, as one text.
+        peer: The same, as the engine gave it.
+        now: When a room first needed it.
 
     Attributes:
         state: How far it is.
@@ -50,9 +50,9 @@ class Instance:
         rooms: Rooms that wait for it or use it, by id.
         reason: Why it was refused.
         suspect: Whether one of its ranks is silent.
-        asked: How often its ranks were asked who they are, since it was found or a rank was lost.
-        ask_at: When to ask again.
-        turn: Counts its steps, so that a job can tell whether what it found out is out of date.
+        asked: How often `Hello` was sent since its addresses were found or a rank was lost.
+        ask_at: When to send it again.
+        turn: Counts its steps. A job whose result comes in a later turn is out of date.
     """
 
     def __init__(self, key: str, peer: Peer, now: float) -> None:
@@ -70,7 +70,7 @@ class Instance:
         self.turn = 0
 
     def step(self, event: InstanceEvent, now: float) -> bool:
-        """Take the step that an event leads to; whether there is one from here."""
+        """Take the step that an event leads to. Returns whether the table has one for the present state."""
         state = INSTANCE[self.state].get(event)
         if state is None:
             return False
@@ -78,80 +78,83 @@ class Instance:
         self.turn += 1
         return True
 
-    # Who waits for it.
+    # The rooms that need it.
 
     def join(self, room: InstanceUser) -> None:
-        """A room waits for it."""
+        """Add a room that needs it."""
         self.rooms[room.room] = room
 
     def leave(self, room: InstanceUser) -> None:
-        """Nothing of it can land in a room's memory any more, and the room does not wait for it."""
-        if self.rooms.get(room.room) is room:  # else its id is in use again
+        """Remove a room that has ended and quiesced."""
+        if self.rooms.get(room.room) is room:  # if not, another room uses the id by now
             del self.rooms[room.room]
 
     def tell_ready(self) -> None:
-        """Tell the rooms that they may be requested."""
+        """Tell all its rooms that it takes requests."""
         for room in list(self.rooms.values()):
             room.instance_ready(self)
 
-    # Who it is.
+    # Its ranks.
 
     def find(self, endpoints: Iterable[Endpoint], siblings: Iterable[str], now: float) -> None:
-        """Its addresses are known, and those of this decode instance's other ranks."""
+        """Set the addresses of its ranks, and of this decode instance's other ranks."""
         self.ranks = {str(endpoint): PrefillRank(endpoint, now) for endpoint in endpoints}
         self.siblings = dict.fromkeys(siblings)
         self.asked = 0
 
     def renew(self, rank: PrefillRank, siblings: Iterable[str], now: float) -> None:
-        """A rank is gone: another process may answer at its address."""
+        """Begin anew with a rank that was lost: another process may answer at its address."""
         self.ranks[rank.address] = PrefillRank(rank.endpoint, now)
         self.siblings = dict.fromkeys(siblings)
         self.asked = 0
 
     def ask(self, now: float, first: float, longest: float) -> int:
-        """Everybody who has not answered is asked now; how often that makes. Later and later, up to ``longest``."""
+        """Note that `Hello` is sent now, and set when it is repeated. Returns how often it was sent.
+
+        The pause begins with ``first`` seconds, and doubles up to ``longest``.
+        """
         self.ask_at = now + min(first * 2 ** min(self.asked, 16), longest)
         self.asked += 1
         return self.asked
 
     def answer_sibling(self, address: str, handshake: Handshake) -> None:
-        """Another rank of this decode instance said who it is."""
+        """Note the handshake of another rank of this decode instance."""
         self.siblings[address] = handshake
 
     def explain(self, reason: Reason | None) -> None:
-        """Why it was refused; ``None`` when it is tried again."""
+        """Set why it was refused; ``None`` when it is tried again."""
         self.reason = reason
 
     def suspect_silence(self, suspect: bool) -> None:
-        """Whether one of its ranks is silent."""
+        """Set whether one of its ranks is silent."""
         self.suspect = suspect
 
     @property
     def addresses(self) -> list[str]:
-        """Of its ranks, and of this decode instance's other ranks."""
+        """Addresses of its ranks, and of this decode instance's other ranks."""
         return [*self.ranks, *self.siblings]
 
     @property
     def parts(self) -> list[PrefillRank]:
-        """The ranks that have something to do with this decode rank, in order of rank."""
+        """The ranks that write to this decode rank, in the order of the addresses."""
         return [rank for rank in self.ranks.values() if rank.part is not None]
 
     @property
     def greeted(self) -> bool:
-        """Whether everybody who was asked has answered."""
+        """Whether the handshakes of all its ranks, and of this instance's other ranks, are there."""
         return all(rank.handshake for rank in self.ranks.values()) and all(self.siblings.values())
 
     @property
     def unanswered(self) -> list[str]:
-        """Addresses of who has not answered."""
-        mute = [address for address, rank in self.ranks.items() if rank.handshake is None]
-        return mute + [address for address, handshake in self.siblings.items() if handshake is None]
+        """The addresses that have not answered."""
+        silent = [address for address, rank in self.ranks.items() if rank.handshake is None]
+        return silent + [address for address, handshake in self.siblings.items() if handshake is None]
 
     def silent(self) -> str:
-        """Who has not answered, for messages."""
+        """The addresses that have not answered, as a text without keys."""
         return ", ".join(address.partition("|")[0] for address in self.unanswered)
 
     @property
     def words(self) -> str:
-        """How it stands, in words."""
+        """Its state, as a text."""
         return f"{self.state.value}{' (suspect)' if self.suspect else ''}"

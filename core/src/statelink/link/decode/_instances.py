@@ -1,4 +1,4 @@
-"""Finding, greeting and attaching prefill instances, and noticing when they are gone."""
+"""Finds prefill instances, exchanges handshakes with their ranks, and notices when they are lost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["Instances"]
 log = logging.getLogger("statelink.link")
 
 RETRY_REFUSED = 10.0
-"""Seconds after which a refused instance is asked again."""
+"""Seconds after which a refused instance is tried again."""
 REDIAL = 4
-"""Introductions that may wait in the connection to a peer that does not answer."""
+"""Most `Hello` messages that may wait in the connection to a peer that does not answer."""
 RETRY_RESOLVE = 0.5
-"""Seconds between questions to the rendezvous about an instance that is not complete."""
+"""Seconds between two look-ups of an instance that is not complete."""
 
 
 class Instances:
@@ -48,7 +48,7 @@ class Instances:
         self._siblings = [str(wire.parse_endpoint(address)) for address in context.config.siblings]
 
     def get(self, peer: Peer) -> Instance:
-        """The instance that the engine or router calls ``peer``; found and greeted in the background."""
+        """The instance that the engine calls ``peer``. A new one is looked up on a data thread."""
         key = peer if isinstance(peer, str) else ",".join(peer)
         instance = self._instances.get(key)
         if instance is None:
@@ -59,13 +59,13 @@ class Instances:
         return instance
 
     def explain(self, instance: Instance) -> tuple[str, str]:
-        """Why an instance is not ready, and what to look at."""
+        """Why an instance is not ready, and a hint what to look at."""
         return self._unanswered.explain(instance)
 
-    # Finding it.
+    # Look-up.
 
     def _retry(self, instance: Instance) -> None:
-        """Ask a refused instance again, after a while: it may have been restarted with another configuration."""
+        """Try a refused instance again, after a while: it may have been restarted with another configuration."""
         if instance.state is InstanceState.REFUSED and self._context.now() - instance.since > RETRY_REFUSED:
             self._hang_up(instance)
             self._step(instance, InstanceEvent.RETRIED)
@@ -80,6 +80,7 @@ class Instances:
 
         known = self._siblings
 
+        # Runs on a data thread, since the rendezvous may block.
         def job() -> tuple[tuple[wire.Endpoint, ...] | None, list[str] | None]:
             return context.rendezvous.resolve(instance.peer), find_siblings(context, known)
 
@@ -109,10 +110,10 @@ class Instances:
             return
         self._hello(instance)
 
-    # Asking its ranks, and our own instance's, who they are.
+    # Handshakes with its ranks, and with the other ranks of this link's own instance.
 
     def _hello(self, instance: Instance) -> None:
-        """Introduce ourselves to everybody who has not answered; to who stays silent, less and less often."""
+        """Send `Hello` to every address that has not answered. The pause before the next time grows."""
         config = self._context.config
         asked = instance.ask(self._context.now(), config.heartbeat, config.liveness / 2)
         if asked % REDIAL == 0:
@@ -123,7 +124,7 @@ class Instances:
             self._context.send(hello, address)
 
     def _redial(self, address: str) -> None:
-        """Drop the introductions that wait in a connection: each is large, and one is enough."""
+        """Connect anew, to drop the `Hello` messages that wait in a connection: each is large, and one is enough."""
         if all(each.state is InstanceState.GREETING for each in self._of_address(address)):
             self._context.channel.redial(wire.parse_endpoint(address))
 
@@ -132,9 +133,12 @@ class Instances:
             return
         ours = self._context.handshake
 
+        # Runs on the control thread, or for a large handshake on a data thread.
         def check(handshake: wire.Handshake) -> wire.Handshake:
             if handshake.link != message.sender:
-                raise PeerError("a peer describes itself as another", cause=f"{handshake.link!r:.80}", code="peer.name")
+                raise PeerError(
+                    "a peer sent the handshake of another link", cause=f"{handshake.link!r:.80}", code="peer.name"
+                )
             check_peer(ours, handshake, sends=False)
             return handshake
 
@@ -144,7 +148,7 @@ class Instances:
         self._context.reader.read(address, message.handshake, check, then)
 
     def _met(self, address: str, handshake: wire.Handshake | None, reason: Reason | None) -> None:
-        """A peer at an address has said who it is."""
+        """The handshake of the peer at an address was read: note it, or refuse the instances that have the address."""
         for instance in self._of_address(address):
             if instance.state is not InstanceState.GREETING:
                 continue
@@ -163,6 +167,7 @@ class Instances:
                 self._attaching.plan(instance)
 
     def _cannot_send(self, handshake: wire.Handshake) -> Reason | None:
+        """Why a peer cannot be a prefill rank for this link; ``None`` if it can."""
         if not can_send(handshake.role):
             what, cause = "a peer is not a prefill rank", f"its role is {handshake.role!r}"
             return Reason("peer.role", what, {"peer": handshake.link}, cause)
@@ -174,7 +179,10 @@ class Instances:
     # Refusing, losing and forgetting.
 
     def _refuse(self, instance: Instance, reason: Reason, *, tell: bool = False) -> None:
-        """These instances cannot work together: its rooms fail with the reason, on both sides."""
+        """The two instances cannot work together: fail the instance's rooms with the reason, on both sides.
+
+        ``tell``: also send the reason to its ranks.
+        """
         if not self._step(instance, InstanceEvent.REFUSED):
             return
         log.warning("refused prefill instance %s: %s", instance.key, reason)
@@ -188,7 +196,7 @@ class Instances:
             room.instance_refused(reason)
 
     def _lose(self, instance: Instance, rank: PrefillRank, why: str) -> None:
-        """A rank is gone: the rooms that it owes something fail, and it is greeted anew while the others go on."""
+        """A rank was lost: the rooms that it owes bytes fail, and the handshake with it begins anew. Others go on."""
         if not self._step(instance, InstanceEvent.LOST):
             return
         for room in list(instance.rooms.values()):
@@ -205,7 +213,7 @@ class Instances:
         self._hello(instance)
 
     def _drop(self, instance: Instance) -> None:
-        """Forget an instance that nobody waits for; it is found anew when somebody does."""
+        """Forget an instance that no room needs. The next room that names it begins anew."""
         self._step(instance, InstanceEvent.DROPPED)
         for each in instance.parts:
             self._attaching.detach(each)
@@ -238,7 +246,10 @@ class Instances:
     # Messages.
 
     def speakers(self, message: wire.Message, address: str) -> list[PrefillRank]:
-        """The ranks that a message is from; notes that they were heard. Several if an instance has several names."""
+        """The ranks that sent a message; several if the engine names one instance in several ways.
+
+        Notes that they are alive. Empty if the message means an earlier process at this link's address.
+        """
         found = []
         for instance in self._of_address(address):
             rank = instance.ranks.get(address)
@@ -249,12 +260,12 @@ class Instances:
         return found
 
     def at(self, address: str) -> list[PrefillRank]:
-        """The ranks that were dialled at an address, whatever process is there."""
+        """The ranks that were dialled at an address, whichever process is there by now."""
         found = [instance.ranks.get(address) for instance in self._of_address(address)]
         return [rank for rank in found if rank is not None]
 
     def handle(self, message: wire.Message, address: str) -> None:
-        """A message about the two sides; ``address`` is where its sender was dialled."""
+        """Handle a message that is not about a room. ``address``: where this link dialled its sender."""
         if isinstance(message, wire.Welcome):
             self._welcome(message, address)
             return
@@ -262,6 +273,7 @@ class Instances:
             rank = instance.ranks.get(address)
             if rank is None:
                 continue
+            # From the process that this link knows at the address, and for this process.
             ours = message.sender == rank.name and message.to == self._context.name
             if isinstance(message, wire.Unknown):
                 if rank.handshake is not None and instance.state is not InstanceState.REFUSED:
@@ -274,7 +286,7 @@ class Instances:
                 self._lose(instance, rank, "it closed")
 
     def answer_sibling(self, message: wire.Hello) -> None:
-        """Another rank of our own instance asks what we hold."""
+        """Answer another rank of this link's own instance, which asks for the inventory."""
         context = self._context
         ours = context.handshake
 
@@ -291,14 +303,11 @@ class Instances:
     # Time.
 
     def beat(self, now: float, late: float) -> None:
-        """Ask who is silent, and give up who stays so.
-
-        Nobody was silent for the ``late`` seconds in which this process did not run.
-        """
+        """See `Role.beat`. Also repeats messages that are not answered, and drops instances that no room needs."""
         for instance in list(self._instances.values()):
             self._unanswered.look(instance, now)
             if instance.state is InstanceState.REFUSED and instance.rooms:
-                # Memory of these rooms waits for its word that nothing is in flight.
+                # Memory of these rooms is quarantined until its ranks say Drained.
                 self._retry(instance)
             elif instance.state is InstanceState.REFUSED and now - instance.since > RETRY_REFUSED:
                 self._drop(instance)
@@ -316,6 +325,7 @@ class Instances:
                 instance.tell_ready()
 
     def _ping(self, instance: Instance, now: float, late: float) -> None:
+        """Ping the ranks, and lose those that are silent for too long. ``late``: see `Role.beat`."""
         liveness = self._context.config.liveness
         for rank in list(instance.ranks.values()):
             if rank.handshake is None:
@@ -358,16 +368,16 @@ class Instances:
         ]
 
     def snapshot(self) -> dict[str, str]:
-        """Peers and how they stand."""
+        """See `Role.snapshot`."""
         return {key: each.words for key, each in list(self._instances.items())}
 
 
 def find_siblings(context: Context, known: list[str]) -> list[str] | None:
-    """Addresses of this instance's other ranks; ``None`` while they are not all there. Blocks; for a data thread.
+    """Addresses of this instance's other ranks; ``None`` while the rendezvous lacks some. Blocks; data threads only.
 
     Args:
         context: The link's parts.
-        known: Those that were configured, or found before.
+        known: The addresses that were configured, or found before.
     """
     if context.inventory.ranks == 1 or context.config.siblings or not context.config.rendezvous:
         return known

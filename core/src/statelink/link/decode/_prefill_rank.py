@@ -22,17 +22,18 @@ class PrefillRank:
 
     Args:
         endpoint: Where it is dialled.
-        now: When that began.
+        now: When dialling began.
 
     Attributes:
-        handshake: Who it is, once it answered.
-        heard: When it was last heard.
-        part: What it does for this decode rank, if anything.
+        endpoint: Where it is dialled.
+        handshake: Its handshake, once it answered.
+        heard: When its last message came; before the first one, when dialling began.
+        part: What it writes for this decode rank, if anything.
         attached: Whether it confirmed its part.
-        connected: Whether it can reach this side's backend.
+        connected: Whether this side's backend is connected to it.
         connection: This side's connection to it, while it has a part.
-        witness: Who can say that its process has ended, if anybody here can.
-        transport: What its backend says carries its bytes.
+        witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
+        transport: The transport that its backend says carries its bytes.
     """
 
     def __init__(self, endpoint: Endpoint, now: float) -> None:
@@ -73,13 +74,13 @@ class PrefillRank:
 
     @property
     def info(self) -> PeerInfo:
-        """What reasons say of it."""
+        """What diagnostics say of it."""
         if self.handshake is None:
             return PeerInfo(self.endpoint.address, None, None)
         return PeerInfo(self.name, self.rank, self.heard)
 
     def answer(self, handshake: Handshake, now: float) -> None:
-        """It said who it is."""
+        """Note its handshake."""
         self.handshake, self.heard = handshake, now
 
     def hear(self, now: float) -> None:
@@ -87,34 +88,34 @@ class PrefillRank:
         self.heard = now
 
     def count_sleep(self, late: float) -> None:
-        """This process did not run for so many seconds: nobody was silent in them."""
+        """Do not count the seconds for which this process did not run as silence of the rank."""
         self.heard += late
 
     def assign(self, part: Part) -> bool:
-        """Give it a part, which it has yet to confirm; whether it had one before."""
+        """Give it a part, which it has yet to confirm. Returns whether it had one before."""
         known = self.part is not None
         self.part, self.attached = part, False
         return known
 
     def connect(self, connection: Connection) -> None:
-        """It has a connection of this side's backend, which may still have to be made."""
+        """Set its connection, which may still have to be made."""
         self.connection = connection
 
     def reach(self, witness: Witness | None) -> None:
-        """The connection is made, and it may be told its part."""
+        """Note that the connection is made, and set the witness. `Attach` may be sent to it now."""
         self.connected = True
         self.witness = witness
 
     def confirm(self) -> None:
-        """It confirmed its part."""
+        """Note that it confirmed its part."""
         self.attached = True
 
     def carry_by(self, transport: str) -> None:
-        """Its backend says what carries its bytes."""
+        """Note the transport that its backend says carries its bytes."""
         self.transport = transport
 
     def detach(self) -> Connection | None:
-        """Give up its part; the connection that nobody here counts on then."""
+        """Take its part away. Returns its connection, which the caller has to leave."""
         self.part, self.attached, self.connected = None, False, False
         connection, self.connection = self.connection, None
         return connection

@@ -1,4 +1,4 @@
-"""Writers whose process has ended, until what the kernel still held of theirs has landed."""
+"""Process exit watch: notices that a writer's process has ended, and waits until nothing of it can land any more."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["LANDING_ROUND", "ProcessExits"]
 
 LANDING_ROUND = 0.05
-"""Seconds from one round to the next. After a writer's end, this process must have run for some rounds before the
-writer's writes count as landed: the backend declares for how many seconds. Bytes that a killed writer had handed to its
-kernel still arrive, and a library's threads put them into memory: a few milliseconds, where that was measured, and
-bounded by what socket buffers hold. Rounds of this process's own threads are counted, because a library that is stopped
-together with them lands nothing meanwhile."""
+"""Seconds from one round to the next. After a writer's process has ended, this process runs for some rounds until
+nothing of the writer counts as in flight; the backend declares for how many seconds. Bytes that a killed writer gave to
+its kernel still arrive, and threads of a library here write them to memory. That was measured to take a few
+milliseconds, and what socket buffers hold bounds it. Rounds are counted instead of elapsed time: while this process is
+stopped, the library's threads are stopped too, and write nothing."""
 
 
 class ProcessExits:
-    """Tells when nothing of a process that has ended can land any more. Belongs to the control thread.
+    """Waits, for each prefill rank whose process has ended, until nothing of it can land. Control thread.
 
     Args:
         context: The link's parts.
-        landed: Called with each such rank, once.
+        landed: Called with each such rank once the wait is over.
     """
 
     def __init__(self, context: Context, landed: Callable[[PrefillRank], None]) -> None:
@@ -36,12 +36,12 @@ class ProcessExits:
         self._landed = landed
         self._waiting: set[str] = set()
         declared = context.backend.capabilities
-        # Where not even the mover's end stops a write, there is nothing to wait for.
+        # If a write can land at any time after its mover's end, no wait proves anything.
         self._proves = declared.fences.get((Op.WRITE, Side.TARGET)) is not Fence.NONE
         self._rounds = math.ceil(declared.landing_seconds / LANDING_ROUND)
 
     def look(self, ranks: Iterable[PrefillRank]) -> None:
-        """Look whether the processes of ranks have ended that may still write."""
+        """Look whether the processes of undrained ranks have ended. Called with every heartbeat."""
         for rank in ranks:
             if self._proves and rank.name not in self._waiting and rank.exited:
                 self._waiting.add(rank.name)
@@ -57,5 +57,5 @@ class ProcessExits:
         def polled(_: bool) -> None:
             context.after(LANDING_ROUND, lambda: self._wait(rank, rounds - 1))
 
-        # Some libraries land what arrives only while they are called.
+        # Some libraries write what arrives to memory only while they are called.
         context.workers.poll(("exit", rank.name), [], polled)

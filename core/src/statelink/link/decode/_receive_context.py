@@ -1,4 +1,4 @@
-"""What a receive hook sees of the room that it serves."""
+"""What a receive hook sees of its room."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class ReceiveHookContext(HookContext):
         accepted: What the engine accepted.
         rank: The writer.
         component: The component.
-        plan: What the writer writes of it.
-        ended: Set once the room has ended.
-        fail: Called on a data thread with what a grant or a callback raised. It must not keep the room alive.
+        plan: What the writer writes of the component.
+        ended: Set by the control thread once the room has ended.
+        fail: Called on a data thread with what a grant or a callback raised. It must not keep the room alive, since a
+            hook may keep this context.
     """
 
     __slots__ = ("_accepted", "_ended", "_fail", "_plan")
@@ -61,11 +62,12 @@ class ReceiveHookContext(HookContext):
         return expected_move(plan, items, owed)
 
     def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
-        """See `statelink.backend.ReceiveContext.lend`."""
+        """See `statelink.backend.ReceiveContext.lend`. Any thread; ``then`` is called on a data thread."""
         fencing = self._context.fencing
 
         def job() -> None:
-            # With the key of the revocation, which follows the end: a grant behind that would never be revoked.
+            # The revocation has the same key, and is submitted once `ended` is set. So a grant that runs after the
+            # revocation sees `ended`; otherwise it would never be revoked.
             if self._ended.is_set():
                 return
             try:

@@ -1,4 +1,4 @@
-"""Decode's side of one room: the instance that it is asked of, and one writer for each prefill rank that owes it."""
+"""Decode's side of one room: its prefill instance, and one writer for each prefill rank that owes it bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["AboutRoom", "ReceivingState"]
 log = logging.getLogger("statelink.link")
 
 AboutRoom = wire.Chunk | wire.Finished | wire.Failed | wire.Drained | wire.Note
-"""What writers say of rooms."""
+"""Messages of writers about rooms."""
 
 
 class ReceivingState(RoomState):
@@ -39,9 +39,9 @@ class ReceivingState(RoomState):
     Args:
         context: The link's parts.
         watcher: Told of every change.
-        tombstones: Keeps uses of ids that prefill may not have met.
-        explain: Says why an instance is not ready, and what to look at.
-        generation: Drawn for this use of the room id.
+        tombstones: Keeps uses of ids that ended, and for which prefill may not have had a room.
+        explain: Says why an instance is not ready, and gives a hint what to look at.
+        generation: The number that this side drew for this use of the room id.
     """
 
     role = "decode"
@@ -65,13 +65,14 @@ class ReceivingState(RoomState):
         self._explain = explain
         self._accepted: Accepted | None = None
         self._requested = False
+        """Whether a data thread was asked to prepare the requests. From then on `_writers` is complete."""
         self._instance: Instance | None = None
         self._writers: dict[str, Writer] = {}
 
     # Towards the request.
 
     def open(self, instance: Instance) -> None:
-        """The room is asked of an instance."""
+        """Set the instance of which the room is requested. Control thread; `accepted` may run before or after this."""
         self._instance = instance
         instance.join(self)
         if instance.state is InstanceState.REFUSED and instance.reason is not None:
@@ -80,7 +81,7 @@ class ReceivingState(RoomState):
             self._maybe_request()
 
     def accepted(self, accepted: Accepted) -> None:
-        """The engine said where the state belongs."""
+        """Take the memory that the engine named. Runs on the control thread, after `name_memory` on the engine's."""
         self._take_named()
         self._accepted = accepted
         self.prefix = accepted.prefix
@@ -95,7 +96,7 @@ class ReceivingState(RoomState):
             for rank in instance.parts:
                 writer = self._writers.get(rank.name)
                 if writer is not None and not writer.drained:
-                    # The rank was lost and came back. What it last said of this room may be lost: ask again.
+                    # The rank may have been lost and come back, and its Drained with it: repeat Failed to get another.
                     writer.tell_failed(self.reason)
 
     def instance_refused(self, reason: Reason) -> None:
@@ -103,7 +104,7 @@ class ReceivingState(RoomState):
         self.fail(reason)
 
     def _maybe_request(self) -> None:
-        """Ask, if the instance can be asked, the engine has accepted and its memory is free."""
+        """Request the room, once the instance is ready, the engine has named memory, and its event says it is free."""
         instance, accepted = self._instance, self._accepted
         if self.status in ENDED or self._requested or instance is None:
             return
@@ -122,6 +123,7 @@ class ReceivingState(RoomState):
         self._writers.update({each.rank.name: each for each in writers})
         self.settle()
 
+        # Runs on a data thread; `prepared` runs on the control thread. The room may have failed in between.
         def prepare() -> None:
             for writer in writers:
                 writer.prepare()
@@ -138,20 +140,20 @@ class ReceivingState(RoomState):
     def _request(self) -> None:
         if self.status in ENDED:
             for writer in self._writers.values():
-                writer.drain()  # never asked
+                writer.drain()  # its request was never sent
             self._leave()
             return
         for name, writer in self._writers.items():
             if not writer.ask(self.deadline - self.opened, self._tombstones.named(self.key, name)):
                 self.fail(self.reason_for("peer.send", "a request could not be sent", peer=name))
                 return
-        if not self._writers:  # the plan says that nobody owes this rank a byte
+        if not self._writers:  # by the plan, no prefill rank owes this rank a byte
             self._maybe_succeed()
 
     # What writers say.
 
     def handle(self, message: AboutRoom, name: str) -> None:
-        """A rank says something of this room."""
+        """Handle a writer's message about this room."""
         writer = self._writers.get(name)
         if writer is None:
             return
@@ -183,7 +185,7 @@ class ReceivingState(RoomState):
             self._leave()
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
-        """See `InstanceUser.rank_lost`. A room that the rank owes nothing goes on, or waits for it to come back."""
+        """See `InstanceUser.rank_lost`. The room goes on if it waits for nothing from that rank, or is not requested."""
         writer = self._writers.get(rank.name)
         if writer is not None and not writer.finished:
             peer = rank.name or rank.endpoint.address
@@ -196,11 +198,13 @@ class ReceivingState(RoomState):
     # The end.
 
     def _hook_ended(self, reason: Reason | None) -> None:
+        """A hook or a comparison of digests ended, with a reason if it failed. Control thread."""
         if reason is not None:
             self.fail(reason)
         self._maybe_succeed()
 
     def _maybe_succeed(self) -> None:
+        """Succeed, if every writer is complete. Starts the comparisons of digests before that."""
         writers = list(self._writers.values())
         if self.context.config.verify != "off" and self.status not in ENDED:
             for writer in writers:
@@ -219,7 +223,7 @@ class ReceivingState(RoomState):
         self._leave()
 
     def fail(self, reason: Reason) -> None:
-        """See `RoomState.fail`. Tells every writer, and fences the memory or waits for the writers to drain."""
+        """See `RoomState.fail`. Sends Failed to every writer, and revokes the grants or waits until all drained."""
         ended = self._end_in_failure(reason)
         if ended is None:
             return
@@ -229,14 +233,14 @@ class ReceivingState(RoomState):
             writer.revoke(self.drained)
             writer.abort(self._hook_ended)
         if not self._writers and self._instance is not None:
-            self._tell_unasked(self._instance, ended)
+            self._send_failed(self._instance, ended)
         self._leave()
         release = self.context.config.release_after
         if release is not None and not self.quiesced:
             self.context.after(release, lambda: self._release(release))
 
     def _release(self, after: float) -> None:
-        """Give memory back without proof, as the operator chose."""
+        """Count memory as drained without proof, as the operator chose with 'release_after'."""
         names = [rank.name for rank in self.undrained()]
         if names:
             log.warning(
@@ -248,8 +252,8 @@ class ReceivingState(RoomState):
         for name in names:
             self.drained(name)
 
-    def _tell_unasked(self, instance: Instance, reason: Reason) -> None:
-        """Prefill ranks may hold the room open, waiting for a request that will not come."""
+    def _send_failed(self, instance: Instance, reason: Reason) -> None:
+        """Send Failed to all ranks, of which none got a request: their rooms may be open and wait for one."""
         for address, rank in instance.ranks.items():
             if rank.handshake is not None:
                 failed = wire.Failed(
@@ -263,7 +267,7 @@ class ReceivingState(RoomState):
                 self.context.send(failed, address)
 
     def _not_met(self) -> list[str] | None:
-        """Ranks that have not said that they have a room for this use; ``None`` where it is not known who they are."""
+        """Names of ranks that have not said that they have a room for this use; ``None`` if some are not known."""
         if self._writers:
             return [name for name, writer in self._writers.items() if not writer.met]
         ranks = self._instance.ranks.values() if self._instance is not None else ()
@@ -287,7 +291,10 @@ class ReceivingState(RoomState):
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
 
     def _leave(self) -> None:
-        """Let go of the instance, once nothing of it can land in this room's memory; until then it is asked again."""
+        """Settle the room, and leave the instance once the room has ended and quiesced.
+
+        Until then the room stays with the instance, so that Failed is repeated to ranks that have not drained.
+        """
         self.settle()
         if self.status not in ENDED:
             return
@@ -338,7 +345,8 @@ class ReceivingState(RoomState):
 
 
 def _fail_weakly(room: ReceivingState) -> Callable[[str, str, BaseException], None]:
-    """Fails a room if it is still there: hooks keep this, and the room keeps the hooks."""
+    """A function that fails a room, if the room still exists. Any thread may call it."""
+    # Weak reference: room, hook and context would be a cycle.
     context, reference = room.context, weakref.ref(room)
 
     def fail(peer: str, component: str, error: BaseException) -> None:

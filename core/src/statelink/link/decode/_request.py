@@ -1,4 +1,4 @@
-"""What a decode engine accepted of one request: where its state belongs."""
+"""What a decode engine accepted: the memory for a request's state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Accepted(NamedTuple):
 
     Attributes:
         room: The room's id.
-        generation: Which use of it, as this side counts.
-        attempt: Which use of it, as the engines of both sides say.
+        generation: The number that this side drew for this use of the id.
+        attempt: The number that the engines of both sides gave it.
         tokens: N: positions of the request.
         prefix: P: positions that decode already holds.
         items: Checked items per component.
-        ready: What guards the memory.
+        ready: The ready event that guards the memory, if there is one.
     """
 
     room: int
@@ -39,7 +39,7 @@ class Accepted(NamedTuple):
 
 
 def check_items(room: RoomState, items: Mapping[str, Any], prefix: int) -> dict[str, Items]:
-    """The items of every component that an engine accepts with.
+    """The checked items of every component that an engine passed to `Receiving.accept`.
 
     Raises:
         RoomError: They are not what must arrive.

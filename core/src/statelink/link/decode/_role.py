@@ -95,12 +95,11 @@ class DecodeRole:
     def handle(self, message: wire.Message, address: str) -> None:
         """A message from a link that this one dialled, at ``address``."""
         if isinstance(message, wire.Unknown):
+            # The request reached a process that does not know this link, and that will never write for it.
             for rank in self._instances.at(address) if message.room else ():
                 room = self._room(message.room, message.generation)
                 if room is not None:
-                    room.drained(
-                        rank.name
-                    )  # the request reached a process that does not know this link: nobody took it
+                    room.drained(rank.name)
         for rank in self._instances.speakers(message, address):
             if isinstance(message, wire.Bye) and message.drained:
                 self._drained(rank)
@@ -109,7 +108,7 @@ class DecodeRole:
         self._instances.handle(message, address)
 
     def handle_sibling(self, message: wire.Message) -> None:
-        """A message from a link that dialled this one: only ranks of our own instance do, and ask what we hold."""
+        """A message from a link that dialled this one: another rank of this instance, which asks for the inventory."""
         if isinstance(message, wire.Hello):
             self._instances.answer_sibling(message)
 
@@ -125,7 +124,7 @@ class DecodeRole:
         return room if room is not None and room.generation == generation else None
 
     def _drained(self, rank: PrefillRank) -> None:
-        """No write of a rank can land any more: it says so and closes, or its process has ended."""
+        """No write of a rank can land any more: it said so when it closed, or its process has ended."""
         for room in self._rooms.all():
             room.drained(rank.name)
 

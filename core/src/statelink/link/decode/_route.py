@@ -1,4 +1,4 @@
-"""What a decode rank and the ranks of a prefill instance owe to each other: planned from their handshakes."""
+"""Plans, from the handshakes of both instances, what each prefill rank writes for this decode rank."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Part(NamedTuple):
 
     Attributes:
         assignment: What it writes.
-        plan: The same, compiled.
-        readers: Decode ranks that it serves for each room.
+        plan: The compiled assignment.
+        readers: Decode ranks of this instance that it writes to for each room.
     """
 
     assignment: Assignment
@@ -30,12 +30,12 @@ class Part(NamedTuple):
 
 
 def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[str, Handshake]) -> dict[str, Part]:
-    """Check that the ranks are complete, match the instances, route every byte, and compile our part.
+    """Check that both instances are complete and match, route every byte, and compile this rank's plans. Blocks.
 
     Args:
-        ours: This decode rank.
-        siblings: The other ranks of its instance.
-        ranks: The prefill ranks, by address.
+        ours: This decode rank's handshake.
+        siblings: The handshakes of the other ranks of its instance.
+        ranks: The handshakes of the prefill ranks, by address.
 
     Returns:
         By address, the part of each prefill rank that has one.

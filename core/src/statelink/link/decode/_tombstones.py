@@ -1,7 +1,7 @@
-"""Decode's uses of room ids that ended, and of which prefill may not have opened its side. Bounded.
+"""What decode remembers of its uses of ids that ended, and for which prefill may not have opened a room yet. Bounded.
 
-Requests name them, so that prefill does not take a later use of an id for one of these. Prefill has tombstones of its
-own, for rooms that ended there first.
+A request for the same id names these earlier uses. So prefill can tell that a room which it opens late may belong to
+one of them, and not to the request. Prefill has tombstones of its own, for rooms that ended there first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Tombstones"]
 
 REMEMBERED = 65536
-"""Most rooms whose uses are remembered one by one."""
+"""Most room ids and attempts whose uses are kept one by one."""
 
 
 @dataclass
@@ -28,8 +28,9 @@ class _Use:
     """One use that ended.
 
     Attributes:
-        ended: When.
-        lacks: Link names of the prefill ranks that have not said that they had a room for it; ``None`` for all.
+        ended: When it ended.
+        lacks: Link names of the prefill ranks that have not said that a room of theirs belonged to it; ``None`` for
+            all ranks.
     """
 
     ended: float
@@ -37,7 +38,7 @@ class _Use:
 
 
 class Tombstones:
-    """Belongs to the control thread.
+    """Keeps uses that ended before every prefill rank had a room for them. Belongs to the control thread.
 
     Args:
         now: The link's clock.
@@ -53,14 +54,15 @@ class Tombstones:
         return len(self._rooms)
 
     def ended(self, key: RoomKey, generation: int, ranks: Iterable[str] | None) -> None:
-        """A use failed, and these prefill ranks, or all, have not said that they had a room for it."""
+        """Keep a use that failed. ``ranks``: prefill ranks that have not said that they had a room for it, or all."""
         lacks = None if ranks is None else set(ranks)
         if lacks is not None and not lacks:
             return
         uses = self._rooms.setdefault(key, {})
         self._rooms.move_to_end(key)
         now = self._now()
-        while len(uses) >= MAX_UNMET:  # those that are not kept one by one are never said to be met
+        # Beyond the limit, one entry with generation 0 stands for the oldest uses. It stays until it is too old.
+        while len(uses) >= MAX_UNMET:
             oldest = next(iter(uses))
             self._keys.pop(oldest, None)
             del uses[oldest]
@@ -74,7 +76,7 @@ class Tombstones:
             self._forgotten.add(lost)
 
     def met(self, generation: int, rank: str) -> None:
-        """A prefill rank says that it had a room for a use."""
+        """Note that a prefill rank says that it had a room for a use."""
         key = self._keys.get(generation)
         if key is None:
             return
@@ -89,7 +91,7 @@ class Tombstones:
                 del self._rooms[key]
 
     def named(self, key: RoomKey, rank: str) -> tuple[Unmet, ...]:
-        """What a request of a room has to say of earlier uses to a prefill rank."""
+        """The earlier uses that a request to a prefill rank has to name."""
         now = self._now()
         if key in self._forgotten:
             return (Unmet(0, 0),)

@@ -1,4 +1,4 @@
-"""What one prefill rank owes to one room."""
+"""One prefill rank that writes for one room."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 Done = Callable[[Reason | None], None]
-"""Called on the control thread when something has ended, with why it failed."""
+"""Called on the control thread when a hook or a comparison has ended: with the reason if it failed, else ``None``."""
 
 
 class Writer:
     """One prefill rank's part of one room: its receive hooks, its grant, and what of it is in flight.
 
-    Belongs to the control thread, except for `prepare`, which is a data thread's job. A hook that a strategy did not
-    override is not run.
+    Belongs to the control thread, except for `prepare`, which runs on a data thread. Methods of a hook that a strategy
+    did not override are not called.
 
     Args:
         context: The link's parts.
         rank: The prefill rank; it has a part.
         accepted: What the engine accepted.
-        ended: Set once the room has ended.
+        ended: Set by the control thread once the room has ended.
         fail: Called on a data thread with a component and what its hook's context raised. It must not keep the room
             alive.
 
     Attributes:
         rank: The prefill rank.
         finished: Whether it said that it has written everything.
-        drained: Whether no write of it can land any more: it said so, its process has ended, or the fence shut it out.
-        asked: Whether it was, or may have been, asked.
+        drained: Whether no write of it can land any more: it said so, its process has ended, or its grant is revoked.
+        asked: Whether the request was sent, or may have been.
         met: Whether it has said that it has a room for this use.
+        hooks: Receive hook per component.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class Writer:
         self._working = 0
         """Hooks, their transfers, and comparisons of digests that have not ended."""
         self._under_way: Counter[str] = Counter()
-        """What these are, in words, and how many of each."""
+        """The same as texts, and how many of each."""
         self._came: set[str] = set()
-        """Components of which something has come."""
+        """Components of which a chunk has arrived."""
+        # `prepare` writes these two on a data thread; the control thread reads them after that job.
         self._prepared: dict[str, bytes] = {}
         self._elsewhere: list[str] = []
         self._moved: Mapping[str, Moved] = {}
@@ -97,13 +99,13 @@ class Writer:
         self._verified = False
         self._released = False
 
-    # Asking it.
+    # The request.
 
     def prepare(self) -> None:
-        """Let the hooks say what their counterparts need, and let the writer into the memory. For a data thread.
+        """Ask the hooks what their counterparts need, and grant the memory to the writer. Blocks; a data thread's job.
 
         Raises:
-            StatelinkError: A hook says too much, or refuses; or the backend does not grant.
+            BaseException: What a hook or the backend raises; a `StatelinkError` if a hook returns too many bytes.
         """
         for name, hook in self.hooks.items():
             prepared = hook.prepare(self._contexts[name])
@@ -122,11 +124,11 @@ class Writer:
             self._context.fencing.grant(self.rank.name, accepted.room, accepted.generation, *ranges)
 
     def ask(self, lasts: float, unmet: tuple[wire.Unmet, ...]) -> bool:
-        """Ask the rank for the room; whether that was possible.
+        """Send the request. Returns whether that was possible.
 
         Args:
             lasts: Seconds that the room may take.
-            unmet: Earlier uses of the id that ended, and that the rank may not have met.
+            unmet: Earlier uses of the id that ended, and for which the rank may not have had a room.
         """
         accepted = self._accepted
         items = {name: wire.pack_items(accepted.items[name].ids, accepted.items[name].first) for name in self.hooks}
@@ -144,14 +146,14 @@ class Writer:
         )
         return self._context.send(request, self.rank.address)
 
-    # What it says.
+    # The writer's messages.
 
     def meet(self) -> None:
-        """It said that it has a room for this use."""
+        """Note that it said that it has a room for this use."""
         self.met = True
 
     def chunk(self, message: wire.Chunk, then: Done) -> None:
-        """A push is visible here."""
+        """A push is visible here: call the hooks' ``arrived``."""
         self._came.update(message.granules.keys() & self._expected.keys())
         if self._ended.is_set():
             return
@@ -162,13 +164,13 @@ class Writer:
                 self._run(name, partial(hook.arrived, self._contexts[name], arrival), then)
 
     def note(self, component: str, payload: bytes, then: Done) -> None:
-        """A send hook sends something to its counterpart."""
+        """Give a receive hook the message of its counterpart."""
         hook = self.hooks.get(component)
         if hook is not None:
             self._run(component, partial(hook.message, self._contexts[component], payload), then)
 
     def finish(self, message: wire.Finished) -> Reason | None:
-        """Its last word; why the room fails, if what it says is not what this side computed itself."""
+        """Take its last message. Returns why the room fails, if its numbers are not those that this side computed."""
         self.finished = self.drained = True
         self._moved, self._digests = message.moved, message.digests
         self.rank.carry_by(message.transport or UNKNOWN)
@@ -185,20 +187,20 @@ class Writer:
         return self._reason("room.bytes", what, cause, component=", ".join(names))
 
     def finish_hooks(self, then: Done) -> None:
-        """It has written everything; the room's end waits for what the hooks start now."""
+        """Call the hooks' ``finish``, since everything is written. The room ends once they and their transfers have."""
         for name, hook in self.hooks.items():
             if type(hook).finish is not ReceiveHook.finish:
                 self._run(name, partial(hook.finish, self._contexts[name]), then)
 
     def drain(self) -> None:
-        """No write of it can land any more."""
+        """Note that no write of it can land any more."""
         self.drained = True
 
     # The end.
 
     @property
     def in_flight(self) -> bool:
-        """Whether a write of it, or something on this side that it led to, may still touch the room's memory."""
+        """Whether a write of it, a hook or a comparison may still touch the room's memory."""
         return not self.drained or self.working
 
     @property
@@ -216,16 +218,16 @@ class Writer:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is here, and compared where both sides verify."""
+        """Whether it has written everything, and no hook or comparison is under way."""
         return self.finished and not self.working
 
     @property
     def moved(self) -> Mapping[str, Moved]:
-        """What it said it moved, once it finished."""
+        """Bytes and blocks per component, as it reported them when it finished."""
         return self._moved
 
     def verify(self, then: Done) -> None:
-        """Compare, once, what it says it sent with what lies in memory; the room's end waits for it."""
+        """Compare digests, once, with what lies in memory. The room ends after that."""
         if self._verified or not self.complete:
             return
         self._verified = True
@@ -254,25 +256,26 @@ class Writer:
         )
 
     def accept(self) -> None:
-        """Tell it that the room has everything from every rank."""
+        """Send Accepted: the room has everything from every rank."""
         self._context.send(wire.Accepted(**self._header()), self.rank.address)
 
     def tell_failed(self, reason: Reason) -> None:
-        """Tell it that the room has failed. Also a rank that was not asked: its engine may wait for a request."""
+        """Send Failed. Also to a rank that got no request, since its engine may have a room open that waits for one."""
         failed = wire.Failed(**self._header(), reason=reason, attempt=self._accepted.attempt)
         self._context.send(failed, self.rank.address)
 
     def abort(self, then: Done) -> None:
-        """The room failed: shut the writer out, and tell the hooks."""
+        """The room failed: call the hooks' ``abort``, and count a writer without a request as drained."""
         if not self.asked:
-            # Nothing was granted to it without a fence. With one, a data thread may be about to: `revoke` follows that.
+            # Without a fence, only a request lets it write. With one, a data thread may be about to grant memory to it;
+            # then it has drained once `revoke`, which runs after that, is done.
             self.drained = self.drained or self._context.fencing is None
         for name, hook in self.hooks.items():
             if type(hook).abort is not ReceiveHook.abort:
                 self._run(name, partial(hook.abort, self._contexts[name]), then)
 
     def revoke(self, closed: Callable[[str], None]) -> None:
-        """Shut the writer out, behind what is under way for the room; without an owner's fence, nothing can.
+        """Revoke the writer's grant. Does nothing if this side's backend cannot revoke.
 
         Args:
             closed: Called on the control thread with the rank's name, once no write of it can land.
@@ -281,6 +284,7 @@ class Writer:
         if fencing is None:
             return
 
+        # Runs on a data thread, after the job that grants: the two have the same key.
         def job() -> None:
             transfer = fencing.revoke(name, accepted.room, accepted.generation)
             self._context.workers.watch(transfer, lambda ok: closed(name) if ok else None)
@@ -288,7 +292,7 @@ class Writer:
         self._context.workers.fences.submit(("room", accepted.room), job)
 
     def release(self) -> None:
-        """Tell the hooks, once, that nothing touches this side's memory for them any more, when that is so."""
+        """Call the hooks' ``released``, once, if nothing of this writer is in flight on this side."""
         if self._released or self.in_flight:
             return
         self._released = True
@@ -298,13 +302,13 @@ class Writer:
                 call = partial(hook.released, self._contexts[name])
                 if self.asked:
                     workers.moves.submit(("hook", room), call)
-                else:  # it may be in preparation
+                else:  # a data thread may still be in `prepare`
                     self._submit(call)
 
     # The hooks.
 
     def _run(self, component: str, call: Callable[[], Transfer | None], then: Done) -> None:
-        """Run a hook on a data thread, and wait for the transfer that it returns."""
+        """Call a hook on a data thread, and follow the transfer that it returns. ``then`` runs after both."""
         what = f"the receive hook of component {component!r}"
         self._begin(what)
         workers, strategy = self._context.workers, self._context.strategies[component].name
@@ -321,7 +325,8 @@ class Writer:
         self._submit(lambda: workers.run_transfer(call, done, **who))
 
     def _submit(self, job: Callable[[], object]) -> None:
-        # Behind what is under way for the room (preparing its request), and not in the way of fences.
+        # First to `fences` with the room's key, so that this follows `prepare`. Then on to `moves`, so that a hook that
+        # takes long does not delay fences.
         workers, room = self._context.workers, self._accepted.room
         workers.fences.submit(("room", room), partial(workers.moves.submit, ("hook", room), job))
 

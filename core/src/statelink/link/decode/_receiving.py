@@ -185,7 +185,7 @@ class ReceivingState(RoomState):
             self._leave()
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
-        """See `InstanceUser.rank_lost`. The room goes on if it waits for nothing from that rank, or is not requested."""
+        """See `InstanceUser.rank_lost`. The room goes on if it waits for nothing from that rank."""
         writer = self._writers.get(rank.name)
         if writer is not None and not writer.finished:
             peer = rank.name or rank.endpoint.address

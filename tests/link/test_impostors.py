@@ -421,7 +421,7 @@ def test_cards_that_do_not_go_with_ours(pair: Pair, tmp_path: Path) -> None:
 def test_an_attached_peer_that_asks_for_much(workshop: Workshop, tmp_path: Path) -> None:
     """Prefill keeps as many bytes as it may, whatever is asked; and who asks for little is served meanwhile."""
     limit = 8 << 20
-    pair = workshop.pair(max_early_bytes=limit)
+    pair = workshop.pair(max_pending_request_bytes=limit)
     pair.run()
     fake = FakeDecode(tmp_path, pair.prefill.address, hybrid())
     try:

@@ -64,7 +64,7 @@ def test_a_push_too_many(workshop: Workshop) -> None:
 
 @TCP
 def test_too_many_bytes_of_early_requests(workshop: Workshop) -> None:
-    made = workshop.pair(max_early_bytes=6500)
+    made = workshop.pair(max_pending_request_bytes=6500)
     cases = [made.case() for _ in range(3)]
     rooms = [made.receive(case) for case in cases]
     assert "too many requests wait for prefill" in rooms[0].failed()
@@ -106,7 +106,7 @@ def test_a_request_of_too_many_indices_is_refused_at_the_call() -> None:
     assert len(message.items["kv"].ids) == 8 * MAX_INDICES
 
 
-@pytest.mark.parametrize("name", ["max_rooms", "max_pushes", "max_early_bytes"])
+@pytest.mark.parametrize("name", ["max_rooms", "max_pushes", "max_pending_request_bytes"])
 def test_a_limit_is_above_zero(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be above zero"):
         statelink.LinkConfig.read({"role": "decode", "backend": "tcp", name: 0})

@@ -74,8 +74,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         max_rooms: Most rooms that may be open, or hold memory, at once. ``send`` and ``receive`` refuse more.
         max_pushes: Most pushes that may wait or run at once. A push counts once for each destination that is known.
             ``push`` refuses more.
-        max_early_bytes: Most bytes of pending requests, for which prefill's engine has opened no room. If there are
-            more, the oldest request of the peer with the most bytes is refused.
+        max_pending_request_bytes: Most bytes of pending requests, for which prefill's engine has opened no room. If
+            there are more, the oldest request of the peer with the most bytes is refused.
     """
 
     role: Literal["prefill", "decode", "both"]
@@ -101,14 +101,14 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     slice_bytes: int = 32 << 20
     max_rooms: int = 65536
     max_pushes: int = 1 << 18
-    max_early_bytes: int = 64 << 20
+    max_pending_request_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         require = (self.require,) if isinstance(self.require, str) else self.require
         msgspec.structs.force_setattr(self, "require", tuple(dict.fromkeys(word for word in require if word)))
         if any("+" in word or word == UNKNOWN for word in self.require):
             raise ConfigError("require names transports", cause=f"got {', '.join(self.require)}")
-        whole = ("threads", "slice_bytes", "max_rooms", "max_pushes", "max_early_bytes")
+        whole = ("threads", "slice_bytes", "max_rooms", "max_pushes", "max_pending_request_bytes")
         for name in ("deadline", "heartbeat", "liveness", *whole):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero", cause=f"got {getattr(self, name)}")

@@ -48,7 +48,7 @@ class Requests:
         self._context = context
         self._ranks = ranks
         self._rooms = rooms
-        self._pending = PendingRequests(REMEMBERED, context.config.max_early_bytes)
+        self._pending = PendingRequests(REMEMBERED, context.config.max_pending_request_bytes)
         self._tombstones = Tombstones(context.now, context.config.deadline)
         self._claims = Claims(context, ranks, self._pending, self._tombstones)
 
@@ -334,7 +334,7 @@ class Requests:
 
     def _keep(self, message: wire.Request, rank: DecodeRank) -> None:
         for name, request in self._pending.put(rank.name, message, self._context.now()):
-            reason = Reason("room.early", "too many requests wait for prefill", {"room": str(request.room)})
+            reason = Reason("room.pending", "too many requests wait for prefill", {"room": str(request.room)})
             dropped = self._ranks.get(name)
             if dropped is not None:
                 self.answer(dropped, request, reason)

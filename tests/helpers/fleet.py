@@ -15,7 +15,7 @@ from statelink.testing import free_addresses
 if TYPE_CHECKING:
     from tests.helpers.engine import Engine, LinkHandle, RoomHandle
     from tests.helpers.worker import Seen
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 __all__ = ["FAST", "Fleet", "only", "replicate"]
 
@@ -28,7 +28,7 @@ class Group:
 
     def __init__(
         self,
-        workshop: Workshop,
+        two_engines: TwoEngines,
         role: str,
         pools: Sequence[Sequence[Component]],
         engines: Sequence[Engine] = (),
@@ -43,7 +43,7 @@ class Group:
                 config["siblings"] = tuple(address for address in listen if address != listen[rank])
             if engines:
                 config["engine"] = engines[rank]
-            opening.append(workshop.begin_open(role, each, **config))
+            opening.append(two_engines.begin_open(role, each, **config))
             if not engines:  # a process opens one after the other
                 self.links.append(opening.pop()())
         self.links += [opened() for opened in opening]
@@ -57,7 +57,7 @@ class Fleet:
     """Prefill ranks and decode ranks, and requests between them with every byte looked at.
 
     Args:
-        workshop: Where processes come from.
+        two_engines: Where processes come from.
         prefill: Pools of each rank.
         decode: Pools of each rank.
         engines: A process for each rank of each side, where the ranks of a side do not share one.
@@ -66,14 +66,14 @@ class Fleet:
 
     def __init__(
         self,
-        workshop: Workshop,
+        two_engines: TwoEngines,
         prefill: Sequence[Sequence[Component]],
         decode: Sequence[Sequence[Component]],
         engines: tuple[Sequence[Engine], Sequence[Engine]] = ((), ()),
         **config: Any,
     ) -> None:
-        self.prefill = Group(workshop, "prefill", prefill, engines[0], **config)
-        self.decode = Group(workshop, "decode", decode, engines[1], **config)
+        self.prefill = Group(two_engines, "prefill", prefill, engines[0], **config)
+        self.decode = Group(two_engines, "decode", decode, engines[1], **config)
         self.peer = [link.address for link in self.prefill.links]
         replicate(self.prefill.memories)
         self.expected = [memory.copy() for memory in self.decode.memories]

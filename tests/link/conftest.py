@@ -23,7 +23,7 @@ FORCED: dict[str, Any] = {"mode": "always", "ring_bytes": 96 << 10, "parcel_byte
 """Staging of everything, in rings that are a fraction of a request, and parcels that are a few items."""
 
 
-class Workshop:
+class TwoEngines:
     """Opens links in a prefill and a decode process, as often as a test likes.
 
     Attributes:
@@ -134,7 +134,7 @@ class Workshop:
         return everyone
 
 
-class Home:
+class SharedPair:
     """The pair that every test of a backend uses, made anew when a test has harmed it."""
 
     def __init__(self, backend: str, folder: Path) -> None:
@@ -173,49 +173,51 @@ class Home:
 
 
 @pytest.fixture(scope="session")
-def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Home]]:
-    """A home for each backend. Not a fixture with parameters: those end whenever another backend has its turn."""
-    made: dict[str, Home] = {}
+def _shared_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SharedPair]]:
+    """A pair for each backend. Not a fixture with parameters: those end whenever another backend has its turn."""
+    made: dict[str, SharedPair] = {}
 
-    def get(backend: str) -> Home:
+    def get(backend: str) -> SharedPair:
         if backend not in made:
-            made[backend] = Home(backend, tmp_path_factory.mktemp(f"home-{backend}"))
+            made[backend] = SharedPair(backend, tmp_path_factory.mktemp(f"pair-{backend}"))
         return made[backend]
 
     yield get
-    for engine in [each for home in made.values() for each in home.dismiss()]:
+    for engine in [each for shared in made.values() for each in shared.dismiss()]:
         engine.end()
 
 
 @pytest.fixture
-def pair(backend: str, _homes: Callable[[str], Home]) -> Iterator[Pair]:
+def pair(backend: str, _shared_pairs: Callable[[str], SharedPair]) -> Iterator[Pair]:
     """Links between two processes that serve every test of a backend: what one test does must not harm the next."""
-    home = _homes(backend)
-    yield home.pair
-    home.check()
+    shared = _shared_pairs(backend)
+    yield shared.pair
+    shared.check()
 
 
 @pytest.fixture(scope="session")
-def _workshops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Workshop]]:
-    made: dict[str, Workshop] = {}
+def _engine_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], TwoEngines]]:
+    made: dict[str, TwoEngines] = {}
 
-    def get(backend: str) -> Workshop:
+    def get(backend: str) -> TwoEngines:
         if backend not in made:
-            made[backend] = Workshop(backend, tmp_path_factory.mktemp(f"workshop-{backend}"))
+            made[backend] = TwoEngines(backend, tmp_path_factory.mktemp(f"two_engines-{backend}"))
         return made[backend]
 
     yield get
-    for engine in [each for workshop in made.values() for each in workshop.dismiss()]:
+    for engine in [each for two_engines in made.values() for each in two_engines.dismiss()]:
         engine.end()
 
 
 @pytest.fixture
-def workshop(request: pytest.FixtureRequest, backend: str, _workshops: Callable[[str], Workshop]) -> Iterator[Workshop]:
+def two_engines(
+    request: pytest.FixtureRequest, backend: str, _engine_pairs: Callable[[str], TwoEngines]
+) -> Iterator[TwoEngines]:
     """Two processes in which a test opens links of its own. They are closed after it, and nothing may be left.
 
     Staging is forced on in a test that is marked so.
     """
-    made = _workshops(backend)
+    made = _engine_pairs(backend)
     made.usual = {"staging": FORCED} if request.node.get_closest_marker("staged") else {}
     yield made
     made.clear()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.helpers.engine import RoomHandle
     from tests.helpers.expect import Case
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 PHASES = ["opened", "asked", "gated", "mid-chunk", "all but the last"]
@@ -198,34 +198,34 @@ def test_a_deadline_while_nobody_is_there(pair: Pair) -> None:
 
 
 @pytest.fixture
-def slow(workshop: Workshop) -> Iterator[Pair]:
+def slow(two_engines: TwoEngines) -> Iterator[Pair]:
     """Links over which a batch waits in the library until it is told to go on."""
-    made = workshop.pair(backend=f"faulty-{workshop.backend}")
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}")
     made.run()
     yield made
-    workshop.prefill.run("faulty_backends", "heal")
+    two_engines.prefill.run("faulty_backends", "heal")
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("how", ["block", "hang"])
-def test_aborts_while_a_batch_is_in_the_library(slow: Pair, workshop: Workshop, side: str, how: str) -> None:
+def test_aborts_while_a_batch_is_in_the_library(slow: Pair, two_engines: TwoEngines, side: str, how: str) -> None:
     """The room fails at once, on both sides; prefill's memory is quiet only when the library has let go."""
     case = slow.case(200)
-    workshop.prefill.run("faulty_backends", "plan", "submit", how)
+    two_engines.prefill.run("faulty_backends", "plan", "submit", how)
     receiving, sending = slow.begin(case)
     slow.push(sending, case)
     sending.reach(Status.TRANSFERRING)
-    while not workshop.prefill.run("faulty_backends", "struck", how):
+    while not two_engines.prefill.run("faulty_backends", "struck", how):
         pass
     (sending if side == "prefill" else receiving).abort("the user left")
     assert "the user left" in sending.failed(5)
     assert "the user left" in receiving.failed(5)
     assert not sending.see().quiesced
-    if workshop.backend != "tcp":  # decode cannot fence by itself, and nobody has told it that writes ended
+    if two_engines.backend != "tcp":  # decode cannot fence by itself, and nobody has told it that writes ended
         assert not receiving.see().quiesced
         assert slow.decode.snapshot()["quarantined"] == [case.room]
     assert slow.prefill.snapshot()["quarantined"] == [case.room]
-    workshop.prefill.run("faulty_backends", "heal")
+    two_engines.prefill.run("faulty_backends", "heal")
     assert sending.wait(quiesced=True).quiesced
     assert receiving.wait(quiesced=True).quiesced
     slow.spoilt(case)

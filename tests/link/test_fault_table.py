@@ -18,31 +18,31 @@ from statelink import Status
 from statelink.errors import RoomError, UnsupportedError
 
 if TYPE_CHECKING:
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 TYPES = "tests.helpers.types"
 
 
-def test_unknown_state_type_is_moved_once_both_sides_know_it(workshop: Workshop) -> None:
-    for engine in (workshop.prefill, workshop.decode):
+def test_unknown_state_type_is_moved_once_both_sides_know_it(two_engines: TwoEngines) -> None:
+    for engine in (two_engines.prefill, two_engines.decode):
         engine.run(TYPES, "register")
     pools = hybrid(mystery=Index(name="mystery", type="acme.index"), swa=None, dsa=None)
-    made = workshop.pair(pools, pools)
+    made = two_engines.pair(pools, pools)
     made.run()
     made.run(200, 64)
 
 
 @pytest.mark.parametrize("knows", ["prefill", "decode"])
-def test_unknown_state_type_is_refused_by_name(pair: Pair, workshop: Workshop, knows: str) -> None:
+def test_unknown_state_type_is_refused_by_name(pair: Pair, two_engines: TwoEngines, knows: str) -> None:
     """One side knows a type that the other does not: a refusal, and not a silence."""
-    engine = workshop.prefill if knows == "prefill" else workshop.decode
+    engine = two_engines.prefill if knows == "prefill" else two_engines.decode
     engine.run(TYPES, "register")
     pools = hybrid(mystery=Index(name="mystery", type="acme.index"))
     if knows == "decode":
-        link = workshop.open("decode", pools)
+        link = two_engines.open("decode", pools)
         receiving = link.receive(71, pair.prefill.address, 64, deadline=20)
     else:
-        link = workshop.open("prefill", pools)
+        link = two_engines.open("prefill", pools)
         receiving = pair.decode.receive(71, link.address, 64, deadline=20)
     text = receiving.failed()
     assert "acme.index" in text
@@ -121,22 +121,22 @@ def test_mamba_indices_are_not_one(pair: Pair, slots: list[int]) -> None:
     pair.ended(case, receiving, sending)
 
 
-def test_mamba_strides_differ(workshop: Workshop) -> None:
+def test_mamba_strides_differ(two_engines: TwoEngines) -> None:
     """Slots lie further apart on decode: what is between them stays as it is."""
-    made = workshop.pair(hybrid(), hybrid(mamba=Mamba(pad=3)))
+    made = two_engines.pair(hybrid(), hybrid(mamba=Mamba(pad=3)))
     made.run()
     made.run()
-    turned = workshop.pair(hybrid(mamba=Mamba(pad=2)), hybrid())
+    turned = two_engines.pair(hybrid(mamba=Mamba(pad=2)), hybrid())
     turned.run()
 
 
-def test_mamba_geometry_differs(pair: Pair, workshop: Workshop) -> None:
+def test_mamba_geometry_differs(pair: Pair, two_engines: TwoEngines) -> None:
     other = Mamba(groups=(32, 32, 96), inner=(8, 32))
-    decode = workshop.open("decode", hybrid(mamba=other))
+    decode = two_engines.open("decode", hybrid(mamba=other))
     text = decode.receive(72, pair.prefill.address, 64, deadline=20).failed()
     assert text == (
         "prefill and decode do not describe the same state "
-        f"(backend {workshop.backend}, peer {pair.prefill.address}, prefill prefill, decode decode): "
+        f"(backend {two_engines.backend}, peer {pair.prefill.address}, prefill prefill, decode decode): "
         "mamba/layers.4.conv: extent of axis 'channel': 160 on decode, 128 on prefill; "
         "mamba/layers.5.conv: extent of axis 'channel': 160 on decode, 128 on prefill; "
         "mamba/layers.4.ssm: extent of axis 'state1': 32 on decode, 16 on prefill; "
@@ -154,8 +154,8 @@ def test_window_keys_are_smaller_than_values(pair: Pair) -> None:
         pair.run(tokens)
 
 
-def test_decode_registers_fewer_buffers(pair: Pair, workshop: Workshop) -> None:
-    decode = workshop.open("decode", hybrid(kv=Kv(layers=(0, 1, 2))))
+def test_decode_registers_fewer_buffers(pair: Pair, two_engines: TwoEngines) -> None:
+    decode = two_engines.open("decode", hybrid(kv=Kv(layers=(0, 1, 2))))
     text = decode.receive(73, pair.prefill.address, 64, deadline=20).failed()
     assert "kv/layers.3.k: absent on decode, present on prefill" in text
     assert "kv/layers.3.v: absent on decode, present on prefill" in text
@@ -213,11 +213,11 @@ def test_request_before_the_send(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("fault", ["refuse", "fail", "defect"])
-def test_transport_refuses_one_batch(workshop: Workshop, fault: str) -> None:
-    made = workshop.pair(backend=f"faulty-{workshop.backend}")
+def test_transport_refuses_one_batch(two_engines: TwoEngines, fault: str) -> None:
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}")
     made.run()
     case = made.case()
-    workshop.prefill.run("faulty_backends", "plan", "submit", fault)
+    two_engines.prefill.run("faulty_backends", "plan", "submit", fault)
     receiving, sending = made.begin(case)
     made.push(sending, case)
     texts = {receiving.failed(), sending.failed()}
@@ -226,7 +226,7 @@ def test_transport_refuses_one_batch(workshop: Workshop, fault: str) -> None:
     cause = {"refuse": "ENOBUFS", "fail": "the transport failed: EIO", "defect": "a defect of this backend"}[fault]
     assert cause in text
     assert f"room {case.room}" in text
-    assert f"faulty-{workshop.backend}" in text
+    assert f"faulty-{two_engines.backend}" in text
     if fault == "defect":  # which says nothing of the bytes
         assert not sending.see().quiesced
         memory = made.prefill.memory
@@ -235,7 +235,7 @@ def test_transport_refuses_one_batch(workshop: Workshop, fault: str) -> None:
         seen = made.prefill.snapshot()
         assert seen["quarantined"] == [case.room]
         assert seen["quarantined_bytes"] == {"a defect of this backend": sum(a[ids].nbytes for a, ids in arrays)}
-        workshop.untidy = True
+        two_engines.untidy = True
         return
     for side in (sending, receiving):
         assert side.wait(quiesced=True).quiesced
@@ -244,15 +244,15 @@ def test_transport_refuses_one_batch(workshop: Workshop, fault: str) -> None:
     made.idle()
 
 
-def test_backend_that_does_not_declare_the_type(workshop: Workshop) -> None:
-    if workshop.backend != "tcp":
+def test_backend_that_does_not_declare_the_type(two_engines: TwoEngines) -> None:
+    if two_engines.backend != "tcp":
         pytest.skip("its declaration is made over tcp")
     with pytest.raises(UnsupportedError) as error:
-        workshop.open("decode", backend="narrow")
+        two_engines.open("decode", backend="narrow")
     assert str(error.value) == (
         "backend 'narrow' does not move state type 'swa' (component swa, instance decode, rank 0): "
         "it declares aux, kv\n"
         "hint: use another backend, or install a package that brings a strategy for this type"
     )
     pools = hybrid(swa=None, dsa=None, mamba=None)
-    workshop.pair(pools, pools, backend="narrow").run()
+    two_engines.pair(pools, pools, backend="narrow").run()

@@ -11,12 +11,12 @@ from statelink import Status
 
 if TYPE_CHECKING:
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 
 @pytest.fixture
-def idle(workshop: Workshop) -> Pair:
-    made = workshop.pair()
+def idle(two_engines: TwoEngines) -> Pair:
+    made = two_engines.pair()
     made.run()
     return made
 

@@ -13,7 +13,7 @@ from statelink.errors import RoomError
 
 if TYPE_CHECKING:
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 FAULTS = "faulty_backends"
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
@@ -38,17 +38,17 @@ def test_an_earlier_use_was_given_up_before_prefill_opened_it(pair: Pair) -> Non
 
 
 @TCP
-def test_an_earlier_use_takes_its_grant_back_late(workshop: Workshop) -> None:
+def test_an_earlier_use_takes_its_grant_back_late(two_engines: TwoEngines) -> None:
     """Its instance still knows of the next use: it fails when prefill closes."""
-    made = workshop.pair(backend="faulty-tcp")
-    workshop.decode.run(FAULTS, "plan", "revoke", "block")
+    made = two_engines.pair(backend="faulty-tcp")
+    two_engines.decode.run(FAULTS, "plan", "revoke", "block")
     case = made.case()
     receiving, sending = made.begin(case)
     made.push(sending, case)
     made.ended(case, receiving, sending)
     again = made.receive(case)
-    until(lambda: bool(workshop.decode.run(FAULTS, "struck", "block")))
-    workshop.decode.run(FAULTS, "heal")
+    until(lambda: bool(two_engines.decode.run(FAULTS, "struck", "block")))
+    two_engines.decode.run(FAULTS, "heal")
     assert again.reach(Status.WAITING).status is Status.WAITING
     time.sleep(0.1)  # the grant is taken back
     made.prefill.close()
@@ -56,12 +56,12 @@ def test_an_earlier_use_takes_its_grant_back_late(workshop: Workshop) -> None:
 
 
 @TCP
-def test_decode_says_of_an_earlier_use_again_that_it_gave_up(workshop: Workshop) -> None:
+def test_decode_says_of_an_earlier_use_again_that_it_gave_up(two_engines: TwoEngines) -> None:
     """It asks about memory that it cannot give back yet at every beat: that ends one room, and not the next."""
-    made = workshop.pair(backend="faulty-tcp", heartbeat=0.1)
+    made = two_engines.pair(backend="faulty-tcp", heartbeat=0.1)
     made.run()
     for number in range(4):  # it said so an odd or an even number of times
-        workshop.decode.run(FAULTS, "plan", "grant", "block")
+        two_engines.decode.run(FAULTS, "plan", "grant", "block")
         case = made.case()
         early = made.receive(case)
         early.abort("the user left")
@@ -69,8 +69,8 @@ def test_decode_says_of_an_earlier_use_again_that_it_gave_up(workshop: Workshop)
         time.sleep(0.1)  # prefill hears of it
         assert "the user left" in made.send(case, to="decode").failed()
         time.sleep(0.35 + 0.1 * number)
-        until(lambda: bool(workshop.decode.run(FAULTS, "struck", "block")))
-        workshop.decode.run(FAULTS, "heal")
+        until(lambda: bool(two_engines.decode.run(FAULTS, "struck", "block")))
+        two_engines.decode.run(FAULTS, "heal")
         assert early.wait(quiesced=True).quiesced
         sending = made.send(case)
         made.push(sending, case)
@@ -127,9 +127,9 @@ def test_attempts_tell_the_uses_of_an_id_apart(pair: Pair, asks: str) -> None:
 
 
 @TCP
-def test_a_use_that_decode_gave_up_gets_no_later_use_of_decode(workshop: Workshop) -> None:
+def test_a_use_that_decode_gave_up_gets_no_later_use_of_decode(two_engines: TwoEngines) -> None:
     """Prefill opens its side of the first when decode asks for the second: which is which, nobody can tell."""
-    made = workshop.pair()
+    made = two_engines.pair()
     made.run()
     case = made.case()
     early = made.decode.receive(case.room, made.prefill.address, case.tokens)

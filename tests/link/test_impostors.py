@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.helpers.engine import RoomHandle
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
@@ -418,10 +418,10 @@ def test_cards_that_do_not_go_with_ours(pair: Pair, tmp_path: Path) -> None:
             fake.close()
 
 
-def test_an_attached_peer_that_asks_for_much(workshop: Workshop, tmp_path: Path) -> None:
+def test_an_attached_peer_that_asks_for_much(two_engines: TwoEngines, tmp_path: Path) -> None:
     """Prefill keeps as many bytes as it may, whatever is asked; and who asks for little is served meanwhile."""
     limit = 8 << 20
-    pair = workshop.pair(max_pending_request_bytes=limit)
+    pair = two_engines.pair(max_pending_request_bytes=limit)
     pair.run()
     fake = FakeDecode(tmp_path, pair.prefill.address, hybrid())
     try:

@@ -21,7 +21,7 @@ from statelink.cli import main
 from statelink.link import ask, sockets
 
 if TYPE_CHECKING:
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 
 EVERYBODYS = Path("/tmp") / f"statelink-{os.getuid()}"
@@ -50,14 +50,14 @@ def there(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
-def test_room_that_waits(workshop: Workshop) -> None:
+def test_room_that_waits(two_engines: TwoEngines) -> None:
     pools = hybrid(kv=Kv(), swa=None, dsa=None, mamba=None)
-    made = workshop.pair(pools, pools)
+    made = two_engines.pair(pools, pools)
     case = made.case(64)
     receiving, sending = made.begin(case)
     receiving.reach(Status.WAITING)
     sending.reach(Status.WAITING)
-    (there,) = (seen for seen in of(workshop.decode.pid) if seen["link"] == made.decode.name)
+    (there,) = (seen for seen in of(two_engines.decode.pid) if seen["link"] == made.decode.name)
     (room,) = there["oldest"]
     assert (room["room"], room["status"], room["holds"]) == (case.room, "waiting", True)
     assert room["waits_for"] == "kv, aux from rank 0"
@@ -68,17 +68,17 @@ def test_room_that_waits(workshop: Workshop) -> None:
     # Four pages of four layers of keys and values, and a row.
     wanted = 4 * 4 * 2 * (16 * 4 * 16 * 2) + 16 * 4 + 20 * 4
     assert there["held_bytes"] == {"waiting": wanted}
-    text = inspect(str(workshop.decode.pid)).stdout
+    text = inspect(str(two_engines.decode.pid)).stdout
     assert made.decode.name in text
     assert "kv, aux from rank 0" in " ".join(text.split())
     made.push(sending, case)
     made.ended(case, receiving, sending)
-    (after,) = (seen for seen in of(workshop.decode.pid) if seen["link"] == made.decode.name)
+    (after,) = (seen for seen in of(two_engines.decode.pid) if seen["link"] == made.decode.name)
     assert after["oldest"] == []
     assert after["held_bytes"] == {}
-    assert made.prefill.name in [seen["link"] for seen in of(workshop.prefill.pid)]
+    assert made.prefill.name in [seen["link"] for seen in of(two_engines.prefill.pid)]
     assert made.prefill.close()
-    assert made.prefill.name not in inspect(str(workshop.prefill.pid), "--json").stdout
+    assert made.prefill.name not in inspect(str(two_engines.prefill.pid), "--json").stdout
 
 
 def test_only_its_user_may_ask(alone: Path) -> None:

@@ -23,7 +23,7 @@ from tests.wire.noise import resident
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 POOLS = (Kv(layers=(0,), pages=1024, heads=1, dtype="uint8"),)
 MEGABYTE = 1 << 20
@@ -79,11 +79,11 @@ class Siege:
         return found
 
 
-def besiege(workshop: Workshop, scale: int, tell: Callable[[str], None]) -> float:
+def besiege(two_engines: TwoEngines, scale: int, tell: Callable[[str], None]) -> float:
     """Every kind of frame; returns by how many seconds the latest deadline came late."""
     seed = int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
     order = random.Random(seed)
-    pair = workshop.pair(POOLS, POOLS, deadline=60.0)
+    pair = two_engines.pair(POOLS, POOLS, deadline=60.0)
     pair.run(64)
     siege = Siege({"prefill": pair.prefill, "decode": pair.decode})
     before = {role: resident(link.engine.pid) for role, link in siege.links.items()}
@@ -123,13 +123,13 @@ def besiege(workshop: Workshop, scale: int, tell: Callable[[str], None]) -> floa
 
 
 @pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
-def test_an_honest_pair_is_served_among_hostile_frames(workshop: Workshop, tell: Callable[[str], None]) -> None:
-    besiege(workshop, SHARE, tell)
+def test_an_honest_pair_is_served_among_hostile_frames(two_engines: TwoEngines, tell: Callable[[str], None]) -> None:
+    besiege(two_engines, SHARE, tell)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 def test_no_deadline_is_late_among_a_hundred_thousand_hostile_frames(
-    workshop: Workshop, tell: Callable[[str], None]
+    two_engines: TwoEngines, tell: Callable[[str], None]
 ) -> None:
-    assert besiege(workshop, 1, tell) <= LATEST
+    assert besiege(two_engines, 1, tell) <= LATEST

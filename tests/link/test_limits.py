@@ -18,14 +18,14 @@ from statelink.testing import free_addresses
 from statelink.wire import MAX_INDICES, ItemList, Request, decode, encode
 
 if TYPE_CHECKING:
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
 
 @TCP
-def test_a_room_too_many(workshop: Workshop) -> None:
-    made = workshop.pair(decode_config={"max_rooms": 3})
+def test_a_room_too_many(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(decode_config={"max_rooms": 3})
     held = [made.decode.receive(room, made.prefill.address, 200) for room in (1, 2, 3)]
     with pytest.raises(RoomError, match=r"room 4 is one too many .*: 3 rooms are open or hold memory") as error:
         made.decode.receive(4, made.prefill.address, 200)
@@ -39,8 +39,8 @@ def test_a_room_too_many(workshop: Workshop) -> None:
 
 
 @TCP
-def test_a_push_too_many(workshop: Workshop) -> None:
-    made = workshop.pair(max_pushes=2)
+def test_a_push_too_many(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(max_pushes=2)
     case = made.case()
     sending = made.send(case)
     pools = made.prefill.memory.pools
@@ -63,8 +63,8 @@ def test_a_push_too_many(workshop: Workshop) -> None:
 
 
 @TCP
-def test_too_many_bytes_of_early_requests(workshop: Workshop) -> None:
-    made = workshop.pair(max_pending_request_bytes=6500)
+def test_too_many_bytes_of_early_requests(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(max_pending_request_bytes=6500)
     cases = [made.case() for _ in range(3)]
     rooms = [made.receive(case) for case in cases]
     assert "too many requests wait for prefill" in rooms[0].failed()

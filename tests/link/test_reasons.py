@@ -13,7 +13,7 @@ from statelink import Status
 if TYPE_CHECKING:
     from tests.helpers.engine import RoomHandle
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
     from statelink.errors import Reason
 
@@ -57,11 +57,11 @@ def test_abort(pair: Pair, side: str) -> None:
     pair.spoilt(case)
 
 
-def test_backend_fails(workshop: Workshop) -> None:
-    made = workshop.pair(backend="faulty-tcp")
+def test_backend_fails(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(backend="faulty-tcp")
     made.run()
     case = made.case()
-    workshop.prefill.run(FAULTY, "plan", "submit", "fail")
+    two_engines.prefill.run(FAULTY, "plan", "submit", "fail")
     receiving, sending = made.begin(case)
     made.push(sending, case)
     reason = same(receiving, sending)
@@ -72,11 +72,11 @@ def test_backend_fails(workshop: Workshop) -> None:
     made.done(case)
 
 
-def test_digest_differs(workshop: Workshop) -> None:
-    made = workshop.pair(backend="faulty-tcp", verify="digest")
+def test_digest_differs(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(backend="faulty-tcp", verify="digest")
     made.run()
     case = made.case()
-    workshop.prefill.run(FAULTY, "plan", "flip", "0")
+    two_engines.prefill.run(FAULTY, "plan", "flip", "0")
     receiving, sending = made.begin(case)
     made.push(sending, case)
     reason = same(receiving, sending)
@@ -86,8 +86,8 @@ def test_digest_differs(workshop: Workshop) -> None:
     made.done(case)
 
 
-def test_refused(workshop: Workshop) -> None:
-    made = workshop.pair(hybrid(), hybrid(kv=Kv(dim=8)))
+def test_refused(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(hybrid(), hybrid(kv=Kv(dim=8)))
     case = made.case()
     reason = made.receive(case, deadline=20).why()
     stood(reason, "decode rank 0", "bootstrapping", "prefill, which is refused")
@@ -95,12 +95,12 @@ def test_refused(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("lost", ["prefill", "decode"])
-def test_peer_is_lost(workshop: Workshop, lost: str) -> None:
+def test_peer_is_lost(two_engines: TwoEngines, lost: str) -> None:
     quick: dict[str, Any] = {"heartbeat": 0.1, "liveness": 1.0}
-    workshop.untidy = True
-    doomed = workshop.engine()
+    two_engines.untidy = True
+    doomed = two_engines.engine()
     links = {
-        side: workshop.open(side, None, **({"engine": doomed} if side == lost else {}), **quick)
+        side: two_engines.open(side, None, **({"engine": doomed} if side == lost else {}), **quick)
         for side in ("prefill", "decode")
     }
     from tests.helpers.pair import Pair

@@ -16,7 +16,7 @@ from statelink import Status
 
 if TYPE_CHECKING:
     from tests.helpers.expect import Case
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 POOLS = (Kv(layers=tuple(range(8)), pages=96, heads=8, dim=64), Aux())
 TOKENS = 80 * 16
@@ -26,8 +26,8 @@ ROUNDS = 6
 
 
 @pytest.fixture
-def large(workshop: Workshop) -> Pair:
-    made = workshop.pair(POOLS, POOLS, slice_bytes=256 << 10, heartbeat=0.25, liveness=2.0)
+def large(two_engines: TwoEngines) -> Pair:
+    made = two_engines.pair(POOLS, POOLS, slice_bytes=256 << 10, heartbeat=0.25, liveness=2.0)
     made.run(TOKENS)
     return made
 
@@ -81,12 +81,12 @@ def test_memory_is_used_again_after_an_abort(large: Pair, side: str) -> None:
     indirect=["backend"],
     scope="session",
 )
-def test_a_side_is_killed_in_the_middle(workshop: Workshop, side: str) -> None:
+def test_a_side_is_killed_in_the_middle(two_engines: TwoEngines, side: str) -> None:
     """Without a fault that was put there: whatever the library does then."""
-    doomed = workshop.engine()
+    doomed = two_engines.engine()
     live = {"slice_bytes": 1 << 20, "heartbeat": 0.25, "liveness": 2.0}
-    engines = {"prefill": workshop.prefill, "decode": workshop.decode, side: doomed}
-    made = Pair(*(workshop.open(role, POOLS, engine=engines[role], **live) for role in ("prefill", "decode")))
+    engines = {"prefill": two_engines.prefill, "decode": two_engines.decode, side: doomed}
+    made = Pair(*(two_engines.open(role, POOLS, engine=engines[role], **live) for role in ("prefill", "decode")))
     made.run(TOKENS)
     case = made.case(TOKENS)
     first = made.decode.memory.arrays["kv"]["layers.0.k"]
@@ -101,8 +101,8 @@ def test_a_side_is_killed_in_the_middle(workshop: Workshop, side: str) -> None:
     made.verify()
     if seen.status is Status.FAILED:  # else the last byte was faster
         assert made.prefill.name in str(seen.reason) or made.decode.name in str(seen.reason)
-        workshop.untidy = workshop.backend != "tcp"
+        two_engines.untidy = two_engines.backend != "tcp"
     survivor, role = (made.prefill, "decode") if side == "decode" else (made.decode, "prefill")
-    other = workshop.open(role, POOLS, **live)
+    other = two_engines.open(role, POOLS, **live)
     again = Pair(survivor, other) if side == "decode" else Pair(other, survivor)
     again.run(TOKENS)

@@ -24,13 +24,13 @@ from statelink.errors import ConfigError
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
-def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
+def test_unequal_widths(two_engines: TwoEngines, sources: int, targets: int) -> None:
     fleet = Fleet(
-        workshop,
+        two_engines,
         [sharded(rank, sources) for rank in range(sources)],
         [sharded(rank, targets) for rank in range(targets)],
         staging=FORCED,
@@ -40,14 +40,14 @@ def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
     fleet.run(48, 48)
 
 
-def test_layouts_and_spans(workshop: Workshop) -> None:
+def test_layouts_and_spans(two_engines: TwoEngines) -> None:
     """Pages of other sizes, prefixes, pushes by layers, and every byte compared by digest as well."""
-    made = workshop.pair(verify="digest", staging=FORCED)
+    made = two_engines.pair(verify="digest", staging=FORCED)
     made.run()
     made.run(200, 64, (96, 160))
     made.run(48, 48)
     run_by_layers(made)
-    other = workshop.pair(hybrid(), OTHER_PAGES, verify="digest", staging=FORCED)
+    other = two_engines.pair(hybrid(), OTHER_PAGES, verify="digest", staging=FORCED)
     other.run(192, 0, (96,))
     other.run(250, 96)
 
@@ -71,11 +71,11 @@ def reach(link: LinkHandle, **numbers: int) -> None:
     assert {name: seen[name] for name in numbers} == numbers, seen
 
 
-def test_many_rooms_and_peers_share_small_rings(workshop: Workshop) -> None:
+def test_many_rooms_and_peers_share_small_rings(two_engines: TwoEngines) -> None:
     """Rings hold two parcels, a request has dozens: everybody waits for everybody, and all of them go through."""
     tight = {**FORCED, "ring_bytes": 48 << 10, "parcel_bytes": 24 << 10}
-    first = workshop.pair(staging=tight)
-    peer = first.beside(workshop.open("prefill", staging=tight, engine=workshop.engine()))
+    first = two_engines.pair(staging=tight)
+    peer = first.beside(two_engines.open("prefill", staging=tight, engine=two_engines.engine()))
     pairs = [first, peer]
     rooms = []
     for number in range(6):
@@ -95,10 +95,10 @@ def test_many_rooms_and_peers_share_small_rings(workshop: Workshop) -> None:
         reach(link, in_use=0, waiting=0, quarantined=0)
 
 
-def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
+def test_who_waits_for_space_holds_no_thread(two_engines: TwoEngines) -> None:
     """Decode is stopped and lends nothing; another decode is served over the same prefill link meanwhile."""
     patient: dict[str, Any] = {"staging": FORCED, "liveness": 60.0}
-    made = workshop.pair(decode_config={"engine": workshop.engine()}, **patient)
+    made = two_engines.pair(decode_config={"engine": two_engines.engine()}, **patient)
     made.run()
     case = made.case()
     receiving, sending = made.begin(case)
@@ -108,7 +108,7 @@ def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
         made.push(sending, case)
         sending.reach(Status.TRANSFERRING)
         other = made.prefill
-        decode = workshop.open("decode", **patient)
+        decode = two_engines.open("decode", **patient)
         beside = type(made)(other, decode)
         beside.run()
         sending.abort("it takes too long")
@@ -124,7 +124,7 @@ def test_who_waits_for_space_holds_no_thread(workshop: Workshop) -> None:
     made.run()
 
 
-def hang(workshop: Workshop, made: Pair, engine: Any) -> tuple[Any, Any, Any]:
+def hang(two_engines: TwoEngines, made: Pair, engine: Any) -> tuple[Any, Any, Any]:
     """A request whose first parcel hangs in the library."""
     case = made.case()
     engine.run(FAULTY, "heal")
@@ -138,19 +138,19 @@ def hang(workshop: Workshop, made: Pair, engine: Any) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("by", ["prefill", "decode"])
-def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: str) -> None:
+def test_space_that_may_still_be_touched_is_quarantined(two_engines: TwoEngines, by: str) -> None:
     """On prefill until the transfer has ended; on decode as well, unless its backend can take a grant back."""
     roomy = {**FORCED, "ring_bytes": 256 << 10}
-    made = workshop.pair(backend=f"faulty-{workshop.backend}", staging=roomy)
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}", staging=roomy)
     made.run()
-    case, receiving, sending = hang(workshop, made, workshop.prefill)
+    case, receiving, sending = hang(two_engines, made, two_engines.prefill)
     (sending if by == "prefill" else receiving).abort("as planned")
     assert "as planned" in receiving.failed()
     assert "as planned" in sending.failed()
     held = quarantined(made.prefill)
     assert held < roomy["ring_bytes"]
     assert not sending.see().quiesced
-    if workshop.backend == "tcp":
+    if two_engines.backend == "tcp":
         assert receiving.wait(quiesced=True).quiesced
         reach(made.decode, in_use=0, quarantined=0)
     else:
@@ -164,7 +164,7 @@ def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: 
     made.pardon(case)
     made.arrived(small)
     assert ring(made.prefill)["quarantined"] == held
-    workshop.prefill.run(FAULTY, "heal")
+    two_engines.prefill.run(FAULTY, "heal")
     assert sending.wait(quiesced=True).quiesced
     assert receiving.wait(quiesced=True).quiesced
     for link in (made.prefill, made.decode):
@@ -175,12 +175,12 @@ def test_space_that_may_still_be_touched_is_quarantined(workshop: Workshop, by: 
 
 @TCP
 @pytest.mark.parametrize("first", ["prefill", "decode"])
-def test_who_waits_for_space_until_the_deadline_says_so(workshop: Workshop, first: str) -> None:
+def test_who_waits_for_space_until_the_deadline_says_so(two_engines: TwoEngines, first: str) -> None:
     """Prefill's ring is quarantined whole, by a parcel that hangs: either side names the bytes that are missing."""
     full = {**FORCED, "ring_bytes": 8192, "parcel_bytes": 8192}
-    made = workshop.pair(backend="faulty-tcp", staging=full)
+    made = two_engines.pair(backend="faulty-tcp", staging=full)
     made.run(16)
-    case, receiving, sending = hang(workshop, made, workshop.prefill)
+    case, receiving, sending = hang(two_engines, made, two_engines.prefill)
     sending.abort("as planned")
     receiving.failed()
     until = time.monotonic() + 10
@@ -194,22 +194,22 @@ def test_who_waits_for_space_until_the_deadline_says_so(workshop: Workshop, firs
     wanted = {"prefill": standing, "decode": "that prefill has space for in this side's staging ring"}
     for room in rooms:
         assert re.search(rf"passed its deadline on {first} .* waits for .*\b\d+ bytes {wanted[first]}", room.failed())
-    workshop.prefill.run(FAULTY, "heal")
+    two_engines.prefill.run(FAULTY, "heal")
     for room in (sending, receiving, *rooms):
         assert room.wait(quiesced=True).quiesced
     made.spoilt(case)
     made.spoilt(other)
 
 
-def test_prefill_dies_in_the_middle(workshop: Workshop) -> None:
+def test_prefill_dies_in_the_middle(two_engines: TwoEngines) -> None:
     """Its space in decode's ring is lent again when it is certain that it writes no more."""
-    workshop.untidy = True
-    engine = workshop.engine()
-    engine.call("warm", f"faulty-{workshop.backend}")
-    config: dict[str, Any] = {"backend": f"faulty-{workshop.backend}", "staging": FORCED, **FAST}
-    made = workshop.pair(**config)
-    doomed = made.beside(workshop.open("prefill", engine=engine, **config))
-    case, receiving, _ = hang(workshop, doomed, engine)
+    two_engines.untidy = True
+    engine = two_engines.engine()
+    engine.call("warm", f"faulty-{two_engines.backend}")
+    config: dict[str, Any] = {"backend": f"faulty-{two_engines.backend}", "staging": FORCED, **FAST}
+    made = two_engines.pair(**config)
+    doomed = made.beside(two_engines.open("prefill", engine=engine, **config))
+    case, receiving, _ = hang(two_engines, doomed, engine)
     reach(made.decode, quarantined=0)
     assert ring(made.decode)["in_use"]
     engine.kill()
@@ -222,11 +222,11 @@ def test_prefill_dies_in_the_middle(workshop: Workshop) -> None:
 
 
 @TCP
-def test_what_can_never_fit_fails_that_room_alone(workshop: Workshop) -> None:
+def test_what_can_never_fit_fails_that_room_alone(two_engines: TwoEngines) -> None:
     """A recurrent state of a layer is a piece that is not divided; pages are, however small the rings."""
     tiny = {"mode": "always", "ring_bytes": 3000, "parcel_bytes": 1 << 20}
     pools = hybrid(mamba=Mamba(inner=(16, 16)))
-    made = workshop.pair(pools, pools, staging=tiny)
+    made = two_engines.pair(pools, pools, staging=tiny)
     case = made.case(64)
     receiving, sending = made.begin(case)
     made.push(sending, case)
@@ -238,13 +238,13 @@ def test_what_can_never_fit_fails_that_room_alone(workshop: Workshop) -> None:
     made.spoilt(case)
     for link in (made.prefill, made.decode):
         reach(link, in_use=0, waiting=0, quarantined=0)
-    beside = workshop.pair(pools, pools, staging={**tiny, "components": {"mamba": "never"}})
+    beside = two_engines.pair(pools, pools, staging={**tiny, "components": {"mamba": "never"}})
     beside.run()
 
 
 @TCP
-def test_one_side_stages(workshop: Workshop) -> None:
-    made = workshop.pair(staging=FORCED, decode_config={"staging": None})
+def test_one_side_stages(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(staging=FORCED, decode_config={"staging": None})
     case = made.case()
     text = made.receive(case, deadline=20).failed()
     assert "with different strategies" in text
@@ -254,7 +254,7 @@ def test_one_side_stages(workshop: Workshop) -> None:
 
 @TCP
 @pytest.mark.parametrize(("mode", "dim", "staged"), [("auto", 8, True), ("auto", 16384, False), ("never", 8, False)])
-def test_chosen_by_the_size_of_blocks(workshop: Workshop, mode: str, dim: int, staged: bool) -> None:
+def test_chosen_by_the_size_of_blocks(two_engines: TwoEngines, mode: str, dim: int, staged: bool) -> None:
     """Two tokens' worth of heads are a block: small ones are staged, large ones are not, the bytes are the same."""
     config = {"backend": "tcp", "staging": {"mode": mode}}
     ranks = (("p", 0), ("p", 1), ("d", 0))

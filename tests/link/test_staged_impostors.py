@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
     from tests.helpers.expect import Case
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 pytestmark = [
     pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session"),
@@ -42,8 +42,8 @@ FAR = (1 << 62) - 1
 
 
 @pytest.fixture
-def made(workshop: Workshop) -> Pair:
-    return workshop.pair(POOLS, POOLS)
+def made(two_engines: TwoEngines) -> Pair:
+    return two_engines.pair(POOLS, POOLS)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
 from statelink import Status
 
 if TYPE_CHECKING:
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 TCP_AND_NIXL = pytest.mark.parametrize("backend", ["tcp", "nixl"], indirect=True, scope="session")
@@ -31,9 +31,9 @@ def sharded(rank: int, width: int, **changes: Component | None) -> tuple[Compone
 
 @TCP_AND_NIXL
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
-def test_tensor_parallel(workshop: Workshop, sources: int, targets: int) -> None:
+def test_tensor_parallel(two_engines: TwoEngines, sources: int, targets: int) -> None:
     fleet = Fleet(
-        workshop,
+        two_engines,
         [sharded(rank, sources) for rank in range(sources)],
         [sharded(rank, targets) for rank in range(targets)],
     )
@@ -44,10 +44,10 @@ def test_tensor_parallel(workshop: Workshop, sources: int, targets: int) -> None
 
 @TCP
 @pytest.mark.parametrize(("sources", "targets"), [(4, 2), (2, 4)])
-def test_tensor_parallel_of_more_ranks(workshop: Workshop, sources: int, targets: int) -> None:
+def test_tensor_parallel_of_more_ranks(two_engines: TwoEngines, sources: int, targets: int) -> None:
     """With more ranks than the window has heads: some of them hold copies."""
     fleet = Fleet(
-        workshop,
+        two_engines,
         [sharded(rank, sources) for rank in range(sources)],
         [sharded(rank, targets) for rank in range(targets)],
     )
@@ -68,23 +68,23 @@ def staged(stage: int) -> tuple[Component, ...]:
 
 
 @TCP_AND_NIXL
-def test_pipeline_stages(workshop: Workshop) -> None:
-    fleet = Fleet(workshop, [staged(0), staged(1)], [hybrid()])
+def test_pipeline_stages(two_engines: TwoEngines) -> None:
+    fleet = Fleet(two_engines, [staged(0), staged(1)], [hybrid()])
     fleet.run(200)
     fleet.run(200, 96, (112,))
 
 
 @TCP
-def test_pipeline_stages_on_decode(workshop: Workshop) -> None:
-    fleet = Fleet(workshop, [hybrid()], [staged(0), staged(1)])
+def test_pipeline_stages_on_decode(two_engines: TwoEngines) -> None:
+    fleet = Fleet(two_engines, [hybrid()], [staged(0), staged(1)])
     fleet.run(200)
 
 
 @TCP
-def test_a_source_rank_without_a_part(workshop: Workshop) -> None:
+def test_a_source_rank_without_a_part(two_engines: TwoEngines) -> None:
     """Both ranks hold the same, and there is too little to share: one writes nothing, and succeeds all the same."""
     one = (Index(name="dsa", layers=(0,)),)
-    fleet = Fleet(workshop, [one, one], [one])
+    fleet = Fleet(two_engines, [one, one], [one])
     case = fleet.case(64)
     rooms = [*fleet.receive(case), *fleet.send(case)]
     moved = [room.succeeded().report.moved for room in rooms[1:]]
@@ -94,9 +94,9 @@ def test_a_source_rank_without_a_part(workshop: Workshop) -> None:
 
 
 @TCP
-def test_replicated_sources_share_the_load(workshop: Workshop) -> None:
+def test_replicated_sources_share_the_load(two_engines: TwoEngines) -> None:
     pools = (Kv(layers=tuple(range(8)), heads=2, replicated=True), Aux())
-    fleet = Fleet(workshop, [pools, pools], [pools])
+    fleet = Fleet(two_engines, [pools, pools], [pools])
     case = fleet.case(64)
     rooms = [*fleet.receive(case), *fleet.send(case)]
     shares = [room.succeeded().report.moved["kv"].nbytes for room in rooms[1:]]
@@ -106,9 +106,9 @@ def test_replicated_sources_share_the_load(workshop: Workshop) -> None:
 @TCP
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("who", [0, 1])
-def test_one_decode_rank_gives_up(workshop: Workshop, who: int, early: bool) -> None:
+def test_one_decode_rank_gives_up(two_engines: TwoEngines, who: int, early: bool) -> None:
     """All the others are told, whether prefill had opened the room or not."""
-    fleet = Fleet(workshop, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
     fleet.run(64)
     case = fleet.case(64)
     receiving = fleet.receive(case)
@@ -133,9 +133,9 @@ def test_one_decode_rank_gives_up(workshop: Workshop, who: int, early: bool) -> 
 @TCP
 @pytest.mark.parametrize("order", ["ask open leave", "ask leave open", "leave ask open", "leave open ask"])
 @pytest.mark.parametrize("who", [0, 1])
-def test_one_decode_rank_leaves_before_it_asks(workshop: Workshop, who: int, order: str) -> None:
+def test_one_decode_rank_leaves_before_it_asks(two_engines: TwoEngines, who: int, order: str) -> None:
     """Nobody waits for it, in whatever order prefill hears of the room; and the room's id can be used again."""
-    fleet = Fleet(workshop, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
     fleet.run(64)
     case = fleet.case(64)
     (prefill,) = fleet.prefill.links
@@ -164,8 +164,8 @@ def test_one_decode_rank_leaves_before_it_asks(workshop: Workshop, who: int, ord
 
 
 @TCP
-def test_one_prefill_rank_fails(workshop: Workshop) -> None:
-    fleet = Fleet(workshop, [sharded(rank, 2) for rank in range(2)], [hybrid()])
+def test_one_prefill_rank_fails(two_engines: TwoEngines) -> None:
+    fleet = Fleet(two_engines, [sharded(rank, 2) for rank in range(2)], [hybrid()])
     case = fleet.case(64)
     receiving = fleet.receive(case)
     first, second = (link.send(case.room, 64) for link in fleet.prefill.links)
@@ -192,25 +192,25 @@ LAYOUTS: list[tuple[str, Component, Component]] = [
 
 @TCP
 @pytest.mark.parametrize(("source", "target"), [each[1:] for each in LAYOUTS], ids=[each[0] for each in LAYOUTS])
-def test_layouts_differ(workshop: Workshop, source: Component, target: Component) -> None:
-    fleet = Fleet(workshop, [(source, Aux())], [(target, Aux())])
+def test_layouts_differ(two_engines: TwoEngines, source: Component, target: Component) -> None:
+    fleet = Fleet(two_engines, [(source, Aux())], [(target, Aux())])
     fleet.run(200)
     fleet.run(240, 96, (96, 192))
 
 
 @TCP
-def test_draft_layers_on_decode_only(workshop: Workshop) -> None:
+def test_draft_layers_on_decode_only(two_engines: TwoEngines) -> None:
     """An optional component may be missing on the other side; nobody touches it."""
     draft = Kv(name="draft", layers=(40,), optional=True)
-    fleet = Fleet(workshop, [hybrid()], [hybrid(draft=draft)])
+    fleet = Fleet(two_engines, [hybrid()], [hybrid(draft=draft)])
     fleet.run(200)
 
 
 @TCP
-def test_a_decode_rank_that_nobody_owes_anything(workshop: Workshop) -> None:
+def test_a_decode_rank_that_nobody_owes_anything(two_engines: TwoEngines) -> None:
     """It has a draft, which prefill lacks: it succeeds at once, says that nothing moved, and touches nothing."""
     draft = Kv(name="draft", layers=(40,), optional=True)
-    fleet = Fleet(workshop, [hybrid()], [hybrid(), (draft,)])
+    fleet = Fleet(two_engines, [hybrid()], [hybrid(), (draft,)])
     case = fleet.case(64)
     idle = fleet.decode.links[1]
     before = idle.memory.copy()

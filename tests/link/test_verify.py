@@ -20,7 +20,7 @@ from statelink.link import check_verify
 if TYPE_CHECKING:
     from tests.helpers.expect import Case
     from tests.helpers.pair import Pair
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 FAULTY = "faulty_backends"
 OTHER_PAGES = hybrid(kv=Kv(pages=40, page=24, order="hnd"), dsa=Index(layers=(0, 1, 2), shared=(1,), page=32))
@@ -61,21 +61,21 @@ def run_by_layers(made: Pair) -> None:
     made.ended(case, receiving, sending)
 
 
-def test_requests_that_go_well(workshop: Workshop) -> None:
-    made = workshop.pair(verify="digest")
+def test_requests_that_go_well(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(verify="digest")
     made.run()
     made.run(200, 64, (96, 160))
     made.run(48, 48)
     run_by_layers(made)
-    other = workshop.pair(hybrid(), OTHER_PAGES, verify="digest")
+    other = two_engines.pair(hybrid(), OTHER_PAGES, verify="digest")
     other.run(192, 0, (96,))
     other.run(250, 96)
 
 
-def spoil(workshop: Workshop, made: Pair, block: int) -> tuple[Case, str]:
+def spoil(two_engines: TwoEngines, made: Pair, block: int) -> tuple[Case, str]:
     """One request of which a byte changes in flight; what both sides say."""
     case = made.case()
-    workshop.prefill.run(FAULTY, "plan", "flip", str(block), 1)
+    two_engines.prefill.run(FAULTY, "plan", "flip", str(block), 1)
     receiving, sending = made.begin(case)
     made.push(sending, case, 96)
     texts = {receiving.failed(), sending.failed()}
@@ -85,13 +85,13 @@ def spoil(workshop: Workshop, made: Pair, block: int) -> tuple[Case, str]:
     return case, texts.pop()
 
 
-def test_flipped_byte(workshop: Workshop) -> None:
+def test_flipped_byte(two_engines: TwoEngines) -> None:
     """The byte changes in the second chunk, each time in another component."""
-    made = workshop.pair(backend=f"faulty-{workshop.backend}", verify="digest")
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}", verify="digest")
     made.run()
     seen = set()
     for block in (0, 40, -1):
-        case, text = spoil(workshop, made, block)
+        case, text = spoil(two_engines, made, block)
         expected = made.expected.copy()
         made.done(case)
         carry([made.prefill.memory], expected, case)
@@ -106,12 +106,12 @@ def test_flipped_byte(workshop: Workshop) -> None:
     made.idle()
 
 
-def test_nobody_notices_without(workshop: Workshop) -> None:
+def test_nobody_notices_without(two_engines: TwoEngines) -> None:
     """So the byte does change, and nothing else would find it."""
-    made = workshop.pair(backend=f"faulty-{workshop.backend}")
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}")
     made.run()
     case = made.case()
-    workshop.prefill.run(FAULTY, "plan", "flip", "0")
+    two_engines.prefill.run(FAULTY, "plan", "flip", "0")
     receiving, sending = made.begin(case)
     made.push(sending, case)
     receiving.succeeded()
@@ -123,17 +123,17 @@ def test_nobody_notices_without(workshop: Workshop) -> None:
 
 @TCP
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
-def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
+def test_unequal_widths(two_engines: TwoEngines, sources: int, targets: int) -> None:
     fleet = Fleet(
-        workshop,
+        two_engines,
         [sharded(rank, sources) for rank in range(sources)],
         [sharded(rank, targets) for rank in range(targets)],
         verify="digest",
-        backend=f"faulty-{workshop.backend}",
+        backend=f"faulty-{two_engines.backend}",
     )
     fleet.run(200)
     fleet.run(200, 64, (96, 160))
-    workshop.prefill.run(FAULTY, "plan", "flip", "0")  # the first block is one of keys
+    two_engines.prefill.run(FAULTY, "plan", "flip", "0")  # the first block is one of keys
     case = fleet.case(200)
     before = [memory.copy() for memory in fleet.decode.memories]
     rooms = [*fleet.receive(case), *fleet.send(case)]
@@ -156,8 +156,8 @@ def test_unequal_widths(workshop: Workshop, sources: int, targets: int) -> None:
 
 
 @TCP
-def test_only_one_side_verifies(workshop: Workshop) -> None:
-    made = workshop.pair(verify="digest", decode_config={"verify": "off"})
+def test_only_one_side_verifies(two_engines: TwoEngines) -> None:
+    made = two_engines.pair(verify="digest", decode_config={"verify": "off"})
     case = made.case()
     text = made.receive(case, deadline=20).failed()
     assert "the two sides have different settings of 'verify'" in text

@@ -22,7 +22,7 @@ from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import Engine, LinkHandle, RoomHandle
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 60.0}
 SOON = 15.0
@@ -67,17 +67,17 @@ def quarantined(link: LinkHandle, room: int) -> bool:
     ("mooncake", "mid-chunk"),
     later=[("tcp", "mid-chunk"), ("tcp", "in the library"), ("nixl", "in the library"), ("mooncake", "in the library")],
 )
-def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
+def test_prefill_is_killed(two_engines: TwoEngines, when: str) -> None:
     """Decode's rooms fail; its memory is given back, fenced by itself or because that process has ended for certain."""
-    backend = f"faulty-{workshop.backend}"
-    doomed, other = workshop.engine(), workshop.prefill
-    decode = workshop.open("decode", backend=backend, **LIVE)
-    first = Pair(workshop.open("prefill", engine=doomed, backend=backend, instance="doomed", **LIVE), decode)
-    second = Pair(workshop.open("prefill", engine=other, backend=backend, **LIVE), decode)
+    backend = f"faulty-{two_engines.backend}"
+    doomed, other = two_engines.engine(), two_engines.prefill
+    decode = two_engines.open("decode", backend=backend, **LIVE)
+    first = Pair(two_engines.open("prefill", engine=doomed, backend=backend, instance="doomed", **LIVE), decode)
+    second = Pair(two_engines.open("prefill", engine=other, backend=backend, **LIVE), decode)
     first.run()
     second.expected = first.expected
     second.run()
-    before = threads(workshop.decode)
+    before = threads(two_engines.decode)
     case = first.case()
     if when == "in the library":
         receiving, sending = first.begin(case)
@@ -104,7 +104,7 @@ def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     second.expected = first.expected
     second.pardon(case)
     second.run()
-    assert set(before) <= set(threads(workshop.decode))
+    assert set(before) <= set(threads(two_engines.decode))
     assert decode.engine.call("take_errors") == []
 
 
@@ -117,15 +117,15 @@ def test_prefill_is_killed(workshop: Workshop, when: str) -> None:
     ("mooncake", "in the library"),
     later=[("tcp", "mid-chunk"), ("tcp", "in the library"), ("nixl", "in the library"), ("mooncake", "in the library")],
 )
-def test_decode_is_killed(workshop: Workshop, when: str) -> None:
-    backend = f"faulty-{workshop.backend}"
-    doomed = workshop.engine()
-    prefill = workshop.open("prefill", backend=backend, **LIVE)
-    first = Pair(prefill, workshop.open("decode", engine=doomed, backend=backend, instance="doomed", **LIVE))
+def test_decode_is_killed(two_engines: TwoEngines, when: str) -> None:
+    backend = f"faulty-{two_engines.backend}"
+    doomed = two_engines.engine()
+    prefill = two_engines.open("prefill", backend=backend, **LIVE)
+    first = Pair(prefill, two_engines.open("decode", engine=doomed, backend=backend, instance="doomed", **LIVE))
     first.run()
-    second = Pair(prefill, workshop.open("decode", backend=backend, **LIVE))
+    second = Pair(prefill, two_engines.open("decode", backend=backend, **LIVE))
     second.run()
-    before = threads(workshop.prefill)
+    before = threads(two_engines.prefill)
     case = first.case()
     if when == "idle":
         doomed.kill()
@@ -136,12 +136,12 @@ def test_decode_is_killed(workshop: Workshop, when: str) -> None:
             doomed.kill()
         else:
             _, sending = first.begin(case)
-            workshop.prefill.run("faulty_backends", "plan", "submit", "block")
+            two_engines.prefill.run("faulty_backends", "plan", "submit", "block")
             first.push(sending, case)
-            until(lambda: bool(workshop.prefill.run("faulty_backends", "struck", "block")))
+            until(lambda: bool(two_engines.prefill.run("faulty_backends", "struck", "block")))
             doomed.kill()
             time.sleep(0.3)
-            workshop.prefill.run("faulty_backends", "heal")
+            two_engines.prefill.run("faulty_backends", "heal")
         text = sending.failed(SOON)
         assert f"room {case.room}" in text
         assert first.decode.name in text
@@ -149,8 +149,8 @@ def test_decode_is_killed(workshop: Workshop, when: str) -> None:
             assert "decode was lost" in text
             assert sending.wait(SOON, quiesced=True).quiesced, "nothing of it is in the library"
     second.run()
-    assert set(before) <= set(threads(workshop.prefill))
-    workshop.untidy = when == "in the library"
+    assert set(before) <= set(threads(two_engines.prefill))
+    two_engines.untidy = when == "in the library"
 
 
 @on(
@@ -161,23 +161,23 @@ def test_decode_is_killed(workshop: Workshop, when: str) -> None:
     ("mooncake", False),
     later=[("tcp", True), ("nixl", True), ("mooncake", True)],
 )
-def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) -> None:
+def test_prefill_comes_back_at_the_same_address(two_engines: TwoEngines, busy: bool) -> None:
     """With other pools, too: nothing of its former self is believed."""
     address = free_addresses(1)[0]
-    decode = workshop.open("decode", **LIVE)
-    doomed = workshop.engine()
-    first = Pair(workshop.open("prefill", engine=doomed, listen=address, **LIVE), decode)
+    decode = two_engines.open("decode", **LIVE)
+    doomed = two_engines.engine()
+    first = Pair(two_engines.open("prefill", engine=doomed, listen=address, **LIVE), decode)
     first.run()
     case = first.case()
     receiving = mid_chunk(first, case)[0] if busy else None
     doomed.kill()
     pools = hybrid(kv=Kv(pages=60, order="hnd"))
-    again = Pair(workshop.open("prefill", pools, engine=workshop.engine(), listen=address, **LIVE), decode)
+    again = Pair(two_engines.open("prefill", pools, engine=two_engines.engine(), listen=address, **LIVE), decode)
     again.expected = first.expected
     if receiving is not None:
         assert "prefill was lost" in receiving.failed(SOON)
         again.pardon(case)
-        workshop.untidy = workshop.backend != "tcp"
+        two_engines.untidy = two_engines.backend != "tcp"
     else:  # it may be asked as what it was before; whoever hears that says so, and the next one is right
         late = again.case()
         asked = again.receive(late)
@@ -187,7 +187,7 @@ def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) 
             assert "it was restarted" in str(asked.see().reason)
             seen.abort("decode asked who was there before")
             again.pardon(late)
-            workshop.untidy = workshop.backend != "tcp"
+            two_engines.untidy = two_engines.backend != "tcp"
         else:
             carry([again.prefill.memory], again.expected, late)
         seen.wait()
@@ -197,13 +197,13 @@ def test_prefill_comes_back_at_the_same_address(workshop: Workshop, busy: bool) 
 
 
 @TCP
-def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
+def test_a_room_waits_for_prefill_to_come_back(two_engines: TwoEngines) -> None:
     """Nothing was asked of it yet, so nothing is lost."""
     address = free_addresses(1)[0]
-    decode = workshop.open("decode", **LIVE)
+    decode = two_engines.open("decode", **LIVE)
     early = decode.receive(90, address, 200)
     assert early.see().status is Status.BOOTSTRAPPING
-    made = Pair(workshop.open("prefill", listen=address, **LIVE), decode)
+    made = Pair(two_engines.open("prefill", listen=address, **LIVE), decode)
     case = made.case(200, room=90)
     early.accept(case.target)
     sending = made.send(case)
@@ -212,17 +212,17 @@ def test_a_room_waits_for_prefill_to_come_back(workshop: Workshop) -> None:
 
 
 @TCP
-def test_decode_comes_back(workshop: Workshop) -> None:
-    prefill = workshop.open("prefill", **LIVE)
+def test_decode_comes_back(two_engines: TwoEngines) -> None:
+    prefill = two_engines.open("prefill", **LIVE)
     for _ in range(2):
-        doomed = workshop.engine()
-        made = Pair(prefill, workshop.open("decode", engine=doomed, **LIVE))
+        doomed = two_engines.engine()
+        made = Pair(prefill, two_engines.open("decode", engine=doomed, **LIVE))
         made.run()
         case = made.case(room=91)
         made.receive(case)  # early, and then gone
         doomed.kill()
     until(lambda: not prefill.snapshot()["peers"], SOON)
-    made = Pair(prefill, workshop.open("decode", **LIVE))
+    made = Pair(prefill, two_engines.open("decode", **LIVE))
     made.run(room=91)
 
 
@@ -234,9 +234,9 @@ def test_decode_comes_back(workshop: Workshop) -> None:
     ("mooncake", "decode"),
     later=[("tcp", "prefill"), ("tcp", "decode"), ("nixl", "decode"), ("mooncake", "prefill")],
 )
-def test_a_side_closes(workshop: Workshop, side: str) -> None:
+def test_a_side_closes(two_engines: TwoEngines, side: str) -> None:
     """A goodbye is noticed at once, and says that nothing is in flight."""
-    made = workshop.pair(**{**LIVE, "liveness": 50.0})
+    made = two_engines.pair(**{**LIVE, "liveness": 50.0})
     made.run()
     case = made.case()
     receiving, sending = mid_chunk(made, case)
@@ -247,43 +247,43 @@ def test_a_side_closes(workshop: Workshop, side: str) -> None:
     assert staying.wait(10, quiesced=True).quiesced
     assert leaving.close(), "it may be closed twice"
     if side == "prefill":
-        other = Pair(workshop.open("prefill", **LIVE), made.decode)
+        other = Pair(two_engines.open("prefill", **LIVE), made.decode)
         other.expected = made.expected
     else:
-        other = Pair(made.prefill, workshop.open("decode", **LIVE))
+        other = Pair(made.prefill, two_engines.open("decode", **LIVE))
     other.pardon(case)
     other.run()
 
 
-def test_a_goodbye_does_not_vouch_for_what_hangs(workshop: Workshop) -> None:
+def test_a_goodbye_does_not_vouch_for_what_hangs(two_engines: TwoEngines) -> None:
     """Prefill closes while it is not known whether a batch has ended: decode's memory stays where it is."""
-    made = workshop.pair(backend=f"faulty-{workshop.backend}", **LIVE)
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}", **LIVE)
     made.run()
     case = made.case()
-    workshop.prefill.run("faulty_backends", "plan", "submit", "lose")
+    two_engines.prefill.run("faulty_backends", "plan", "submit", "lose")
     receiving, sending = made.begin(case)
     made.push(sending, case)
     receiving.failed()
     sending.failed()
     assert not sending.see().quiesced
     assert quarantined(made.prefill, case.room)
-    workshop.untidy = True
+    two_engines.untidy = True
     assert not made.prefill.close(0.5), "not everything has ended"
-    other = Pair(workshop.open("prefill", backend=f"faulty-{workshop.backend}", **LIVE), made.decode)
+    other = Pair(two_engines.open("prefill", backend=f"faulty-{two_engines.backend}", **LIVE), made.decode)
     other.expected = made.expected
     other.pardon(case)
     other.run()
-    fenced = workshop.backend == "tcp"  # where decode can stop it alone
+    fenced = two_engines.backend == "tcp"  # where decode can stop it alone
     assert (receiving.wait(quiesced=True) if fenced else receiving.see()).quiesced == fenced
     assert quarantined(made.decode, case.room) != fenced
 
 
-def test_each_side_is_quiet_on_its_own_word(workshop: Workshop) -> None:
+def test_each_side_is_quiet_on_its_own_word(two_engines: TwoEngines) -> None:
     """Nothing reads a failed batch's source any more, and its bytes may still land: prefill's memory is free."""
-    made = workshop.pair(backend=f"faulty-{workshop.backend}", **LIVE)
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}", **LIVE)
     made.run()
     case = made.case()
-    workshop.prefill.run("faulty_backends", "plan", "submit", "stray")
+    two_engines.prefill.run("faulty_backends", "plan", "submit", "stray")
     receiving, sending = made.begin(case)
     made.push(sending, case)
     receiving.failed()
@@ -291,7 +291,7 @@ def test_each_side_is_quiet_on_its_own_word(workshop: Workshop) -> None:
     assert sending.wait(quiesced=True).quiesced
     assert made.prefill.snapshot()["quarantined"] == []
     made.spoilt(case)
-    fenced = workshop.backend == "tcp"  # where decode can stop it alone
+    fenced = two_engines.backend == "tcp"  # where decode can stop it alone
     if fenced:
         assert receiving.wait(quiesced=True).quiesced
     else:
@@ -305,7 +305,7 @@ def test_each_side_is_quiet_on_its_own_word(workshop: Workshop) -> None:
         a[case.target[name]].nbytes for name, each in made.decode.memory.arrays.items() for a in each.values() if len(a)
     ]
     assert seen == ({} if fenced else {f"not known to have stopped: {made.prefill.name}": sum(held)})
-    workshop.untidy = True
+    two_engines.untidy = True
 
 
 @on(
@@ -324,10 +324,10 @@ def test_each_side_is_quiet_on_its_own_word(workshop: Workshop) -> None:
         ("mooncake", ("prefill", 5.0)),
     ],
 )
-def test_a_side_is_stopped(workshop: Workshop, case: tuple[str, float]) -> None:
+def test_a_side_is_stopped(two_engines: TwoEngines, case: tuple[str, float]) -> None:
     """Shorter than liveness, and longer. Either way the links go on afterwards."""
     side, stop = case
-    made = workshop.pair(**LIVE)
+    made = two_engines.pair(**LIVE)
     made.run()
     request = made.case()
     receiving, sending = mid_chunk(made, request)
@@ -381,12 +381,12 @@ def meet_again(made: Pair, before: Case, *rooms: RoomHandle) -> None:
 
 @TCP
 @pytest.mark.parametrize("patient", ["prefill", "decode"])
-def test_only_one_side_gives_up(workshop: Workshop, patient: str) -> None:
+def test_only_one_side_gives_up(two_engines: TwoEngines, patient: str) -> None:
     """A stop that is long for one side and short for the other: they find together again."""
     impatient = {**LIVE, "heartbeat": 0.1, "liveness": 1.5}
     long = {**LIVE, "liveness": 50.0}
     mine, theirs = (long, impatient) if patient == "prefill" else (impatient, long)
-    made = workshop.pair(**mine, decode_config=theirs)
+    made = two_engines.pair(**mine, decode_config=theirs)
     made.run()
     engine = made.prefill.engine if patient == "prefill" else made.decode.engine
     case = made.case()
@@ -405,9 +405,9 @@ def test_only_one_side_gives_up(workshop: Workshop, patient: str) -> None:
 
 
 @TCP
-def test_one_instance_under_two_names(workshop: Workshop) -> None:
-    prefill = workshop.open("prefill", **LIVE)
-    made = Pair(prefill, workshop.open("decode", peers={"west": (prefill.address,)}, **LIVE))
+def test_one_instance_under_two_names(two_engines: TwoEngines) -> None:
+    prefill = two_engines.open("prefill", **LIVE)
+    made = Pair(prefill, two_engines.open("decode", peers={"west": (prefill.address,)}, **LIVE))
     case = made.case()
     receiving, sending = mid_chunk(made, case)
     other = made.case()

@@ -30,7 +30,7 @@ from statelink.errors import (
 from statelink.tcp import Options
 
 if TYPE_CHECKING:
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
@@ -92,8 +92,8 @@ DIFFERENCES: list[tuple[str, Sequence[Component], str]] = [
 
 
 @pytest.mark.parametrize(("pools", "cause"), [each[1:] for each in DIFFERENCES], ids=[each[0] for each in DIFFERENCES])
-def test_pools_that_differ(pair: Pair, workshop: Workshop, pools: Sequence[Component], cause: str) -> None:
-    decode = workshop.open("decode", pools)
+def test_pools_that_differ(pair: Pair, two_engines: TwoEngines, pools: Sequence[Component], cause: str) -> None:
+    decode = two_engines.open("decode", pools)
     receiving = decode.receive(50, pair.prefill.address, 64, deadline=20)
     text = receiving.failed()
     said, wanted = (set(each.partition("): ")[2].split("; ")) for each in (text, mismatch(pair, cause)))
@@ -106,22 +106,22 @@ def test_pools_that_differ(pair: Pair, workshop: Workshop, pools: Sequence[Compo
     assert decode.receive(51, pair.prefill.address, 64, deadline=20).failed(3) == text
 
 
-def test_many_differences_are_counted(pair: Pair, workshop: Workshop) -> None:
+def test_many_differences_are_counted(pair: Pair, two_engines: TwoEngines) -> None:
     extra = {f"extra{n}": Index(name=f"extra{n}", layers=(0,)) for n in range(20)}
-    decode = workshop.open("decode", hybrid(**extra))
+    decode = two_engines.open("decode", hybrid(**extra))
     text = decode.receive(50, pair.prefill.address, 64, deadline=20).failed()
     assert text.count(";") == 12
     assert "; and 8 more\n" in text
 
 
-def test_another_model(pair: Pair, workshop: Workshop) -> None:
-    decode = workshop.open("decode", model="qwen@2")
+def test_another_model(pair: Pair, two_engines: TwoEngines) -> None:
+    decode = two_engines.open("decode", model="qwen@2")
     text = decode.receive(52, pair.prefill.address, 64, deadline=20).failed()
     assert text == mismatch(pair, "model: 'qwen@2' on decode, '' on prefill")
 
 
-def test_another_backend(pair: Pair, workshop: Workshop) -> None:
-    decode = workshop.open("decode", backend="faulty-tcp")
+def test_another_backend(pair: Pair, two_engines: TwoEngines) -> None:
+    decode = two_engines.open("decode", backend="faulty-tcp")
     text = decode.receive(53, pair.prefill.address, 64, deadline=20).failed()
     assert text == (
         f"the two sides use different backends (peer {decode.name}): 'tcp' here, 'faulty-tcp' there\n"
@@ -130,11 +130,11 @@ def test_another_backend(pair: Pair, workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "older"), [(2, 3, "this side"), (0, 0, "the peer")])
-def test_no_protocol_version_in_common(pair: Pair, workshop: Workshop, low: int, high: int, older: str) -> None:
+def test_no_protocol_version_in_common(pair: Pair, two_engines: TwoEngines, low: int, high: int, older: str) -> None:
     """Prefill refuses; ``this side`` is then prefill, and its version the older one."""
-    stranger = workshop.engine()
+    stranger = two_engines.engine()
     stranger.run("tests.helpers.child", "speak", low, high)
-    decode = workshop.open("decode", engine=stranger)
+    decode = two_engines.open("decode", engine=stranger)
     text = decode.receive(54, pair.prefill.address, 64, deadline=20).failed()
     there = f"protocol {low}" if low == high else f"protocols {low} to {high}"
     version = statelink.__version__
@@ -145,15 +145,15 @@ def test_no_protocol_version_in_common(pair: Pair, workshop: Workshop, low: int,
     )
 
 
-def test_ranks_are_missing(pair: Pair, workshop: Workshop) -> None:
-    lonely = workshop.open("prefill", rank=1, ranks=3)
+def test_ranks_are_missing(pair: Pair, two_engines: TwoEngines) -> None:
+    lonely = two_engines.open("prefill", rank=1, ranks=3)
     text = pair.decode.receive(55, lonely.address, 64, deadline=20).failed()
     assert text == (
         f"the prefill instance 'prefill' is not complete (backend tcp, peer {lonely.address}): "
         "it has ranks 0 to 2, and the given addresses reach ranks [1]\n"
         "hint: give the address of every rank once"
     )
-    decode = workshop.open("decode", rank=0, ranks=2)
+    decode = two_engines.open("decode", rank=0, ranks=2)
     text = decode.receive(56, pair.prefill.address, 64, deadline=20).failed()
     assert text == (
         f"the decode instance 'decode' is not complete (backend tcp, peer {pair.prefill.address}): "
@@ -162,15 +162,15 @@ def test_ranks_are_missing(pair: Pair, workshop: Workshop) -> None:
     )
 
 
-def test_ranks_of_two_instances(pair: Pair, workshop: Workshop) -> None:
-    others = [workshop.open("prefill", instance=name, ranks=2, rank=n) for n, name in enumerate("ab")]
+def test_ranks_of_two_instances(pair: Pair, two_engines: TwoEngines) -> None:
+    others = [two_engines.open("prefill", instance=name, ranks=2, rank=n) for n, name in enumerate("ab")]
     text = pair.decode.receive(57, [each.address for each in others], 64, deadline=20).failed()
     assert "ranks of several prefill instances were given as one" in text
     assert text.endswith(": a, b")
 
 
-def test_a_rank_without_its_part_of_the_heads(pair: Pair, workshop: Workshop) -> None:
-    half = workshop.open("prefill", hybrid(kv=Kv(tp=(0, 2))))
+def test_a_rank_without_its_part_of_the_heads(pair: Pair, two_engines: TwoEngines) -> None:
+    half = two_engines.open("prefill", hybrid(kv=Kv(tp=(0, 2))))
     text = pair.decode.receive(58, half.address, 64, deadline=20).failed()
     assert text == (
         f"no source holds a part of buffer 'layers.0.k' (backend tcp, peer {half.address}, component kv, "
@@ -179,8 +179,8 @@ def test_a_rank_without_its_part_of_the_heads(pair: Pair, workshop: Workshop) ->
     )
 
 
-def test_a_decode_link_is_no_prefill_instance(pair: Pair, workshop: Workshop) -> None:
-    other = workshop.open("decode")
+def test_a_decode_link_is_no_prefill_instance(pair: Pair, two_engines: TwoEngines) -> None:
+    other = two_engines.open("decode")
     text = pair.decode.receive(59, other.address, 64, deadline=20).failed()
     assert text == f"a peer is not a prefill rank (peer {other.name}): its role is 'decode'"
 
@@ -193,8 +193,8 @@ def test_an_instance_that_is_not_configured(pair: Pair) -> None:
     )
 
 
-def test_an_instance_by_name(pair: Pair, workshop: Workshop) -> None:
-    decode = workshop.open("decode", peers={"west": (pair.prefill.address,)})
+def test_an_instance_by_name(pair: Pair, two_engines: TwoEngines) -> None:
+    decode = two_engines.open("decode", peers={"west": (pair.prefill.address,)})
     made = Pair(pair.prefill, decode)
     case = made.case()
     receiving = decode.receive(case.room, "west", case.tokens, case.target)
@@ -337,26 +337,26 @@ def test_an_unknown_type_in_an_inventory(backend: str) -> None:
         state.Component(name="x", type="mamab", buffers=inventory().components[0].buffers)
 
 
-def test_a_backend_that_fails_while_it_opens(workshop: Workshop) -> None:
+def test_a_backend_that_fails_while_it_opens(two_engines: TwoEngines) -> None:
     refused: list[tuple[str, str, type[StatelinkError], str]] = [
         ("probe", "no such card", BackendUnavailableError, "cannot run here: no such card\nhint: plug it in"),
         ("register", "refuse", TransferError, "the transport refused: ENOBUFS"),
         ("register", "defect", TransferError, "memory could not be registered (backend faulty-tcp): ZeroDivisionError"),
     ]
     for call, what, kind, text in refused:
-        workshop.decode.run("faulty_backends", "plan", call, what)
+        two_engines.decode.run("faulty_backends", "plan", call, what)
         with pytest.raises(kind) as error:
-            workshop.open("decode", backend="faulty-tcp")
+            two_engines.open("decode", backend="faulty-tcp")
         assert text in str(error.value)
-        assert not [name for name in workshop.decode.call("threads") if name.startswith(("statelink-", "tcp-"))]
-    workshop.open("decode", backend="faulty-tcp")
+        assert not [name for name in two_engines.decode.call("threads") if name.startswith(("statelink-", "tcp-"))]
+    two_engines.open("decode", backend="faulty-tcp")
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("what", ["refuse", "defect"])
-def test_a_backend_that_fails_to_connect(workshop: Workshop, side: str, what: str) -> None:
-    made = workshop.pair(backend="faulty-tcp")
-    engine = workshop.prefill if side == "prefill" else workshop.decode
+def test_a_backend_that_fails_to_connect(two_engines: TwoEngines, side: str, what: str) -> None:
+    made = two_engines.pair(backend="faulty-tcp")
+    engine = two_engines.prefill if side == "prefill" else two_engines.decode
     engine.run("faulty_backends", "plan", "connect", what)
     text = made.decode.receive(62, made.prefill.address, 64, deadline=20).failed()
     cause = {"refuse": "ENOBUFS", "defect": "a defect of this backend"}[what]
@@ -365,9 +365,9 @@ def test_a_backend_that_fails_to_connect(workshop: Workshop, side: str, what: st
     assert "peer " in text
 
 
-def test_mamba_layers_of_another_name(pair: Pair, workshop: Workshop) -> None:
+def test_mamba_layers_of_another_name(pair: Pair, two_engines: TwoEngines) -> None:
     """Layers are paired by their numbers, and not by where they stand."""
-    decode = workshop.open("decode", hybrid(mamba=Mamba(layers=(5, 6))))
+    decode = two_engines.open("decode", hybrid(mamba=Mamba(layers=(5, 6))))
     text = decode.receive(63, pair.prefill.address, 64, deadline=20).failed()
     for label, there in (("4", "absent on decode, present on prefill"), ("6", "present on decode, absent on prefill")):
         assert f"mamba/layers.{label}.conv: {there}" in text

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.helpers.engine import LinkHandle
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
@@ -113,7 +113,7 @@ class Named(Pair):
         return self.decode.receive(case.room, "prefill", case.tokens, case.target, prefix=case.prefix, **named)
 
 
-def test_its_death_hurts_no_pair_and_links_come_back_to_it(workshop: Workshop, tmp_path: Path) -> None:
+def test_its_death_hurts_no_pair_and_links_come_back_to_it(two_engines: TwoEngines, tmp_path: Path) -> None:
     """With keys on all sides. Killed, not ended; and what comes later finds what was there before."""
     everyone = (SERVER, PREFILL, DECODE)
     (tmp_path / "secret").write_text(SERVER["secret"])
@@ -122,15 +122,15 @@ def test_its_death_hurts_no_pair_and_links_come_back_to_it(workshop: Workshop, t
     served = Served("--secret-file", str(tmp_path / "secret"), "--allow-file", str(tmp_path / "allow"))
     try:
         assert served.address.endswith("|" + SERVER["public"])
-        prefill = workshop.open("prefill", rendezvous=served.address, **keys(PREFILL, everyone))
-        decode = workshop.open("decode", rendezvous=served.address, **keys(DECODE, everyone))
+        prefill = two_engines.open("prefill", rendezvous=served.address, **keys(PREFILL, everyone))
+        decode = two_engines.open("decode", rendezvous=served.address, **keys(DECODE, everyone))
         pair = Named(prefill, decode)
         pair.run()
 
         served.kill()
         for _ in range(5):
             pair.run()
-        late = workshop.open("decode", rendezvous=served.address, **keys(DECODE, everyone))
+        late = two_engines.open("decode", rendezvous=served.address, **keys(DECODE, everyone))
         text = late.receive(next(_rooms), "prefill", 64, deadline=1.0).failed(10)
         assert "prefill instance prefill is still resolving; the rendezvous server at tcp://127.0.0.1:" in text
         assert "does not answer: the connection is refused" in text
@@ -144,12 +144,12 @@ def test_its_death_hurts_no_pair_and_links_come_back_to_it(workshop: Workshop, t
             assert served.end() == 0
 
 
-def test_not_before_every_distinct_rank_is_there(workshop: Workshop, served: Served) -> None:
+def test_not_before_every_distinct_rank_is_there(two_engines: TwoEngines, served: Served) -> None:
     """Two ranks on each side; those of decode find each other in the same way."""
     pools = (Kv(replicated=True), Aux())
 
     def rank(role: str, number: int) -> LinkHandle:
-        return workshop.open(role, pools, instance=role, rank=number, ranks=2, rendezvous=served.address)
+        return two_engines.open(role, pools, instance=role, rank=number, ranks=2, rendezvous=served.address)
 
     first = rank("prefill", 0)
     decodes = [rank("decode", 0), rank("decode", 1)]
@@ -169,9 +169,9 @@ def test_not_before_every_distinct_rank_is_there(workshop: Workshop, served: Ser
         room.abort()
 
 
-def test_who_is_killed_expires(workshop: Workshop, served: Served) -> None:
-    engine = workshop.engine()
-    link = workshop.open("prefill", rendezvous=served.address, engine=engine)
+def test_who_is_killed_expires(two_engines: TwoEngines, served: Served) -> None:
+    engine = two_engines.engine()
+    link = two_engines.open("prefill", rendezvous=served.address, engine=engine)
     with Probe(served.address) as probe:
         peers.until(lambda: probe.addresses("prefill") == [link.address])
         engine.kill()
@@ -207,12 +207,12 @@ def test_a_key_that_is_not_allowed_registers_and_learns_nothing(backend: str) ->
                 each.close()
 
 
-def test_what_cannot_be_configured(workshop: Workshop) -> None:
+def test_what_cannot_be_configured(two_engines: TwoEngines) -> None:
     for address, text in (("nowhere", "is not an address"), (f"tcp://127.0.0.1:1|{SERVER['public']}", "has none")):
         with pytest.raises(ConfigError, match=text):
-            workshop.open("decode", rendezvous=address)
+            two_engines.open("decode", rendezvous=address)
     with pytest.raises(ConfigError, match="allow-list"):
-        workshop.open("decode", rendezvous=f"tcp://127.0.0.1:1|{SERVER['public']}", **keys(DECODE, (PREFILL,)))
+        two_engines.open("decode", rendezvous=f"tcp://127.0.0.1:1|{SERVER['public']}", **keys(DECODE, (PREFILL,)))
     with pytest.raises(ConfigError, match="without keys"):
         RendezvousServer("tcp://0.0.0.0:0", advertise="10.0.0.1")
     with pytest.raises(ConfigError, match="lifetime"):

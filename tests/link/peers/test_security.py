@@ -17,7 +17,7 @@ from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 
@@ -30,45 +30,45 @@ def keys(own: dict[str, str], *allowed: dict[str, str]) -> dict[str, Any]:
     return {"keys": {"secret": own["secret"], "allow": tuple(each["public"] for each in allowed)}}
 
 
-def test_two_that_know_each_other(workshop: Workshop) -> None:
-    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
-    decode = workshop.open("decode", **keys(THEIRS, OURS))
+def test_two_that_know_each_other(two_engines: TwoEngines) -> None:
+    prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
+    decode = two_engines.open("decode", **keys(THEIRS, OURS))
     assert prefill.address.endswith("|" + OURS["public"])
     made = Pair(prefill, decode)
     made.run()
     made.idle()
 
 
-def test_beyond_loopback_with_keys(workshop: Workshop) -> None:
+def test_beyond_loopback_with_keys(two_engines: TwoEngines) -> None:
     """Listening everywhere, and told to peers as what they can reach."""
-    prefill = workshop.open("prefill", listen="tcp://0.0.0.0:0", advertise="127.0.0.1", **keys(OURS, THEIRS))
-    Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
+    prefill = two_engines.open("prefill", listen="tcp://0.0.0.0:0", advertise="127.0.0.1", **keys(OURS, THEIRS))
+    Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS))).run()
 
 
 @pytest.mark.parametrize("who", ["a stranger", "someone who takes prefill for another"])
-def test_one_that_is_not_allowed(workshop: Workshop, who: str) -> None:
-    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
+def test_one_that_is_not_allowed(two_engines: TwoEngines, who: str) -> None:
+    prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
     own, address = (
         (STRANGE, prefill.address) if who == "a stranger" else (THEIRS, f"{prefill.address[:-40]}{STRANGE['public']}")
     )
-    decode = workshop.open("decode", **keys(own, OURS, STRANGE))
+    decode = two_engines.open("decode", **keys(own, OURS, STRANGE))
     text = decode.receive(next(_rooms), address, 64, deadline=1.0).failed(10)
     assert "no answer from tcp://127.0.0.1:" in text
     assert ("it does not allow this link's key" in text) is (who == "a stranger")
     assert prefill.snapshot()["peers"] == {}
-    Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
+    Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS))).run()
 
 
-def test_a_room_that_names_a_key_is_for_its_holder(workshop: Workshop) -> None:
+def test_a_room_that_names_a_key_is_for_its_holder(two_engines: TwoEngines) -> None:
     """Whatever others call themselves, and however early they ask."""
-    prefill = workshop.open("prefill", **keys(OURS, THEIRS, STRANGE))
-    other = Pair(prefill, workshop.open("decode", **keys(STRANGE, OURS)))
+    prefill = two_engines.open("prefill", **keys(OURS, THEIRS, STRANGE))
+    other = Pair(prefill, two_engines.open("decode", **keys(STRANGE, OURS)))
     case = other.case()
     asked = other.receive(case)
     peers.until(lambda: prefill.snapshot()["load"]["pending_requests"] == 1)
     sending = other.send(case, to=[THEIRS["public"]])
     assert asked.why().code == "room.instances"
-    made = Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS)))
+    made = Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS)))
     receiving = made.receive(case)
     made.push(sending, case)
     made.ended(case, receiving, sending)
@@ -76,9 +76,9 @@ def test_a_room_that_names_a_key_is_for_its_holder(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("opened", ["before", "after"])
-def test_ranks_with_other_keys_give_a_room_up_for_nobody(workshop: Workshop, opened: str) -> None:
+def test_ranks_with_other_keys_give_a_room_up_for_nobody(two_engines: TwoEngines, opened: str) -> None:
     """Also where they say that they are of the instance that the room is for, and its own ranks have yet to ask."""
-    prefill = workshop.open("prefill", (Kv(layers=(0, 1)),), **keys(OURS, THEIRS, STRANGE))
+    prefill = two_engines.open("prefill", (Kv(layers=(0, 1)),), **keys(OURS, THEIRS, STRANGE))
 
     def ranks(own: dict[str, str]) -> list[LinkHandle]:
         listen = free_addresses(2)
@@ -86,7 +86,7 @@ def test_ranks_with_other_keys_give_a_room_up_for_nobody(workshop: Workshop, ope
         for rank in range(2):
             sibling = f"{listen[1 - rank]}|{own['public']}"
             config = {"rank": rank, "ranks": 2, "listen": listen[rank], "siblings": (sibling,), **keys(own, OURS, own)}
-            found.append(workshop.open("decode", (Kv(layers=(rank,)),), **config))
+            found.append(two_engines.open("decode", (Kv(layers=(rank,)),), **config))
         return found
 
     honest, strange = ranks(THEIRS), ranks(STRANGE)
@@ -122,17 +122,17 @@ def test_ranks_with_other_keys_give_a_room_up_for_nobody(workshop: Workshop, ope
     ],
     ids=["no name", "no names", "a number among names", "a number", "an address alone", "a key that is not allowed"],
 )
-def test_rooms_that_are_for_nobody(workshop: Workshop, to: Any, text: str) -> None:
-    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
+def test_rooms_that_are_for_nobody(two_engines: TwoEngines, to: Any, text: str) -> None:
+    prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
     with pytest.raises(ConfigError, match=text) as error:
         prefill.send(next(_rooms), 64, to=to)
     assert error.value.code == "config.to"
 
 
 @pytest.mark.parametrize("with_key", [True, False])
-def test_only_one_side_has_keys(workshop: Workshop, with_key: bool) -> None:
-    prefill = workshop.open("prefill", **(keys(OURS, THEIRS) if with_key else {}))
-    decode = workshop.open("decode", **({} if with_key else keys(THEIRS, OURS)))
+def test_only_one_side_has_keys(two_engines: TwoEngines, with_key: bool) -> None:
+    prefill = two_engines.open("prefill", **(keys(OURS, THEIRS) if with_key else {}))
+    decode = two_engines.open("decode", **({} if with_key else keys(THEIRS, OURS)))
     text = decode.receive(next(_rooms), prefill.address, 64, deadline=20).failed(10)
     cause = (
         "its address has a key and this link has none" if with_key else "this link has keys and its address has none"
@@ -143,26 +143,26 @@ def test_only_one_side_has_keys(workshop: Workshop, with_key: bool) -> None:
     )
 
 
-def test_bare_sockets_are_not_heard(workshop: Workshop) -> None:
+def test_bare_sockets_are_not_heard(two_engines: TwoEngines) -> None:
     """Without a key, nothing gets as far as being dropped."""
-    prefill = workshop.open("prefill", **keys(OURS, THEIRS))
+    prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
     with peers.dialled(prefill.address) as socket:
         for _ in range(200):
             socket.send_multipart([b"hello", b"\xc1"])
-        Pair(prefill, workshop.open("decode", **keys(THEIRS, OURS))).run()
+        Pair(prefill, two_engines.open("decode", **keys(THEIRS, OURS))).run()
     assert prefill.snapshot()["dropped_frames"] == {}
 
 
 @pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://[::]:0"])
-def test_not_beyond_loopback_without_keys(workshop: Workshop, listen: str) -> None:
+def test_not_beyond_loopback_without_keys(two_engines: TwoEngines, listen: str) -> None:
     with pytest.raises(ConfigError, match="without keys") as error:
-        workshop.open("prefill", listen=listen)
+        two_engines.open("prefill", listen=listen)
     assert error.value.code == "config.insecure"
-    insecure = workshop.open("prefill", listen="tcp://0.0.0.0:0", advertise="127.0.0.1", insecure=True)
-    Pair(insecure, workshop.open("decode")).run()
+    insecure = two_engines.open("prefill", listen="tcp://0.0.0.0:0", advertise="127.0.0.1", insecure=True)
+    Pair(insecure, two_engines.open("decode")).run()
 
 
-def test_a_key_is_in_no_message(workshop: Workshop) -> None:
+def test_a_key_is_in_no_message(two_engines: TwoEngines) -> None:
     with pytest.raises(ConfigError) as error:
-        workshop.open("prefill", keys={"secret": OURS["secret"], "allow": ("short",)})
+        two_engines.open("prefill", keys={"secret": OURS["secret"], "allow": ("short",)})
     assert OURS["secret"] not in str(error.value)

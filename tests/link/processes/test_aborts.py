@@ -24,7 +24,7 @@ from tests.link.processes.sides import PHASES, POOLS, Item, foreign
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 SCENARIO, WATCHED = "tests.link.processes.sides", "tests.link.processes.watched"
 SIDES = ("prefill", "decode")
@@ -94,16 +94,16 @@ class Run:
     """Two engines, and a way to move bytes between them. No link is open yet.
 
     Args:
-        workshop: The processes.
+        two_engines: The processes.
         way: Name of the way.
         config: What its links are configured with.
     """
 
-    def __init__(self, workshop: Workshop, way: str, config: dict[str, Any]) -> None:
-        self.workshop, self.way, self._config = workshop, way, config
-        self.engines = (workshop.prefill, workshop.decode)
+    def __init__(self, two_engines: TwoEngines, way: str, config: dict[str, Any]) -> None:
+        self.two_engines, self.way, self._config = two_engines, way, config
+        self.engines = (two_engines.prefill, two_engines.decode)
         self.links: list[LinkHandle] = []
-        self._marks = workshop.folder / "marks"
+        self._marks = two_engines.folder / "marks"
         self.seed = int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
         self.open()  # what libraries keep once they were used is there from now on
         self.before = self.close()
@@ -114,7 +114,8 @@ class Run:
         for engine in self.engines:
             engine.run(WATCHED, "lie", False)
         opening = [
-            self.workshop.begin_open(role, POOLS, backend=f"watched-{self.workshop.backend}", **given) for role in SIDES
+            self.two_engines.begin_open(role, POOLS, backend=f"watched-{self.two_engines.backend}", **given)
+            for role in SIDES
         ]
         self.links = [opened() for opened in opening]
         outcome = self.play(2, aborts=0.0)
@@ -170,16 +171,16 @@ def on(*ways: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def run(workshop: Workshop, way: str) -> Run:
-    return Run(workshop, way, WAYS[way])
+def run(two_engines: TwoEngines, way: str) -> Run:
+    return Run(two_engines, way, WAYS[way])
 
 
 @pytest.fixture
-def simulated(_workshops: Callable[[str], Workshop], way: str) -> Iterator[Run]:
+def simulated(_engine_pairs: Callable[[str], TwoEngines], way: str) -> Iterator[Run]:
     """The same, over the library that is there, or its simulator."""
-    workshop = _workshops(way.split()[0])
-    yield Run(workshop, way, SIMULATED[way])
-    workshop.clear()
+    two_engines = _engine_pairs(way.split()[0])
+    yield Run(two_engines, way, SIMULATED[way])
+    two_engines.clear()
 
 
 def check(outcome: Outcome, rooms: int) -> None:
@@ -211,14 +212,14 @@ def play(run: Run, rooms: int) -> Outcome:
     print(f"\n--- with checks\n{outcome}")
     check(outcome, rooms)
     # Over tcp, that decode has taken a grant back may be known before the reason why.
-    known = {"room.aborted", "backend.transfer"} if run.workshop.backend == "tcp" else {"room.aborted"}
+    known = {"room.aborted", "backend.transfer"} if run.two_engines.backend == "tcp" else {"room.aborted"}
     assert all(set(side["reasons"]) <= known for side in outcome.sides.values()), outcome
     nothing_is_left(run, outcome)
     run.open(lies=True)
     without = run.play(SHORT, early=True)
     print(f"\n--- without checks\n{without}")
     assert without.foreign > 0, without
-    run.workshop.untidy = True
+    run.two_engines.untidy = True
     return outcome
 
 
@@ -271,11 +272,11 @@ def test_late_bytes_of_a_stopped_peer(run: Run) -> None:
     outcome = stopped(run, 3000)
     assert outcome.foreign == 0, outcome
     assert any("peer.lost" in side["reasons"] for side in outcome.sides.values()), outcome
-    if run.workshop.backend == "nixl":
+    if run.two_engines.backend == "nixl":
         assert max(side["waited"] for side in outcome.sides.values()) > STOP - LIVE["liveness"], outcome
     nothing_is_left(run, outcome)
     assert stopped(run, 3000, lies=True).foreign > 0
-    run.workshop.untidy = True
+    run.two_engines.untidy = True
 
 
 @on("mooncake")
@@ -296,4 +297,4 @@ def test_batches_fail_in_the_library(run: Run) -> None:
     outcome = run.play(SHORT // 2, breaks=0.06, early=True)
     print(f"\n--- without checks\n{outcome}")
     assert outcome.foreign > 0, outcome
-    run.workshop.untidy = True
+    run.two_engines.untidy = True

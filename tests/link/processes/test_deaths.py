@@ -22,7 +22,7 @@ from statelink.testing import free_addresses
 if TYPE_CHECKING:
     from tests.helpers.engine import RoomHandle
     from tests.helpers.expect import Case
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
     from tests.link.processes.conftest import Cable
 
 LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 90.0}
@@ -138,26 +138,26 @@ def show(what: str, took: list[float]) -> None:
         "mooncake other-pools staged",
     ],
 )
-def test_prefill_dies_and_comes_back(workshop: Workshop, choice: str) -> None:
+def test_prefill_dies_and_comes_back(two_engines: TwoEngines, choice: str) -> None:
     """Killed, and started anew at its address. What was not asked of it yet is served by the new process."""
     address = free_addresses(1)[0]
-    doomed = workshop.engine()
-    decode = workshop.open("decode", POOLS, **LIVE)
-    pair = Pair(workshop.open("prefill", POOLS, engine=doomed, listen=address, **LIVE), decode)
-    other = pair.beside(workshop.open("prefill", POOLS, **LIVE))
+    doomed = two_engines.engine()
+    decode = two_engines.open("decode", POOLS, **LIVE)
+    pair = Pair(two_engines.open("prefill", POOLS, engine=doomed, listen=address, **LIVE), decode)
+    other = pair.beside(two_engines.open("prefill", POOLS, **LIVE))
     pair.run(32)
     other.run(32)
     phases = Phases(pair)
     doomed.kill()
     phases.pardon()
     took = meanwhile(other, lambda: phases.decode["mid-chunk"].see().status is Status.FAILED)
-    show(f"prefill killed over {workshop.backend}", took)
+    show(f"prefill killed over {two_engines.backend}", took)
     phases.fail("decode", "prefill")
     phases.quiet("decode")
     assert not decode.snapshot()["quarantined"]
 
     pools = POOLS if choice == "same-pools" else hybrid(kv=Kv(pages=60, order="hnd"), swa=None, dsa=None)
-    again = pair.beside(workshop.open("prefill", pools, engine=workshop.engine(), listen=address, **LIVE))
+    again = pair.beside(two_engines.open("prefill", pools, engine=two_engines.engine(), listen=address, **LIVE))
     case = again.case(64, room=phases.cases["opened"].room)
     phases.decode["opened"].accept(case.target)
     sending = again.send(case)
@@ -169,23 +169,23 @@ def test_prefill_dies_and_comes_back(workshop: Workshop, choice: str) -> None:
 
 
 @on("tcp", later=["nixl", "mooncake", "tcp staged", "nixl staged", "mooncake staged"])
-def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
+def test_decode_dies_and_comes_back(two_engines: TwoEngines) -> None:
     address = free_addresses(1)[0]
-    doomed = workshop.engine()
-    prefill = workshop.open("prefill", POOLS, **LIVE)
-    pair = Pair(prefill, workshop.open("decode", POOLS, engine=doomed, listen=address, **LIVE))
-    other = Pair(prefill, workshop.open("decode", POOLS, **LIVE))
+    doomed = two_engines.engine()
+    prefill = two_engines.open("prefill", POOLS, **LIVE)
+    pair = Pair(prefill, two_engines.open("decode", POOLS, engine=doomed, listen=address, **LIVE))
+    other = Pair(prefill, two_engines.open("decode", POOLS, **LIVE))
     pair.run(32)
     other.run(32)
     phases = Phases(pair)
     doomed.kill()
     took = meanwhile(other, lambda: phases.prefill["mid-chunk"].see().status is Status.FAILED)
-    show(f"decode killed over {workshop.backend}", took)
+    show(f"decode killed over {two_engines.backend}", took)
     phases.fail("prefill", "decode")
     phases.quiet("prefill")
     assert pair.decode.name not in prefill.snapshot()["peers"]
     pools = hybrid(kv=Kv(pages=70, order="hnd"), swa=None, dsa=None)
-    again = Pair(prefill, workshop.open("decode", pools, engine=workshop.engine(), listen=address, **LIVE))
+    again = Pair(prefill, two_engines.open("decode", pools, engine=two_engines.engine(), listen=address, **LIVE))
     again.run(64, room=phases.cases["mid-chunk"].room)  # an id that its former self used is nothing special
     other.run(32)
 
@@ -194,24 +194,24 @@ def test_decode_dies_and_comes_back(workshop: Workshop) -> None:
     "mooncake prefill",
     later=["tcp prefill", "tcp decode", "nixl prefill", "tcp prefill staged", "mooncake prefill staged"],
 )
-def test_the_network_is_cut(workshop: Workshop, cable: Cable, choice: str) -> None:
+def test_the_network_is_cut(two_engines: TwoEngines, cable: Cable, choice: str) -> None:
     """Silence is no proof: what may still be written stays where it is until the two speak again."""
     side = choice
     opened = {}
     for role, (enter, address) in zip((side, "decode" if side == "prefill" else "prefill"), cable.hosts, strict=True):
-        engine = workshop.engine(*enter)
-        opened[role] = workshop.open(role, POOLS, engine=engine, listen=f"tcp://{address}:0", insecure=True, **LIVE)
+        engine = two_engines.engine(*enter)
+        opened[role] = two_engines.open(role, POOLS, engine=engine, listen=f"tcp://{address}:0", insecure=True, **LIVE)
     pair = Pair(opened["prefill"], opened["decode"])
-    other = Pair(workshop.open("prefill", POOLS, **LIVE), workshop.open("decode", POOLS, **LIVE))
+    other = Pair(two_engines.open("prefill", POOLS, **LIVE), two_engines.open("decode", POOLS, **LIVE))
     pair.run(32)
     other.run(32)
     phases = Phases(pair)
     cable.cut()
     took = meanwhile(other, lambda: phases.decode["mid-chunk"].see().status is Status.FAILED)
-    show(f"cut from {side} over {workshop.backend}", took)
+    show(f"cut from {side} over {two_engines.backend}", took)
     phases.fail("decode", "prefill")
     phases.fail("prefill", "decode")
-    fenced = workshop.backend == "tcp"  # where decode can stop it alone
+    fenced = two_engines.backend == "tcp"  # where decode can stop it alone
     if fenced:
         phases.quiet("decode")
     held = sorted(case.room for phase, case in phases.cases.items() if phase != "opened" and not fenced)
@@ -227,11 +227,11 @@ def test_the_network_is_cut(workshop: Workshop, cable: Cable, choice: str) -> No
 
 
 @on("mooncake", later=["mooncake staged"])  # its fence is the mover's, and it needs nothing but sockets
-def test_prefill_dies_where_decode_cannot_see_it(workshop: Workshop, root: None) -> None:
+def test_prefill_dies_where_decode_cannot_see_it(two_engines: TwoEngines, root: None) -> None:
     """In another pid namespace: nothing proves its end, and a process that has its id here is not it."""
-    doomed = workshop.engine("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    decode = workshop.open("decode", POOLS, **LIVE)
-    pair = Pair(workshop.open("prefill", POOLS, engine=doomed, **LIVE), decode)
+    doomed = two_engines.engine("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    decode = two_engines.open("decode", POOLS, **LIVE)
+    pair = Pair(two_engines.open("prefill", POOLS, engine=doomed, **LIVE), decode)
     pair.run(32)
     phases = Phases(pair)
     doomed.kill()
@@ -239,14 +239,14 @@ def test_prefill_dies_where_decode_cannot_see_it(workshop: Workshop, root: None)
     time.sleep(2.0)  # far longer than it takes where there is proof
     held = sorted(case.room for phase, case in phases.cases.items() if phase != "opened")
     assert decode.snapshot()["quarantined"] == held
-    workshop.untidy = True
+    two_engines.untidy = True
 
 
 @on("mooncake", later=["nixl", "nixl staged", "mooncake staged"])
-def test_a_stopped_prefill_is_no_dead_one(workshop: Workshop) -> None:
-    decode = workshop.open("decode", POOLS, **LIVE)
-    doomed = workshop.engine()
-    pair = Pair(workshop.open("prefill", POOLS, engine=doomed, **LIVE), decode)
+def test_a_stopped_prefill_is_no_dead_one(two_engines: TwoEngines) -> None:
+    decode = two_engines.open("decode", POOLS, **LIVE)
+    doomed = two_engines.engine()
+    pair = Pair(two_engines.open("prefill", POOLS, engine=doomed, **LIVE), decode)
     pair.run(32)
     phases = Phases(pair)
     doomed.signal(signal.SIGSTOP)
@@ -259,16 +259,16 @@ def test_a_stopped_prefill_is_no_dead_one(workshop: Workshop) -> None:
 
 
 @on("tcp", later=["tcp staged"])  # who writes the bytes changes nothing here
-def test_one_of_several_sources_dies(workshop: Workshop) -> None:
+def test_one_of_several_sources_dies(two_engines: TwoEngines) -> None:
     """Two pipeline stages write to one decode rank; the death of one fails the room once, on both who are left."""
     halves = [Kv(layers=(0, 1)), Kv(layers=(2, 3))]
-    doomed = workshop.engine()
-    engines = [workshop.prefill, doomed]
+    doomed = two_engines.engine()
+    engines = [two_engines.prefill, doomed]
     sources = [
-        workshop.open("prefill", (pools,), engine=engine, rank=n, ranks=2, **LIVE)
+        two_engines.open("prefill", (pools,), engine=engine, rank=n, ranks=2, **LIVE)
         for n, (pools, engine) in enumerate(zip(halves, engines, strict=True))
     ]
-    decode = workshop.open("decode", (Kv(),), **LIVE)
+    decode = two_engines.open("decode", (Kv(),), **LIVE)
     addresses = [source.address for source in sources]
 
     for side in (decode, sources[0]):

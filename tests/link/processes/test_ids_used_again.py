@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
     from tests.helpers.pools import Memory
     from tests.helpers.worker import Seen
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 SHORT, LONG = 60, 3000
 """Ids of a run; each has two or three uses."""
@@ -261,11 +261,11 @@ def play(sides: Sides, ids: int, seed: int, *, attempts: bool) -> Tally:
     return sides.tally
 
 
-def used_again(workshop: Workshop, ids: int, attempts: bool) -> Tally:
+def used_again(two_engines: TwoEngines, ids: int, attempts: bool) -> Tally:
     seed = int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
-    pair = workshop.pair(POOLS, POOLS, deadline=30.0)
+    pair = two_engines.pair(POOLS, POOLS, deadline=30.0)
     tally = play(Sides(pair.prefill, pair.decode), ids, seed, attempts=attempts)
-    what = f"ids used again over {workshop.backend}, {'with' if attempts else 'without'} attempts"
+    what = f"ids used again over {two_engines.backend}, {'with' if attempts else 'without'} attempts"
     print(f"{what}, seed {seed}: {tally}")
     assert (tally.wrong, tally.foreign) == (0, 0), (tally.found, tally)
     assert tally.aborted > ids, tally
@@ -281,14 +281,14 @@ def used_again(workshop: Workshop, ids: int, attempts: bool) -> Tally:
 
 @TELLING
 @pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
-def test_no_use_of_an_id_gets_the_bytes_of_another(workshop: Workshop, attempts: bool) -> None:
-    used_again(workshop, SHORT, attempts)
+def test_no_use_of_an_id_gets_the_bytes_of_another(two_engines: TwoEngines, attempts: bool) -> None:
+    used_again(two_engines, SHORT, attempts)
 
 
 @pytest.mark.soak  # minutes: 3,000 ids over each backend
 @TELLING
 def test_no_use_of_thousands_of_ids_gets_the_bytes_of_another(
-    workshop: Workshop, attempts: bool, tell: Callable[[str], None]
+    two_engines: TwoEngines, attempts: bool, tell: Callable[[str], None]
 ) -> None:
-    tally = used_again(workshop, LONG, attempts)
-    tell(f"ids used again over {workshop.backend}, {'with' if attempts else 'without'} attempts: {tally}")
+    tally = used_again(two_engines, LONG, attempts)
+    tell(f"ids used again over {two_engines.backend}, {'with' if attempts else 'without'} attempts: {tally}")

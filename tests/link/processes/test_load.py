@@ -21,7 +21,7 @@ from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.worker import Host
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 RANKS, HEADS, PAGE = 2, 2, 4
 POISON = 0x5A
@@ -86,11 +86,11 @@ class Load:
     """Four ranks, each in a process of its own.
 
     Args:
-        workshop: Where processes come from.
+        two_engines: Where processes come from.
         pages: Rooms that a rank can hold at once.
     """
 
-    def __init__(self, workshop: Workshop, pages: int) -> None:
+    def __init__(self, two_engines: TwoEngines, pages: int) -> None:
         common: dict[str, Any] = {"pages": pages, "page": PAGE, "heads": HEADS, "dim": 8, "dtype": "uint8"}
         pools = {
             "prefill": [Kv(layers=(rank,), **common) for rank in range(RANKS)],
@@ -99,11 +99,11 @@ class Load:
         opening = {}
         for role, each in pools.items():
             listen = free_addresses(RANKS)
-            for rank, (pool, engine) in enumerate(zip(each, workshop.start(RANKS), strict=True)):
+            for rank, (pool, engine) in enumerate(zip(each, two_engines.start(RANKS), strict=True)):
                 siblings = [other for other in listen if other != listen[rank] and role == "decode"]
                 config: dict[str, Any] = {"listen": listen[rank], "siblings": siblings, "deadline": 900.0}
                 config |= {"engine": engine, "rank": rank, "ranks": RANKS}
-                opening[f"{role} {rank}"] = workshop.begin_open(role, [pool], **config)
+                opening[f"{role} {rank}"] = two_engines.begin_open(role, [pool], **config)
         self.links = {name: opened() for name, opened in opening.items()}
         for link in self.links.values():
             link.memory.bytes[:] = POISON
@@ -144,8 +144,8 @@ def show(what: str, results: Results) -> None:
 
 
 @pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
-def test_some_load(workshop: Workshop) -> None:
-    load = Load(workshop, 200)
+def test_some_load(two_engines: TwoEngines) -> None:
+    load = Load(two_engines, 200)
     load.run(200, 200)
     load.run(1500, 32)  # until the allocators of all threads have what they need
     before = load.run(600, 32)
@@ -156,8 +156,8 @@ def test_some_load(workshop: Workshop) -> None:
 
 
 @pytest.mark.soak  # minutes: a leak of a few bytes a room shows only after so many
-def test_a_hundred_thousand_rooms(workshop: Workshop) -> None:
-    load = Load(workshop, 64)
+def test_a_hundred_thousand_rooms(two_engines: TwoEngines) -> None:
+    load = Load(two_engines, 64)
     results = []
     for part in range(10):
         results.append(load.run(10_000, 64, 600.0))
@@ -166,8 +166,8 @@ def test_a_hundred_thousand_rooms(workshop: Workshop) -> None:
 
 
 @pytest.mark.soak  # minutes: three times ten thousand rooms over each backend
-def test_ten_thousand_rooms_at_once(workshop: Workshop) -> None:
-    load = Load(workshop, 10_000)
+def test_ten_thousand_rooms_at_once(two_engines: TwoEngines) -> None:
+    load = Load(two_engines, 10_000)
     results = []
     for part in range(3):
         results.append(load.run(10_000, 10_000, 600.0))

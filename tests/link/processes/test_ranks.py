@@ -8,7 +8,7 @@ from tests.helpers.fleet import Fleet
 from tests.helpers.pools import Aux, Component, Kv, Mamba
 
 if TYPE_CHECKING:
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 LAYERS = 6
 TOKENS, CUT = 75, 32
@@ -43,14 +43,14 @@ KIT = ("TP 2 to 1", "TP 1 to 2")
 """What the conformance kit has over every backend, state type by state type."""
 
 
-def test_every_decode_rank_gets_its_slice(workshop: Workshop) -> None:
-    names = [name for name in TOPOLOGIES if workshop.backend == "tcp" or name not in KIT]
+def test_every_decode_rank_gets_its_slice(two_engines: TwoEngines) -> None:
+    names = [name for name in TOPOLOGIES if two_engines.backend == "tcp" or name not in KIT]
     sides = [[shape.pools() for shape in TOPOLOGIES[name]] for name in names]
-    engines = [workshop.prefill], [workshop.decode]
+    engines = [two_engines.prefill], [two_engines.decode]
     for role, started in enumerate(engines):
-        started += workshop.start(max(len(side[role]) for side in sides) - 1)
+        started += two_engines.start(max(len(side[role]) for side in sides) - 1)
     for name, (prefill, decode) in zip(names, sides, strict=True):
-        fleet = Fleet(workshop, prefill, decode, engines)
+        fleet = Fleet(two_engines, prefill, decode, engines)
         for _ in range(2):
             sent = fleet.run(TOKENS, cuts=(CUT,))
             assert all(sum(moved.nbytes for moved in each.report.moved.values()) > 0 for each in sent), name

@@ -27,7 +27,7 @@ from statelink.testing import free_addresses
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
     from tests.helpers.expect import Case
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 LIVE: dict[str, Any] = {"heartbeat": 0.25, "liveness": 2.0, "deadline": 60.0, "slice_bytes": 256 << 10}
 SOON = 30.0
@@ -96,30 +96,30 @@ class Repeated:
     """A survivor, and a side that dies and comes back.
 
     Args:
-        workshop: Where processes come from.
+        two_engines: Where processes come from.
         way: How bytes move.
         side: Which side dies.
         seed: Of the moments.
         stop: Whether it is only stopped: then nothing proves that its library reads no more.
     """
 
-    def __init__(self, workshop: Workshop, way: str, side: str, seed: int, *, stop: bool) -> None:
-        self._workshop = workshop
+    def __init__(self, two_engines: TwoEngines, way: str, side: str, seed: int, *, stop: bool) -> None:
+        self._engines = two_engines
         self._config = {**LIVE, "options": WAYS[way]}
         self._keeps = stop and way in KEEPS and side == "decode"
-        workshop.untidy |= self._keeps
+        two_engines.untidy |= self._keeps
         self._order = random.Random(seed)
         self._role = side
         self._survivor_role = SIDES[1 - SIDES.index(side)]
         self._address = free_addresses(1)[0]
-        self._survivor = workshop.open(self._survivor_role, POOLS, **self._config)
+        self._survivor = two_engines.open(self._survivor_role, POOLS, **self._config)
         self._pair = self._together(self._open())
         self.tally = Tally()
 
     def _open(self) -> LinkHandle:
         """The side that dies, in a new process at its address."""
-        engine = self._workshop.engine()
-        return self._workshop.open(self._role, POOLS, engine=engine, listen=self._address, **self._config)
+        engine = self._engines.engine()
+        return self._engines.open(self._role, POOLS, engine=engine, listen=self._address, **self._config)
 
     def _together(self, other: LinkHandle) -> Pair:
         sides = {self._survivor_role: self._survivor, self._role: other}
@@ -220,9 +220,9 @@ def on(now: Sequence[tuple[str, int]], later: Sequence[tuple[str, int]]) -> pyte
     return pytest.mark.parametrize(("backend", "way", "times"), cases, indirect=["backend"], scope="session")
 
 
-def run(workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str], None], *, stop: bool) -> None:
+def run(two_engines: TwoEngines, way: str, side: str, times: int, tell: Callable[[str], None], *, stop: bool) -> None:
     seed = int(os.environ.get("STATELINK_SEED") or secrets.randbits(32))
-    repeated = Repeated(workshop, way, side, seed, stop=stop)
+    repeated = Repeated(two_engines, way, side, seed, stop=stop)
     try:
         for _ in range(times):
             repeated.die(stop=stop)
@@ -230,7 +230,7 @@ def run(workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str
         tally = repeated.tally
         tell(f"{side} {'stopped' if stop else 'killed'} over {way}: {tally}, seed {seed}")
     # One connection more or less may be in the making; what is kept for each death would be many.
-    sockets = 3 * times if stop and workshop.backend == "nixl" else times // 4  # it keeps those of agents that live
+    sockets = 3 * times if stop and two_engines.backend == "nixl" else times // 4  # it keeps those of agents that live
     assert tally.growth("fds") < 4 + sockets, tally.held
     assert tally.growth("threads") < 4 + times // 4, tally.held
 
@@ -238,15 +238,15 @@ def run(workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str
 @pytest.mark.parametrize("side", SIDES)
 @on([("tcp", 2)], [("tcp", 100), ("tcp through sockets", 30), ("nixl", 30), ("nixl over TCP", 30), ("mooncake", 30)])
 def test_a_side_is_killed_again_and_again(
-    workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str], None]
+    two_engines: TwoEngines, way: str, side: str, times: int, tell: Callable[[str], None]
 ) -> None:
-    run(workshop, way, side, times, tell, stop=False)
+    run(two_engines, way, side, times, tell, stop=False)
 
 
 @pytest.mark.parametrize("side", SIDES)
 @on([], [("tcp", 20), ("tcp through sockets", 20), ("nixl over TCP", 10), ("mooncake", 10)])
 def test_a_side_is_stopped_again_and_again(
-    workshop: Workshop, way: str, side: str, times: int, tell: Callable[[str], None]
+    two_engines: TwoEngines, way: str, side: str, times: int, tell: Callable[[str], None]
 ) -> None:
     """For longer than the other side waits for it; then it goes on."""
-    run(workshop, way, side, times, tell, stop=True)
+    run(two_engines, way, side, times, tell, stop=True)

@@ -14,7 +14,7 @@ from tests.helpers.pools import Kv
 from statelink import Status
 
 if TYPE_CHECKING:
-    from tests.link.conftest import Workshop
+    from tests.link.conftest import TwoEngines
 
 PATIENT: dict[str, Any] = {"heartbeat": 0.25, "liveness": 60.0, "deadline": 90.0}
 """So that nothing ends while it is looked at: whoever waits for what is stopped waits in vain."""
@@ -22,13 +22,13 @@ BACKENDS = pytest.mark.parametrize("backend", ["tcp", "nixl", "mooncake"], indir
 
 
 @BACKENDS
-def test_stopped_decodes_delay_no_other(workshop: Workshop) -> None:
+def test_stopped_decodes_delay_no_other(two_engines: TwoEngines) -> None:
     """As many as there are data threads, each with a room that is being moved; a third's rooms go on as before."""
     threads = 2
-    prefill = workshop.open("prefill", [Kv()], threads=threads, **PATIENT)
-    doomed = [workshop.engine() for _ in range(threads)]
-    pairs = [Pair(prefill, workshop.open("decode", [Kv()], engine=each, **PATIENT)) for each in doomed]
-    other = Pair(prefill, workshop.open("decode", [Kv()], **PATIENT))
+    prefill = two_engines.open("prefill", [Kv()], threads=threads, **PATIENT)
+    doomed = [two_engines.engine() for _ in range(threads)]
+    pairs = [Pair(prefill, two_engines.open("decode", [Kv()], engine=each, **PATIENT)) for each in doomed]
+    other = Pair(prefill, two_engines.open("decode", [Kv()], **PATIENT))
     for pair in (*pairs, other):
         pair.run(32)
     rooms = []
@@ -52,18 +52,18 @@ def test_stopped_decodes_delay_no_other(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
-def test_connections_that_hang_delay_no_other(workshop: Workshop) -> None:
+def test_connections_that_hang_delay_no_other(two_engines: TwoEngines) -> None:
     """Two prefills keep the calls that connect to them waiting; a third is connected and serves."""
-    backend = f"faulty-{workshop.backend}"
-    engine = workshop.decode
-    decode = workshop.open("decode", [Kv()], backend=backend, **PATIENT)
+    backend = f"faulty-{two_engines.backend}"
+    engine = two_engines.decode
+    decode = two_engines.open("decode", [Kv()], backend=backend, **PATIENT)
     engine.run("faulty_backends", "plan", "connect", "block", 0, 2)
     waits = []
     for number in range(2):
-        prefill = workshop.open("prefill", [Kv()], backend=backend, **PATIENT)
+        prefill = two_engines.open("prefill", [Kv()], backend=backend, **PATIENT)
         waits.append(decode.receive(70 + number, prefill.address, 32))
     until(lambda: engine.run("faulty_backends", "struck", "block") == 2)
-    Pair(workshop.open("prefill", [Kv()], backend=backend, **PATIENT), decode).run(32)
+    Pair(two_engines.open("prefill", [Kv()], backend=backend, **PATIENT), decode).run(32)
     assert [room.see().status for room in waits] == [Status.BOOTSTRAPPING] * 2
     engine.run("faulty_backends", "heal")
     for room in waits:
@@ -78,12 +78,12 @@ def on(*cases: tuple[str, str]) -> pytest.MarkDecorator:
 
 
 @on(("tcp", "goes on"), ("tcp", "is killed"), ("mooncake", "is killed"))
-def test_what_a_stopped_decode_was_to_get_comes_back(workshop: Workshop, after: str) -> None:
+def test_what_a_stopped_decode_was_to_get_comes_back(two_engines: TwoEngines, after: str) -> None:
     """Prefill's memory waits for the proof that nobody gets its bytes any more; then the link closes cleanly, too."""
     hasty = {**PATIENT, "liveness": 2.0}
-    doomed = workshop.engine()
-    prefill = workshop.open("prefill", [Kv()], **hasty)
-    pair = Pair(prefill, workshop.open("decode", [Kv()], engine=doomed, **hasty))
+    doomed = two_engines.engine()
+    prefill = two_engines.open("prefill", [Kv()], **hasty)
+    pair = Pair(prefill, two_engines.open("decode", [Kv()], engine=doomed, **hasty))
     pair.run(32)
     case = pair.case(200)
     _, sending = pair.begin(case)

@@ -214,8 +214,8 @@ class Link:
         until = time.monotonic() + timeout
         for room in rooms:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
-        left = max(0.5, until - time.monotonic())
-        self._clean = self._control.stop(left) and all(room.quiesced for room in rooms)
+        remaining = max(0.5, until - time.monotonic())
+        self._clean = self._control.stop(remaining) and all(room.quiesced for room in rooms)
         if self._inspection is not None:
             self._inspection.close()
         return self._clean

@@ -18,7 +18,7 @@ __all__ = ["MOST", "snapshot"]
 MOST = 64
 """Most rooms, and most ranks, that are listed one by one; the counts have all of them."""
 
-NOT_QUIESCED = "proof that nobody writes to or reads its memory"
+NOT_QUIESCED = "proof that nothing writes to or reads its memory"
 
 
 def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, Any]:

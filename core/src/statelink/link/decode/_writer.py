@@ -177,12 +177,12 @@ class Writer:
         if message.digest != self._plan.digest:
             cause = f"{self._plan.digest.hex()} here, {message.digest.hex()} there"
             return self._reason("room.digest", "a writer followed another plan", cause)
-        said = {name: moved.nbytes for name, moved in message.moved.items() if moved.nbytes}
-        wanted = {name: nbytes for name, nbytes in self._expected.items() if nbytes}
-        if said == wanted:
+        reported = {name: moved.nbytes for name, moved in message.moved.items() if moved.nbytes}
+        expected = {name: nbytes for name, nbytes in self._expected.items() if nbytes}
+        if reported == expected:
             return None
-        names = sorted(name for name in said.keys() | wanted.keys() if said.get(name) != wanted.get(name))
-        cause = "; ".join(f"{n}: {wanted.get(n, 0)} bytes promised, {said.get(n, 0)} moved" for n in names)
+        names = sorted(name for name in reported.keys() | expected.keys() if reported.get(name) != expected.get(name))
+        cause = "; ".join(f"{n}: {expected.get(n, 0)} bytes promised, {reported.get(n, 0)} moved" for n in names)
         what = "a writer did not move what the plan promised"
         return self._reason("room.bytes", what, cause, component=", ".join(names))
 
@@ -356,4 +356,4 @@ class Writer:
         begun = [name for name in names if name in self._came]
         parts = [", ".join(name for name in names if name not in self._came)]
         parts += [f"the rest of {', '.join(begun)}"] if begun else []
-        return f"{' and '.join(filter(None, parts)) or 'the last word'} from rank {rank}"
+        return f"{' and '.join(filter(None, parts)) or 'its last message'} from rank {rank}"

@@ -33,13 +33,13 @@ class InstanceEvent(enum.Enum):
     """What happens to a prefill instance."""
 
     FOUND = "its addresses are known"
-    ANSWERED = "everybody has answered"
+    ANSWERED = "all handshakes are there"
     ROUTED = "the route is computed"
     CONFIRMED = "every rank confirmed its part, and the backends reach each other"
-    LOST = "a rank is gone"
+    LOST = "a rank was lost"
     REFUSED = "one side refused"
-    RETRIED = "somebody asks for it again after a while"
-    DROPPED = "nobody waits for it"
+    RETRIED = "a room needs it again after a while"
+    DROPPED = "no room needs it"
 
 
 _S, _E = InstanceState, InstanceEvent
@@ -73,7 +73,7 @@ class RankEvent(enum.Enum):
     ASSIGNED = "it named this rank's part"
     COMPILED = "the part is checked, and the backend reaches it"
     REFUSED = "the part cannot be right, or the backend cannot reach it"
-    LOST = "it is gone"
+    LOST = "it was lost"
 
 
 _C, _H = RankState, RankEvent

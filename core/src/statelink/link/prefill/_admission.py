@@ -107,7 +107,7 @@ class Requests:
             self._tombstones.meet(use)
             room.fail_known(message.reason, {rank.name: asking.instance}, rank.expected)
             return
-        gone = self._tombstones.give_up(key, asking, message.generation, message.reason)
+        given_up = self._tombstones.give_up(key, asking, message.generation, message.reason)
         if waits and room is not None:
             self.bind(room)
             return
@@ -117,7 +117,7 @@ class Requests:
             other = self._claims.asking(another)
             if other.instance == asking.instance and other.key == asking.key:
                 self._pending.drop(key, another.name)
-                gone.join(other, asked.request.generation)
+                given_up.join(other, asked.request.generation)
                 self.answer(another, asked.request, message.reason)
 
     def declines(self, message: wire.Request) -> bool:
@@ -174,12 +174,17 @@ class Requests:
             self._tombstones.settle(key, asking, end)
             self.answer(rank, message, end.reason, met=message.generation)
             return True
-        gone = self._tombstones.gone(key, (asking.instance,))
+        given_up = self._tombstones.given_up(key, (asking.instance,))
         # A rank with another key may only claim to be of this instance. Its request stays, until the room is open.
-        same_key = gone is not None and gone.has_key(asking.key)
-        if gone is not None and same_key and asking.name not in gone.uses and len(gone.uses) < gone.ranks:
-            gone.join(asking, message.generation)
-            self.answer(rank, message, gone.reason)
+        same_key = given_up is not None and given_up.has_key(asking.key)
+        if (
+            given_up is not None
+            and same_key
+            and asking.name not in given_up.uses
+            and len(given_up.uses) < given_up.ranks
+        ):
+            given_up.join(asking, message.generation)
+            self.answer(rank, message, given_up.reason)
             return True
         return False
 
@@ -191,10 +196,10 @@ class Requests:
             return
         key = room.key
         to = room.to
-        gone = self._tombstones.gone(key, to.names | to.keys) if to is not None else None
-        if gone is not None:
-            told = self._belonged(room, gone)
-            room.fail_known(gone.reason, told, gone.ranks)
+        given_up = self._tombstones.given_up(key, to.names | to.keys) if to is not None else None
+        if given_up is not None:
+            informed = self._belonged(room, given_up)
+            room.fail_known(given_up.reason, informed, given_up.ranks)
             return
         for rank, asked in self._claims.asked(key, None):
             reason = self._claims.not_for(room, rank)
@@ -215,9 +220,9 @@ class Requests:
             return
         if self._reused(room, group):
             return
-        if group.gone is not None:
-            told = self._belonged(room, group.gone)
-            room.fail_known(group.gone.reason, told, group.gone.ranks)
+        if group.given_up is not None:
+            informed = self._belonged(room, group.given_up)
+            room.fail_known(group.given_up.reason, informed, group.given_up.ranks)
             return
         if room.bind([(rank, asked.request) for rank, asked in group.asked]):
             self._bound(room)
@@ -232,24 +237,24 @@ class Requests:
             self._pending.drop(room.key, rank.name)
             self.answer(rank, asked.request, self._claims.not_for(room, rank) or self._claims.taken(room))
 
-    def ended(self, room: SendingState, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
+    def ended(self, room: SendingState, reason: Reason, informed: Mapping[str, str], ranks: int) -> None:
         """A room ended before it belonged to an instance: answer its requests, and keep a tombstone for later ones.
 
         Args:
             room: The room.
             reason: Why it ended.
-            told: Link names of the ranks that know, with their instances.
+            informed: Link names of the ranks that know, with their instances.
             ranks: How many ranks of their instance have to know.
         """
-        told = dict(told)
+        informed = dict(informed)
         for rank, asked in self._claims.asked(room.key, room):
-            if rank.name not in told:
+            if rank.name not in informed:
                 stale = self._claims.stale(room, rank, asked)
-                self._turn_away(room, rank, asked, reason, stale, told)
+                self._turn_away(room, rank, asked, reason, stale, informed)
                 ranks = max(ranks, rank.expected)
-        counted = [sum(each == instance for each in told.values()) for instance in set(told.values())]
-        if not told or max(counted) < ranks:
-            self._tombstones.ended(room.key, reason, room.to, told)
+        counted = [sum(each == instance for each in informed.values()) for instance in set(informed.values())]
+        if not informed or max(counted) < ranks:
+            self._tombstones.ended(room.key, reason, room.to, informed)
 
     def may_land(self, use: RequestId) -> None:
         """See `Tombstones.may_land`."""
@@ -293,10 +298,10 @@ class Requests:
         names = ", ".join(rank.name for rank, _, _ in stale)
         cause = f"an earlier use ended on one side without the other, so that {names} may mean another use than this"
         reason = room.explain(room.reason_for("room.reused", "a room id is used again", cause, HINT))
-        told: dict[str, str] = {}
+        informed: dict[str, str] = {}
         for rank, asked, each in stale:
-            self._turn_away(room, rank, asked, reason, each, told)
-        room.fail_known(reason, told, max(rank.expected for rank, _ in group.asked))
+            self._turn_away(room, rank, asked, reason, each, informed)
+        room.fail_known(reason, informed, max(rank.expected for rank, _ in group.asked))
         return True
 
     def _turn_away(
@@ -306,29 +311,29 @@ class Requests:
         asked: Asked,
         reason: Reason,
         stale: Stale | None,
-        told: dict[str, str],
+        informed: dict[str, str],
     ) -> None:
-        """Refuse a request for a room that ends, and add to ``told`` the ranks that then know of this room's end."""
+        """Refuse a request for a room that ends, and add to ``informed`` the ranks that then know of its end."""
         instance = rank.handshake.inventory.instance
-        gone = self._tombstones.gone(room.key, (instance,))
+        given_up = self._tombstones.given_up(room.key, (instance,))
         self._pending.drop(room.key, rank.name)
         self.answer(rank, asked.request, reason, met=stale.met if stale is not None else asked.request.generation)
         if stale is not None and stale.ours:
             return
-        told[rank.name] = instance
-        if gone is not None and stale is not None and gone.uses.get(rank.name) == stale.met:
-            told.update(self._belonged(room, gone))
+        informed[rank.name] = instance
+        if given_up is not None and stale is not None and given_up.uses.get(rank.name) == stale.met:
+            informed.update(self._belonged(room, given_up))
 
-    def _belonged(self, room: SendingState, gone: GivenUp) -> dict[str, str]:
+    def _belonged(self, room: SendingState, given_up: GivenUp) -> dict[str, str]:
         """A room belonged to a use that an instance gave up. Returns the ranks that know, with their instance."""
-        self._tombstones.settle_gone(room.key, gone)
-        uses = gone.of(room.to)
+        self._tombstones.settle_given_up(room.key, given_up)
+        uses = given_up.of(room.to)
         for name, generation in uses.items():
             use = (name, room.room, generation)
             self._tombstones.meet(use)
             if self._ranks.get(name) is not None and self._tombstones.drained(use):
                 self._ranks.send(self._drained(use))
-        return dict.fromkeys(uses, gone.instance)
+        return dict.fromkeys(uses, given_up.instance)
 
     # Small helpers.
 

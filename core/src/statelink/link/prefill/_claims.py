@@ -38,11 +38,11 @@ class Group(NamedTuple):
 
     Attributes:
         asked: The ranks that asked, with their requests.
-        gone: What is kept of the ranks that gave the room up; ``None`` if all asked.
+        given_up: What is kept of the ranks that gave the room up; ``None`` if all asked.
     """
 
     asked: list[tuple[DecodeRank, Asked]]
-    gone: GivenUp | None
+    given_up: GivenUp | None
 
 
 class Claims:
@@ -75,10 +75,11 @@ class Claims:
                 group = {}
                 groups.append(group)
             group[ours.rank] = rank, asked
-            gone = self._tombstones.gone(key, (ours.instance,))
-            left = 0 if gone is None else len(gone.of(room.to).keys() - {each.name for each, _ in group.values()})
-            if len(group) + left >= max(each.expected for each, _ in group.values()):
-                return Group(list(group.values()), gone if left and len(group) < rank.expected else None)
+            given_up = self._tombstones.given_up(key, (ours.instance,))
+            asking = {each.name for each, _ in group.values()}
+            others = 0 if given_up is None else len(given_up.of(room.to).keys() - asking)
+            if len(group) + others >= max(each.expected for each, _ in group.values()):
+                return Group(list(group.values()), given_up if others and len(group) < rank.expected else None)
         return None
 
     def stale(self, room: SendingState, rank: DecodeRank, asked: Asked) -> Stale | None:
@@ -142,9 +143,9 @@ class Claims:
             return f"decode asked for attempt {others[0]} of it, and this is attempt {room.attempt}"
         instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
         given_up = [
-            gone
-            for gone in (self._tombstones.gone(room.key, (name,)) for name in sorted(instances))
-            if gone is not None
+            each
+            for each in (self._tombstones.given_up(room.key, (name,)) for name in sorted(instances))
+            if each is not None
         ]
         if given_up and room.to is None:
             cause = f"decode instance {given_up[0].instance!r} gave it up before it asked ({given_up[0].reason.what})"

@@ -46,8 +46,8 @@ class PushBudget(Protocol):
 class Admission(Protocol):
     """Knows decode's requests. On the control thread, unless a method says otherwise."""
 
-    def ended(self, room: SendingState, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
-        """A room ended before it belonged to an instance. ``told``: the ranks that know, of ``ranks`` that have to."""
+    def ended(self, room: SendingState, reason: Reason, informed: Mapping[str, str], ranks: int) -> None:
+        """A room ended before it belonged to an instance. ``informed``: the ranks that know, of ``ranks`` ranks."""
 
     def missing(self, room: SendingState) -> int | None:
         """How many ranks have yet to ask for the room; ``None`` if no rank has asked. Any thread."""
@@ -252,12 +252,12 @@ class SendingState(RoomState):
         """See `RoomState.fail`. Sends Failed to every destination, and stops the transfers."""
         self.fail_known(reason, {}, 0)
 
-    def fail_known(self, reason: Reason, told: Mapping[str, str], ranks: int) -> None:
+    def fail_known(self, reason: Reason, informed: Mapping[str, str], ranks: int) -> None:
         """The same as `fail`, where some decode ranks know of the end already.
 
         Args:
             reason: Why the room fails.
-            told: Link names of the ranks that know, with their instances.
+            informed: Link names of the ranks that know, with their instances.
             ranks: How many ranks of their instance have to know.
         """
         ended = self._end_in_failure(reason)
@@ -269,7 +269,7 @@ class SendingState(RoomState):
             delivery.cancel()
             self._ranks.send(delivery.say_failed(ended))
         if not self._deliveries:
-            self._admission.ended(self, ended, told, ranks)
+            self._admission.ended(self, ended, informed, ranks)
         self._drain()
 
     def abort(self, why: str) -> None:

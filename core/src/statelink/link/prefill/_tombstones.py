@@ -55,31 +55,31 @@ class Tombstone:
         reason: Why the room ended.
         until: Latest time at which decode may have begun its use of the id.
         to: The decode instance that the room was for, if the engine named one.
-        told: Link names of the decode ranks that know of the end, with their instances.
+        informed: Link names of the decode ranks that know of the end, with their instances.
         many: Whether this stands for any number of ended rooms. Telling a rank of one of them settles nothing then.
     """
 
-    __slots__ = ("_told", "_until", "many", "reason", "to")
+    __slots__ = ("_informed", "_until", "many", "reason", "to")
 
     def __init__(
-        self, reason: Reason, until: float, to: To | None, told: Mapping[str, str], *, many: bool = False
+        self, reason: Reason, until: float, to: To | None, informed: Mapping[str, str], *, many: bool = False
     ) -> None:
         self.reason = reason
         self.to = to
         self.many = many
         self._until = until
-        self._told = dict(told)
+        self._informed = dict(informed)
 
     def concerns(self, rank: AskingRank, now: float, lasts: float) -> bool:
         """Whether a rank that asks, and whose use may last ``lasts`` seconds, may mean this room."""
-        if rank.name in self._told or self._until + lasts <= now:
+        if rank.name in self._informed or self._until + lasts <= now:
             return False
         return self.to is None or self.to.admits(rank.instance, rank.key)
 
     def tell(self, rank: AskingRank) -> bool:
         """Note that a rank is told of the end. Returns whether all ranks of its instance know by now."""
-        self._told[rank.name] = rank.instance
-        return sum(instance == rank.instance for instance in self._told.values()) >= rank.ranks
+        self._informed[rank.name] = rank.instance
+        return sum(instance == rank.instance for instance in self._informed.values()) >= rank.ranks
 
 
 class GivenUp:
@@ -192,8 +192,8 @@ class Tombstones:
 
     # Ends on this side.
 
-    def ended(self, key: RoomKey, reason: Reason, to: To | None, told: Mapping[str, str]) -> None:
-        """Keep a tombstone of a room, of whose end some decode rank does not know. ``told``: the ranks that know."""
+    def ended(self, key: RoomKey, reason: Reason, to: To | None, informed: Mapping[str, str]) -> None:
+        """Keep a tombstone of a room whose end some decode rank does not know. ``informed``: the ranks that know."""
         ends = self._ends.setdefault(key, [])
         self._ends.move_to_end(key)
         until = self._now() + self.lifetime
@@ -201,7 +201,7 @@ class Tombstones:
             # The last tombstone stands for all further ends, which are not kept one by one.
             ends[-1] = Tombstone(reason, until, to if to == ends[-1].to else None, {}, many=True)
             return
-        ends.append(Tombstone(reason, until, to, told))
+        ends.append(Tombstone(reason, until, to, informed))
         self._ends_count += 1
         while self._ends_count > REMEMBERED:
             forgotten, lost = self._ends.popitem(last=False)
@@ -237,30 +237,30 @@ class Tombstones:
 
     def give_up(self, key: RoomKey, rank: AskingRank, generation: int, reason: Reason) -> GivenUp:
         """Keep that a decode rank gave a use up."""
-        gone = self.gone(key, (rank.instance,)) or GivenUp(reason, rank.instance)
-        gone.join(rank, generation)
-        for word in gone.extend(rank, self._now() + self.lifetime):
-            _remember(self._gone, (key, word), gone)
-        return gone
+        given_up = self.given_up(key, (rank.instance,)) or GivenUp(reason, rank.instance)
+        given_up.join(rank, generation)
+        for word in given_up.extend(rank, self._now() + self.lifetime):
+            _remember(self._gone, (key, word), given_up)
+        return given_up
 
-    def gone(self, key: RoomKey, words: Iterable[str]) -> GivenUp | None:
+    def given_up(self, key: RoomKey, words: Iterable[str]) -> GivenUp | None:
         """What is kept of an instance that gave a room up. ``words``: names of instances or public keys of ranks."""
         now = self._now()
         for word in words:
-            gone = self._gone.get((key, word))
-            if gone is not None:
-                for name, generation in list(gone.uses.items()):
+            given_up = self._gone.get((key, word))
+            if given_up is not None:
+                for name, generation in list(given_up.uses.items()):
                     if self.met((name, key[0], generation)):  # by another room of this side
-                        gone.leave(name)
-                if gone.uses and gone.until > now:
-                    return gone
-                self.settle_gone(key, gone)
+                        given_up.leave(name)
+                if given_up.uses and given_up.until > now:
+                    return given_up
+                self.settle_given_up(key, given_up)
         return None
 
-    def settle_gone(self, key: RoomKey, gone: GivenUp) -> None:
+    def settle_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
         """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""
-        for word in gone.words:
-            if self._gone.get((key, word)) is gone:
+        for word in given_up.words:
+            if self._gone.get((key, word)) is given_up:
                 del self._gone[key, word]
 
     def load(self) -> dict[str, int]:

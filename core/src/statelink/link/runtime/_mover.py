@@ -111,7 +111,7 @@ def move(
                 blocks += piece.count
                 yield 0.0
     except GeneratorExit:
-        raise  # this generator was closed: nobody wants its result
+        raise  # this generator was closed: its result is not needed
     except BaseException as error:
         reason = reason_of(error, backend=backend.name, peer=peer)
         if isinstance(error, BackendDefect):
@@ -178,23 +178,23 @@ def _wait(
     """
     began, nap = time.monotonic(), FIRST_NAP
     while True:
-        ended, left = _sorted(running)
+        ended, remaining = _split(running)
         if len(ended) < ends:  # also if some have ended: a library may move the others only while it is polled
-            backend.poll(left)
-            ended, left = _sorted(running)
+            backend.poll(remaining)
+            ended, remaining = _split(running)
         failed = [(transfer, outcome) for transfer, outcome in ended if not outcome.ok]
         if failed:
             what = f"backend {backend.name!r} could not move a batch"
             strays = tuple(transfer for transfer, outcome in failed if outcome.unsettled)
             error = _Failed(what, failed[0][1].reason, strays)
-            return left, error
+            return remaining, error
         if len(ended) >= ends or cancelled.is_set():
-            return left, None
+            return remaining, None
         yield nap
         nap = min(2 * nap, max(NAP, PATIENCE * (time.monotonic() - began)), LONGEST_NAP)
 
 
-def _sorted(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
+def _split(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
     """Split transfers into those that have ended, with their outcomes, and the others.
 
     Each outcome is read once, since a thread of the backend may set it meanwhile.

@@ -56,6 +56,7 @@ class HookContext:
             payload=payload,
         )
 
+        # Only the control thread may use the sockets.
         def job() -> None:
             self._context.send(note, self._address)
 

@@ -41,6 +41,7 @@ class Attaching:
         ranks = {address: rank.handshake for address, rank in instance.ranks.items() if rank.handshake}
         siblings = [handshake for handshake in instance.siblings.values() if handshake]
 
+        # Runs on the control thread. The instance may have changed while the data thread planned: see `turn`.
         def then(parts: dict[str, Part] | None, reason: Reason | None) -> None:
             if parts is not None:
                 self._attach(instance, parts, turn)

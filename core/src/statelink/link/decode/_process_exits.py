@@ -54,6 +54,7 @@ class ProcessExits:
             return
         context = self._context
 
+        # Runs on the control thread, after a data thread has polled: both have run in this round.
         def polled(_: bool) -> None:
             context.after(LANDING_ROUND, lambda: self._wait(rank, rounds - 1))
 

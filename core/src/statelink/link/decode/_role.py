@@ -77,6 +77,7 @@ class DecodeRole:
         )
         receiving = Receiving(state)
         self._table.enter(state, receiving)
+        # Before the job that opens the room is posted, so that refused items leave no trace of it.
         if items is not None:
             try:
                 receiving.accept(items, prefix=prefix, ready=ready)

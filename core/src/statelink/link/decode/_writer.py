@@ -235,6 +235,7 @@ class Writer:
         self._begin(what)
         workers, accepted = self._context.workers, self._accepted
 
+        # `job` runs on a data thread, `done` on the control thread.
         def job() -> Mapping[str, str]:
             return differing(self._plan, accepted, self._digests, self._ended)
 

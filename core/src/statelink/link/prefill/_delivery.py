@@ -214,6 +214,7 @@ class Delivery:
         transfers = list(self._pending)
         self._jobs += 1
 
+        # Runs on the control thread, after a data thread has polled.
         def done(polled: bool) -> None:
             self._jobs -= 1
             self._pending = [each for each in transfers if each.outcome is None]
@@ -228,6 +229,7 @@ class Delivery:
         self._context.workers.poll(("pending", self.rank.name), running, done)
 
     def _poll_strays(self, then: Callable[[Delivery], None]) -> None:
+        # Runs on the control thread, after a data thread has polled.
         def done(_: bool) -> None:
             self._strays = [each for each in self._strays if each.outcome is not None and each.outcome.unsettled]
             if self._strays:

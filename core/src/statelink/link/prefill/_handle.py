@@ -70,6 +70,7 @@ class Sending(Room):
         """
         state, pushes = self._state, self._pushes
         state.context.check_process()
+        # Everything up to the post runs on the engine's thread, so that errors are raised to the caller.
         with self._lock:
             whole_span, whole_layers = pushes.check_span(span, layers)
             if state.status is Status.FAILED:

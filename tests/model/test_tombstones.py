@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from statelink.errors import Reason
-from statelink.link.decode import _tombstones as decode_tombstones
+from statelink.link.decode import _unmet
 from statelink.link.prefill import _tombstones
 from statelink.link.prefill._to import To
 from statelink.link.prefill._tombstones import AskingRank, Tombstones
@@ -53,7 +53,7 @@ def test_a_rank_is_told_of_each_end_once() -> None:
     for _ in range(2):
         end = tombstones.due((7, 0), RANK, 60.0)
         assert end is not None
-        tombstones.settle((7, 0), RANK, end)
+        tombstones.acknowledge((7, 0), RANK, end)
     assert tombstones.due((7, 0), RANK, 60.0) is None
     tombstones.ended((7, 0), GONE, None, {other.name: other.instance})
     assert tombstones.due((7, 0), other, 60.0) is None
@@ -68,14 +68,14 @@ def test_a_rank_is_told_of_each_end_once() -> None:
     for _ in range(50):
         end = tombstones.due((9, 0), RANK, 60.0)
         assert end is not None, "so many that they are not counted any more"
-        tombstones.settle((9, 0), RANK, end)
+        tombstones.acknowledge((9, 0), RANK, end)
     assert tombstones.load()["tombstones"] < 20
 
 
 def test_decode_remembers_what_prefill_may_not_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_tombstones, "REMEMBERED", 10)
+    monkeypatch.setattr(_unmet, "REMEMBERED", 10)
     clock = Clock()
-    unmet = decode_tombstones.Tombstones(clock)
+    unmet = _unmet.UnmetUses(clock)
 
     def ended(room: int, generation: int, sources: list[str] | None) -> None:
         unmet.ended((room, 0), generation, sources)

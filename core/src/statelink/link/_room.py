@@ -180,7 +180,7 @@ class RoomState:
         """The engine gives the room up. Control thread."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def update_quiesced(self) -> None:
         """Work out anew whether this side's memory may be reused. Control thread."""
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """Decode: rooms that receive.
 
 `DecodeRole` finds the room that a message is about, and calls it. `ReceivingState` is the room: it owns one `Writer`
-for each prefill rank that owes it bytes. `Instances` keeps the peers. `Tombstones` keeps the uses of ids that ended,
+for each prefill rank that owes it bytes. `Instances` keeps the peers. `UnmetUses` keeps the uses of ids that ended,
 and for which prefill may not have had a room. `ProcessExits` is the process exit watch: it waits until nothing of an
 ended writer can land.
 

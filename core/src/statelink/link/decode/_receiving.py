@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._instance import Instance
     from ._prefill_rank import PrefillRank
     from ._request import Accepted
-    from ._tombstones import Tombstones
+    from ._unmet import UnmetUses
 
 __all__ = ["AboutRoom", "ReceivingState"]
 
@@ -39,7 +39,7 @@ class ReceivingState(RoomState):
     Args:
         context: The link's parts.
         watcher: Told of every change.
-        tombstones: Keeps uses of ids that ended, and for which prefill may not have had a room.
+        unmet: Keeps uses of ids that ended, and for which prefill may not have had a room.
         explain: Says why an instance is not ready, and gives a hint what to look at.
         generation: The number that this side drew for this use of the room id.
     """
@@ -50,7 +50,7 @@ class ReceivingState(RoomState):
         self,
         context: Context,
         watcher: RoomWatcher,
-        tombstones: Tombstones,
+        unmet: UnmetUses,
         explain: Callable[[Instance], tuple[str, str]],
         *,
         room: int,
@@ -61,7 +61,7 @@ class ReceivingState(RoomState):
     ) -> None:
         super().__init__(context, watcher, room, tokens, deadline, attempt)
         self.generation = generation
-        self._tombstones = tombstones
+        self._unmet = unmet
         self._explain = explain
         self._accepted: Accepted | None = None
         self._requested = False
@@ -85,7 +85,7 @@ class ReceivingState(RoomState):
         self._take_named()
         self._accepted = accepted
         self.prefix = accepted.prefix
-        self.settle()
+        self.update_quiesced()
         self._maybe_request()
 
     def instance_ready(self, instance: Instance) -> None:
@@ -121,7 +121,7 @@ class ReceivingState(RoomState):
             self.fail(reason_of(error, room=self.room, backend=self.context.backend.name))
             return
         self._writers.update({each.rank.name: each for each in writers})
-        self.settle()
+        self.update_quiesced()
 
         # Runs on a data thread; `prepared` runs on the control thread. The room may have failed in between.
         def prepare() -> None:
@@ -141,10 +141,10 @@ class ReceivingState(RoomState):
         if self.status in ENDED:
             for writer in self._writers.values():
                 writer.drain()  # its request was never sent
-            self._leave()
+            self._after_change()
             return
         for name, writer in self._writers.items():
-            if not writer.ask(self.deadline - self.opened, self._tombstones.named(self.key, name)):
+            if not writer.ask(self.deadline - self.opened, self._unmet.named(self.key, name)):
                 self.fail(self.reason_for("peer.send", "a request could not be sent", peer=name))
                 return
         if not self._writers:  # by the plan, no prefill rank owes this rank a byte
@@ -182,7 +182,7 @@ class ReceivingState(RoomState):
         writer = self._writers.get(name)
         if writer is not None:
             writer.drain()
-            self._leave()
+            self._after_change()
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
         """See `InstanceUser.rank_lost`. The room goes on if it waits for nothing from that rank."""
@@ -210,7 +210,7 @@ class ReceivingState(RoomState):
             for writer in writers:
                 writer.verify(self._hook_ended)
         if self.status in ENDED or not all(writer.complete for writer in writers):
-            self._leave()
+            self._after_change()
             return
         for writer in writers:
             for name, moved in writer.moved.items():
@@ -220,21 +220,21 @@ class ReceivingState(RoomState):
         for writer in writers:
             writer.accept()
             writer.revoke(self.drained)
-        self._leave()
+        self._after_change()
 
     def fail(self, reason: Reason) -> None:
         """See `RoomState.fail`. Sends Failed to every writer, and revokes the grants or waits until all drained."""
         ended = self._end_in_failure(reason)
         if ended is None:
             return
-        self._tombstones.ended(self.key, self.generation, self._not_met())
+        self._unmet.ended(self.key, self.generation, self._not_met())
         for writer in self._writers.values():
             writer.tell_failed(ended)
             writer.revoke(self.drained)
             writer.abort(self._hook_ended)
         if not self._writers and self._instance is not None:
             self._send_failed(self._instance, ended)
-        self._leave()
+        self._after_change()
         release = self.context.config.release_after
         if release is not None and not self.quiesced:
             self.context.after(release, lambda: self._release(release))
@@ -290,12 +290,12 @@ class ReceivingState(RoomState):
             hint = "call accept() once memory is allocated"
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
 
-    def _leave(self) -> None:
-        """Settle the room, and leave the instance once the room has ended and quiesced.
+    def _after_change(self) -> None:
+        """Update quiescence, and leave the instance once the room has ended and quiesced.
 
         Until then the room stays with the instance, so that Failed is repeated to ranks that have not drained.
         """
-        self.settle()
+        self.update_quiesced()
         if self.status not in ENDED:
             return
         for writer in self._writers.values():
@@ -303,8 +303,8 @@ class ReceivingState(RoomState):
         if self.quiesced and self._instance is not None:
             self._instance.leave(self)
 
-    def settle(self) -> None:
-        """See `RoomState.settle`."""
+    def update_quiesced(self) -> None:
+        """See `RoomState.update_quiesced`."""
         in_flight = any(writer.in_flight for writer in self._writers.values())
         self._set_quiesced(not in_flight and (self.status in ENDED or self._accepted is None))
         self._watcher.forget(self)

@@ -16,7 +16,7 @@ from ._handle import Receiving
 from ._instances import Instances
 from ._process_exits import ProcessExits
 from ._receiving import AboutRoom, ReceivingState
-from ._tombstones import Tombstones
+from ._unmet import UnmetUses
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -45,7 +45,7 @@ class DecodeRole:
         self._rooms = Rooms(table, ReceivingState)
         self._instances = Instances(context)
         self._deadlines = Deadlines(context)
-        self._tombstones = Tombstones(context.now)
+        self._unmet = UnmetUses(context.now)
         self._exits = ProcessExits(context, self._drained)
 
     def receive(
@@ -67,7 +67,7 @@ class DecodeRole:
         state = ReceivingState(
             self._context,
             self._table,
-            self._tombstones,
+            self._unmet,
             self._instances.explain,
             room=room,
             tokens=tokens,
@@ -115,7 +115,7 @@ class DecodeRole:
 
     def _about_room(self, message: AboutRoom, rank: PrefillRank) -> None:
         if isinstance(message, (wire.Failed, wire.Drained)) and message.met:
-            self._tombstones.met(message.met, rank.name)
+            self._unmet.met(message.met, rank.name)
         room = self._room(message.room, message.generation)
         if room is not None:
             room.handle(message, rank.name)
@@ -161,4 +161,4 @@ class DecodeRole:
 
     def load(self) -> dict[str, int]:
         """See `Role.load`."""
-        return {"unmet": len(self._tombstones)}
+        return {"unmet": len(self._unmet)}

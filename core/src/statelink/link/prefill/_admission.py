@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ._pending import Asked
     from ._sending import SendingState
     from ._tombstones import GivenUp
+    from ._uses_in_flight import UsesInFlight
 
 __all__ = ["Requests"]
 
@@ -42,12 +43,16 @@ class Requests:
         context: The link's parts.
         ranks: The decode ranks that are known.
         rooms: The rooms that send.
+        in_flight: Uses that must not be called drained.
     """
 
-    def __init__(self, context: Context, ranks: DecodeRanks, rooms: Rooms[SendingState]) -> None:
+    def __init__(
+        self, context: Context, ranks: DecodeRanks, rooms: Rooms[SendingState], in_flight: UsesInFlight
+    ) -> None:
         self._context = context
         self._ranks = ranks
         self._rooms = rooms
+        self._in_flight = in_flight
         self._pending = PendingRequests(REMEMBERED, context.config.max_pending_request_bytes)
         self._tombstones = Tombstones(context.now, context.config.deadline)
         self._claims = Claims(context, ranks, self._pending, self._tombstones)
@@ -77,7 +82,7 @@ class Requests:
             else:
                 self.answer(rank, message, reason_not)
             return
-        elif self._settled(message, rank):
+        elif self._answered_by_tombstone(message, rank):
             return
         elif room is not None and room.bound:
             what = "the room has ended on prefill"
@@ -98,7 +103,7 @@ class Requests:
         asking = self._claims.asking(rank)
         end = self._tombstones.due(key, asking, 0.0)
         if end is not None:  # the room of this use ended on this side as well
-            self._tombstones.settle(key, asking, end)
+            self._tombstones.acknowledge(key, asking, end)
             self._tombstones.meet(use)
             return
         room = self._room(message.room, message.attempt)
@@ -131,16 +136,12 @@ class Requests:
     def drained(self, message: wire.Failed, rank: DecodeRank) -> wire.Drained | None:
         """The answer to a rank that gave a use up; ``None`` while writes for the use may be in flight."""
         use = (rank.name, message.room, message.generation)
-        return self._drained(use) if self._tombstones.drained(use) else None
+        return None if use in self._in_flight else self._drained(use)
 
     def _drained(self, use: RequestId) -> wire.Drained:
         name, room, generation = use
         met = generation if self._tombstones.met(use) else 0
         return wire.Drained(sender=self._context.name, to=name, room=room, generation=generation, met=met)
-
-    def destinations(self) -> set[str]:
-        """Link names of the ranks to which writes for rooms that are over may still be in flight."""
-        return self._tombstones.destinations()
 
     def load(self) -> dict[str, int]:
         """Numbers of the things that are kept for rooms that are not open here. Any thread."""
@@ -161,17 +162,17 @@ class Requests:
                 end = self._tombstones.due(key, asking, message.lifetime_ms / 1000 + earlier.ended_ms_ago / 1000)
                 if end is None or end.many:
                     continue
-                self._tombstones.settle(key, asking, end)
+                self._tombstones.acknowledge(key, asking, end)
                 self._tombstones.meet(use)
-            if self._tombstones.drained(use):
+            if use not in self._in_flight:
                 self._ranks.send(self._drained(use))
 
-    def _settled(self, message: wire.Request, rank: DecodeRank) -> bool:
+    def _answered_by_tombstone(self, message: wire.Request, rank: DecodeRank) -> bool:
         """Answer a request for a room that has ended on either side. Returns whether it was one."""
         key, asking = key_of(message), self._claims.asking(rank)
         end = self._tombstones.due(key, asking, message.lifetime_ms / 1000)
         if end is not None:
-            self._tombstones.settle(key, asking, end)
+            self._tombstones.acknowledge(key, asking, end)
             self.answer(rank, message, end.reason, met=message.generation)
             return True
         given_up = self._tombstones.given_up(key, (asking.instance,))
@@ -256,14 +257,6 @@ class Requests:
         if not informed or max(counted) < ranks:
             self._tombstones.ended(room.key, reason, room.to, informed)
 
-    def may_land(self, use: RequestId) -> None:
-        """See `Tombstones.may_land`."""
-        self._tombstones.may_land(use)
-
-    def cannot_land(self, use: RequestId) -> None:
-        """See `Tombstones.cannot_land`."""
-        self._tombstones.cannot_land(use)
-
     def missing(self, room: SendingState) -> int | None:
         """See `Claims.missing`. Any thread."""
         return self._claims.missing(room)
@@ -326,12 +319,12 @@ class Requests:
 
     def _belonged(self, room: SendingState, given_up: GivenUp) -> dict[str, str]:
         """A room belonged to a use that an instance gave up. Returns the ranks that know, with their instance."""
-        self._tombstones.settle_given_up(room.key, given_up)
+        self._tombstones.forget_given_up(room.key, given_up)
         uses = given_up.of(room.to)
         for name, generation in uses.items():
             use = (name, room.room, generation)
             self._tombstones.meet(use)
-            if self._ranks.get(name) is not None and self._tombstones.drained(use):
+            if self._ranks.get(name) is not None and use not in self._in_flight:
                 self._ranks.send(self._drained(use))
         return dict.fromkeys(uses, given_up.instance)
 

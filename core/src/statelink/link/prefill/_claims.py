@@ -91,7 +91,7 @@ class Claims:
         lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
         end = self._tombstones.due(room.key, asking, lasts)
         if end is not None:
-            self._tombstones.settle(room.key, asking, end)
+            self._tombstones.acknowledge(room.key, asking, end)
         if end is not None or self._tombstones.forgot(room.key):
             return Stale(ours=True, met=asked.request.generation)
         unmet = self._unmet(room, rank, asked)

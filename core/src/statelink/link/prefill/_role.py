@@ -17,6 +17,7 @@ from ._decode_ranks import DecodeRanks
 from ._handle import Sending
 from ._sending import SendingState
 from ._to import read_to
+from ._uses_in_flight import UsesInFlight
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -45,7 +46,8 @@ class PrefillRole:
         self._table = table
         self._rooms = Rooms(table, SendingState)
         self._ranks = DecodeRanks(context, self._lost)
-        self._requests = Requests(context, self._ranks, self._rooms)
+        self._in_flight = UsesInFlight()
+        self._requests = Requests(context, self._ranks, self._rooms, self._in_flight)
         self._deadlines = Deadlines(context)
 
     def send(
@@ -63,6 +65,7 @@ class PrefillRole:
             self._table,
             self._ranks,
             self._requests,
+            self._in_flight,
             room=room,
             tokens=tokens,
             deadline=deadline,
@@ -156,7 +159,7 @@ class PrefillRole:
         """See `Role.close`."""
         deliveries = (each for room in self._rooms.all() for each in room.deliveries)
         in_flight = {each.rank.name for each in deliveries if each.in_flight(Side.TARGET)}
-        self._ranks.close(in_flight | self._requests.destinations())
+        self._ranks.close(in_flight | self._in_flight.destinations())
 
     def knows(self, name: str) -> bool:
         """Whether a peer that dialled this link, by its link name, has introduced itself."""

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
-    from ._delivery import RequestId
     from ._push import Push
     from ._pusher import Pushed
     from ._to import To
+    from ._uses_in_flight import UsesInFlight
 
 __all__ = ["Admission", "PushBudget", "SendingState"]
 
@@ -55,12 +55,6 @@ class Admission(Protocol):
     def unasked(self, room: SendingState) -> str:
         """Why the room belongs to no instance, as a text."""
 
-    def may_land(self, use: RequestId) -> None:
-        """Writes for a use may still be in flight to the destination, and it is not known when they end."""
-
-    def cannot_land(self, use: RequestId) -> None:
-        """No such write is in flight any more."""
-
 
 class SendingState(RoomState):
     """Owns the queue of pushes and the deliveries. Belongs to the control thread; see `RoomState`.
@@ -71,6 +65,7 @@ class SendingState(RoomState):
         budget: Counts pushes.
         ranks: The decode ranks that are known; messages go out through it.
         admission: Decides which instance the room belongs to.
+        in_flight: Uses that must not be called drained.
         to: The decode instance that the engine named, if it named one.
     """
 
@@ -83,6 +78,7 @@ class SendingState(RoomState):
         budget: PushBudget,
         ranks: DecodeRanks,
         admission: Admission,
+        in_flight: UsesInFlight,
         *,
         room: int,
         tokens: int,
@@ -95,6 +91,7 @@ class SendingState(RoomState):
         self._budget = budget
         self._ranks = ranks
         self._admission = admission
+        self._in_flight = in_flight
         self._begun = False
         self._deliveries: dict[str, Delivery] = {}
         self._queue: deque[Push] = deque()
@@ -152,7 +149,7 @@ class SendingState(RoomState):
         """Begin to send to the ranks that the room belongs to."""
         self.prefix = self.deliveries[0].request.prefix
         self.step(Status.WAITING)
-        self.settle()
+        self.update_quiesced()
         self._pump()
 
     # Pushes.
@@ -166,10 +163,10 @@ class SendingState(RoomState):
             self._items.setdefault(name, []).append(each)
         if self.status in ENDED:  # it failed in the meantime
             self._budget.count_pushes(-1)
-            self.settle()
+            self.update_quiesced()
             return
         self._queue.append(push)
-        self.settle()
+        self.update_quiesced()
         self._pump()
 
     def _pump(self) -> None:
@@ -189,7 +186,7 @@ class SendingState(RoomState):
         self._budget.count_pushes(-1)
         moving = pushed.moving
         if delivery.take(pushed):
-            self._admission.may_land(delivery.use)
+            self._in_flight.add(delivery.use)
         for name, moved in pushed.moved.items():
             self._count_moved(name, moved)
         if moving.reason is not None:
@@ -208,7 +205,7 @@ class SendingState(RoomState):
             self._ranks.send(delivery.chunk(pushed))
             if pushed.push.last:
                 self._ranks.send(delivery.finish(pushed))
-        self._drain()
+        self._after_change()
 
     # What decode says.
 
@@ -219,7 +216,7 @@ class SendingState(RoomState):
         delivery.accept()
         if all(each.accepted for each in self._deliveries.values()):
             self.step(Status.SUCCEEDED)
-            self.settle()
+            self.update_quiesced()
 
     def note(self, delivery: Delivery, component: str, payload: bytes) -> None:
         """Give a send hook the message of its counterpart."""
@@ -242,9 +239,9 @@ class SendingState(RoomState):
         """Look whether the processes of destinations have ended: then nothing is in flight to them any more."""
         exited = [each for each in self._deliveries.values() if each.note_exit()]
         for delivery in exited:
-            self._admission.cannot_land(delivery.use)
+            self._in_flight.discard(delivery.use)
         if exited:
-            self._drain()
+            self._after_change()
 
     # The end.
 
@@ -270,7 +267,7 @@ class SendingState(RoomState):
             self._ranks.send(delivery.say_failed(ended))
         if not self._deliveries:
             self._admission.ended(self, ended, informed, ranks)
-        self._drain()
+        self._after_change()
 
     def abort(self, why: str) -> None:
         """See `RoomState.abort`."""
@@ -291,8 +288,8 @@ class SendingState(RoomState):
         cause += hooks_wait_for(hooks)
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on prefill", cause, hint))
 
-    def _drain(self) -> None:
-        """Send Drained to destinations of a failed room, once nothing is in flight to them, and settle the room."""
+    def _after_change(self) -> None:
+        """Send Drained to destinations of a failed room, once nothing is in flight to them, and update quiescence."""
         for delivery in self._deliveries.values():
             delivery.look_after(self._looked_after)
             if self.status is not Status.FAILED:
@@ -301,18 +298,18 @@ class SendingState(RoomState):
                 self._ranks.send(delivery.say_drained())
             if not delivery.in_flight(Side.SOURCE):
                 delivery.release()
-        self.settle()
+        self.update_quiesced()
 
     def _looked_after(self, delivery: Delivery) -> None:
         """Transfers that a failed room left behind were polled. Control thread."""
         if Side.TARGET in delivery.unsettled and not delivery.exited:
-            self._admission.may_land(delivery.use)
+            self._in_flight.add(delivery.use)
         else:
-            self._admission.cannot_land(delivery.use)
-        self._drain()
+            self._in_flight.discard(delivery.use)
+        self._after_change()
 
-    def settle(self) -> None:
-        """See `RoomState.settle`."""
+    def update_quiesced(self) -> None:
+        """See `RoomState.update_quiesced`."""
         deliveries = self._deliveries.values()
         ended = self.status in ENDED or (bool(deliveries) and all(each.finished for each in deliveries))
         unread = ended and not any(each.in_flight(Side.SOURCE) for each in deliveries)

@@ -2,8 +2,8 @@
 
 If an engine uses an id again with the same attempt, a request does not say which use it means. So prefill keeps a
 tombstone of a room that ended here before a decode rank asked for it. That rank's next request then means the room that
-ended, and not a later room with the same id. Its answer settles the tombstone for this rank. See "Using an id again"
-in docs/design.md.
+ended, and not a later room with the same id. Its answer acknowledges the tombstone for this rank. See "Using an id
+again" in docs/design.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Tombstone:
         until: Latest time at which decode may have begun its use of the id.
         to: The decode instance that the room was for, if the engine named one.
         informed: Link names of the decode ranks that know of the end, with their instances.
-        many: Whether this stands for any number of ended rooms. Telling a rank of one of them settles nothing then.
+        many: Whether this stands for any number of ended rooms. Telling a rank of one acknowledges nothing.
     """
 
     __slots__ = ("_informed", "_until", "many", "reason", "to")
@@ -153,9 +153,6 @@ class Tombstones:
         self._gone: OrderedDict[tuple[RoomKey, str], GivenUp] = OrderedDict()
         self._uses: OrderedDict[RequestId, bool] = OrderedDict()
         """Uses of decode that this side knows, and whether a room of this side belonged to each."""
-        self._landing: set[RequestId] = set()
-        """Uses whose writes may still be in flight to the destination, even after the room is forgotten. This set has
-        no bound of its own: each use in it keeps memory of its destination quarantined, so there cannot be many."""
 
     # Uses.
 
@@ -173,22 +170,6 @@ class Tombstones:
     def met(self, use: RequestId) -> bool:
         """Whether a room of this side belonged to a use; false also if the use was forgotten."""
         return self._uses.get(use, False)
-
-    def may_land(self, use: RequestId) -> None:
-        """Note that writes for a use may still be in flight to its destination: the use must not be called drained."""
-        self._landing.add(use)
-
-    def cannot_land(self, use: RequestId) -> None:
-        """Note that no write for a use is in flight to its destination any more."""
-        self._landing.discard(use)
-
-    def drained(self, use: RequestId) -> bool:
-        """Whether no write for a use is in flight to its destination, as far as this side knows."""
-        return use not in self._landing
-
-    def destinations(self) -> set[str]:
-        """Link names of the ranks to which such writes may be in flight."""
-        return {name for name, _, _ in self._landing}
 
     # Ends on this side.
 
@@ -219,7 +200,7 @@ class Tombstones:
         now = self._now()
         return next((end for end in self._ends.get(key, ()) if end.concerns(rank, now, lasts)), None)
 
-    def settle(self, key: RoomKey, rank: AskingRank, end: Tombstone) -> None:
+    def acknowledge(self, key: RoomKey, rank: AskingRank, end: Tombstone) -> None:
         """Note that a rank is told of an end. Drops the tombstone once every rank of its instance knows."""
         if end.many or not end.tell(rank):
             return
@@ -254,10 +235,10 @@ class Tombstones:
                         given_up.leave(name)
                 if given_up.uses and given_up.until > now:
                     return given_up
-                self.settle_given_up(key, given_up)
+                self.forget_given_up(key, given_up)
         return None
 
-    def settle_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
+    def forget_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
         """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""
         for word in given_up.words:
             if self._gone.get((key, word)) is given_up:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -173,13 +174,24 @@ class Workers:
         }
         return {name: executor.waiting for name, executor in named.items()}
 
-    def close(self, timeout: float, last: Job) -> bool:
-        """Run what is queued, and end the threads. Blocks. Returns whether all ended in time.
+    def close(self, timeout: float, last: Callable[[], None]) -> bool:
+        """Run what is queued, end the threads, and then run ``last``. Blocks. Returns whether all ended in time.
 
         Args:
-            timeout: Seconds to wait for each executor.
-            last: Submitted to `moves` after every other job.
+            timeout: Seconds to wait for each executor, and for ``last``.
+            last: Runs on a thread of its own, since it may block. A job that is held inside a library may still run
+                beside it.
         """
-        self.moves.submit(("close",), last)
         distinct = {id(each): each for each in (self.moves, self.setups, self.fences, self.checks, self.readers)}
-        return all([executor.close(timeout) for executor in distinct.values()])
+        ended = all([executor.close(timeout) for executor in distinct.values()])
+
+        def run() -> None:
+            try:
+                last()
+            except BaseException:
+                log.exception("backend %s failed to close", self._backend.name)
+
+        thread = threading.Thread(target=run, name="statelink-close", daemon=True)
+        thread.start()
+        thread.join(timeout)
+        return ended and not thread.is_alive()

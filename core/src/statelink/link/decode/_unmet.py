@@ -17,7 +17,7 @@ from statelink.wire import MAX_UNMET, Unmet
 if TYPE_CHECKING:
     from statelink.link._header import RoomKey
 
-__all__ = ["Tombstones"]
+__all__ = ["UnmetUses"]
 
 REMEMBERED = 65536
 """Most room ids and attempts whose uses are kept one by one."""
@@ -37,7 +37,7 @@ class _Use:
     lacks: set[str] | None
 
 
-class Tombstones:
+class UnmetUses:
     """Keeps uses that ended before every prefill rank had a room for them. Belongs to the control thread.
 
     Args:

@@ -1,4 +1,7 @@
-"""A process that forks after it opened links: the child's calls raise, and the parent's links go on."""
+"""A process that forks after it opened links: the child's calls raise, and the parent's links go on.
+
+It forks while the locks of its links are held, which only private names can arrange.
+"""
 
 from __future__ import annotations
 

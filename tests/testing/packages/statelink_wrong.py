@@ -265,7 +265,7 @@ class TakesGarbage(TcpBackend):
         try:
             super().connect(peer, descriptor, regions)
         except TransferError:
-            if peer != "stranger":
+            if peer != "nobody":
                 raise
 
 

@@ -14,7 +14,7 @@ from ._process import Witness, this_process
 from ._reader import HandshakeReader
 from ._rendezvous import Explaining, Peer, Rendezvous, StaticRendezvous
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
-from ._transport import allows, check_transport, known_transport, transport_of
+from ._transport import check_transport, known_transport, transport_of
 
 __all__ = [
     "DECODE_RANK",
@@ -31,7 +31,6 @@ __all__ = [
     "Rendezvous",
     "StaticRendezvous",
     "Witness",
-    "allows",
     "can_receive",
     "can_send",
     "check_peer",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from statelink.backend import Backend
 
-__all__ = ["allows", "check_transport", "known_transport", "transport_of"]
+__all__ = ["check_transport", "known_transport", "transport_of"]
 
 log = logging.getLogger("statelink.link")
 
@@ -35,7 +35,7 @@ def transport_of(backend: Backend, peer: str) -> str:
         return UNKNOWN
 
 
-def allows(require: Collection[str], transport: str) -> bool:
+def _allows(require: Collection[str], transport: str) -> bool:
     """Whether ``require`` allows a transport. Where several carry the bytes, joined by ``+``, each must be allowed."""
     return not require or (bool(transport) and set(transport.split("+")) <= set(require) - {UNKNOWN})
 
@@ -60,7 +60,7 @@ def check_transport(require: Collection[str], transport: str, backend: str, peer
     Raises:
         PeerError: Names the required transports and the peer's.
     """
-    if allows(require, transport):
+    if _allows(require, transport):
         return
     hint = "see the backend's options for the transports that it may use"
     if transport in ("", UNKNOWN):

@@ -80,6 +80,8 @@ class DecodeRanks:
             log.warning("%s refused this instance: %s", rank.name, message.reason)
         elif isinstance(message, wire.Bye):
             self._lose(rank, "it closed")
+        else:
+            log.debug("a %s message of %s is not for prefill", type(message).__name__.lower(), rank.name)
 
     def send(self, message: wire.Message) -> None:
         """Queue a message for a rank. If that fails, the rank is lost: it would wait for the message forever."""

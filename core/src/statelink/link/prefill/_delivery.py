@@ -190,8 +190,7 @@ class Delivery:
 
     def in_flight(self, side: Side) -> bool:
         """Whether a transfer may still read this side's memory (`Side.SOURCE`), or write to the destination's."""
-        running = self._jobs or (self._pending and not self.exited)
-        return bool(running) or (not self.exited and side in self.unsettled)
+        return self.running or (not self.exited and side in self.unsettled)
 
     @property
     def running(self) -> bool:

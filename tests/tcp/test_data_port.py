@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import struct
 import time
@@ -16,24 +15,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from tests.helpers.peers import Recorder
 from tests.tcp.by_hand import DONE, HEADER, REFUSED, Caller, Lost, changed, fields_of, frame, hello, pair_key
 from tests.tcp.common import POISON, grant_all, u64, untouched
-from tests.tcp.node import Node
-from tests.tcp.remote import make_file, wait_for
+from tests.tcp.remote import wait_for
 
 from statelink.errors import TransferError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
-
-@pytest.fixture
-def here() -> Iterator[Node]:
-    path = make_file(1 << 20)
-    node = Node(path)
-    node.memory[:] = POISON
-    os.unlink(path)
-    yield node
-    node.close_all()
+    from tests.tcp.node import Node
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Partition("cyclic", 2, 2), "a partition has an index below its size: 2 of 2"),
     (lambda: Partition("cyclic", 2, 0, 0), "a partition has an index below its size"),
     (lambda: Partition("all", 2), "partition 'all' has size 1: size is 2"),
+    (lambda: Partition("all", block=4), "partition 'all' has no blocks: block is 4"),
+    (lambda: Partition("contiguous", 2, 0, 4), "partition 'contiguous' has no blocks: block is 4"),
     (lambda: buffer(name=""), "a buffer needs a printable name of 1 to 255 characters: got ''"),
     (lambda: buffer(name="x" * 256), "a buffer needs a printable name of 1 to 255 characters: got 'xxx"),
     (lambda: buffer(name="a\nb"), "a buffer needs a printable name of 1 to 255 characters: got 'a\\nb'"),

@@ -105,7 +105,7 @@ class Partition(msgspec.Struct, frozen=True):
             numbers its own items.
         size: Number of ranks that share the positions.
         index: This rank's number among them.
-        block: Positions of one block, for ``cyclic``.
+        block: Positions of one block, for ``cyclic``; 1 for the others, which have no blocks.
     """
 
     kind: str = "all"
@@ -124,6 +124,8 @@ class Partition(msgspec.Struct, frozen=True):
             raise StateError("a partition has an index below its size", cause=f"{self.index} of {self.size}")
         if self.kind == "all" and self.size != 1:
             raise StateError("partition 'all' has size 1", cause=f"size is {self.size}")
+        if self.kind != "cyclic" and self.block != 1:
+            raise StateError(f"partition {self.kind!r} has no blocks", cause=f"block is {self.block}")
 
 
 class Axis(msgspec.Struct, frozen=True):

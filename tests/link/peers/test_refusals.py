@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
+from tests.helpers.fakes import FakeDecode, FakePrefill
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, hybrid
 
 import statelink
-from statelink import state
+from statelink import state, wire
 from statelink.errors import (
     BackendUnavailableError,
     ConfigError,
@@ -30,6 +31,8 @@ from statelink.errors import (
 from statelink.tcp import Options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.link.conftest import TwoEngines
 
 pytestmark = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
@@ -129,18 +132,26 @@ def test_another_backend(pair: Pair, two_engines: TwoEngines) -> None:
     )
 
 
-@pytest.mark.parametrize(("low", "high", "older"), [(2, 3, "this side"), (0, 0, "the peer")])
-def test_no_protocol_version_in_common(pair: Pair, two_engines: TwoEngines, low: int, high: int, older: str) -> None:
-    """Prefill refuses; ``this side`` is then prefill, and its version the older one."""
-    stranger = two_engines.engine()
-    stranger.run("tests.helpers.child", "speak", low, high)
-    decode = two_engines.open("decode", engine=stranger)
-    text = decode.receive(54, pair.prefill.address, 64, deadline=20).failed()
-    there = f"protocol {low}" if low == high else f"protocols {low} to {high}"
-    version = statelink.__version__
+@pytest.mark.parametrize("speaks", [(2, 3), (0, 0)])
+@pytest.mark.parametrize("refuses", ["prefill", "decode"])
+def test_no_protocol_version_in_common(pair: Pair, tmp_path: Path, refuses: str, speaks: tuple[int, int]) -> None:
+    """Whoever refuses is ``this side``, and a peer of lower versions the older one."""
+    fake: FakeDecode | FakePrefill
+    if refuses == "prefill":
+        fake = FakeDecode(tmp_path, pair.prefill.address, hybrid())
+        card = msgspec.structs.replace(fake.card, protocol=speaks)
+        fake.say(wire.Hello(sender=fake.name, handshake=wire.write_handshake(card)))
+        text = str(fake.hear(wire.Refuse).reason)
+    else:
+        fake = FakePrefill(tmp_path, hybrid())
+        receiving = pair.decode.receive(54, fake.address, 64, deadline=20)
+        fake.welcome(protocol=speaks)
+        text = receiving.failed()
+    there, older = ("protocols 2 to 3", "this side") if speaks == (2, 3) else ("protocol 0", "the peer")
+    fake.close()
     assert text == (
-        f"the two sides speak no protocol version in common (peer {decode.name}): "
-        f"protocol 1 here (core {version}), {there} there (core {version})\n"
+        f"the two sides speak no protocol version in common (peer {fake.name}): "
+        f"protocol 1 here (core {statelink.__version__}), {there} there (core 0)\n"
         f"hint: upgrade statelink on {older}"
     )
 

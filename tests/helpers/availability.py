@@ -12,8 +12,6 @@ from statelink.config import read_options
 from statelink.errors import StatelinkError
 from statelink.registry import load_backend
 
-__all__ = ["OPTIONS", "environment_of", "options_of", "problem_of"]
-
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SIMULATED = frozenset({"ascend", "mori"})
 """Backends whose library has a simulator."""

@@ -1,10 +1,11 @@
-"""What the tests of plugins have in common: a backend of this process, and one in another."""
+"""What the tests of plugins have in common: a backend of this process, one in another, and small moves to there."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,9 +14,8 @@ import numpy.typing as npt
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Region, Transfer
 from statelink.testing import RemoteBackend
 
-__all__ = ["Memory", "Peer", "finish", "make", "move"]
-
 DEADLINE = 30.0
+MIB = 1 << 20
 
 
 class Memory:
@@ -71,3 +71,67 @@ class Peer(RemoteBackend):
         super().__init__(self.backend.name, link, layout, options=options)
         self.regions = tuple(msgspec.structs.replace(each, kind=kind) for each in self.regions)
         self.begin_open()
+
+
+class Pair(NamedTuple):
+    """This process and another."""
+
+    link: str
+    backend: Backend
+    memory: Memory
+    peer: Peer
+
+    def works(self) -> None:
+        """See `serves`."""
+        serves(self.backend, self.memory, self.peer)
+
+
+@contextlib.contextmanager
+def connected(
+    peers: type[Peer],
+    name: str,
+    options: dict[str, Any],
+    layout: Sequence[Sequence[int]] = ((4096,),),
+    kind: str = "dram",
+) -> Iterator[Pair]:
+    """Both connected to each other, with such regions on each side; the backend here is closed at the end."""
+    peer, link = peers(f"there-{name}", layout, options, kind), f"here-{name}"
+    backend, memory = make(peers.backend, link, options), Memory(layout, kind)
+    backend.register(memory.regions)
+    peer.ready()
+    peer.meet(link, backend.descriptor(), memory.regions)
+    backend.connect(peer.link, peer.descriptor, peer.regions)
+    yield Pair(link, backend, memory, peer)
+    backend.close()
+
+
+def blocks(memory: Memory, regions: tuple[Region, ...], nbytes: int = 64 * MIB) -> Blocks:
+    """Blocks from the start of the first region here to that of the first there, of a mebibyte each, or less."""
+    size = min(nbytes, MIB)
+    offsets = np.arange(0, nbytes, size, dtype=np.uint64)
+    zero, sizes = np.zeros(len(offsets), np.uint32), np.full(len(offsets), size, np.uint64)
+    return Blocks(offsets + memory.regions[0].address, offsets + regions[0].address, sizes, zero, zero)
+
+
+def serves(backend: Backend, memory: Memory, peer: Peer) -> None:
+    """The peer gets a small write whole."""
+    memory.arrays[0][:100] += 1
+    (transfer,) = move(backend, peer.link, blocks(memory, peer.regions, 100))
+    assert transfer.outcome == (True, "", True)
+    assert np.array_equal(peer.arrays[0][:100], memory.arrays[0][:100])
+
+
+def scattered(
+    origin: Sequence[Region], goal: Sequence[Region], count: int, nbytes: int, region: int, seed: int = 0
+) -> Blocks:
+    """Blocks of one region at unaligned places in random order; they do not overlap at the destination."""
+    rng = np.random.default_rng(seed)
+    room = goal[region].nbytes
+    step = room // count
+    assert step >= nbytes
+    order = rng.permutation(count).astype(np.uint64)
+    target = order * np.uint64(step) + rng.integers(0, step - nbytes + 1, count, dtype=np.uint64)
+    source = rng.integers(0, room - nbytes + 1, count, dtype=np.uint64)
+    begin, end = (np.uint64(side[region].address) for side in (origin, goal))
+    regions = np.full(count, region, np.uint32)
+    return Blocks(source + begin, target + end, np.full(count, nbytes, np.uint64), regions, regions)

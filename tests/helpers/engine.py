@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from statelink.errors import Reason
 
-__all__ = ["PATIENCE", "Engine", "LinkHandle", "RoomHandle"]
-
 ROOT = Path(__file__).parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
 PATIENCE = 60.0

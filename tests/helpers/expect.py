@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from tests.helpers.pools import Aux, Component, Index, Kv, Mamba, Memory
 
-__all__ = ["Case", "carry", "held", "positions"]
-
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from statelink.plan import PairPlan
 
-__all__ = ["FakeDecode", "FakePrefill"]
-
 Spoken = TypeVar("Spoken", bound=wire.Message)
 _numbers = itertools.count(1)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import zmq
 import zmq.utils.z85
 
-__all__ = ["key_pair"]
-
 
 def key_pair(number: int) -> tuple[str, str]:
     """A public and a secret key; different for each number below 256."""

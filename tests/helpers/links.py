@@ -11,8 +11,6 @@ import zmq
 import statelink
 from statelink import Status, state
 
-__all__ = ["DECODE", "PREFILL", "STRANGE", "Rank", "hand_over", "keys", "link_of", "state_of"]
-
 _keys = [tuple(part.decode() for part in zmq.curve_keypair()) for _ in range(3)]
 PREFILL, DECODE, STRANGE = ({"public": public, "secret": secret} for public, secret in _keys)
 

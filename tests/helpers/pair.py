@@ -14,8 +14,6 @@ from tests.helpers.pools import Index, Kv
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
 
-__all__ = ["Pair", "items"]
-
 _rooms = itertools.count(1000)
 
 

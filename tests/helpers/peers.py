@@ -18,8 +18,6 @@ from statelink import wire
 if TYPE_CHECKING:
     from statelink.state import Inventory
 
-__all__ = ["PART", "Recorder", "connect", "cut", "dialled", "handshake_of", "raw_bytes", "routing_id", "until"]
-
 Socket = zmq.Socket[bytes]
 _connections = itertools.count()
 PART = wire.MAX_FRAME - 1024

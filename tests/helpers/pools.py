@@ -20,8 +20,6 @@ from statelink import state
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Arrays", "Aux", "Component", "Index", "Kv", "Mamba", "Memory", "hybrid"]
-
 Array = npt.NDArray[Any]
 Arrays = dict[str, dict[str, Array]]
 Shapes = dict[str, tuple[tuple[int, ...], str]]

@@ -13,8 +13,6 @@ import pytest
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["System"]
-
 MAPS = "/proc/self/maps"
 DRIVERS = ("libcuda.so", "libamdhip64.so", "/dev/kfd", "/dev/dri/")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from statelink.state import Coverage, IndexSpace, StateType, register_state_type
 
-__all__ = ["register"]
-
 
 def register() -> None:
     register_state_type(StateType(name="acme.index", index=IndexSpace.PAGE, coverage=Coverage.SUFFIX, aligned=True))

@@ -31,8 +31,6 @@ from statelink.registry import load_backend, plugin_manager
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Gate", "Host", "Seen"]
-
 
 @dataclass(frozen=True)
 class Seen:

@@ -8,24 +8,6 @@ from typing import Any, NamedTuple
 from statelink import plan, state
 from statelink.state import Described, Inventory, Memory, Partition
 
-__all__ = [
-    "STEP",
-    "Moved",
-    "at",
-    "describe",
-    "instance_of",
-    "keys",
-    "kv_instance",
-    "kv_share",
-    "latents_share",
-    "moves",
-    "pointer",
-    "ranks",
-    "ring_share",
-    "row",
-    "runs",
-]
-
 STEP = 1 << 40
 """Distance of two allocations; far more than any of them is long."""
 

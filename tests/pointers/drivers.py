@@ -12,8 +12,6 @@ from tests.helpers.system import System
 
 from statelink import state
 
-__all__ = ["AMD", "BASE", "NVIDIA", "Piece", "cuda", "hip", "host", "inventory", "loaded"]
-
 BASE = 0x7_0000_0000
 """Where made-up memory of devices begins: nothing is mapped there."""
 UINT64 = ctypes.POINTER(ctypes.c_uint64)

@@ -14,8 +14,6 @@ from packaging.requirements import Requirement
 
 import statelink
 
-__all__ = ["BACKEND", "Site", "bare"]
-
 Environment = Mapping[str, str]
 SOURCE = Path(statelink.__file__).parents[1]
 

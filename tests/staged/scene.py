@@ -19,22 +19,6 @@ from statelink.staged import Staged
 if TYPE_CHECKING:
     from statelink.plan import Move, Tile
 
-__all__ = [
-    "ASKED",
-    "GRANULE",
-    "WHOLE",
-    "Context",
-    "Hook",
-    "Scene",
-    "ask",
-    "gathered",
-    "granted",
-    "raw",
-    "read",
-    "ring_at",
-    "written",
-]
-
 Said = tuple[Any, ...]
 
 

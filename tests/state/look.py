@@ -12,8 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     from statelink.state import Described, Inventory
 
-__all__ = ["elements", "names", "one_buffer", "pair", "zeros"]
-
 
 def elements(inventory: Inventory, component: str, buffer: str) -> dict[tuple[int, ...], bytes]:
     """The bytes of every element that is described, by item and global coordinates."""

@@ -15,8 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-__all__ = ["HEADER", "REPLY", "Caller", "Lost", "Stream", "changed", "fields_of", "frame", "hello", "pair_key"]
-
 HEADER = struct.Struct("<4sBxxxI4xQQQQ")
 """Magic, mode, blocks, sequence, room, generation, bytes of all blocks; the blocks' places and sizes follow."""
 REPLY = struct.Struct("<4sBxHQ")

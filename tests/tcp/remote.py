@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from statelink.testing import RemoteBackend
 
-__all__ = ["Remote", "make_file", "map_file", "wait_for"]
-
 PATIENCE = 20.0
 
 

@@ -12,8 +12,6 @@ from statelink import state, wire
 from statelink.plan import compile_pair
 from statelink.wire import KINDS, RENDEZVOUS_KINDS
 
-__all__ = ["CASES", "read"]
-
 Tree = dict[str, Any]
 LINK: Tree = {"sender": "d", "to": "p"}
 USE: Tree = {**LINK, "room": 1, "generation": 1}

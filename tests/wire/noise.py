@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Decoder", "fuzz", "mutated", "resident"]
-
 # Markers that announce much more than follows, deep nesting, and numbers at the edges of their types.
 LIES = (
     b"\xdd\xff\xff\xff\xff",

@@ -11,8 +11,6 @@ from statelink.backend import Moved
 from statelink.errors import Reason
 from statelink.plan import Assignment, Box, Share
 
-__all__ = ["card", "messages"]
-
 REASON = Reason("room.deadline", "the room ran out of time", {"room": "7", "peer": "decode.0-ab"}, "30 s", "wait")
 LINK: Any = {"sender": "decode.0-ab", "to": "prefill.1-cd"}
 USE: Any = {**LINK, "room": (1 << 64) - 1, "generation": (1 << 63) - 1}

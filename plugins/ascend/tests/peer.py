@@ -15,8 +15,6 @@ from statelink.backend import Backend, Blocks, Outcome, Region
 from statelink.errors import StatelinkError
 from statelink.testing import RemoteBackend
 
-__all__ = ["MIB", "Peer"]
-
 MIB = 1 << 20
 FAULTS = ("MEMFABRIC_SIM_NPU", "MEMFABRIC_SIM_FAIL_AFTER")
 """What a process's environment tells the simulator to do wrong."""

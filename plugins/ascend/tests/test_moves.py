@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from plugins.ascend.tests.peer import MIB, Peer
-from tests.helpers import backend_pairs
+from tests.helpers import backend_peer
 
 from statelink.backend import Blocks, Op
 from statelink.errors import TransferError
@@ -44,7 +44,7 @@ def pair(make_shared: Callable[..., Peer]) -> Iterator[Pair]:
 
 def scattered(origin: Peer, goal: Peer, count: int, nbytes: int, region: int) -> Blocks:
     """Blocks at unaligned places in random order; they do not overlap at the destination."""
-    return backend_pairs.scattered(origin.regions, goal.regions, count, nbytes, region)
+    return backend_peer.scattered(origin.regions, goal.regions, count, nbytes, region)
 
 
 def check(actor: Peer, blocks: Blocks, op: Op, other: Peer) -> None:

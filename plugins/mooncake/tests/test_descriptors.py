@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from plugins.mooncake.tests.peer import Peer, make
-from tests.helpers.backend_pairs import Pair, connected
+from plugins.mooncake.tests.peer import Peer
+from tests.helpers.backend_peer import Pair, connected
 
 from statelink.errors import TransferError
 from statelink_mooncake import MooncakeBackend
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Pair]:
-    with connected(make, Peer, "default", {}) as pair:
+    with connected(Peer, "default", {}) as pair:
         yield pair
     assert isinstance(pair.peer, Peer)
     assert pair.peer.complaints() == []

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from plugins.mooncake.tests.peer import Memory, Peer, make, move
-from tests.helpers import backend_pairs
-from tests.helpers.backend_pairs import MIB, blocks
+from plugins.mooncake.tests.peer import Peer, make
+from tests.helpers import backend_peer
+from tests.helpers.backend_peer import MIB, Memory, blocks, move
 
 from statelink.backend import Backend, Batch, Op, Outcome
 from statelink_mooncake import MooncakeBackend
@@ -51,7 +51,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def serves(world: World, peer: Peer) -> None:
     """The peer gets a small write whole."""
-    backend_pairs.serves(world.backend, world.memory, peer)
+    backend_peer.serves(world.backend, world.memory, peer)
 
 
 def test_peer_stops_during_a_transfer(world: World) -> None:

@@ -195,7 +195,8 @@ def test_internet_protocol_6(monkeypatch: pytest.MonkeyPatch) -> None:
         MooncakeBackend(context)
     done = run(
         "import numpy as np\n"
-        "from plugins.mooncake.tests.peer import MooncakeBackend, move\n"
+        "from tests.helpers.backend_peer import move\n"
+        "from statelink_mooncake import MooncakeBackend\n"
         "from statelink.backend import BackendContext, BackendContext, Blocks, Region\n"
         "options = MooncakeBackend.Options(mc={'USE_IPV6': '1'})\n"
         "one, two = (MooncakeBackend(BackendContext(options=options, link=link, host='::1')) for link in '12')\n"

@@ -1,26 +1,15 @@
-"""Processes with this backend, whose memory the tests can see."""
+"""This backend, here and in processes whose memory the tests can see."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 from tests.helpers import backend_peer
-from tests.helpers.backend_peer import Memory, finish, move
 
 from statelink_mori import MoriBackend
 
-if TYPE_CHECKING:
-    from statelink.backend import Backend
-
-__all__ = ["Memory", "MoriBackend", "Peer", "finish", "make", "move"]
-
-
-def make(link: str, options: dict[str, Any] | None = None) -> Backend:
-    """A backend of this process."""
-    return backend_peer.make(MoriBackend, link, options)
+make = partial(backend_peer.make, MoriBackend)
 
 
 class Peer(backend_peer.Peer):
-    """Another process with one."""
-
     backend = MoriBackend

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from plugins.mori.tests.peer import Memory, Peer, finish, make, move
+from plugins.mori.tests.peer import Peer, make
+from tests.helpers.backend_peer import Memory, finish, move
 
 from statelink.backend import Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.peer import Memory, Peer, make, move
-from tests.helpers import backend_pairs
+from plugins.mori.tests.peer import Peer
+from tests.helpers import backend_peer
+from tests.helpers.backend_peer import MIB, Pair, connected, move
 
-from statelink.backend import UNKNOWN, Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
+from statelink.backend import UNKNOWN, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
 
-MIB = 1 << 20
 LAYOUT = ((2 * MIB + 1, 350_001, 8191), (100_000,))
 """Regions on each side: three side by side, their borders at odd addresses, and one elsewhere."""
 NOISE = np.random.default_rng(7).integers(0, 256, 3 * MIB, dtype=np.uint8)
@@ -29,42 +29,25 @@ TRANSPORTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-class World(NamedTuple):
-    """This process and another, connected."""
-
-    link: str
-    backend: Backend
-    memory: Memory
-    peer: Peer
-
-
 @pytest.fixture(scope="module", params=list(TRANSPORTS))
-def world(request: pytest.FixtureRequest, simulator: bool) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, simulator: bool) -> Iterator[Pair]:
     options, kind = TRANSPORTS[request.param]
     if not simulator and request.param != "RDMA":
         pytest.skip("with the real library, host memory over RDMA is tested")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MORI_SIM_TCP", "1")
-        link = f"here-{request.param}"
-        peer = Peer(f"peer-{request.param}", LAYOUT, options, kind)
-        backend = make(link, options)
-        memory = Memory(LAYOUT, kind)
-        backend.register(memory.regions)
-        peer.ready()
-        peer.meet(link, backend.descriptor(), memory.regions)
-        backend.connect(peer.link, peer.descriptor, peer.regions)
-        yield World(link, backend, memory, peer)
-        backend.close()
-        assert peer.end() == (0, "")
+        with connected(Peer, request.param, options, LAYOUT, kind) as pair:
+            yield pair
+        assert pair.peer.end() == (0, "")
 
 
-def scattered(world: World, op: Op, count: int, nbytes: int, region: int) -> Blocks:
-    """Blocks at unaligned places in random order; they do not overlap at the destination."""
+def scattered(world: Pair, op: Op, count: int, nbytes: int, region: int) -> Blocks:
+    """See `backend_peer.scattered`."""
     sides = (world.memory.regions, world.peer.regions)
-    return backend_pairs.scattered(*(sides if op is Op.WRITE else sides[::-1]), count, nbytes, region)
+    return backend_peer.scattered(*(sides if op is Op.WRITE else sides[::-1]), count, nbytes, region)
 
 
-def check(world: World, blocks: Blocks, op: Op) -> None:
+def check(world: Pair, blocks: Blocks, op: Op) -> None:
     """Move blocks, and compare both memories with what numpy makes of them."""
     for number, array in enumerate((*world.memory.arrays, *world.peer.arrays)):
         array[:] = NOISE[number : number + len(array)]
@@ -91,12 +74,12 @@ def check(world: World, blocks: Blocks, op: Op) -> None:
     ("count", "nbytes", "region"),
     [(1, 4097, 2), (9000, 129, 0)],
 )
-def test_scattered_blocks(world: World, op: Op, count: int, nbytes: int, region: int) -> None:
+def test_scattered_blocks(world: Pair, op: Op, count: int, nbytes: int, region: int) -> None:
     check(world, scattered(world, op, count, nbytes, region), op)
 
 
 @pytest.mark.parametrize("op", list(Op))
-def test_regions_side_by_side(world: World, op: Op) -> None:
+def test_regions_side_by_side(world: Pair, op: Op) -> None:
     """The last bytes of one region and the first of its neighbour, and one batch over all regions."""
     sides = (world.memory.regions, world.peer.regions)
     source, target = sides if op is Op.WRITE else sides[::-1]
@@ -111,13 +94,13 @@ def test_regions_side_by_side(world: World, op: Op) -> None:
     check(world, Blocks(table[0], table[1], table[2], *table[3:].astype(np.uint32)), op)
 
 
-def test_transport(world: World) -> None:
+def test_transport(world: Pair) -> None:
     backend: Any = world.backend
     assert backend.transport(world.peer.link) == WORDS[world.link.removeprefix("here-")]
     assert backend.transport("nobody") == UNKNOWN
 
 
-def test_unknown_region_or_peer_is_refused(world: World) -> None:
+def test_unknown_region_or_peer_is_refused(world: Pair) -> None:
     blocks = scattered(world, Op.WRITE, 2, 100, 3)
     beyond = dataclasses.replace(blocks, target_region=np.array([0, 4], np.uint32))
     with pytest.raises(TransferError, match=r"outside the memory registered by the peer.*region 4 of 4"):
@@ -126,7 +109,7 @@ def test_unknown_region_or_peer_is_refused(world: World) -> None:
         world.backend.submit("nobody", Batch(Op.WRITE, blocks, 1, 1))
 
 
-def test_contradictory_batches_are_refused(world: World) -> None:
+def test_contradictory_batches_are_refused(world: Pair) -> None:
     """XGMI would end the process on some of them."""
     blocks = scattered(world, Op.WRITE, 2, 100, 3)
     for bad in (blocks[:0], dataclasses.replace(blocks, source=blocks.source[:1], source_region=blocks.source_region)):
@@ -137,7 +120,7 @@ def test_contradictory_batches_are_refused(world: World) -> None:
         world.backend.submit(world.peer.link, Batch(Op.WRITE, none, 1, 1))
 
 
-def test_refused_descriptors(world: World) -> None:
+def test_refused_descriptors(world: Pair) -> None:
     """Garbage of every kind is refused, and the peers that are connected stay."""
     head, engine, memories = unpack_descriptors(world.peer.descriptor, nested=True)
     name: list[bytes | None] = [head[0], b"stranger", *head[2:]]

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from plugins.nixl.tests.peer import Peer, make
-from tests.helpers.backend_pairs import Pair, connected
+from plugins.nixl.tests.peer import Peer
+from tests.helpers.backend_peer import Pair, connected
 
 from statelink.backend import Region
 from statelink.errors import TransferError
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module", params=["default", "tcp"])
 def world(request: pytest.FixtureRequest) -> Iterator[Pair]:
     options = {"ucx": {"TLS": "tcp"}} if request.param == "tcp" else {}
-    with connected(make, Peer, request.param, options) as pair:
+    with connected(Peer, request.param, options) as pair:
         yield pair
     assert pair.peer.end() == (0, "")
 

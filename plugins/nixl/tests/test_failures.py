@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from plugins.nixl.tests.peer import Memory, Peer, finish, make, move
-from tests.helpers import backend_pairs
-from tests.helpers.backend_pairs import MIB, blocks
+from plugins.nixl.tests.peer import Peer, make
+from tests.helpers import backend_peer
+from tests.helpers.backend_peer import MIB, Memory, blocks, finish, move
 
 from statelink.backend import Backend, Batch, Op, Side
 from statelink.errors import TransferError
@@ -75,7 +75,7 @@ def stopped(tcp: World) -> Iterator[Peer]:
 
 def serves(world: World, peer: Peer) -> None:
     """The peer gets a small write whole."""
-    backend_pairs.serves(world.backend, world.memory, peer)
+    backend_peer.serves(world.backend, world.memory, peer)
 
 
 def test_peer_dies_during_a_transfer(tcp: World) -> None:

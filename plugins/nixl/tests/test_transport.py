@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from plugins.nixl.tests import stub
-from plugins.nixl.tests.peer import Memory, Peer, make
+from plugins.nixl.tests.peer import Peer, make
 from plugins.nixl.tests.test_package import needs_nixl
+from tests.helpers.backend_peer import Memory
 
 from statelink.backend import Region, Verdict
 from statelink.testing import bare_machine

@@ -9,29 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Array",
-    "CompressedPool",
-    "HybridPool",
-    "IndexedPool",
-    "KeysPool",
-    "LatentPool",
-    "QueryPool",
-    "RequestPool",
-    "SlidingPool",
-    "SparsePool",
-    "States",
-    "Triples",
-    "UnifiedHybridPool",
-    "compressed_pool",
-    "keys_pool",
-    "latents_pool",
-    "listing",
-    "noise",
-    "some_states",
-    "triples",
-]
-
 Array = npt.NDArray[Any]
 Triples = tuple[list[int], list[int], list[int]]
 

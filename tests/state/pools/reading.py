@@ -11,24 +11,9 @@ from statelink import state
 from statelink.errors import StateError
 from statelink.state import Described, PoolGeometry
 
-from ..look import elements, names
+from ..look import elements
+from ..look import names as names
 from .fakes import Array, noise
-
-__all__ = [
-    "DIM",
-    "HEADS",
-    "PAGES",
-    "TOKENS",
-    "agrees",
-    "cut",
-    "geometry",
-    "keys",
-    "kinds",
-    "names",
-    "planar",
-    "refused",
-    "whole",
-]
 
 PAGES, TOKENS, HEADS, DIM = 3, 4, 4, 2
 

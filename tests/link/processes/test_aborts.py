@@ -143,6 +143,13 @@ class Run:
             given = (link.key, self._marks, self.links[0].address, rooms, early, draws)
             link.engine.ask("run_here", SCENARIO, "play", given)
 
+    def wait_for(self, rooms: int) -> None:
+        """Return once both sides are through with so many rooms."""
+        until = time.monotonic() + PATIENCE[0]
+        while np.fromfile(self._marks, np.int64).min() < rooms:
+            assert time.monotonic() < until, "the engines play no rooms"
+            time.sleep(0.01)
+
     def finish(self) -> Outcome:
         """Wait until both sides have come to rest, and look at every byte."""
         outcome = Outcome(self.seed)
@@ -252,11 +259,11 @@ def test_memory_of_thousands_of_aborted_rooms(run: Run, tell: Callable[[str], No
 
 
 def stopped(run: Run, rooms: int, *, lies: bool = False) -> Outcome:
-    """Play rooms while each side is stopped for longer than its peer waits for it."""
+    """Play rooms while each side is stopped for longer than its peer waits for it: each amid a third of the rooms."""
     run.open(lies=lies, **LIVE)
     run.begin(rooms, early=lies)
-    for engine in reversed(run.engines):
-        time.sleep(1.0)
+    for part, engine in enumerate(reversed(run.engines), 1):
+        run.wait_for(part * rooms // 3)
         engine.signal(signal.SIGSTOP)
         time.sleep(STOP)
         engine.signal(signal.SIGCONT)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -66,15 +67,15 @@ class Engine:
     def pid(self) -> int:
         return self.process.pid
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of the worker's host; what it raises is raised here."""
-        self.ask(method, *arguments)
+        self.ask(method, *arguments, **named)
         return self.answer()
 
-    def ask(self, method: str, *arguments: Any) -> None:
+    def ask(self, method: str, *arguments: Any, **named: Any) -> None:
         """The first half of a call, for things that take their time in several processes."""
         self._asked = f"{method}{arguments!r:.300}"
-        self._pipe.send((method, arguments))
+        self._pipe.send((method, arguments, named))
 
     def answer(self, patience: float = PATIENCE) -> Any:
         """The second half of a call; without an answer for so many seconds, the worker counts as stuck."""
@@ -173,27 +174,26 @@ class LinkHandle:
         self.memory = memory
         self.closed = False
 
-    def send(self, room: Any, tokens: Any, **named: Any) -> RoomHandle:
-        number = next(_rooms)
-        self.engine.call("send", self.key, number, room, tokens, named)
-        return RoomHandle(self.engine, number)
+    def send(self, *arguments: Any, **named: Any) -> RoomHandle:
+        return self._begin("send", *arguments, **named)
 
-    def receive(self, room: Any, peer: Any, tokens: Any, items: Items | None = None, **named: Any) -> RoomHandle:
+    def receive(self, *arguments: Any, **named: Any) -> RoomHandle:
+        return self._begin("receive", *arguments, **named)
+
+    def _begin(self, *arguments: Any, **named: Any) -> RoomHandle:
         number = next(_rooms)
-        if items is not None:
-            named["items"] = items
-        self.engine.call("receive", self.key, number, room, peer, tokens, named)
+        self.engine.call("begin", number, self.key, *arguments, **named)
         return RoomHandle(self.engine, number)
 
     def snapshot(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self.engine.call("snapshot", self.key))
+        return cast("dict[str, Any]", self.engine.call("link", self.key, "snapshot"))
 
     def changes(self) -> list[tuple[int, Status, bool]]:
         return cast("list[tuple[int, Status, bool]]", self.engine.call("changes", self.key))
 
     def close(self, timeout: float = 5.0) -> bool:
         """Close it; what it returned."""
-        ended = bool(self.engine.call("close", self.key, timeout))
+        ended = bool(self.engine.call("link", self.key, "close", timeout))
         if not self.closed:
             self.closed = True
             self.engine.links.remove(self)
@@ -204,30 +204,18 @@ _rooms = itertools.count(1)
 
 
 class RoomHandle:
-    """A room of a link in a worker."""
+    """A room of a link in a worker, with the methods of a room."""
 
     def __init__(self, engine: Engine, number: int) -> None:
         self._engine = engine
         self._number = number
 
-    def push(self, items: Items, **named: Any) -> None:
-        self._engine.call("push", self._number, items, named)
-
-    def accept(self, items: Items, **named: Any) -> None:
-        self._engine.call("accept", self._number, items, named)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return partial(self._engine.call, "room", self._number, name)
 
     def spoiling(self, call: str, items: Items, **named: Any) -> None:
         """`push` or `accept` with arrays that are overwritten once the call has returned."""
-        self._engine.call("spoiling", self._number, call, items, named)
-
-    def abort(self, *why: str) -> None:
-        self._engine.call("abort", self._number, {"why": why[0]} if why else {})
-
-    def close(self) -> None:
-        self._engine.call("drop", self._number)
-
-    def check(self) -> None:
-        self._engine.call("check", self._number)
+        self._engine.call("spoiling", self._number, call, items, **named)
 
     def see(self) -> Seen:
         return cast("Seen", self._engine.call("see", self._number))

@@ -44,7 +44,7 @@ class Pair:
     @property
     def backend(self) -> str:
         """Name of the backend, as the link says it."""
-        return str(self.prefill.engine.call("backend_of", self.prefill.key))
+        return str(self.prefill.snapshot()["backend"])
 
     def case(self, tokens: int = 200, prefix: int = 0, room: int | None = None) -> Case:
         """A request over items drawn at random; those of decode are nobody else's until `done`."""

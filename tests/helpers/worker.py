@@ -66,10 +66,7 @@ class Errors(logging.Handler):
         self.records: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.exc_info:
-            text += "\n" + "".join(traceback.format_exception(*record.exc_info))
-        self.records.append(text)
+        self.records.append(self.format(record))
 
 
 @dataclass
@@ -96,25 +93,21 @@ class Host:
         self.links[key], self.memories[key] = link, memory
         return link.address, link.name
 
-    def send(self, key: str, number: int, room: Any, tokens: Any, named: dict[str, Any]) -> None:
-        self.rooms[number] = self.links[key].send(room, tokens, **named)
+    def begin(self, number: int, key: str, call: str, *arguments: Any, **named: Any) -> None:
+        """Make a room by a method of a link."""
+        self.rooms[number] = getattr(self.links[key], call)(*arguments, **self._gated(named))
 
-    def receive(self, key: str, number: int, room: Any, peer: Any, tokens: Any, named: dict[str, Any]) -> None:
-        self.rooms[number] = self.links[key].receive(room, peer, tokens, **self._gated(named))
+    def room(self, number: int, call: str, *arguments: Any, **named: Any) -> None:
+        """Call a method of a room."""
+        getattr(self.rooms[number], call)(*arguments, **self._gated(named))
 
-    def push(self, number: int, items: Any, named: dict[str, Any]) -> None:
-        room = self.rooms[number]
-        assert isinstance(room, statelink.Sending)
-        room.push(items, **self._gated(named))
+    def link(self, key: str, call: str, *arguments: Any) -> Any:
+        """Call a method of a link."""
+        return getattr(self.links[key], call)(*arguments)
 
-    def accept(self, number: int, items: Any, named: dict[str, Any]) -> None:
-        room = self.rooms[number]
-        assert isinstance(room, statelink.Receiving)
-        room.accept(items, **self._gated(named))
-
-    def spoiling(self, number: int, call: str, items: dict[str, list[int]], named: dict[str, Any]) -> None:
+    def spoiling(self, number: int, call: str, items: dict[str, list[int]], **named: Any) -> None:
         arrays = {name: np.array(ids) for name, ids in items.items()}
-        getattr(self, call)(number, arrays, named)
+        self.room(number, call, arrays, **named)
         for array in arrays.values():
             array[:] = -1
 
@@ -134,15 +127,6 @@ class Host:
             time.sleep(0.001)
         return self.see(number)
 
-    def abort(self, number: int, named: dict[str, Any]) -> None:
-        self.rooms[number].abort(**named)
-
-    def check(self, number: int) -> None:
-        self.rooms[number].check()
-
-    def drop(self, number: int) -> None:
-        self.rooms[number].close()
-
     def gate(self, name: str, raises: str) -> None:
         self.gates[name] = Gate(raises=raises)
 
@@ -155,15 +139,6 @@ class Host:
     def changes(self, key: str) -> list[tuple[int, statelink.Status, bool]]:
         return [(room.room, room.status, room.quiesced) for room in self.links[key].changes()]
 
-    def backend_of(self, key: str) -> str:
-        return self.links[key].backend
-
-    def snapshot(self, key: str) -> dict[str, Any]:
-        return self.links[key].snapshot()
-
-    def close(self, key: str, timeout: float) -> bool:
-        return self.links[key].close(timeout)
-
     def close_all(self, timeout: float) -> bool:
         """Close every link, and let go of them and their memory; whether all of them ended."""
         ended = [link.close(timeout) for link in self.links.values()]
@@ -173,11 +148,12 @@ class Host:
         return all(ended)
 
     def run(self, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
-        """Call what a module of the tests defines; what needs the host takes it first."""
+        """Call a function of a module."""
         return getattr(importlib.import_module(module), function)(*arguments)
 
     def run_here(self, module: str, function: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(importlib.import_module(module), function)(self, *arguments)
+        """Call one that takes this host first."""
+        return self.run(module, function, (self, *arguments))
 
     def threads(self) -> list[str]:
         return [each.name for each in threading.enumerate() if each is not threading.main_thread()]
@@ -208,10 +184,6 @@ class Host:
         """Room and status to how often that was reported."""
         return dict(self.ends)
 
-    def cpu(self) -> float:
-        """Seconds of processor time that every thread of this process has used."""
-        return time.process_time()
-
     def take_errors(self) -> list[str]:
         found, self.errors.records = self.errors.records, []
         return found
@@ -227,15 +199,15 @@ def serve(pipe: Connection) -> None:
     logging.getLogger("statelink").addHandler(host.errors)
     while True:
         try:
-            method, arguments = pipe.recv()
+            method, arguments, named = pipe.recv()
         except (EOFError, ConnectionResetError):
             break
         try:
-            answer = True, getattr(host, method)(*arguments)
+            answer = True, getattr(host, method)(*arguments, **named)
         except StatelinkError as error:
             answer = False, error
-        except Exception as error:
-            answer = False, Unexpected(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        except Exception:
+            answer = False, Unexpected(traceback.format_exc())
         try:
             pipe.send(answer)
         except BrokenPipeError:  # nobody waits for it any more

@@ -24,9 +24,11 @@ def idle(two_engines: TwoEngines) -> Pair:
 def used(pair: Pair, seconds: float = 1.0) -> tuple[float, float]:
     """Processor time that each side uses in a while, all threads together."""
     engines = pair.prefill.engine, pair.decode.engine
-    before = [engine.call("cpu") for engine in engines]
+    before = [engine.run("time", "process_time") for engine in engines]
     time.sleep(seconds)
-    prefill, decode = (engine.call("cpu") - start for engine, start in zip(engines, before, strict=True))
+    prefill, decode = (
+        engine.run("time", "process_time") - start for engine, start in zip(engines, before, strict=True)
+    )
     return prefill, decode
 
 

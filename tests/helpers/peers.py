@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import socket
 import struct
 import threading
@@ -100,37 +101,30 @@ def connect(address: str) -> socket.socket:
 
 
 class Recorder:
-    """Stands between a caller and a port, and keeps what the caller says."""
+    """Stands between a caller and a port of this machine, and keeps what the caller says."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+    def __init__(self, port: int) -> None:
+        self._target = port
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self.said: list[bytes] = []
-        self._open = [self._server]
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            ours, _ = self._server.accept()
-            theirs = socket.create_connection(self._target)
-            self._open += [ours, theirs]
-            for source, target, keep in ((ours, theirs, True), (theirs, ours, False)):
-                thread = threading.Thread(target=self._carry, args=(source, target, keep), daemon=True)
-                self._threads.append(thread)
-                thread.start()
+    def _carry(self) -> None:
+        with self._server.accept()[0] as ours, connect(f"tcp://127.0.0.1:{self._target}") as theirs:
+            while True:
+                for source in select.select([ours, theirs], [], [])[0]:
+                    raw = source.recv(1 << 16)
+                    if not raw:
+                        return
+                    if source is ours:
+                        self.said.append(raw)
+                    (theirs if source is ours else ours).sendall(raw)
 
-    def _carry(self, source: socket.socket, target: socket.socket, keep: bool) -> None:
-        with contextlib.suppress(OSError):
-            while raw := source.recv(1 << 16):
-                if keep:
-                    self.said.append(raw)
-                target.sendall(raw)
-
-    def replay(self, host: str, port: int) -> bool:
+    def replay(self) -> bool:
         """Say it again, piece by piece as it was said; whether the port cut us off."""
-        with socket.create_connection((host, port), timeout=10) as again:
+        with connect(f"tcp://127.0.0.1:{self._target}") as again:
             again.settimeout(0.1)
             for piece in [*self.said, b""]:
                 try:
@@ -144,13 +138,9 @@ class Recorder:
         return False
 
     def close(self) -> None:
-        for each in self._open:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
-            thread.join(10)
-        for each in self._open:
-            each.close()
+        """Wait until one of them has hung up."""
+        self._thread.join(10)
+        self._server.close()
 
 
 def raw_bytes(address: str, sent: bytes) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,12 +34,10 @@ class Component:
     Attributes:
         name: Its name.
         format: Its format tag.
-        type: A state type other than the constructor's own.
     """
 
     name: str
     format: str = ""
-    type: str = ""
 
     def shapes(self) -> Shapes:
         """Label of each buffer to the shape of its array, items first, and its dtype."""
@@ -48,12 +45,6 @@ class Component:
 
     def describe(self, arrays: dict[str, Array]) -> state.Described:
         """The component over these arrays, as Statelink is told of it."""
-        made = self._describe(arrays)
-        if not self.type:
-            return made
-        return state.Described(msgspec.structs.replace(made.component, type=self.type), made.regions)
-
-    def _describe(self, arrays: dict[str, Array]) -> state.Described:
         raise NotImplementedError
 
 
@@ -84,13 +75,12 @@ class Kv(Component):
                 found[f"layers.{layer}.{part}"] = ((self.pages, *inner), self.dtype)
         return found
 
-    def _describe(self, arrays: dict[str, Array]) -> state.Described:
+    def describe(self, arrays: dict[str, Array]) -> state.Described:
         layers = {n: (arrays[f"layers.{n}.k"], arrays[f"layers.{n}.v"]) for n in self.layers}
-        common: dict[str, Any] = {"heads": self.heads, "tp": self.tp, "order": self.order, "name": self.name}
-        common["replicated"] = self.replicated
+        common = {name: getattr(self, name) for name in ("heads", "tp", "order", "name", "replicated", "format")}
         if self.window:
-            return state.window_pages(layers, window=self.window, format=self.format, **common)
-        return state.kv_pages(layers, optional=self.optional, format=self.format, **common)
+            return state.window_pages(layers, window=self.window, **common)
+        return state.kv_pages(layers, optional=self.optional, **common)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +93,7 @@ class Index(Component):
     pages: int = 48
     page: int = 16
     width: int = 33
+    type: str = "dsa"
 
     def shapes(self) -> Shapes:
         return {
@@ -110,9 +101,9 @@ class Index(Component):
             for n in self.layers
         }
 
-    def _describe(self, arrays: dict[str, Array]) -> state.Described:
+    def describe(self, arrays: dict[str, Array]) -> state.Described:
         layers = {n: arrays[f"layers.{n}.index_k"] for n in self.layers}
-        return state.index_pages(layers, name=self.name, format=self.format)
+        return state.index_pages(layers, name=self.name, format=self.format, type=self.type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +129,11 @@ class Mamba(Component):
         found: Shapes = {}
         for layer in self.layers:
             found[f"layers.{layer}.conv"] = ((self.slots, rows + self.pad, self.kernel), "float32")
-            found[f"layers.{layer}.ssm"] = (
-                (self.slots, self.heads // self.tp[1] + bool(self.pad), *self.inner),
-                "float32",
-            )
+            heads = self.heads // self.tp[1] + bool(self.pad)
+            found[f"layers.{layer}.ssm"] = ((self.slots, heads, *self.inner), "float32")
         return found
 
-    def _describe(self, arrays: dict[str, Array]) -> state.Described:
+    def describe(self, arrays: dict[str, Array]) -> state.Described:
         rows, heads = sum(self.groups) // self.tp[1], self.heads // self.tp[1]
         return state.mamba_slots(
             conv={n: arrays[f"layers.{n}.conv"][:, :rows] for n in self.layers},
@@ -168,7 +157,7 @@ class Aux(Component):
     def shapes(self) -> Shapes:
         return {label: ((self.rows, width), dtype) for label, width, dtype in self.widths}
 
-    def _describe(self, arrays: dict[str, Array]) -> state.Described:
+    def describe(self, arrays: dict[str, Array]) -> state.Described:
         return state.aux_rows(arrays, name=self.name, replicated=True, format=self.format)
 
 
@@ -202,24 +191,24 @@ class Memory:
         self.pools = tuple(pools)
         self.arrays: Arrays = {}
         self._places: list[tuple[int, int, str]] = []
-        places: list[tuple[Component, str, tuple[int, ...], np.dtype[Any], int]] = []
         end = GUARD
         for pool in pools:
             for label, (shape, dtype) in pool.shapes().items():
                 start = -(-end // ALIGN) * ALIGN
-                kind: np.dtype[Any] = np.dtype(dtype)
-                nbytes = int(np.prod(shape)) * kind.itemsize
-                places.append((pool, label, shape, kind, start))
-                self._places.append((start, start + nbytes, f"{pool.name}/{label}"))
-                end = start + nbytes + GUARD
+                end = start + int(np.prod(shape)) * np.dtype(dtype).itemsize
+                self._places.append((start, end, f"{pool.name}/{label}"))
+                end += GUARD
         self.nbytes = -(-end // 4096) * 4096
-        self._view: memoryview = bytes_.data if bytes_ is not None else memoryview(_map(path, self.nbytes))
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._view, np.uint8)
-        for pool, label, shape, kind, start in places:
-            nbytes = int(np.prod(shape)) * kind.itemsize
-            # Not a slice of one large array: then that would be the region of them all.
-            array = np.frombuffer(self._view[start : start + nbytes], kind) if nbytes else np.empty(0, kind)
-            self.arrays.setdefault(pool.name, {})[label] = array.reshape(shape)
+        view = bytes_.data if bytes_ is not None else memoryview(_map(path, self.nbytes))
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(view, np.uint8)
+        places = iter(self._places)
+        for pool in pools:
+            arrays = self.arrays[pool.name] = {}
+            for label, (shape, dtype) in pool.shapes().items():
+                start, end, _ = next(places)
+                # Not a slice of one large array: then that would be the region of them all.
+                array = np.frombuffer(view[start:end], dtype) if end > start else np.empty(0, dtype)
+                arrays[label] = array.reshape(shape)
 
     def fill(self, seed: int) -> None:
         """Random bytes everywhere, guards included."""
@@ -258,8 +247,3 @@ def _map(path: Path, nbytes: int) -> mmap.mmap:
             file.truncate(nbytes)
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), nbytes)
-
-
-def changed(pools: Sequence[Component], name: str, **fields: Any) -> tuple[Component, ...]:
-    """The same pools, with fields of one of them changed."""
-    return tuple(replace(each, **fields) if each.name == name else each for each in pools)

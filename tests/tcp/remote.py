@@ -6,12 +6,12 @@ import ctypes
 import errno
 import mmap
 import os
-import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -56,12 +56,6 @@ class Remote(RemoteBackend):
 
     def do(self, name: str, *arguments: Any, **options: Any) -> Any:
         return self.worker(call, self.worker.arena.path, len(self.memory), name, arguments, options)
-
-    def signal(self, number: int) -> None:
-        if number == signal.SIGSTOP:
-            self.stop()
-        else:
-            os.kill(self.pid, number)
 
 
 class Reads:
@@ -126,17 +120,8 @@ def call(host: Any, path: str, nbytes: int, name: str, arguments: Sequence[Any],
 def _import_node(path: str, nbytes: int) -> tuple[Reads, Any]:
     """Import the backend over a C library that the test controls."""
     library = ctypes.CDLL
-    made: list[Reads] = []
-
-    def load(name: Any, *arguments: Any, **named: Any) -> Any:
-        loaded = library(name, *arguments, **named)
-        if name is None:
-            made[:] = made or [Reads(loaded.process_vm_readv)]
-            setattr(loaded, "process_vm_readv", made[0])  # noqa: B010 - it is no attribute that the type knows
-        return loaded
-
-    setattr(ctypes, "CDLL", load)  # noqa: B010 - as above
-    from .node import Node
-
-    setattr(ctypes, "CDLL", library)  # noqa: B010 - as above
-    return made[0], Node(path, nbytes)
+    own: Any = library(None, use_errno=True)
+    reads = own.process_vm_readv = Reads(own.process_vm_readv)
+    with patch.object(ctypes, "CDLL", lambda name, **named: library(name, **named) if name else own):
+        from .node import Node
+    return reads, Node(path, nbytes)

@@ -107,15 +107,14 @@ def test_a_recorded_connection_is_worth_nothing(
     """
     if not fresh:
         monkeypatch.setattr(secrets, "token_bytes", bytes)
-    port = caller.peer["port"]
-    recorder = Recorder("127.0.0.1", port)
+    recorder = Recorder(caller.peer["port"])
     here.connect("honest", "target", changed(here.descriptor("target"), port=recorder.port))
     assert here.outcome(here.write("honest", "target", 1, 1, u64(here.address + 9000), u64(here.address), u64(100))).ok
     here.disconnect("honest", "target")
     recorder.close()
     here.memory[:] = POISON
     here.memory[:100] = 1
-    cut = recorder.replay("127.0.0.1", port)
+    cut = recorder.replay()
     assert cut is fresh
     if fresh:
         assert (here.memory[:100] == 1).all(), "nothing was written"
@@ -238,7 +237,7 @@ def test_what_travels_holds_no_key(here: Node, monkeypatch: pytest.MonkeyPatch) 
     ours, theirs = (here.open(name, same_host_copy=False) for name in ("honest", "target"))
     here.connect("target", "honest", ours)
     grant_all(here, a="honest")
-    recorder = Recorder("127.0.0.1", fields_of(theirs)["port"])
+    recorder = Recorder(fields_of(theirs)["port"])
     here.connect("honest", "target", changed(theirs, port=recorder.port))
     assert honest(here)
     here.disconnect("honest", "target")

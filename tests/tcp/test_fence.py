@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,14 +116,14 @@ def start_large(source: Any, target: Any, mode: str) -> int:
 @pytest.mark.parametrize("mode", MODES)
 def test_revoke_in_the_middle(source: Remote, target: Remote, mode: str) -> None:
     transfer = start_large(source, target, mode)
-    source.signal(signal.SIGSTOP)
+    source.stop()
     try:
         revoked = target.do("outcome", target.do("revoke", "target", "source", 1, 1))
         assert revoked.ok
         assert target.memory[-1] == POISON, "the batch ended before it could be revoked"
         target.memory[:] = POISON
     finally:
-        source.signal(signal.SIGCONT)
+        source.go_on()
     outcome = source.do("outcome", transfer)
     assert not outcome.ok
     assert outcome.settled is True
@@ -179,8 +179,8 @@ def test_sender_disconnects_in_the_middle(source: Remote, target: Remote, mode: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("after", [signal.SIGCONT, signal.SIGKILL])
-def test_stopped_receiver(source: Remote, mode: str, after: signal.Signals) -> None:
+@pytest.mark.parametrize("after", [Remote.go_on, Remote.kill])
+def test_stopped_receiver(source: Remote, mode: str, after: Callable[[Remote], None]) -> None:
     """A peer that stands still fails a transfer, which is settled once that peer has stopped copying for certain."""
     options: dict[str, Any] = {"stall_timeout": 1.0, "drain_timeout": 0.1, **SMALL_BUFFERS}
     with extra_process() as target:
@@ -188,7 +188,7 @@ def test_stopped_receiver(source: Remote, mode: str, after: signal.Signals) -> N
         join(source, target, mode, **options)
         grant_all(target)
         assert write(source, target).ok
-        target.signal(signal.SIGSTOP)
+        target.stop()
         place = u64(source.address), u64(target.address)
         first = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
         stalled = source.do("outcome", first)
@@ -201,7 +201,7 @@ def test_stopped_receiver(source: Remote, mode: str, after: signal.Signals) -> N
         assert "no progress" in stalled.reason
         assert not unsent.ok
         assert unsent.settled is True
-        target.signal(after)
+        after(target)
         assert source.do("settled", "source", first).reason == stalled.reason
         source.do("close_all")
         assert source.do("held") == before
@@ -214,7 +214,7 @@ def test_a_stopped_receiver_is_left_behind_at_the_end(source: Remote) -> None:
         join(source, target, stall_timeout=0.5, drain_timeout=0.1)
         grant_all(target)
         assert write(source, target).ok
-        target.signal(signal.SIGSTOP)
+        target.stop()
         place = u64(source.address), u64(target.address)
         transfer = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
         assert source.do("outcome", transfer).settled is False
@@ -249,7 +249,7 @@ def test_killed_receiver(source: Remote, mode: str) -> None:
     before = source.do("held")
     with extra_process() as dying, extra_process() as other:
         transfer = start_large(source, dying, mode)
-        dying.signal(signal.SIGKILL)
+        dying.kill()
         outcome = source.do("outcome", transfer)
         assert not outcome.ok
         assert outcome.settled is True

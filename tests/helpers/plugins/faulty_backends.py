@@ -8,8 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink.backend import Backend, Batch, Probe, Side, Transfer
@@ -39,7 +39,7 @@ class Fault(NamedTuple):
 _faults: deque[Fault] = deque()
 _hanging: list[Transfer] = []
 _gate = threading.Event()
-_struck: dict[str, int] = {}
+_struck: Counter[str] = Counter()
 
 
 def plan(call: str, what: str, skip: int = 0, times: int = 1) -> None:
@@ -61,7 +61,7 @@ def heal() -> None:
 
 def struck(what: str) -> int:
     """How often something happened."""
-    return _struck.get(what, 0)
+    return _struck[what]
 
 
 def _due(call: str) -> str:
@@ -73,7 +73,7 @@ def _due(call: str) -> str:
             return ""
         if fault.times:
             _faults[number] = fault._replace(times=fault.times - 1)
-            _struck[fault.what] = _struck.get(fault.what, 0) + 1
+            _struck[fault.what] += 1
             return fault.what
     return ""
 
@@ -118,20 +118,31 @@ class Faulty(Backend):
         return super().probe(options)
 
     def _strike(self, call: str) -> Transfer | None:
-        what = _due(call)
-        found: Callable[[], Transfer | None] = {
-            "": lambda: None,
-            "refuse": _refuse,
-            "defect": _defect,
-            "fail": lambda: _failed(settled=True),
-            "lose": lambda: _failed(settled=False),
-            "stray": lambda: _failed(settled=Side.SOURCE),
-            "hang": _hang,
-            "block": _block,
-            "slow": _slow,
-            "die": _die,
-        }[what]
-        return found()
+        """What happens to a call, if anything is due: a transfer of its own, or an error, or a delay."""
+        match _due(call):
+            case "":
+                return None
+            case "refuse":
+                raise TransferError("the transport refused", cause="ENOBUFS")
+            case "defect":
+                raise ZeroDivisionError("a defect of this backend")
+            case "fail" | "lose" | "stray" as what:
+                settled: dict[str, bool | Side] = {"fail": True, "lose": False, "stray": Side.SOURCE}
+                failed = Transfer()
+                failed.fail("the transport failed: EIO", settled=settled[what])
+                return failed
+            case "hang":
+                _hanging.append(Transfer())
+                return _hanging[-1]
+            case "block":
+                _gate.wait(30)
+            case "slow":
+                time.sleep(0.05)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case what:
+                raise AssertionError(f"there is no fault {what!r}")
+        return None
 
 
 class FaultyFence(Faulty):
@@ -144,38 +155,6 @@ class FaultyFence(Faulty):
     def revoke(self, *arguments: Any) -> Transfer:
         self._strike("revoke")
         return super().revoke(*arguments)  # type: ignore[misc, no-any-return]
-
-
-def _refuse() -> None:
-    raise TransferError("the transport refused", cause="ENOBUFS")
-
-
-def _defect() -> None:
-    raise ZeroDivisionError("a defect of this backend")
-
-
-def _failed(*, settled: bool | Side) -> Transfer:
-    transfer = Transfer()
-    transfer.fail("the transport failed: EIO", settled=settled)
-    return transfer
-
-
-def _hang() -> Transfer:
-    transfer = Transfer()
-    _hanging.append(transfer)
-    return transfer
-
-
-def _block() -> None:
-    _gate.wait(30)
-
-
-def _slow() -> None:
-    time.sleep(0.05)
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def __getattr__(name: str) -> type[Backend]:

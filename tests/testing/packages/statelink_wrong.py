@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -32,6 +33,13 @@ from statelink.tcp import TcpBackend
 U64 = Any
 
 
+class Wrong(TcpBackend):
+    """The embedded backend. The name of one that derives from it is that of its class: ``wrong-too-far``."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = "wrong" + re.sub("[A-Z]", lambda found: f"-{found[0].lower()}", cls.__name__)
+
+
 class Copied(Transfer):
     """A transfer whose outcome is that of another one, told otherwise."""
 
@@ -40,11 +48,11 @@ class Copied(Transfer):
         self.real = real
 
 
-class Telling(TcpBackend):
+class Telling(Wrong):
     """Tells of each transfer what `tell` makes of the truth."""
 
     def tell(self, outcome: Outcome) -> Outcome | None:
-        raise NotImplementedError
+        return outcome
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         return Copied(super().submit(peer, batch))
@@ -55,27 +63,22 @@ class Telling(TcpBackend):
                 transfer.outcome = self.tell(transfer.real.outcome)
 
 
-class Early(TcpBackend):
-    name = "wrong-early"
-
+class Early(Wrong):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         super().submit(peer, batch)
         return Transfer(Outcome(True))
 
 
-class DropsLast(TcpBackend):
-    name = "wrong-drops-last"
-
+class DropsLast(Wrong):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         if batch.blocks.count > 1:
             batch = batch._replace(blocks=batch.blocks[:-1])
         return super().submit(peer, batch)
 
 
-class GrantsAll(TcpBackend):
+class GrantsAll(Wrong):
     """Ignores what is granted, and looks only at the room."""
 
-    name = "wrong-grants-all"
     regions: Sequence[Region] = ()
 
     def register(self, regions: Sequence[Region]) -> None:
@@ -92,8 +95,6 @@ class GrantsAll(TcpBackend):
 class TooFar(GrantsAll):
     """Writes one byte too far."""
 
-    name = "wrong-too-far"
-
     def submit(self, peer: str, batch: Batch) -> Transfer:
         longer = batch.blocks.nbytes.copy()
         longer[-1] += np.uint64(longer[-1] > 50)
@@ -106,8 +107,6 @@ class TooFar(GrantsAll):
 class AnyRoom(GrantsAll):
     """Lets a peer write for rooms that it was never granted."""
 
-    name = "wrong-any-room"
-
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         super().connect(peer, descriptor, regions)
         first = self.regions[:1]
@@ -117,29 +116,23 @@ class AnyRoom(GrantsAll):
                 super().grant(peer, room, 1, *one)
 
 
-class KeepsGrants(TcpBackend):
+class KeepsGrants(Wrong):
     """Says that a grant is taken back, and lets the peer go on."""
-
-    name = "wrong-keeps-grants"
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
         return Transfer(Outcome(True))
 
 
-class ReplacesGrants(TcpBackend):
+class ReplacesGrants(Wrong):
     """Forgets what a use of a room was granted before."""
-
-    name = "wrong-replaces-grants"
 
     def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
         super().revoke(peer, room, generation)
         super().grant(peer, room, generation, addresses, nbytes)
 
 
-class RevokesLast(TcpBackend):
+class RevokesLast(Wrong):
     """Takes back the last of several grants, and says that all are."""
-
-    name = "wrong-revokes-last"
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
@@ -159,8 +152,6 @@ class RevokesLast(TcpBackend):
 class Swallows(Telling):
     """Reports what failed as done."""
 
-    name = "wrong-swallows"
-
     def tell(self, outcome: Outcome) -> Outcome:
         return Outcome(True)
 
@@ -168,16 +159,12 @@ class Swallows(Telling):
 class Silent(Telling):
     """Fails without a word."""
 
-    name = "wrong-silent"
-
     def tell(self, outcome: Outcome) -> Outcome:
         return outcome if outcome.ok else outcome._replace(reason="")
 
 
 class Hangs(Telling):
     """Never tells of a failure."""
-
-    name = "wrong-hangs"
 
     def tell(self, outcome: Outcome) -> Outcome | None:
         return outcome if outcome.ok else None
@@ -190,16 +177,12 @@ class Unsettled(Telling):
         goes_on: For how many seconds.
     """
 
-    name = "wrong-settled"
     goes_on = 0.2
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
         self.made: dict[str, list[tuple[Transfer, Batch]]] = {}
         self.leaving: dict[str, threading.Thread] = {}
-
-    def tell(self, outcome: Outcome) -> Outcome:
-        return outcome
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         if peer in self.leaving:
@@ -233,24 +216,19 @@ class Unsettled(Telling):
         super().disconnect(peer)
 
 
-class LeaksThreads(TcpBackend):
-    name = "wrong-leaks-threads"
-
+class LeaksThreads(Wrong):
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         super().connect(peer, descriptor, regions)
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
-class LeaksFiles(TcpBackend):
-    name = "wrong-leaks-files"
-
+class LeaksFiles(Wrong):
     def close(self) -> None:
         super().close()
         os.dup(0)
 
 
-class LeaksMemory(TcpBackend):
-    name = "wrong-leaks-memory"
+class LeaksMemory(Wrong):
     kept: list[bytearray] = []  # noqa: RUF012 - shared on purpose
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
@@ -258,9 +236,7 @@ class LeaksMemory(TcpBackend):
         self.kept.append(bytearray(b"x") * (1 << 20))
 
 
-class TakesGarbage(TcpBackend):
-    name = "wrong-takes-garbage"
-
+class TakesGarbage(Wrong):
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         try:
             super().connect(peer, descriptor, regions)
@@ -269,20 +245,16 @@ class TakesGarbage(TcpBackend):
                 raise
 
 
-class Crashes(TcpBackend):
+class Crashes(Wrong):
     """Raises what is no error of Statelink's."""
-
-    name = "wrong-crashes"
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         assert descriptor[:5] == b"SLTCP"
         super().connect(peer, descriptor, regions)
 
 
-class Unchecked(TcpBackend):
+class Unchecked(Wrong):
     """Takes whatever it is told to move to a peer that it knows."""
-
-    name = "wrong-unchecked"
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         try:
@@ -293,8 +265,7 @@ class Unchecked(TcpBackend):
             return Transfer(Outcome(True))
 
 
-class ClosesOnce(TcpBackend):
-    name = "wrong-closes-once"
+class ClosesOnce(Wrong):
     is_closed = False
 
     def close(self) -> None:
@@ -304,34 +275,27 @@ class ClosesOnce(TcpBackend):
         super().close()
 
 
-class TakesReads(TcpBackend):
-    name = "wrong-takes-reads"
-
+class TakesReads(Wrong):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         return Transfer(Outcome(True)) if batch.op is Op.READ else super().submit(peer, batch)
 
 
-class TakesAnyKind(TcpBackend):
-    name = "wrong-takes-any-kind"
-
+class TakesAnyKind(Wrong):
     def register(self, regions: Sequence[Region]) -> None:
         super().register([Region(region.address, region.nbytes) for region in regions])
 
 
-class HidesFence(TcpBackend):
+class HidesFence(Wrong):
     """Declares a fence that is not the one it has."""
 
-    name = "wrong-hides-fence"
     capabilities = dataclasses.replace(
         TcpBackend.capabilities,
         fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}),
     )
 
 
-class ForgetsPeers(TcpBackend):
+class ForgetsPeers(Wrong):
     """Cannot connect a peer again."""
-
-    name = "wrong-forgets-peers"
 
     def disconnect(self, peer: str) -> None:
         super().disconnect(peer)
@@ -343,19 +307,15 @@ class ForgetsPeers(TcpBackend):
         super().connect(peer, descriptor, regions)
 
 
-class ForgetsLine(TcpBackend):
+class ForgetsLine(Wrong):
     """Lacks one line of its constructor."""
-
-    name = "wrong-forgets-line"
 
     def __init__(self, context: BackendContext) -> None:
         self.context = context
 
 
-class LeaksShared(TcpBackend):
+class LeaksShared(Wrong):
     """Leaves a file of shared memory behind each time it was open."""
-
-    name = "wrong-leaks-shared"
 
     def close(self) -> None:
         super().close()
@@ -387,13 +347,10 @@ class Waiting(Unsettled):
 class SettledByDisconnect(Waiting):
     """A blocking one whose bytes go on after a disconnect, though it calls them settled."""
 
-    name = "wrong-settled-by-disconnect"
-
 
 class SettledByTimeout(Waiting):
     """A blocking one that calls settled what its peer has not answered."""
 
-    name = "wrong-settled-by-timeout"
     unanswered = 0.3
 
 

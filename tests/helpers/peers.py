@@ -66,14 +66,13 @@ def until(true: Callable[[], bool], timeout: float = 20.0) -> None:
 
 
 @contextlib.contextmanager
-def dialled(address: str, name: str = "", own: dict[str, str] | None = None, server: str = "") -> Iterator[Socket]:
+def dialled(address: str, name: str = "", own: dict[str, str] | None = None) -> Iterator[Socket]:
     """A bare socket that is connected to a link's port, under a name.
 
     Args:
         address: The link's.
         name: Who it says that it is.
         own: The keys that it holds, ``public`` and ``secret``; none without.
-        server: The public key of who listens, where the address does not have it.
     """
     context: zmq.Context[Socket] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -82,7 +81,7 @@ def dialled(address: str, name: str = "", own: dict[str, str] | None = None, ser
         dealer.routing_id = routing_id(name)
     plain, _, key = address.partition("|")
     if own is not None:
-        dealer.curve_serverkey = (server or key).encode()
+        dealer.curve_serverkey = key.encode()
         dealer.curve_secretkey, dealer.curve_publickey = own["secret"].encode(), own["public"].encode()
     dealer.connect(plain)
     try:
@@ -101,10 +100,10 @@ def connect(address: str) -> socket.socket:
 
 
 class Recorder:
-    """Stands between a caller and a port of this machine, and keeps what the caller says."""
+    """Stands between a caller and a port, and keeps what the caller says."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, address: str) -> None:
+        self._target = address
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self.said: list[bytes] = []
@@ -112,7 +111,7 @@ class Recorder:
         self._thread.start()
 
     def _carry(self) -> None:
-        with self._server.accept()[0] as ours, connect(f"tcp://127.0.0.1:{self._target}") as theirs:
+        with self._server.accept()[0] as ours, connect(self._target) as theirs, contextlib.suppress(OSError):
             while True:
                 for source in select.select([ours, theirs], [], [])[0]:
                     raw = source.recv(1 << 16)
@@ -124,7 +123,7 @@ class Recorder:
 
     def replay(self) -> bool:
         """Say it again, piece by piece as it was said; whether the port cut us off."""
-        with connect(f"tcp://127.0.0.1:{self._target}") as again:
+        with connect(self._target) as again:
             again.settimeout(0.1)
             for piece in [*self.said, b""]:
                 try:

@@ -16,17 +16,18 @@ from tests.helpers.pools import Index, Kv, Mamba, hybrid
 
 from statelink import Status
 from statelink.errors import RoomError, UnsupportedError
+from statelink.state import Coverage, IndexSpace, StateType
 
 if TYPE_CHECKING:
     from tests.link.conftest import TwoEngines
 
-TYPES = "tests.helpers.types"
+ACME = StateType(name="acme.index", index=IndexSpace.PAGE, coverage=Coverage.SUFFIX, aligned=True)
 
 
 def test_unknown_state_type_is_moved_once_both_sides_know_it(two_engines: TwoEngines) -> None:
     for engine in (two_engines.prefill, two_engines.decode):
-        engine.run(TYPES, "register")
-    pools = hybrid(mystery=Index(name="mystery", type="acme.index"), swa=None, dsa=None)
+        engine.run("statelink.state", "register_state_type", ACME)
+    pools = hybrid(mystery=Index(name="mystery", type=ACME.name), swa=None, dsa=None)
     made = two_engines.pair(pools, pools)
     made.run()
     made.run(200, 64)
@@ -36,8 +37,8 @@ def test_unknown_state_type_is_moved_once_both_sides_know_it(two_engines: TwoEng
 def test_unknown_state_type_is_refused_by_name(pair: Pair, two_engines: TwoEngines, knows: str) -> None:
     """One side knows a type that the other does not: a refusal, and not a silence."""
     engine = two_engines.prefill if knows == "prefill" else two_engines.decode
-    engine.run(TYPES, "register")
-    pools = hybrid(mystery=Index(name="mystery", type="acme.index"))
+    engine.run("statelink.state", "register_state_type", ACME)
+    pools = hybrid(mystery=Index(name="mystery", type=ACME.name))
     if knows == "decode":
         link = two_engines.open("decode", pools)
         receiving = link.receive(71, pair.prefill.address, 64, deadline=20)
@@ -45,7 +46,7 @@ def test_unknown_state_type_is_refused_by_name(pair: Pair, two_engines: TwoEngin
         link = two_engines.open("prefill", pools)
         receiving = pair.decode.receive(71, link.address, 64, deadline=20)
     text = receiving.failed()
-    assert "acme.index" in text
+    assert ACME.name in text
     assert "deadline" not in text
 
 

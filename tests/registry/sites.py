@@ -75,11 +75,11 @@ class Site:
     def module(self, name: str, source: str) -> None:
         (self.folder / f"{name}.py").write_text(textwrap.dedent(source))
 
-    def backend(self, name: str, *, api: int = 1, called: str = "", source: str = "", value: str = "") -> None:
+    def backend(self, name: str, *, api: int = 1, source: str = "", value: str = "") -> None:
         """A distribution ``statelink-<name>`` that brings a backend of that name."""
         module = f"statelink_{name}"
         self.package(f"statelink-{name}", statelink_backends={name: value or f"{module}:Made"})
-        self.module(module, source or BACKEND.format(cls="Made", api=api, name=called or name))
+        self.module(module, source or BACKEND.format(cls="Made", api=api, name=name))
 
     def python(
         self, code: str, *, path: str = "", flags: tuple[str, ...] = (), environment: Environment | None = None

@@ -107,7 +107,7 @@ def test_a_recorded_connection_is_worth_nothing(
     """
     if not fresh:
         monkeypatch.setattr(secrets, "token_bytes", bytes)
-    recorder = Recorder(caller.peer["port"])
+    recorder = Recorder(f"tcp://127.0.0.1:{caller.peer['port']}")
     here.connect("honest", "target", changed(here.descriptor("target"), port=recorder.port))
     assert here.outcome(here.write("honest", "target", 1, 1, u64(here.address + 9000), u64(here.address), u64(100))).ok
     here.disconnect("honest", "target")
@@ -237,7 +237,7 @@ def test_what_travels_holds_no_key(here: Node, monkeypatch: pytest.MonkeyPatch) 
     ours, theirs = (here.open(name, same_host_copy=False) for name in ("honest", "target"))
     here.connect("target", "honest", ours)
     grant_all(here, a="honest")
-    recorder = Recorder(fields_of(theirs)["port"])
+    recorder = Recorder(f"tcp://127.0.0.1:{fields_of(theirs)['port']}")
     here.connect("honest", "target", changed(theirs, port=recorder.port))
     assert honest(here)
     here.disconnect("honest", "target")

@@ -15,6 +15,7 @@ from statelink.wire import KINDS, RENDEZVOUS_KINDS
 Tree = dict[str, Any]
 LINK: Tree = {"sender": "d", "to": "p"}
 USE: Tree = {**LINK, "room": 1, "generation": 1}
+REQUEST: Tree = {**USE, "tokens": 1, "prefix": 0}
 SAME_HASH = (1 << 61) - 1
 """Python's hash of an integer is what is left of it after division by this."""
 
@@ -115,20 +116,10 @@ CASES: dict[str, Callable[[int], Tree]] = {
     "attach: buffers": lambda n: _assigned(
         n, lambda k: {"component": "aux", "buffers": [f"b{k}"], "boxes": [{"start": (0,), "stop": (64,)}]}
     ),
-    "request: indices": lambda n: {
-        **USE,
-        "tokens": 1,
-        "prefix": 0,
-        "items": {"kv": {"first": 0, "ids": bytes(n // 8 * 8)}},
-    },
-    "request: names": lambda n: {**USE, "tokens": 1, "prefix": 0, "items": _of_names({"first": 0, "ids": b""}, n)},
-    "request: prepared": lambda n: {
-        **USE,
-        "tokens": 1,
-        "prefix": 0,
-        "prepared": {f"c{k}": bytes(64 << 10) for k in range(n >> 16)},
-    },
-    "request: elsewhere": lambda n: {**USE, "tokens": 1, "prefix": 0, "elsewhere": ["x" * 200] * min(1024, n // 200)},
+    "request: indices": lambda n: {**REQUEST, "items": {"kv": {"first": 0, "ids": bytes(n // 8 * 8)}}},
+    "request: names": lambda n: {**REQUEST, "items": _of_names({"first": 0, "ids": b""}, n)},
+    "request: prepared": lambda n: {**REQUEST, "prepared": {f"c{k}": bytes(64 << 10) for k in range(n >> 16)}},
+    "request: elsewhere": lambda n: {**REQUEST, "elsewhere": ["x" * 200] * min(1024, n // 200)},
     "chunk": lambda n: {**USE, "number": 0, "granules": _of_names((0, 1), n)},
     "finished": lambda n: {
         **USE,
@@ -143,12 +134,8 @@ CASES: dict[str, Callable[[int], Tree]] = {
     "resolved": lambda n: {**LINK, "instance": "p", "addresses": ["tcp://127.0.0.1:1"] * min(4096, n // 18)},
     # Those that follow hold nothing that can be long but names.
     "attached": lambda n: {**LINK, "digest": b"", "transport": "x" * min(n, 256)},
-    "accepted": lambda n: {**USE, "sender": "x" * min(n, 512)},
-    "drained": lambda n: {**USE, "sender": "x" * min(n, 512)},
-    "ping": lambda n: {"sender": "x" * min(n, 512)},
-    "pong": lambda n: {"sender": "x" * min(n, 512)},
-    "unknown": lambda n: {"sender": "x" * min(n, 512)},
-    "bye": lambda n: {"sender": "x" * min(n, 512)},
+    **dict.fromkeys(("accepted", "drained"), lambda n: {**USE, "sender": "x" * min(n, 512)}),
+    **dict.fromkeys(("ping", "pong", "unknown", "bye"), lambda n: {"sender": "x" * min(n, 512)}),
     "register": lambda n: {**LINK, "instance": "x" * min(n, 512), "rank": 0, "ranks": 1, "address": "x"},
     "registered": lambda n: {**LINK, "lifetime": 1.0},
     "resolve": lambda n: {**LINK, "instance": "x" * min(n, 512)},

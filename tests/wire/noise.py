@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 # Markers that announce much more than follows, deep nesting, and numbers at the edges of their types.
 LIES = (
@@ -24,27 +24,20 @@ LIES = (
 )
 
 
-class Decoder:
+class Decoder(NamedTuple):
     """A function that reads bytes from a peer.
 
-    Args:
+    Attributes:
         call: It.
         good: Bytes that it takes.
         refusals: The errors with which it may answer; anything else that it raises is a defect.
         codes: The codes that those of its errors have which have one; any, if none is given.
     """
 
-    def __init__(
-        self,
-        call: Callable[[bytes], Any],
-        good: bytes,
-        refusals: tuple[type[Exception], ...],
-        codes: tuple[str, ...] = (),
-    ) -> None:
-        self.call = call
-        self.good = good
-        self.refusals = refusals
-        self.codes = codes
+    call: Callable[[bytes], Any]
+    good: bytes
+    refusals: tuple[type[Exception], ...]
+    codes: tuple[str, ...] = ()
 
 
 def mutated(rng: random.Random, body: bytes) -> bytes:

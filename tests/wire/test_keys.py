@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 from click.testing import CliRunner
-from tests.helpers.keys import key_pair
+from tests.helpers.links import key_pair
 
 from statelink import Keys, LinkConfig
 from statelink.cli import main

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.helpers.keys import key_pair
+from tests.helpers.links import key_pair
 
 from statelink import wire
 from statelink.errors import ConfigError

@@ -109,11 +109,9 @@ def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
     """Every byte that a peer said, said again. Without keys it works, so the recording is right."""
     config: dict[str, Any] = {"keys": keys(PREFILL, DECODE)} if secured else {}
     with link_of("prefill", **config) as prefill:
-        plain, _, key = prefill.address.partition("|")
-        host, _, port = plain.removeprefix("tcp://").rpartition(":")
-        recorder = peers.Recorder(host, int(port))
-        through = f"tcp://127.0.0.1:{recorder.port}"
-        with peers.dialled(through, "honest", DECODE if secured else None, key) as socket_:
+        recorder = peers.Recorder(prefill.address)
+        through = f"tcp://127.0.0.1:{recorder.port}|{prefill.address.partition('|')[2]}"
+        with peers.dialled(through, "honest", DECODE if secured else None) as socket_:
             socket_.send_multipart(hello(prefill, "honest"))
             peers.until(lambda: greeted(prefill, "honest"))
         recorder.close()
@@ -122,7 +120,7 @@ def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
             peers.until(lambda: not greeted(prefill, "honest"))
         before = state_of(prefill)
         for _ in range(3 if secured else 50):
-            cut = recorder.replay(host, int(port))
+            cut = recorder.replay()
             if secured:
                 assert cut
             elif greeted(prefill, "honest"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,11 @@ def triples(arrays: Sequence[Array]) -> Triples:
 def lists(*names: str) -> Callable[[Any], Triples]:
     """A pool's method that lists the arrays that some of its attributes hold."""
     return lambda self: triples([array for name in names for array in getattr(self, name)])
+
+
+def lists_of(name: str) -> Callable[[Any], Triples]:
+    """A pool's method that lists what another pool lists, if there is that one."""
+    return lambda self: getattr(self, name).get_contiguous_buf_infos() if getattr(self, name) else ([], [], [])
 
 
 def says(name: str) -> Callable[[Any], Any]:
@@ -79,22 +85,14 @@ class IndexedPool(LatentPool):
     """Latents and sparse-attention index keys, and perhaps a compressor's open pools: ``[requests, slots, width]``."""
 
     def __init__(
-        self,
-        latents: list[Array],
-        index: list[Array],
-        *,
-        start: int = 0,
-        pool: int = 1,
-        extra: int = 0,
-        keys: Sequence[Array] = (),
-        scores: Sequence[Array] = (),
+        self, latents: list[Array], index: list[Array], *, start: int = 0, pool: int = 1, tails: Sequence[Array] = ()
     ) -> None:
         super().__init__(latents, start)
         self.index = index
         self.kpool_use_compress = pool > 1
         self.index_kpool = pool
-        self.tail_extra_slots = extra
-        self.tails = [*keys, *scores]
+        self.tail_extra_slots = 1
+        self.tails = tails
 
     get_state_buf_infos = lists("index")
     get_compress_tail_buf_infos = lists("tails")
@@ -109,26 +107,19 @@ class SlidingPool:
         self.sliding_window = window
 
     translate_loc_from_full_to_swa = same_slots
-
-    def get_contiguous_buf_infos(self) -> Triples:
-        return self.full_kv_pool.get_contiguous_buf_infos()
-
-    def get_state_buf_infos(self) -> Triples:
-        return self.swa_kv_pool.get_contiguous_buf_infos()
+    get_contiguous_buf_infos = lists_of("full_kv_pool")
+    get_state_buf_infos = lists_of("swa_kv_pool")
 
 
+@dataclass
 class States:
     """The lists of recurrent state, which hybrid pools and request pools share."""
 
-    def __init__(
-        self,
-        tensors: list[Array],
-        dims: list[int],
-        outers: list[int] | None = None,
-        groups: list[Any] | None = None,
-        ids: list[int] | None = None,
-    ) -> None:
-        self.tensors, self.dims, self.outers, self.groups, self.ids = tensors, dims, outers, groups, ids
+    tensors: list[Array]
+    dims: list[int]
+    outers: list[int] | None = None
+    groups: list[Any] | None = None
+    ids: list[int] | None = None
 
     get_state_buf_infos = lists("tensors")
     get_state_dim_per_tensor = says("dims")
@@ -144,15 +135,12 @@ class HybridPool(States):
     """Full-attention layers around a pool of recurrent state."""
 
     def __init__(self, full: Any, kv_ids: list[int], states: States) -> None:
-        super().__init__(states.tensors, states.dims, states.outers, states.groups, states.ids)
+        super().__init__(**vars(states))
         self.full_kv_pool, self.mamba_pool = full, states
         self.page_size = full.page_size
         self.kv_ids = kv_ids
 
-    def get_contiguous_buf_infos(self) -> Triples:
-        found: Triples = self.full_kv_pool.get_contiguous_buf_infos()
-        return found
-
+    get_contiguous_buf_infos = lists_of("full_kv_pool")
     get_kv_layer_ids = says("kv_ids")
     get_state_layer_ids = says("ids")
 
@@ -181,20 +169,25 @@ class SparsePool:
         self.page_size = sparse.page_size
         self.head_num = sparse.head_num
 
-    def get_contiguous_buf_infos(self) -> Triples:
-        return self.sparse.get_contiguous_buf_infos()
-
-    def get_sparse_kv_buf_infos(self) -> Triples:
-        return self.sparse.get_contiguous_buf_infos()
-
-    def get_dense_kv_state_buf_infos(self) -> Triples:
-        return self.dense.get_contiguous_buf_infos() if self.dense else ([], [], [])
-
+    get_contiguous_buf_infos = get_sparse_kv_buf_infos = lists_of("sparse")
+    get_dense_kv_state_buf_infos = lists_of("dense")
     get_index_k_state_buf_infos = lists("index")
 
 
 class CompressedPool:
     """DeepSeek-V4: lists by buffer type, each over the layers of one compression ratio."""
+
+    unified_swa_ring_size = 0
+    full_kv_pool = object()
+    swa_kv_pool: object | None = None
+    full_to_swa_index_mapping: object | None = None
+    kv: Sequence[Array] = ()
+    swa: Sequence[Array] = ()
+    ring: Sequence[Array] = ()
+    request: Sequence[Array] = ()
+    c128: Sequence[Array] = ()
+    c4: Sequence[Array] = ()
+    valid_from: Sequence[Array] = ()
 
     def __init__(self, ratios: list[int], start: int, end: int, page: int, window: int) -> None:
         self.compression_ratios = ratios
@@ -202,20 +195,8 @@ class CompressedPool:
         self.page_size = page
         self.sliding_window = window
         self.layer_num = end - start
-        self.unified_swa_ring_size = 0
-        self.full_kv_pool = object()
-        self.swa_kv_pool: object | None = None
-        self.full_to_swa_index_mapping: object | None = None
-        self.kv: list[Array] = []
-        self.swa: list[Array] = []
-        self.ring: list[Array] = []
-        self.request: list[Array] = []
-        self.c128: list[Array] = []
-        self.c4: list[Array] = []
-        self.valid_from: list[Array] = []
 
     translate_loc_from_full_to_swa = same_slots
-
     get_contiguous_buf_infos = lists("kv")
     get_state_buf_infos = lists("swa")
     get_unified_swa_ring_buf_infos = lists("ring")

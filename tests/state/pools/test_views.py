@@ -108,9 +108,8 @@ def test_index_keys_in_planar_pages_and_layers_that_share_them(pool: int) -> Non
     # Four requests: rings of pool + 1 slots, keys of 6 bytes and scores of 2.
     tails = [noise(4, pool + 1, 6, dtype="uint8"), noise(0, pool + 1, 6, dtype="uint8")]
     scores = [noise(4, pool + 1, 2, dtype="uint8"), noise(0, pool + 1, 2, dtype="uint8")]
-    more: dict[str, Any] = {"keys": tails, "scores": scores} if pool > 1 else {}
     latents = [noise(PAGES, TOKENS, 2) for _ in range(2)]
-    made = IndexedPool(latents, [page, shared], start=4, pool=pool, extra=1, **more)
+    made = IndexedPool(latents, [page, shared], start=4, pool=pool, tails=[*tails, *scores] if pool > 1 else ())
     fields = {"index_k": [PageField("k", 8), PageField("scale", 4, "float32")]}
     found = state.from_pools(made, geometry=geometry(6, stage=(4, 6), fields=fields))
     assert [name for name, _ in kinds(found)] == ["kv", "dsa", "dsa_tail"][: 3 if pool > 1 else 2]
@@ -182,7 +181,7 @@ def test_index_keys() -> None:
 
 
 def test_open_pools_of_a_compressor() -> None:
-    pool = IndexedPool([noise(3, 4, 2)], [noise(3, 6)], pool=2, extra=1, keys=[noise(4, 7)], scores=[noise(4, 6)])
+    pool = IndexedPool([noise(3, 4, 2)], [noise(3, 6)], pool=2, tails=[noise(4, 7), noise(4, 6)])
     refused("get_compress_tail_buf_infos: item of entry 0: 14 bytes are no 3 slots", pool, geometry(1))
     pool.tails = [noise(4, 6)]
     refused("lists 1 buffers; key of 1 layers, then score of 1 layers would be 2", pool, geometry(1))

@@ -57,12 +57,13 @@ def cut(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
         yield [kind, body[first : first + PART], struct.pack("<QQ", first, len(body))]
 
 
-def until(true: Callable[[], bool], timeout: float = 20.0) -> None:
-    """Wait for something that happens in another process."""
+def until(found: Callable[[], Any], timeout: float = 20.0, what: str = "it") -> Any:
+    """Wait for something that happens elsewhere: the first true value."""
     end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
+    while not (value := found()):
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(0.002)
+    return value
 
 
 @contextlib.contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from .common import POISON, SPACE
 from .node import Node
-from .remote import Remote, make_file
+from .remote import Remote
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,6 @@ def target(processes: tuple[Remote, Remote]) -> Iterator[Remote]:
 @pytest.fixture
 def here() -> Iterator[Node]:
     """A node in the test's own process."""
-    path = make_file(4 << 20)
-    node = Node(path)
-    node.memory[:] = POISON
-    os.unlink(path)
+    node = Node(np.full(4 << 20, POISON, np.uint8))
     yield node
     node.close_all()

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tests.helpers.peers import until
 
 from statelink.backend import BackendContext, Batch, Blocks, Op, Outcome, Region, Transfer
 from statelink.tcp import TcpBackend
-
-from .remote import map_file, wait_for
 
 U64 = npt.NDArray[np.uint64]
 EVERYTHING = (1, (1 << 64) - 1)
@@ -21,8 +20,8 @@ EVERYTHING = (1, (1 << 64) - 1)
 class Node:
     """One process's backends, by link name, over one piece of memory. Every argument and result can be pickled."""
 
-    def __init__(self, path: str, nbytes: int | None = None) -> None:
-        self.memory = map_file(path)[:nbytes]
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
         self.address = self.memory.ctypes.data
         self.region = (self.address, self.memory.nbytes)
         self.backends: dict[str, TcpBackend] = {}
@@ -55,7 +54,7 @@ class Node:
         return self._keep(self.backends[link].submit(peer, batch))
 
     def outcome(self, transfer: int) -> Outcome:
-        outcome: Outcome = wait_for(lambda: self._transfers[transfer].outcome, "the end of a transfer")
+        outcome: Outcome = until(lambda: self._transfers[transfer].outcome, what="the end of a transfer")
         return outcome
 
     def settled(self, link: str, transfer: int) -> Outcome:
@@ -66,7 +65,7 @@ class Node:
             self.backends[link].poll([left])
             return left.outcome is not None and left.outcome.settled is True
 
-        wait_for(look, "the proof that a transfer has stopped")
+        until(look, what="the proof that a transfer has stopped")
         assert left.outcome is not None
         return left.outcome
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-import os
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -21,26 +19,10 @@ from statelink.testing import RemoteBackend
 PATIENCE = 20.0
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of ``condition``."""
-    end = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what} did not happen"
-        time.sleep(0.002)
-    return value
-
-
 def map_file(path: str) -> npt.NDArray[np.uint8]:
     """A whole file, shared with everybody who maps it."""
     with open(path, "r+b") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
-
-
-def make_file(nbytes: int) -> str:
-    handle, path = tempfile.mkstemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None, prefix="statelink-tcp-")
-    os.ftruncate(handle, nbytes)
-    os.close(handle)
-    return path
 
 
 class Remote(RemoteBackend):
@@ -65,28 +47,23 @@ class Reads:
         self._real = real
         self._free = threading.Event()
         self._inside = threading.Event()
-        self.let_reads_go()
+        self.reads()
 
-    def slow_down(self) -> None:
-        """Make every read take a millisecond more, so that a test can get in between."""
-        self._pause = 0.001
+    def reads(self, pause: float = 0.0, *, held: bool = False, forbidden: bool = False) -> None:
+        """From now on, every read takes so many seconds more, waits for the next call of this, or is forbidden.
 
-    def hold_reads(self) -> None:
-        self._free.clear()
+        The kernel forbids it where the processes may not trace each other.
+        """
+        self._pause, self._forbidden = pause, forbidden
         self._inside.clear()
+        if held:
+            self._free.clear()
+        else:
+            self._free.set()
 
     def in_a_read(self) -> bool:
-        """Whether one waits in a read since they are held."""
+        """Whether one has begun, and perhaps waits, since that was said."""
         return self._inside.is_set()
-
-    def forbid_reads(self) -> None:
-        """As the kernel does where the processes may not trace each other."""
-        self._forbidden = True
-
-    def let_reads_go(self) -> None:
-        """All is as usual."""
-        self._pause, self._forbidden = 0.0, False
-        self._free.set()
 
     def __call__(self, *arguments: Any) -> int:
         self._inside.set()
@@ -113,7 +90,7 @@ def call(host: Any, path: str, nbytes: int, name: str, arguments: Sequence[Any],
     _node[:] = _node or _import_node(path, nbytes)
     reads, node = _node
     if name == "close_all":
-        reads.let_reads_go()
+        reads.reads()
     return getattr(reads if hasattr(reads, name) else node, name)(*arguments, **options)
 
 
@@ -124,4 +101,4 @@ def _import_node(path: str, nbytes: int) -> tuple[Reads, Any]:
     reads = own.process_vm_readv = Reads(own.process_vm_readv)
     with patch.object(ctypes, "CDLL", lambda name, **named: library(name, **named) if name else own):
         from .node import Node
-    return reads, Node(path, nbytes)
+    return reads, Node(map_file(path)[:nbytes])

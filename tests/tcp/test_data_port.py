@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from tests.helpers.peers import Recorder
+from tests.helpers.peers import Recorder, until
 from tests.tcp.by_hand import DONE, HEADER, REFUSED, Caller, Lost, changed, fields_of, frame, hello, pair_key
 from tests.tcp.common import POISON, grant_all, u64, untouched
-from tests.tcp.remote import wait_for
 
 from statelink.errors import TransferError
 
@@ -119,7 +118,7 @@ def test_a_recorded_connection_is_worth_nothing(
     if fresh:
         assert (here.memory[:100] == 1).all(), "nothing was written"
     else:
-        wait_for(lambda: untouched(here.memory), "the recorded write")
+        until(lambda: untouched(here.memory), what="the recorded write")
 
 
 def still_open(sock: socket.socket) -> bool:
@@ -141,7 +140,7 @@ def test_slow_and_many_connections(here: Node, caller: Caller, caplog: pytest.Lo
         callers.append(caller.plain())
         with contextlib.suppress(OSError):
             callers[-1].sendall(hello()[: number % 20])
-    wait_for(lambda: sum(map(still_open, callers)) <= 8, "the end of all but a few")
+    until(lambda: sum(map(still_open, callers)) <= 8, what="the end of all but a few")
     assert honest(here)
     held = callers[-4:]
     for at in range(20, len(hello())):  # one byte at a time does not extend the time
@@ -177,7 +176,7 @@ def test_a_peer_that_stops_in_the_middle_holds_up_nobody(here: Node, caller: Cal
         stream.close()
     stream = caller.dial()
     stream.write(whole[:-1000])
-    wait_for(lambda: (here.memory[:3000] == ord("x")).all(), "most of a payload")
+    until(lambda: (here.memory[:3000] == ord("x")).all(), what="most of a payload")
     assert here.outcome(here.revoke("target", "source", 1, 1)).ok
     stream.write(whole[-1000:])
     status, _, reason = stream.answer()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.helpers.peers import until
 
 from statelink.backend import Backend, BackendContext, Fence, Fencing, Op, Side
 from statelink.errors import BackendUnavailableError, ConfigError, TransferError
@@ -26,7 +27,7 @@ from .common import (
     untouched,
     write,
 )
-from .remote import Remote, wait_for
+from .remote import Remote
 
 if TYPE_CHECKING:
     from .node import Node
@@ -103,13 +104,13 @@ def start_large(source: Any, target: Any, mode: str) -> int:
     if mode == "SEND":
         options.update(SMALL_BUFFERS)
     else:
-        target.do("slow_down")
+        target.do("reads", pause=0.001)
     join(source, target, mode, **options)
     grant_all(target)
     source.memory[:] = 1
     target.memory[:] = POISON
     transfer = source.do("write", "source", "target", 1, 1, u64(source.address), u64(target.address), u64(SPACE))
-    wait_for(lambda: target.memory[0] == 1, "the first byte")
+    until(lambda: target.memory[0] == 1, what="the first byte")
     return int(transfer)
 
 
@@ -138,14 +139,14 @@ def test_revoke_waits_for_the_piece_in_progress(source: Remote, target: Remote) 
     join(source, target)
     grant_all(target)
     assert write(source, target).ok
-    target.do("hold_reads")
+    target.do("reads", held=True)
     place = u64(source.address), u64(target.address)
     transfer = source.do("write", "source", "target", 1, 1, *place, u64(SPACE))
-    wait_for(lambda: target.do("in_a_read"), "a read")
+    until(lambda: target.do("in_a_read"), what="a read")
     revokes = [target.do("revoke", "target", "source", 1, 1) for _ in range(2)]
     time.sleep(0.05)
     assert all(target.do("pending", revoke) for revoke in revokes)
-    target.do("let_reads_go")
+    target.do("reads")
     assert all(target.do("outcome", revoke).ok for revoke in revokes)
     assert source.do("outcome", transfer).settled
 

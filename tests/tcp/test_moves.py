@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.helpers.peers import until
 
 from statelink.backend import BackendContext, Op, Region, RegionTable
 from statelink.errors import TransferError, UnsupportedError
@@ -27,7 +27,9 @@ from .common import (
     write,
 )
 from .node import Node
-from .remote import Remote, make_file, wait_for
+
+if TYPE_CHECKING:
+    from .remote import Remote
 
 # Bytes arrive, and nothing else changes.
 
@@ -107,7 +109,7 @@ def test_ipv6(here: Node) -> None:
     backends[1].grant("a", 1, 1, u64(here.address), u64(100))
     here.memory[100:200] = 1
     transfer = backends[0].submit("b", batch_of(here, source=u64(here.address + 100), target=u64(here.address)))
-    assert wait_for(lambda: transfer.outcome, "the end").ok
+    assert until(lambda: transfer.outcome, what="the end").ok
     assert np.array_equal(here.memory[:11], [1] * 10 + [POISON])
     for backend in backends:
         backend.close()
@@ -115,10 +117,8 @@ def test_ipv6(here: Node) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_several_senders_at_once(here: Node, mode: str) -> None:
-    path = make_file(1 << 20)
-    senders = [Node(path) for _ in range(3)]
-    os.unlink(path)
-    senders[0].memory[:] = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
+    memory = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
+    senders = [Node(memory) for _ in range(3)]
     theirs = here.open("target", same_host_copy=mode == "COPY")
     transfers = []
     for number, sender in enumerate(senders):

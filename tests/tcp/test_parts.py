@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 
@@ -21,7 +20,6 @@ from .common import (
     u64,
 )
 from .node import Node
-from .remote import make_file
 
 # Nothing is left behind.
 
@@ -44,9 +42,7 @@ def test_close_twice(here: Node) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_leaks(here: Node, mode: str) -> None:
-    path = make_file(4096)
-    other = Node(path)
-    os.unlink(path)
+    other = Node(np.zeros(4096, np.uint8))
     before = here.held()
     ours, theirs = here.open("target"), other.open("source", same_host_copy=mode == "COPY")
     opened = here.held()

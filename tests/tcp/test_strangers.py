@@ -298,10 +298,10 @@ def test_copy_from_a_process_that_was_not_proven(here: Node, caller: Caller) -> 
 
 
 def test_memory_may_not_be_read(source: Remote, target: Remote) -> None:
-    target.do("forbid_reads")
+    target.do("reads", forbidden=True)
     join(source, target)
     grant_all(target)
-    target.do("let_reads_go")
+    target.do("reads")
     arrives(source, target, "SEND")
 
 
@@ -309,7 +309,7 @@ def test_memory_may_not_be_read_any_more(source: Remote, target: Remote) -> None
     join(source, target)
     grant_all(target)
     arrives(source, target, "COPY")
-    target.do("forbid_reads")
+    target.do("reads", forbidden=True)
     arrives(source, target, "SEND")
 
 

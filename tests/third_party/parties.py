@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from tests.helpers.engine import Engine
+from tests.helpers.pair import Pair
+from tests.helpers.pools import Index, Shapes
+
+from statelink import state
 
 Environment = Mapping[str, str]
+PACKAGES = {"PYTHONPATH": str(Path(__file__).parent / "packages")}
 
 
-def start(role: str, backend: str, kind: str, *arguments: str, environment: Environment) -> subprocess.Popen[str]:
-    """One side. Without `STATELINK_PLUGINS` it has every package; with it, those that are named."""
-    command = [sys.executable, str(HERE / "mover.py"), role, backend, kind, *arguments]
-    merged = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "packages"), *sys.path]))}
-    return subprocess.Popen(
-        command, env={**merged, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@dataclass(frozen=True, kw_only=True)
+class Pages(Index):
+    """Pages whose items move whole, of a type that may be a third party's."""
+
+    name: str = "pages"
+    page: int = 4
+
+    def shapes(self) -> Shapes:
+        return {"pool": ((self.pages, self.page, 24), "uint8")}
+
+    def describe(self, arrays: dict[str, Any]) -> state.Described:
+        pool, kind = arrays["pool"], self.type
+        items = state.whole_items({"pool": pool}, name="pages", type=kind, page=4)
+        return items
 
 
-def hand_over(
-    backend: str, kind: str, prefill: Environment | None = None, decode: Environment | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What prefill and decode say at their end. Raises `AssertionError` with what a side printed if it failed."""
-    sender = start("prefill", backend, kind, environment=prefill or {})
-    receiver = None
+@contextlib.contextmanager
+def parties(
+    folder: Path, backend: str, kind: str, prefill: Environment | None = None, decode: Environment | None = None
+) -> Iterator[Pair]:
+    """Open a link in each. Without `STATELINK_PLUGINS`, a process has every package; with it, those that are named."""
+    given = {"prefill": prefill or {}, "decode": decode or {}}
+    engines = [Engine(folder, role, environment={**PACKAGES, **each}) for role, each in given.items()]
     try:
-        assert sender.stdout is not None
-        address = sender.stdout.readline().strip()
-        receiver = start("decode", backend, kind, address, environment=decode or {})
-        out, errors = receiver.communicate(timeout=60)
-        assert receiver.returncode == 0, errors
-        sent, errors = sender.communicate(timeout=60)
-        assert sender.returncode == 0, errors
+        opened = [engine.begin_open(engine.name, backend, [Pages(type=kind)]) for engine in engines]
+        yield Pair(*(each() for each in opened))
     finally:
-        for process in filter(None, (sender, receiver)):
-            process.kill()
-            process.communicate()
-    return json.loads(sent.splitlines()[-1]), json.loads(out.splitlines()[-1])
+        for engine in engines:
+            engine.end()
+
+
+def hand_over(pair: Pair) -> int:
+    """Move ten pages, and look at every byte; in how many blocks, as both sides count them."""
+    case = pair.case(40)
+    receiving, sending = pair.begin(case)
+    pair.push(sending, case)
+    pair.ended(case, receiving, sending)
+    left, arrived = (room.see().report.moved["pages"].blocks for room in (sending, receiving))
+    assert left == arrived
+    return left

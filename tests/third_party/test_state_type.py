@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from tests.third_party.parties import hand_over, start
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.third_party.parties import hand_over, parties
+
+from statelink.errors import StateError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def test_a_third_partys_type_moves(backend: str) -> None:
-    left, arrived = hand_over(backend, "acme.trace")
-    assert arrived["digest"] == left["digest"]
-    assert arrived["clean"]
+def test_a_third_partys_type_moves(backend: str, tmp_path: Path) -> None:
+    with parties(tmp_path, backend, "acme.trace") as pair:
+        assert hand_over(pair) <= 10
 
 
-def test_without_the_package_the_type_is_unknown_by_name() -> None:
-    process = start("prefill", "tcp", "acme.trace", environment={"STATELINK_PLUGINS": ""})
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "no state type named 'acme.trace'" in errors
+def test_without_the_package_the_type_is_unknown_by_name(tmp_path: Path) -> None:
+    without = {"STATELINK_PLUGINS": ""}
+    with (
+        pytest.raises(StateError, match=r"no state type named 'acme\.trace'"),
+        parties(tmp_path, "tcp", "acme.trace", without, without),
+    ):
+        pass

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 import zmq
+from tests.helpers.expect import Case, positions
 from tests.helpers.peers import cut, handshake_of, routing_id
 from tests.helpers.pools import Component, Index, Kv, Memory
 
@@ -21,8 +22,6 @@ from statelink.state import Region
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.helpers.expect import Case
 
     from statelink.plan import PairPlan
 
@@ -137,17 +136,16 @@ class FakeDecode(Fake):
 
     def request(self, case: Case, generation: int, **changes: Any) -> wire.Request:
         """What a decode link would ask; everything is granted to whoever writes for it."""
-        regions = self.card.inventory.regions
-        low = np.array(sorted(region.address for region in regions), np.uint64)
-        sizes = {region.address: region.nbytes for region in regions}
+        spans = sorted((region.address, region.nbytes) for region in self.card.inventory.regions)
+        low, sizes = np.array(spans, np.uint64).T.copy()
         grant: Any = self.backend
-        grant.grant(self.peer, case.room, generation, low, np.array([sizes[int(at)] for at in low], np.uint64))
+        grant.grant(self.peer, case.room, generation, low, sizes)
         items: dict[str, wire.ItemList] = {}
         for pool in self.memory.pools:
             ids = np.array(case.target[pool.name], np.int64)
-            pages = pool.page if isinstance(pool, (Kv, Index)) else 0
-            window = pool.window if isinstance(pool, Kv) else 0
-            first = max(case.prefix, case.tokens - window if window else 0) // pages if pages else 0
+            first = 0
+            if isinstance(pool, (Kv, Index)):
+                first = positions(pool, case.tokens, case.prefix)[0] // pool.page
             items[pool.name] = wire.pack_items(ids, first)
         items.update(changes.pop("items", {}))
         usual: dict[str, Any] = {

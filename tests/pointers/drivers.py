@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from statelink import state
 
 BASE = 0x7_0000_0000
 """Where made-up memory of devices begins: nothing is mapped there."""
-UINT64 = ctypes.POINTER(ctypes.c_uint64)
+UINT, POINTER, UINT64 = ctypes.c_uint, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)
 NVIDIA, AMD = "/usr/lib/libcuda.so.570.86.15", "/opt/rocm/lib/libamdhip64.so.6.3.60300"
 
 
@@ -38,15 +38,21 @@ class Piece(NamedTuple):
     virtual: bool = False
 
 
+def find(pieces: Sequence[Piece], address: int | None) -> Piece | None:
+    return next((each for each in pieces if each.start <= (address or 0) < each.start + each.nbytes), None)
+
+
+def c(function: Callable[..., int], *arguments: Any) -> Any:
+    """A C function of these arguments, which returns a status."""
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(function)
+
+
 def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = (), below: int = 1 << 64) -> Any:
     """``libcuda``; with a ``status`` every call fails, and ``lacks`` names functions of newer drivers.
 
     It answers for addresses ``below`` one.
     """
     held: set[int] = set()
-
-    def find(address: int) -> Piece | None:
-        return next((each for each in pieces if each.start <= address < each.start + each.nbytes), None)
 
     def value(piece: Piece | None, attribute: int) -> int:
         if piece is None:
@@ -61,18 +67,18 @@ def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = (), below: int 
         if not status:
             for number, place in zip(numbers[:count], places[:count], strict=True):
                 # Narrow on purpose, as the driver writes them.
-                ctypes.cast(place, ctypes.POINTER(ctypes.c_uint))[0] = value(find(address), number)
+                ctypes.cast(place, ctypes.POINTER(ctypes.c_uint))[0] = value(find(pieces, address), number)
         return status
 
     def attribute(place: Any, number: int, address: int) -> int:
-        piece = find(address)
+        piece = find(pieces, address)
         if status or piece is None:
             return status or 1
         ctypes.cast(place, UINT64)[0] = value(piece, number)
         return 0
 
     def retain(handle: Any, address: int | None) -> int:
-        piece = find(address or 0)
+        piece = find(pieces, address)
         if piece is None or not piece.virtual:
             return 1
         ctypes.cast(handle, UINT64)[0] = piece.start
@@ -83,14 +89,11 @@ def cuda(*pieces: Piece, status: int = 0, lacks: Sequence[str] = (), below: int 
         held.remove(handle)
         return 0
 
-    integer, pointer, number64 = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64
     functions: dict[str, Any] = {
-        "cuPointerGetAttributes": ctypes.CFUNCTYPE(
-            integer, ctypes.c_uint, ctypes.POINTER(ctypes.c_uint), ctypes.POINTER(pointer), number64
-        )(attributes),
-        "cuPointerGetAttribute": ctypes.CFUNCTYPE(integer, pointer, ctypes.c_uint, number64)(attribute),
-        "cuMemRetainAllocationHandle": ctypes.CFUNCTYPE(integer, pointer, pointer)(retain),
-        "cuMemRelease": ctypes.CFUNCTYPE(integer, number64)(release),
+        "cuPointerGetAttributes": c(attributes, UINT, ctypes.POINTER(UINT), ctypes.POINTER(POINTER), ctypes.c_uint64),
+        "cuPointerGetAttribute": c(attribute, POINTER, UINT, ctypes.c_uint64),
+        "cuMemRetainAllocationHandle": c(retain, POINTER, POINTER),
+        "cuMemRelease": c(release, ctypes.c_uint64),
         "held": held,
     }
     return SimpleNamespace(**{name: each for name, each in functions.items() if name not in lacks})
@@ -101,7 +104,7 @@ def hip(*pieces: Piece, version: int = 60_300_000) -> Any:
     library = SimpleNamespace(errors=0)
 
     def attributes(place: Any, address: int | None) -> int:
-        piece = next((each for each in pieces if each.start <= (address or 0) < each.start + each.nbytes), None)
+        piece = find(pieces, address)
         if piece is None:
             library.errors += 1
             return 1
@@ -117,10 +120,9 @@ def hip(*pieces: Piece, version: int = 60_300_000) -> Any:
         ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = version
         return 0
 
-    integer, pointer = ctypes.c_int, ctypes.c_void_p
-    library.hipPointerGetAttributes = ctypes.CFUNCTYPE(integer, pointer, pointer)(attributes)
-    library.hipGetLastError = ctypes.CFUNCTYPE(integer)(last_error)
-    library.hipRuntimeGetVersion = ctypes.CFUNCTYPE(integer, pointer)(runtime_version)
+    library.hipPointerGetAttributes = c(attributes, POINTER, POINTER)
+    library.hipGetLastError = c(last_error)
+    library.hipRuntimeGetVersion = c(runtime_version, POINTER)
     return library
 
 

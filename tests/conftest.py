@@ -1,16 +1,23 @@
-"""What tests share: the backends to run on, the counts of long runs, and a look at the threads left behind."""
+"""What tests share: backends to run on, made-up packages, counts of long runs, and a look at threads left behind."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.helpers.availability import problem_of
+from tests.registry.sites import Site, bare
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BACKENDS = ("tcp", "nixl", "mooncake")
 
@@ -53,6 +60,28 @@ def root() -> None:
     made = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"namespaces cannot be made here: {made.stderr.strip()}")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Packages on this process's own path, and the only ones beside the core that count."""
+    made = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(made.folder))
+    monkeypatch.delenv("STATELINK_STRICT_PLUGINS", raising=False)
+    names = ("good", "broken", "old", "new", "odd", "twin", "same", "other", "mem", "exits", "typo")
+    monkeypatch.setenv("STATELINK_PLUGINS", ",".join(f"statelink-{name}" for name in names))
+    before = set(sys.modules)
+    yield made
+    for name in set(sys.modules) - before:
+        if name.startswith(("statelink_", "vendor_")):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+@pytest.fixture(scope="session")
+def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """See `bare`."""
+    return bare(tmp_path_factory.mktemp("bare") / "lib")
 
 
 @pytest.fixture(autouse=True)

@@ -42,23 +42,19 @@ def options_of(backend: str, memory: str = "dram") -> dict[str, str]:
 @functools.cache
 def problem_of(backend: str, memory: str = "dram") -> str:
     """Why it cannot run here, with the options that such memory needs; empty if it can."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import main; main({backend!r}, {memory!r})"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    code = f"from {__name__} import look; look({backend!r}, {memory!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr[-2000:].strip() or str(done.returncode))
 
 
-def main(name: str, memory: str) -> None:
+def look(name: str, memory: str) -> None:
+    """End this process, with that said, if it cannot run."""
     try:
         chosen = load_backend(name)
         probe = chosen.probe(read_options(chosen.Options, options_of(name, memory), "options of the tests"))
+        problem = "" if probe.ok else f"{probe.reason}\nhint: {probe.hint}"
     except StatelinkError as error:
-        print(error)
-        sys.exit(1)
-    if not probe.ok:
-        print(f"{probe.reason}\nhint: {probe.hint}")
+        problem = str(error)
+    if problem:
+        print(problem)
         sys.exit(1)

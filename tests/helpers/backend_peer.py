@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from tests.helpers.peers import until
 
 from statelink.backend import Backend, BackendContext, Batch, Blocks, Op, Region, Transfer
 from statelink.testing import RemoteBackend
@@ -35,11 +35,12 @@ def make(backend: type[Backend], link: str, options: dict[str, Any] | None = Non
 
 def finish(backend: Backend, transfer: Transfer) -> Transfer:
     """Poll until the transfer ended."""
-    deadline = time.monotonic() + DEADLINE
-    while transfer.outcome is None:
+
+    def outcome() -> Any:
         backend.poll([transfer])
-        assert time.monotonic() < deadline, "the transfer did not end"
-        time.sleep(0.0005)
+        return transfer.outcome
+
+    until(outcome, DEADLINE, "the end of a transfer")
     return transfer
 
 
@@ -54,21 +55,22 @@ class Peer(RemoteBackend):
     """A backend in another process. It begins to open; `ready` waits until it is.
 
     Args:
+        backend: What it has.
         link: Name of its link.
         layout: See `RemoteBackend`.
         options: Its options.
         kind: What its memory is called; it is the host's.
-
-    Attributes:
-        backend: What it has; a plugin's own class of peers says so.
     """
 
-    backend: ClassVar[type[Backend]]
-
     def __init__(
-        self, link: str, layout: Sequence[Sequence[int]], options: dict[str, Any] | None = None, kind: str = "dram"
+        self,
+        backend: type[Backend],
+        link: str,
+        layout: Sequence[Sequence[int]],
+        options: dict[str, Any] | None = None,
+        kind: str = "dram",
     ) -> None:
-        super().__init__(self.backend.name, link, layout, options=options)
+        super().__init__(backend.name, link, layout, options=options)
         self.regions = tuple(msgspec.structs.replace(each, kind=kind) for each in self.regions)
         self.begin_open()
 
@@ -82,21 +84,24 @@ class Pair(NamedTuple):
     peer: Peer
 
     def works(self) -> None:
-        """See `serves`."""
-        serves(self.backend, self.memory, self.peer)
+        """The peer gets a small write whole."""
+        self.memory.arrays[0][:100] += 1
+        (transfer,) = move(self.backend, self.peer.link, blocks(self.memory, self.peer.regions, 100))
+        assert transfer.outcome == (True, "", True)
+        assert np.array_equal(self.peer.arrays[0][:100], self.memory.arrays[0][:100])
 
 
 @contextlib.contextmanager
 def connected(
-    peers: type[Peer],
+    kind: type[Backend],
     name: str,
     options: dict[str, Any],
     layout: Sequence[Sequence[int]] = ((4096,),),
-    kind: str = "dram",
+    memory_kind: str = "dram",
 ) -> Iterator[Pair]:
     """Both connected to each other, with such regions on each side; the backend here is closed at the end."""
-    peer, link = peers(f"there-{name}", layout, options, kind), f"here-{name}"
-    backend, memory = make(peers.backend, link, options), Memory(layout, kind)
+    peer, link = Peer(kind, f"there-{name}", layout, options, memory_kind), f"here-{name}"
+    backend, memory = make(kind, link, options), Memory(layout, memory_kind)
     backend.register(memory.regions)
     peer.ready()
     peer.meet(link, backend.descriptor(), memory.regions)
@@ -111,14 +116,6 @@ def blocks(memory: Memory, regions: tuple[Region, ...], nbytes: int = 64 * MIB) 
     offsets = np.arange(0, nbytes, size, dtype=np.uint64)
     zero, sizes = np.zeros(len(offsets), np.uint32), np.full(len(offsets), size, np.uint64)
     return Blocks(offsets + memory.regions[0].address, offsets + regions[0].address, sizes, zero, zero)
-
-
-def serves(backend: Backend, memory: Memory, peer: Peer) -> None:
-    """The peer gets a small write whole."""
-    memory.arrays[0][:100] += 1
-    (transfer,) = move(backend, peer.link, blocks(memory, peer.regions, 100))
-    assert transfer.outcome == (True, "", True)
-    assert np.array_equal(peer.arrays[0][:100], memory.arrays[0][:100])
 
 
 def scattered(

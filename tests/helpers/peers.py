@@ -62,7 +62,7 @@ def until(found: Callable[[], Any], timeout: float = 20.0, what: str = "it") -> 
     end = time.monotonic() + timeout
     while not (value := found()):
         assert time.monotonic() < end, f"{what} did not happen"
-        time.sleep(0.002)
+        time.sleep(0.001)
     return value
 
 

@@ -3,9 +3,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.registry.conftest import bare_path, site
-
-__all__ = ["bare_path", "clean", "site"]
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from statelink import plan, state
 from statelink.state import Described, Inventory, Memory, Partition
@@ -13,16 +13,6 @@ STEP = 1 << 40
 
 Moved = tuple[int, int, int]
 """Source, target, bytes."""
-
-
-class _At(NamedTuple):
-    array: int
-    offset: int
-
-
-def at(address: int) -> _At:
-    """Which array an address is in, and where."""
-    return _At(address // STEP, address % STEP)
 
 
 def pointer(number: int, *shape: int, itemsize: int = 1, dtype: str = "uint8") -> Memory:
@@ -119,4 +109,4 @@ def moves(
 
 def runs(found: Iterable[Moved], array: int) -> list[Moved]:
     """Offsets of those blocks that go into one array of the destination."""
-    return [(at(s).offset, at(t).offset, n) for s, t, n in found if at(t).array == array]
+    return [(s % STEP, t % STEP, n) for s, t, n in found if t // STEP == array]

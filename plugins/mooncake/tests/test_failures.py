@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from plugins.mooncake.tests.peer import Peer, make
-from tests.helpers import backend_peer
-from tests.helpers.backend_peer import MIB, Memory, blocks, move
+from tests.helpers.backend_peer import MIB, Memory, Pair, Peer, blocks, make, move
 
 from statelink.backend import Backend, Batch, Op, Outcome
 from statelink_mooncake import MooncakeBackend
@@ -35,8 +33,8 @@ class World(NamedTuple):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")  # the least that the library takes
-    peers = [Peer(name, LAYOUT) for name in ("mortal", "steady")]
-    backend = make("here")
+    peers = [Peer(MooncakeBackend, name, LAYOUT) for name in ("mortal", "steady")]
+    backend = make(MooncakeBackend, "here")
     memory = Memory(LAYOUT)
     memory.arrays[0][:] = 1
     backend.register(memory.regions)
@@ -51,7 +49,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def serves(world: World, peer: Peer) -> None:
     """The peer gets a small write whole."""
-    backend_peer.serves(world.backend, world.memory, peer)
+    Pair("here", world.backend, world.memory, peer).works()
 
 
 def test_peer_stops_during_a_transfer(world: World) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plugins.mooncake.tests.peer import make
+from tests.helpers.backend_peer import make
 
 from statelink.backend import BackendContext, Region
 from statelink.errors import BackendUnavailableError, TransferError
@@ -80,7 +80,7 @@ def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = MooncakeBackend.probe(Options())
     assert "this version of Mooncake has no TransferEngine.initialize, " in probe.reason
     with pytest.raises(BackendUnavailableError, match=r"this version of Mooncake has no .*\nhint: install a newer one"):
-        make("nobody")
+        make(MooncakeBackend, "nobody")
 
 
 @needs_mooncake
@@ -91,7 +91,7 @@ def test_probe() -> None:
 
 @needs_mooncake
 def test_the_environment_is_as_it_was_once_an_engine_has_started() -> None:
-    backend = make("one", {"protocol": "tcp"})
+    backend = make(MooncakeBackend, "one", {"protocol": "tcp"})
     backend.close()
     assert "MC_FORCE_TCP" not in os.environ
     with pytest.raises(TransferError, match="the backend is closed"):
@@ -102,7 +102,7 @@ def test_the_environment_is_as_it_was_once_an_engine_has_started() -> None:
 def test_regions_that_cannot_be_registered() -> None:
     array = np.zeros(100, np.uint8)
     address = array.ctypes.data
-    backend = make("register")
+    backend = make(MooncakeBackend, "register")
     try:
         with pytest.raises(TransferError, match=r"region 1 could not be .*50 bytes of dram at .*-7 \(it overlaps"):
             backend.register((Region(address, 60), Region(address + 50, 50)))
@@ -113,9 +113,10 @@ def test_regions_that_cannot_be_registered() -> None:
         backend.close()
 
 
-REFUSED = """
-from plugins.mooncake.tests.peer import make
-make('first')  # which imports the library with its settings
+IMPORTS = "from statelink_mooncake import MooncakeBackend\nfrom tests.helpers.backend_peer import make\n"
+REFUSED = f"""
+{IMPORTS}
+make(MooncakeBackend, 'first')  # which imports the library with its settings
 import os, sys
 from mooncake import engine as library
 class Engine(library.TransferEngine):
@@ -132,7 +133,7 @@ library.TransferEngine = Engine
 @needs_mooncake
 def test_start_that_fails_prints_why() -> None:
     """It is tried once more, aloud."""
-    done = run(f"{REFUSED}make('nobody')", "-1")
+    done = run(f"{REFUSED}make(MooncakeBackend, 'nobody')", "-1")
     _, first, second = done.stderr.split("an engine starts\n")
     assert "Connection refused" not in first
     assert "Connection refused" in second
@@ -146,9 +147,7 @@ def test_what_the_library_prints_is_kept_where_it_is_asked_for() -> None:
     done = run(f"{REFUSED}{moved}", "0")
     assert done.returncode == 0, done.stderr
     assert "Connection refused" in done.stderr
-    aloud = run(
-        "import os; os.environ['MC_LOG_LEVEL'] = 'INFO'\nfrom plugins.mooncake.tests.peer import make; make('one')"
-    )
+    aloud = run(f"import os; os.environ['MC_LOG_LEVEL'] = 'INFO'\n{IMPORTS}make(MooncakeBackend, 'one')")
     assert "Local segment descriptor not found" in aloud.stderr
 
 
@@ -156,13 +155,12 @@ def test_what_the_library_prints_is_kept_where_it_is_asked_for() -> None:
 def test_settings_of_the_library() -> None:
     """The ports lie where they were put; another link of the process cannot have others."""
     done = run(
-        "import msgspec\n"
-        "from plugins.mooncake.tests.peer import make\n"
+        f"import msgspec\n{IMPORTS}"
         "mc = {'MIN_RPC_PORT': '23400', 'MAX_RPC_PORT': '23500'}\n"
-        "one, two = make('one', {'mc': mc}), make('two')\n"
+        "one, two = make(MooncakeBackend, 'one', {'mc': mc}), make(MooncakeBackend, 'two')\n"
         "ports = [msgspec.msgpack.decode(each.descriptor())[3] for each in (one, two)]\n"
         "assert all(23400 <= port <= 23500 for port in ports)\n"
-        "make('three', {'mc': {'MIN_RPC_PORT': '23450'}})\n"
+        "make(MooncakeBackend, 'three', {'mc': {'MIN_RPC_PORT': '23450'}})\n"
     )
     assert done.returncode == 1
     assert "Mooncake was imported with another MC_MIN_RPC_PORT, and reads it once" in done.stderr
@@ -197,7 +195,7 @@ def test_internet_protocol_6(monkeypatch: pytest.MonkeyPatch) -> None:
         "import numpy as np\n"
         "from tests.helpers.backend_peer import move\n"
         "from statelink_mooncake import MooncakeBackend\n"
-        "from statelink.backend import BackendContext, BackendContext, Blocks, Region\n"
+        "from statelink.backend import BackendContext, Blocks, Region\n"
         "options = MooncakeBackend.Options(mc={'USE_IPV6': '1'})\n"
         "one, two = (MooncakeBackend(BackendContext(options=options, link=link, host='::1')) for link in '12')\n"
         "array = np.arange(20, dtype=np.uint8)\n"

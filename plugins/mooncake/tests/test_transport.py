@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from plugins.mooncake.tests.peer import make
 from plugins.mooncake.tests.test_package import needs_mooncake
+from tests.helpers.backend_peer import make
 
 from statelink.backend import Verdict
 from statelink.testing import bare_machine
@@ -61,7 +61,7 @@ def test_the_librarys_own_topology_decides_where_it_may_be_either(
     )
     monkeypatch.setattr(library, "TransferEngine", engine)
     (machine / INFINIBAND / "mlx5_0").mkdir(parents=True)
-    near, far = make("near"), make("far")
+    near, far = make(MooncakeBackend, "near"), make(MooncakeBackend, "far")
     try:
         assert isinstance(near, MooncakeBackend)
         near.connect("far", far.descriptor(), ())

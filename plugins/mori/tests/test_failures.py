@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from plugins.mori.tests.peer import Peer, make
-from tests.helpers.backend_peer import Memory, finish, move
+from tests.helpers.backend_peer import Memory, Peer, finish, make, move
 
 from statelink.backend import Backend, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
 from statelink.testing import bare_machine
+from statelink_mori import MoriBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,14 +81,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 
 @pytest.fixture(scope="module")
 def steady(machine: tuple[Path, Path]) -> Iterator[Peer]:
-    peer = Peer("steady", LAYOUT).ready()
+    peer = Peer(MoriBackend, "steady", LAYOUT).ready()
     yield peer
     assert peer.end() == (0, "")
 
 
 @pytest.fixture
 def world(machine: tuple[Path, Path], steady: Peer) -> Iterator[World]:
-    backend = make("here")
+    backend = make(MoriBackend, "here")
     memory = Memory(LAYOUT)
     memory.arrays[0][:] = 1
     steady.arrays[0][:] = 0
@@ -103,7 +103,7 @@ def world(machine: tuple[Path, Path], steady: Peer) -> Iterator[World]:
 @pytest.fixture
 def mortal(world: World) -> Iterator[Peer]:
     """Another peer, connected, that a test may end."""
-    peer = Peer("mortal", LAYOUT).ready()
+    peer = Peer(MoriBackend, "mortal", LAYOUT).ready()
     world.backend.connect("mortal", peer.descriptor, peer.regions)
     yield peer
     peer.kill()
@@ -230,7 +230,7 @@ def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytes
     from mori import _onesided
 
     monkeypatch.setattr(_onesided, "control_timeout", lambda: 150)  # of MORI_IO_CP_TIMEOUT_MS, read once in a process
-    hasty = make("hasty")
+    hasty = make(MoriBackend, "hasty")
     hasty.register(world.memory.regions)
     mortal.stop()
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytes
     hasty.connect("mortal", mortal.descriptor, mortal.regions)
     serves(world._replace(backend=hasty), mortal)
     mortal.kill()
-    late = make("late")
+    late = make(MoriBackend, "late")
     late.register(world.memory.regions)
     with pytest.raises(TransferError, match=r"connect\(127\.0\.0\.1:\d+\): Connection refused"):
         late.connect("mortal", mortal.descriptor, mortal.regions)
@@ -254,7 +254,7 @@ def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytes
 
 def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
     """RDMA would end the process when the first peer is connected: it is refused before, if a card would pin it."""
-    backend, here = make("unmapped"), np.zeros(100, np.uint8)
+    backend, here = make(MoriBackend, "unmapped"), np.zeros(100, np.uint8)
     port = tmp_path / "machine/sys/class/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE")
@@ -272,7 +272,7 @@ def test_memory_that_is_not_there(world: World, tmp_path: Path) -> None:
 def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer) -> None:
     """Connecting ends its process, not ours; the error says what it may have been, and others are served."""
     os.truncate(mortal.worker.arena.path, SIZE)  # nothing is behind its second region any more
-    backend = make("fatal")
+    backend = make(MoriBackend, "fatal")
     backend.register(world.memory.regions)
     with pytest.raises(TransferError, match=r"ReadMessageHeader.*EOF(.|\n)*memory cannot be pinned"):
         backend.connect("mortal", mortal.descriptor, mortal.regions)
@@ -284,8 +284,8 @@ def test_a_peer_whose_memory_cannot_be_pinned(world: World, mortal: Peer) -> Non
 
 def test_pairs_that_no_transport_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"backends": {"XGMI": {}}}
-    peer = Peer("gpus", LAYOUT, options, "cuda:0").ready()
-    backend = make("gpu", options)
+    peer = Peer(MoriBackend, "gpus", LAYOUT, options, "cuda:0").ready()
+    backend = make(MoriBackend, "gpu", options)
     backend.register([Region(each.address, each.nbytes, "cuda:0") for each in world.memory.regions])
     monkeypatch.setenv("MORI_SIM_GPUS", "0")
     with pytest.raises(TransferError, match=r"region 0 here and region 0 there: none of \['XGMI'\] can serve them"):
@@ -304,7 +304,7 @@ def test_pairs_that_no_transport_serves(world: World, monkeypatch: pytest.Monkey
 
 def test_peers_of_another_transport(world: World) -> None:
     """Over TCP the library would say nothing before the first transfer, and then something else."""
-    backend = make("near", {"backends": {"TCP": {}}})
+    backend = make(MoriBackend, "near", {"backends": {"TCP": {}}})
     backend.register(world.memory.regions)
     with pytest.raises(TransferError, match=r"its descriptor is refused: it has RDMA, we have TCP"):
         backend.connect("steady", world.peer.descriptor, world.peer.regions)
@@ -324,8 +324,8 @@ def test_memory_that_the_peer_does_not_know(world: World) -> None:
     with pytest.raises(TransferError, match=r"there: .*remote MR size mismatch.*got=0; it has mori "):
         world.backend.connect("steady", raw, world.peer.regions)
     options: dict[str, Any] = {"backends": {"TCP": {}}}
-    peer = Peer("far", LAYOUT, options).ready()
-    backend = make("near", options)
+    peer = Peer(MoriBackend, "far", LAYOUT, options).ready()
+    backend = make(MoriBackend, "near", options)
     backend.register(world.memory.regions)
     backend.connect("far", with_unknown_memory(peer), peer.regions)
     write = batch(world, peer)
@@ -362,8 +362,8 @@ def test_what_the_library_refuses_of_a_batch(world: World, monkeypatch: pytest.M
     world.hold.unlink()
     assert finish(world.backend, first).outcome == (True, "", True)
     options = {"backends": {"TCP": {"striping_threshold_bytes": 1024}}}
-    peer = Peer("far", LAYOUT, options).ready()
-    backend = make("near", options)
+    peer = Peer(MoriBackend, "far", LAYOUT, options).ready()
+    backend = make(MoriBackend, "near", options)
     backend.register(world.memory.regions)
     backend.connect("far", peer.descriptor, peer.regions)
     good = batch(world, peer).blocks
@@ -376,7 +376,7 @@ def test_what_the_library_refuses_of_a_batch(world: World, monkeypatch: pytest.M
 
 def test_a_status_that_failed_while_it_was_posted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the library has several queue pairs, it uses the status until the others are done: it is never freed."""
-    backend = make("striped", {"backends": {"RDMA": {"qp_per_transfer": 2}}})
+    backend = make(MoriBackend, "striped", {"backends": {"RDMA": {"qp_per_transfer": 2}}})
     backend.register(world.memory.regions)
     backend.connect("steady", world.peer.descriptor, world.peer.regions)
     monkeypatch.setenv("MORI_IO_QP_MAX_SEND_WR", "4")
@@ -402,8 +402,8 @@ def test_memory_of_several_numa_nodes(world: World, mortal: Peer, monkeypatch: p
     from mori import _onesided
 
     monkeypatch.setattr(_onesided, "control_timeout", lambda: 150)
-    peer = Peer("nodes", LAYOUT).ready()
-    backend = make("numa")
+    peer = Peer(MoriBackend, "nodes", LAYOUT).ready()
+    backend = make(MoriBackend, "numa")
     backend.register(world.memory.regions)
     backend.connect("nodes", peer.descriptor, peer.regions)
     peer.stop()
@@ -430,8 +430,8 @@ def test_connections_that_stay_are_reported(world: World, caplog: pytest.LogCapt
 
 def test_tcp_peers_with_other_data_connections(world: World) -> None:
     """The library would connect, and lose the connection with each transfer."""
-    peer = Peer("far", LAYOUT, {"backends": {"TCP": {"num_data_conns": 4}}}).ready()
-    backend = make("near", {"backends": {"TCP": {}}})
+    peer = Peer(MoriBackend, "far", LAYOUT, {"backends": {"TCP": {"num_data_conns": 4}}}).ready()
+    backend = make(MoriBackend, "near", {"backends": {"TCP": {}}})
     backend.register(world.memory.regions)
     with pytest.raises(TransferError, match=r"its num_data_conns is b'4', ours is 8: TCP needs equal ones"):
         backend.connect("far", peer.descriptor, peer.regions)
@@ -528,8 +528,8 @@ def test_threads(world: World, mortal: Peer) -> None:
 def test_tcp_peers_that_stop_and_die(world: World) -> None:
     """Over TCP an operation times out; the next one connects by itself, and the peer is not lost."""
     options = {"backends": {"TCP": {"op_timeout_ms": 2000}}}
-    peer = Peer("far", LAYOUT, options).ready()
-    backend = make("near", options)
+    peer = Peer(MoriBackend, "far", LAYOUT, options).ready()
+    backend = make(MoriBackend, "near", options)
     backend.register(world.memory.regions)
     backend.connect("far", peer.descriptor, peer.regions)
     there = world._replace(backend=backend)

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.peer import Peer
 from tests.helpers import backend_peer
 from tests.helpers.backend_peer import MIB, Pair, connected, move
 
 from statelink.backend import UNKNOWN, Batch, Blocks, Op, Region, pack_descriptors, unpack_descriptors
 from statelink.errors import TransferError
+from statelink_mori import MoriBackend
 
 LAYOUT = ((2 * MIB + 1, 350_001, 8191), (100_000,))
 """Regions on each side: three side by side, their borders at odd addresses, and one elsewhere."""
@@ -36,7 +36,7 @@ def world(request: pytest.FixtureRequest, simulator: bool) -> Iterator[Pair]:
         pytest.skip("with the real library, host memory over RDMA is tested")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MORI_SIM_TCP", "1")
-        with connected(Peer, request.param, options, LAYOUT, kind) as pair:
+        with connected(MoriBackend, request.param, options, LAYOUT, kind) as pair:
             yield pair
         assert pair.peer.end() == (0, "")
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from plugins.mori.tests.peer import make
 from tests.helpers.availability import environment_of
+from tests.helpers.backend_peer import make
 
 from statelink.backend import (
     UNKNOWN,
@@ -206,9 +206,9 @@ def test_the_transport_that_is_left(
     memory = [np.zeros(64, np.uint8) for _ in kinds]
     regions = [Region(each.ctypes.data, 64, kind) for each, kind in zip(memory, kinds, strict=True)]
     monkeypatch.setenv("MORI_NODE_ID", "here")
-    here = make("here", options)
+    here = make(MoriBackend, "here", options)
     monkeypatch.setenv("MORI_NODE_ID", "elsewhere" if apart else "here")
-    there = make("there", options)
+    there = make(MoriBackend, "there", options)
     for backend in (here, there):
         backend.register(regions)
     here.connect("there", there.descriptor(), regions)
@@ -249,7 +249,7 @@ def test_every_way_not_to_start(
         monkeypatch.setenv(name, value)
     lacks = r"this machine lacks: .*libamdhip64\.so cannot be loaded"
     with bare_machine(tmp_path), pytest.raises(BackendUnavailableError, match=rf"{said}.*{lacks}"):
-        make("nobody", options)
+        make(MoriBackend, "nobody", options)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -257,7 +257,7 @@ def test_library_that_cannot_be_imported_in_this_process(monkeypatch: pytest.Mon
     """An engine started in the other process; in this one something is in the way."""
     monkeypatch.setitem(sys.modules, "mori.io", None)
     with pytest.raises(BackendUnavailableError, match=r"cannot be imported here .*: import of mori\.io halted"):
-        make("nobody")
+        make(MoriBackend, "nobody")
 
 
 def test_library_that_aborts(machine: Path) -> None:
@@ -279,7 +279,7 @@ def test_busy_ports_and_bad_hosts() -> None:
     """The library would end the process, or listen somewhere else."""
     busy = socket.create_server(("127.0.0.1", 0))
     with busy, pytest.raises(BackendUnavailableError, match="Address already in use"):
-        make("nobody", {"port": busy.getsockname()[1]})
+        make(MoriBackend, "nobody", {"port": busy.getsockname()[1]})
     for host in ("::1", "localhost", "", "0.0.0.0"):
         with pytest.raises(BackendUnavailableError, match=r"could not be started.*(Address|not reach)(.|\n)*IPv4 only"):
             MoriBackend(BackendContext(options=Options(), link="nobody", host=host))
@@ -294,7 +294,7 @@ def engine_of(backend: Backend) -> Any:
 def test_a_port_of_ones_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    backend = make("fixed", {"port": port})
+    backend = make(MoriBackend, "fixed", {"port": port})
     assert engine_of(backend).port == port
     backend.close()
 
@@ -303,7 +303,7 @@ def test_keys_are_of_one_incarnation() -> None:
     """What a NIC elsewhere remembers of a key must not meet another process."""
     keys = set()
     for _ in range(2):
-        backend = make("same")
+        backend = make(MoriBackend, "same")
         keys.add(engine_of(backend).key)
         backend.close()
         with pytest.raises(TransferError, match="the backend is closed"):
@@ -316,7 +316,7 @@ def test_keys_are_of_one_incarnation() -> None:
 def test_regions_that_cannot_be_registered() -> None:
     array = np.zeros(100, np.uint8)
     good = Region(array.ctypes.data, 100, "cuda:1")
-    backend = make("register", {"backends": {"XGMI": {}}})
+    backend = make(MoriBackend, "register", {"backends": {"XGMI": {}}})
     with pytest.raises(TransferError, match="kind 'npu:0' is unknown to MoRI"):
         backend.register((good, Region(1, 1, "npu:0")))
     with pytest.raises(TransferError, match=r"region 1 could not be registered.*100 bytes of dram.*GPUs only"):
@@ -357,7 +357,7 @@ class Sessions:
         )
 
     def connect(self, near: list[Region], far: list[Region]) -> Backend:
-        self.backends = [make("near"), make("far")]
+        self.backends = [make(MoriBackend, "near"), make(MoriBackend, "far")]
         for backend, regions in zip(self.backends, (near, far), strict=True):
             backend.register(regions)
         self.backends[0].connect("far", self.backends[1].descriptor(), far)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from plugins.nixl.tests.peer import make
+from tests.helpers.backend_peer import make
+
+from statelink_nixl import NixlBackend
 
 if TYPE_CHECKING:
     import pytest
@@ -80,7 +82,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
 
 def pair(near: tuple[Region, ...], far: tuple[Region, ...], options: dict[str, Any]) -> Backend:
     """A backend with memory, connected to another with memory, called ``far``."""
-    backends = make("near", options), make("far", options)
+    backends = make(NixlBackend, "near", options), make(NixlBackend, "far", options)
     for backend, regions in zip(backends, (near, far), strict=True):
         backend.register(regions)
     backends[0].connect("far", backends[1].descriptor(), far)

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from plugins.nixl.tests.peer import Peer
 from tests.helpers.backend_peer import Pair, connected
 
 from statelink.backend import Region
 from statelink.errors import TransferError
+from statelink_nixl import NixlBackend
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module", params=["default", "tcp"])
 def world(request: pytest.FixtureRequest) -> Iterator[Pair]:
     options = {"ucx": {"TLS": "tcp"}} if request.param == "tcp" else {}
-    with connected(Peer, request.param, options) as pair:
+    with connected(NixlBackend, request.param, options) as pair:
         yield pair
     assert pair.peer.end() == (0, "")
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from plugins.nixl.tests.peer import Peer, make
-from tests.helpers import backend_peer
-from tests.helpers.backend_peer import MIB, Memory, blocks, finish, move
+from tests.helpers.backend_peer import MIB, Memory, Pair, Peer, blocks, finish, make, move
 
 from statelink.backend import Backend, Batch, Op, Side
 from statelink.errors import TransferError
+from statelink_nixl import NixlBackend
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="NIXL is not installed: pip install nixl"
@@ -45,8 +44,8 @@ def everything(world: World, peer: Peer) -> Batch:
 
 @pytest.fixture(scope="module")
 def tcp() -> Iterator[World]:
-    peers = [Peer(name, LAYOUT, TCP) for name in ("mortal", "slow", "steady")]
-    backend = make("here", TCP)
+    peers = [Peer(NixlBackend, name, LAYOUT, TCP) for name in ("mortal", "slow", "steady")]
+    backend = make(NixlBackend, "here", TCP)
     memory = Memory(LAYOUT)
     memory.arrays[0][:] = 1
     backend.register(memory.regions)
@@ -75,7 +74,7 @@ def stopped(tcp: World) -> Iterator[Peer]:
 
 def serves(world: World, peer: Peer) -> None:
     """The peer gets a small write whole."""
-    backend_peer.serves(world.backend, world.memory, peer)
+    Pair("here", world.backend, world.memory, peer).works()
 
 
 def test_peer_dies_during_a_transfer(tcp: World) -> None:
@@ -115,7 +114,7 @@ def test_disconnect_does_not_stop_a_transfer(tcp: World, stopped: Peer) -> None:
 
 
 def test_connecting_to_a_stopped_peer(tcp: World, stopped: Peer) -> None:
-    backend = make("hasty", {**TCP, "connect_timeout": 0.2})
+    backend = make(NixlBackend, "hasty", {**TCP, "connect_timeout": 0.2})
     backend.register(tcp.memory.regions)
     with pytest.raises(TransferError, match=r"did not take a first write within 0\.2 s"):
         backend.connect(stopped.link, stopped.descriptor, stopped.regions)
@@ -132,7 +131,7 @@ def test_connecting_to_a_stopped_peer(tcp: World, stopped: Peer) -> None:
 
 
 def test_close_during_a_transfer(tcp: World, stopped: Peer) -> None:
-    backend = make("closing", {**TCP, "connect_timeout": 0})
+    backend = make(NixlBackend, "closing", {**TCP, "connect_timeout": 0})
     backend.register(tcp.memory.regions)
     backend.connect(stopped.link, stopped.descriptor, stopped.regions)
     transfer = backend.submit(stopped.link, everything(tcp, stopped))
@@ -155,7 +154,7 @@ def connections() -> set[int]:
 def test_nothing_is_read_over_a_broken_connection(tcp: World, stopped: Peer) -> None:
     """The peer lives, and gets none of the bytes that are written to the source after the transfer failed."""
     before = connections()
-    backend = make("broken", {**TCP, "connect_timeout": 0})
+    backend = make(NixlBackend, "broken", {**TCP, "connect_timeout": 0})
     backend.register(tcp.memory.regions)
     stopped.go_on()
     backend.connect(stopped.link, stopped.descriptor, stopped.regions)
@@ -233,8 +232,8 @@ def test_threads(tcp: World) -> None:
 
 def test_peer_dies_during_a_copy(tcp: World) -> None:
     """The same where a write is a copy from process to process, inside the call."""
-    peer = Peer("copied", LAYOUT).ready()
-    backend = make("copying")
+    peer = Peer(NixlBackend, "copied", LAYOUT).ready()
+    backend = make(NixlBackend, "copying")
     backend.register(tcp.memory.regions)
     for each in (peer, tcp.steady):
         backend.connect(each.link, each.descriptor, each.regions)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plugins.nixl.tests import stub
-from plugins.nixl.tests.peer import make
+from tests.helpers.backend_peer import make
 
 from statelink.backend import Batch, Blocks, Op, Region
 from statelink.errors import BackendUnavailableError, TransferError
@@ -74,7 +74,7 @@ def test_version_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "NIXL is installed, and its import fails: this version of nixl has no nixl_agent.check_xfer_state"
     assert NixlBackend.probe(Options()).reason == reason
     with pytest.raises(BackendUnavailableError, match=reason):
-        make("nobody")
+        make(NixlBackend, "nobody")
 
 
 @needs_nixl
@@ -90,7 +90,7 @@ def test_probe() -> None:
     probe = NixlBackend.probe(Options(backends={"POSIX": {}}))
     assert (probe.ok, probe.hint) == (False, "add UCX, or another that reaches a process, to `backends`")
     with pytest.raises(BackendUnavailableError, match="POSIX moves bytes to files or object stores"):
-        make("nobody", {"backends": {"POSIX": {}}})
+        make(NixlBackend, "nobody", {"backends": {"POSIX": {}}})
 
 
 @needs_nixl
@@ -110,7 +110,7 @@ def test_plugin_whose_libraries_are_absent(monkeypatch: pytest.MonkeyPatch) -> N
     assert "UCX" in probe.hint
     assert "POSIX" not in probe.hint
     with pytest.raises(BackendUnavailableError, match="LIBFABRIC, which cannot be loaded"):
-        make("nobody", {"backends": {"LIBFABRIC": {}}})
+        make(NixlBackend, "nobody", {"backends": {"LIBFABRIC": {}}})
     assert NixlBackend.probe(Options()).ok
 
 
@@ -135,7 +135,7 @@ def test_options_that_reach_the_library(mode: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(api, "nixl_agent_config", config)
     monkeypatch.setattr(api, "nixl_agent", Agent)
     options = {"devices": ["lo"], "num_threads": 2, "sync_mode": mode, "ucx": {"TLS": "tcp"}}
-    backend = make("one", options)
+    backend = make(NixlBackend, "one", options)
     try:
         assert agents.pop().get_backend_params("UCX")["num_threads"] == "2"
         assert modes[-1] == f"NIXL_THREAD_SYNC_{mode.upper()}"
@@ -144,13 +144,13 @@ def test_options_that_reach_the_library(mode: str, monkeypatch: pytest.MonkeyPat
         agents.clear()
         backend.close()
     with pytest.raises(BackendUnavailableError, match="NIXL could not be started"):
-        make("two", {**options, "devices": ["no_such_device"]})
+        make(NixlBackend, "two", {**options, "devices": ["no_such_device"]})
 
 
 @needs_nixl
 def test_start_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BackendUnavailableError, match=r"NIXL could not be started.*NIXL_ERR_BACKEND"):
-        make("nobody", {"ucx": {"TLS": "smoke_signals"}})
+        make(NixlBackend, "nobody", {"ucx": {"TLS": "smoke_signals"}})
     assert "'smoke_signals' is not available" in capfd.readouterr().out
 
 
@@ -166,7 +166,7 @@ def test_library_that_finds_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_api, "nixl_agent", Bare)
     assert NixlBackend.probe(Options()).reason == "NIXL does not start: RuntimeError: No plugins available"
     with pytest.raises(BackendUnavailableError, match=r"NIXL could not be started .*No plugins available"):
-        make("nobody")
+        make(NixlBackend, "nobody")
 
 
 @needs_nixl
@@ -206,7 +206,7 @@ def test_errors_where_none_are_expected(monkeypatch: pytest.MonkeyPatch) -> None
 def test_region_that_cannot_be_registered() -> None:
     """CUDA memory, where there is none."""
     array = np.zeros(100, np.uint8)
-    backend = make("register")
+    backend = make(NixlBackend, "register")
     regions = (Region(array.ctypes.data, 100), Region(array.ctypes.data, 100, "cuda:3"))
     try:
         with pytest.raises(TransferError, match=r"region 1 could not be registered.*100 bytes of cuda:3 at 0x"):

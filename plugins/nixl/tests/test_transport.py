@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from plugins.nixl.tests import stub
-from plugins.nixl.tests.peer import Peer, make
 from plugins.nixl.tests.test_package import needs_nixl
-from tests.helpers.backend_peer import Memory
+from tests.helpers.backend_peer import Memory, Peer, make
 
 from statelink.backend import Region, Verdict
 from statelink.testing import bare_machine
@@ -102,7 +101,7 @@ def test_what_is_left(
         if over_tcp:
             monkeypatch.setattr(agent, "carry", staticmethod(carry))
         options = {"ucx": {"TLS": tls}, "connect_timeout": 0 if over_tcp is None else 30}
-        here, there = make("here", options), make("there", options)
+        here, there = make(NixlBackend, "here", options), make(NixlBackend, "there", options)
         here.register(regions)
         put(machine, BOOT, "one host")
         descriptor = there.descriptor()
@@ -123,9 +122,9 @@ def test_what_is_left(
 )
 def test_a_real_peer(tls: str, word: str) -> None:
     options = {"ucx": {"TLS": tls}}
-    peer = Peer("far", [[4096]], options)
+    peer = Peer(NixlBackend, "far", [[4096]], options)
     memory = Memory([[4096]])
-    backend = make("near", options)
+    backend = make(NixlBackend, "near", options)
     try:
         backend.register(memory.regions)
         peer.ready().meet("near", backend.descriptor(), memory.regions)

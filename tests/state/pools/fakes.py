@@ -43,6 +43,11 @@ def lists_of(name: str) -> Callable[[Any], Triples]:
     return lambda self: getattr(self, name).get_contiguous_buf_infos() if getattr(self, name) else ([], [], [])
 
 
+def envelopes(size: str) -> Callable[[Any], Triples]:
+    """A pool's method that lists its raw allocation as items of as many bytes as an attribute says."""
+    return lambda self: (*triples([self.raw])[:2], [getattr(self, size)])
+
+
 def says(name: str) -> Callable[[Any], Any]:
     """A pool's method that returns one of its attributes."""
     return lambda self: getattr(self, name) or []
@@ -213,13 +218,8 @@ class UnifiedHybridPool(HybridPool):
         super().__init__(full, [], States([], []))
         self.raw, self.page_bytes, self.slot_bytes = raw, page_bytes, slot_bytes
 
-    def get_contiguous_buf_infos(self) -> Triples:
-        ptrs, lens, _ = triples([self.raw])
-        return ptrs, lens, [self.page_bytes]
-
-    def get_state_buf_infos(self) -> Triples:
-        ptrs, lens, _ = triples([self.raw])
-        return ptrs, lens, [self.slot_bytes]
+    get_contiguous_buf_infos = envelopes("page_bytes")
+    get_state_buf_infos = envelopes("slot_bytes")
 
 
 def keys_pool(layers: int, heads: int = 2, layout: str | None = None) -> KeysPool:

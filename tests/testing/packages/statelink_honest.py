@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 
 from statelink.backend import (
     DIRECT,
@@ -22,6 +21,7 @@ from statelink.backend import (
     Outcome,
     Probe,
     Region,
+    RegionTable,
     Side,
     SubmitMode,
     Transfer,
@@ -73,11 +73,11 @@ class Honest(Backend):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         if self.link not in OPEN or peer not in self.peers:
             raise TransferError("this peer is not connected", peer=peer)
-        near, far = (self.regions, self.peers[peer])
+        near, far = RegionTable(self.regions, self.name), RegionTable(self.peers[peer], self.name)
         source, target = (near, far) if batch.op is Op.WRITE else (far, near)
         blocks = batch.blocks
-        _check(source, blocks.source, blocks.nbytes, blocks.source_region)
-        _check(target, blocks.target, blocks.nbytes, blocks.target_region)
+        source.check("on one side", blocks.source, blocks.nbytes, blocks.source_region)
+        target.check("on the other", blocks.target, blocks.nbytes, blocks.target_region)
         if peer not in OPEN:
             return Transfer(Outcome(False, "the peer was closed"))
         for start, end, nbytes in zip(
@@ -106,12 +106,3 @@ class Anywhere(Honest):
 
     def register(self, regions: Sequence[Region]) -> None:
         self.regions = tuple(regions)
-
-
-def _check(table: Sequence[Region], addresses: Any, nbytes: Any, regions: Any) -> None:
-    if int(regions.max()) >= len(table):
-        raise TransferError("there is no such region")
-    starts = np.array([region.address for region in table], np.uint64)[regions]
-    sizes = np.array([region.nbytes for region in table], np.uint64)[regions]
-    if not ((nbytes <= sizes) & (addresses - starts <= sizes - nbytes)).all():
-        raise TransferError("a block is outside its region")

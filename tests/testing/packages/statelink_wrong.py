@@ -63,6 +63,11 @@ class Telling(Wrong):
                 transfer.outcome = self.tell(transfer.real.outcome)
 
 
+def everything(regions: Sequence[Region]) -> U64:
+    """All regions as ranges that can be granted: addresses, and lengths."""
+    return np.array(sorted((region.address, region.nbytes) for region in regions), np.uint64).reshape(-1, 2).T.copy()
+
+
 class Early(Wrong):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         super().submit(peer, batch)
@@ -87,9 +92,7 @@ class GrantsAll(Wrong):
 
     def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
         super().grant(peer, room, generation, addresses, nbytes)
-        table = sorted((region.address, region.nbytes) for region in self.regions)
-        everything = np.array(table, np.uint64).reshape(-1, 2).T
-        super().grant(peer, room, generation, everything[0].copy(), everything[1].copy())
+        super().grant(peer, room, generation, *everything(self.regions))
 
 
 class TooFar(GrantsAll):
@@ -388,8 +391,7 @@ class Late(Backend):
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         self.inner.connect(peer, descriptor[8:], regions)
         if self.regions:  # one grant of everything, which every batch uses: there is no owner's fence
-            table = np.array(sorted((region.address, region.nbytes) for region in self.regions), np.uint64).T.copy()
-            self.inner.grant(peer, 1, 1, table[0], table[1])
+            self.inner.grant(peer, 1, 1, *everything(self.regions))
         pid = int.from_bytes(descriptor[:8], "little")
         threading.Thread(target=self.come_late, args=[pid], daemon=True).start()
 

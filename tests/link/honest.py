@@ -11,29 +11,26 @@ import math
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import statelink
 from statelink import Status
 
 if TYPE_CHECKING:
-    import numpy as np
     from tests.helpers.worker import Host
 
-__all__ = ["DEADLINE", "FIRST", "PERIOD", "TOKENS", "Found", "begin", "end", "stop"]
+__all__ = ["FIRST", "PERIOD", "Found", "begin", "end"]
 
 PERIOD = 0.02
 """Seconds between two requests, and between two rooms that nobody serves."""
-DEADLINE = 0.5
-"""Seconds that a room has that nobody serves."""
-PATIENCE = 30.0
-"""Seconds that a request has."""
+DEADLINE, PATIENCE = 0.5, 30.0
+"""Seconds that a room has that nobody serves, and those that a request has."""
 TOKENS = 16
 """Of a request: one page."""
 FIRST = 1_000_000
-"""Id of the first request; that of the first room that nobody serves is as far away again."""
+"""Id of the first request."""
 LONELY = {"prefill": 2 * FIRST, "decode": 3 * FIRST}
-POISON = 0
+"""Id of a side's first room that nobody serves."""
 
 
 @dataclass
@@ -44,7 +41,7 @@ class Found:
         late: Moments at which a deadline was due, and by how many seconds it came later than that.
         took: Moments at which a request was due to begin, and the seconds that it took from then on.
         failed: Reasons of requests that failed, and of rooms that failed otherwise than at their deadline.
-        wrong: Requests that succeeded without their bytes.
+        wrong: Requests that succeeded without their bytes, and rooms that succeeded although nobody served them.
         open: Rooms that had not ended when nobody waited any more.
     """
 
@@ -55,91 +52,58 @@ class Found:
     open: int = 0
 
 
-class Honest:
-    """One side, on a thread of its own.
+class Honest(threading.Thread):
+    """One side, which opens rooms from ``start`` on, until ``last``, on the machine's clock."""
 
-    Args:
-        link: Its link.
-        pages: Its pages, uint8.
-        peer: Where decode dials prefill.
-        start: When the first rooms are due, on the machine's clock.
-    """
+    def __init__(self, host: Host, key: str, peer: str, start: float) -> None:
+        super().__init__(name="honest", daemon=True)
+        self._link, self._peer, self._start = host.links[key], peer, start
+        self._pages = list(host.memories[key].arrays["kv"].values())
+        self._free = collections.deque(range(len(self._pages[0])))
+        self._due: dict[int, float] = {}  # when rooms that have not ended were to begin, or to fail
+        self._held: dict[int, tuple[statelink.Room, int]] = {}
+        self.found = Found()
+        self.last = math.inf
 
-    def __init__(self, link: statelink.Link, pages: list[np.ndarray[Any, Any]], peer: str, start: float) -> None:
-        self._link, self._pages, self._peer, self._start = link, pages, peer, start
-        self._role = link.inventory.instance
-        self._free = collections.deque(range(len(pages[0])))
-        self._open: dict[int, tuple[statelink.Room, int, float]] = {}
-        self._found = Found()
-        self._stop = threading.Event()
-        self._last = math.inf
-        self._thread = threading.Thread(target=self._run, name="honest", daemon=True)
-        self._thread.start()
-
-    def end(self, last: float) -> None:
-        """Open no more rooms than are due at a moment."""
-        self._last = last
-
-    def found(self) -> Found:
-        """Wait for the rooms that are open."""
-        self._thread.join(PATIENCE + 10)
-        return self._found
-
-    def _run(self) -> None:
+    def run(self) -> None:
         number = 0
-        while True:
-            due = self._start + number * PERIOD
-            if due > self._last:
-                if not self._open:
-                    return
-                if time.monotonic() > self._last + PATIENCE:
-                    self._found.open = len(self._open)
-                    return
-            elif time.monotonic() >= due and len(self._free) >= 2:
-                self._begin(number, due)
+        while (due := self._start + number * PERIOD) <= self.last or self._held:
+            if time.monotonic() > self.last + PATIENCE:
+                break
+            if due <= min(self.last, time.monotonic()) and len(self._free) >= 2:
+                self._open(FIRST + number, due, PATIENCE)
+                self._open(LONELY[self._link.inventory.instance] + number, time.monotonic() + DEADLINE, DEADLINE)
                 number += 1
             for room in self._link.changes(0.002):
                 self._changed(room, time.monotonic())
+        self.found.open = len(self._held)
 
-    def _begin(self, number: int, due: float) -> None:
-        """A request that both sides open, and a room that this side alone opens."""
-        request, lonely = FIRST + number, LONELY[self._role] + number
-        page, other = self._free.popleft(), self._free.popleft()
-        if self._role == "prefill":
-            for each in self._pages:
-                each[page] = tag_of(number)
-            sending = self._link.send(request, TOKENS, deadline=PATIENCE)
-            sending.push({"kv": [page]})
-            self._open[request] = sending, page, due
-            self._open[lonely] = self._link.send(lonely, TOKENS, deadline=DEADLINE), other, time.monotonic()
-            return
+    def _open(self, number: int, due: float, deadline: float) -> None:
+        """A request that both sides open, or a room that this side alone opens."""
+        page, sends = self._free.popleft(), self._link.inventory.instance == "prefill"
         for each in self._pages:
-            each[page] = POISON
-        receiving = self._link.receive(request, self._peer, TOKENS, {"kv": [page]}, deadline=PATIENCE)
-        self._open[request] = receiving, page, due
-        opened = time.monotonic()
-        alone = self._link.receive(lonely, self._peer, TOKENS, {"kv": [other]}, deadline=DEADLINE)
-        self._open[lonely] = alone, other, opened
+            each[page] = tag_of(number) if sends else 0
+        room: statelink.Room
+        if sends:
+            room = self._link.send(number, TOKENS, deadline=deadline)
+            if number < 2 * FIRST:
+                room.push({"kv": [page]})
+        else:
+            room = self._link.receive(number, self._peer, TOKENS, {"kv": [page]}, deadline=deadline)
+        self._held[number], self._due[number] = (room, page), due
 
     def _changed(self, room: statelink.Room, now: float) -> None:
-        if room.room not in self._open or room.status not in (Status.SUCCEEDED, Status.FAILED):
-            return
-        known, page, since = self._open[room.room]
-        lonely = room.room >= 2 * FIRST
-        if since >= 0:  # it has ended, and is told of for the first time
-            self._open[room.room] = known, page, -1.0
-            if lonely:
-                self._found.late.append((since + DEADLINE, now - since - DEADLINE))
-            else:
-                self._found.took.append((since, now - since))
+        """A room has ended, or its memory can be used again; both may be told at once, and twice."""
+        number, lonely = room.room, room.room >= 2 * FIRST
+        if room.status in (Status.SUCCEEDED, Status.FAILED) and number in self._due:
+            due = self._due.pop(number)
+            (self.found.late if lonely else self.found.took).append((due, now - due))
             if room.reason is not None and not (lonely and room.reason.code == "room.deadline"):
-                self._found.failed.append(str(room.reason))
-            if room.status is Status.SUCCEEDED and self._role == "decode":
-                tag = tag_of(room.room - FIRST)
-                self._found.wrong += lonely or not all((each[page] == tag).all() for each in self._pages)
-        if room.quiesced:
-            del self._open[room.room]
-            self._free.append(page)
+                self.found.failed.append(str(room.reason))
+            whole = all((each[self._held[number][1]] == tag_of(number)).all() for each in self._pages)
+            self.found.wrong += room.status is Status.SUCCEEDED and (lonely or not whole)
+        if room.quiesced and number in self._held and number not in self._due:
+            self._free.append(self._held.pop(number)[1])
 
 
 def tag_of(number: int) -> int:
@@ -151,15 +115,13 @@ _honest: dict[str, Honest] = {}
 
 def begin(host: Host, key: str, peer: str, start: float) -> None:
     """Begin on a link."""
-    pages = list(host.memories[key].arrays["kv"].values())
-    _honest[key] = Honest(host.links[key], pages, peer, start)
+    _honest[key] = Honest(host, key, peer, start)
+    _honest[key].start()
 
 
-def stop(host: Host, key: str, last: float) -> None:
-    """Open no more rooms than are due at a moment."""
-    _honest[key].end(last)
-
-
-def end(host: Host, key: str) -> Found:
-    """What a link saw, once its rooms have ended."""
-    return _honest.pop(key).found()
+def end(host: Host, key: str, last: float) -> Found:
+    """Open no more rooms than are due at a moment; what a link saw, once its rooms have ended."""
+    honest = _honest.pop(key)
+    honest.last = last
+    honest.join(PATIENCE + 10)
+    return honest.found

@@ -1,7 +1,7 @@
 """Frames that hostile processes send to a link's control port: kinds of them, and who sends them.
 
-Each kind is a function that sends so many frames to a target and returns how many it sent, once the link has taken the
-last of them. Nobody here holds a key: the links under attack have none.
+Each kind sends so many messages to a target, and returns once the link has taken the last of them. Nobody here holds a
+key: the links under attack have none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from statelink import wire
 from statelink.errors import Reason
 
 if TYPE_CHECKING:
-    import random
+    from random import Random
 
     from tests.helpers.engine import LinkHandle
 
@@ -33,20 +33,14 @@ __all__ = ["KINDS", "Target"]
 
 PATIENCE = 300.0
 """Seconds that a link may take for what was sent to it before. Lateness is measured elsewhere."""
-LARGE = 63 << 20
-"""Bytes of a frame that is just not too large."""
 ELSEWHERE = 1 << 40
 """Room ids from here on are nobody's."""
-A_NAME = 25
-"""Laborious introductions under one name."""
-SOCKETS = 4
-"""Connections that send large frames at once."""
 
 _names = itertools.count()
 Socket = zmq.Socket[bytes]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Target:
     """A link under attack.
 
@@ -64,40 +58,17 @@ class Target:
         """A name that nobody has had."""
         return f"evil-{os.getpid()}-{next(_names)}"
 
-    def tree(self, name: str, **changes: Any) -> dict[str, Any]:
-        """The card of a link that would go with it, as a tree; ``changes`` are of its inventory."""
+    def hello(self, name: str, **changes: Any) -> list[bytes]:
+        """The introduction of a link that would go with it; ``changes`` are of its inventory."""
         role = {"prefill": "decode", "decode": "prefill"}[self.role]
         card = handshake_of(name, role, self.link.memory.inventory("evil"))
         tree: dict[str, Any] = msgspec.msgpack.decode(bytes(wire.write_handshake(card)))
-        return {**tree, "inventory": {**tree["inventory"], **changes}}
-
-    def hello(self, name: str, **changes: Any) -> list[bytes]:
-        """An introduction."""
-        return [b"hello", msgspec.msgpack.encode({"sender": name, "handshake": self.tree(name, **changes)})]
+        tree["inventory"].update(changes)
+        return [b"hello", msgspec.msgpack.encode({"sender": name, "handshake": tree})]
 
 
-@contextlib.contextmanager
-def speaker(target: Target, name: str) -> Iterator[Socket]:
-    """A connection to a target; when it ends, the target has taken everything that was said."""
-    with dialled(target.link.address, name) as socket:
-        yield socket
-        settle(target, socket, name)
-
-
-def settle(target: Target, socket: Socket, name: str) -> None:
-    """Wait until a target has taken everything that a socket sent: it answers the question that comes last."""
-    drain(socket)
-    prefill = target.role == "prefill"
-    question = wire.encode(wire.Ping(sender=name, to=target.link.name)) if prefill else target.hello(name)
-    answers = (b"pong", b"unknown") if prefill else (b"welcome", b"refuse")
-    end = time.monotonic() + PATIENCE
-    answered = False
-    while not answered:
-        assert time.monotonic() < end, f"{target.role} has not answered for {PATIENCE} s"
-        socket.send_multipart(question)  # again: who sent what is too large is cut off, and with it what comes next
-        while socket.poll(50 if answered else 2000):
-            answered |= socket.recv_multipart()[0] in answers
-    until(lambda: not target.link.snapshot()["load"]["handshakes"], PATIENCE)
+Message = Iterable[list[bytes]]
+"""The frames that a message travels in, one after the other where it is sent in parts."""
 
 
 def drain(socket: Socket) -> None:
@@ -105,79 +76,116 @@ def drain(socket: Socket) -> None:
         socket.recv_multipart()
 
 
-def random_frames(target: Target, count: int, order: random.Random) -> None:
-    """No messages at all."""
-    with speaker(target, target.named()) as socket:
-        for _ in range(count):
-            frames = order.choice([1, 2, 2, 2, 3, 10])
-            socket.send_multipart([order.randbytes(order.choice([0, 1, 5, 60, 4000])) for _ in range(frames)])
+@contextlib.contextmanager
+def speaker(target: Target, name: str, guest: bool) -> Iterator[Socket]:
+    """A connection to a target, introduced or not; when it ends, the target has taken everything that was said."""
+    with dialled(target.link.address, name) as socket:
+        if guest:
+            socket.send_multipart(target.hello(name))
+            assert socket.poll(int(1000 * PATIENCE))
+        yield socket
+        drain(socket)
+        prefill = target.role == "prefill"
+        question = wire.encode(wire.Ping(sender=name, to=target.link.name)) if prefill else target.hello(name)
+        answers = (b"pong", b"unknown") if prefill else (b"welcome", b"refuse")
+        end = time.monotonic() + PATIENCE
+        answered = False
+        while not answered:
+            assert time.monotonic() < end, f"{target.role} has not answered for {PATIENCE} s"
+            socket.send_multipart(question)  # again: who sent what is too large is cut off, and with it what comes next
+            while socket.poll(50 if answered else 2000):
+                answered |= socket.recv_multipart()[0] in answers
+        until(lambda: not target.link.snapshot()["load"]["handshakes"], PATIENCE)
 
 
-def connections_that_babble(target: Target, count: int, order: random.Random) -> None:
-    """Bytes that are not even ZeroMQ's, each time over a connection of their own."""
-    address = target.link.address
-    for _ in range(count):
-        raw_bytes(
-            address, order.choice([b"\xff" + bytes(8) + b"\x7f\x03", b"", b"GET / HTTP/1.1\r\n"]) + order.randbytes(64)
-        )
+def said(
+    make: Callable[[Target, str, Random], Message], *, guest: bool = False, at_once: int = 1, a_name: int = 1 << 30
+) -> Callable[[Target, int, Random], None]:
+    """Send so many messages, each of which is made from a sender's name.
+
+    Args:
+        make: Makes one.
+        guest: Whether senders introduce themselves.
+        at_once: How many of them there are at a time.
+        a_name: Messages after which others take over.
+    """
+
+    def send(target: Target, count: int, order: Random) -> None:
+        todo = iter(range(count))
+        while numbers := list(itertools.islice(todo, a_name)):
+            names = [target.named() for _ in range(at_once)]
+            with contextlib.ExitStack() as stack:
+                sockets = [stack.enter_context(speaker(target, name, guest)) for name in names]
+                for number in numbers:
+                    socket = sockets[number % at_once]
+                    for frames in make(target, names[number % at_once], order):
+                        socket.send_multipart(frames, copy=False)
+                    drain(socket)
+
+    return send
 
 
-def changed_frames(target: Target, count: int, order: random.Random) -> None:
-    """Messages that are almost right, from who was not introduced."""
-    name = target.named()
-    with speaker(target, name) as socket:
-        good = examples(target.link, name)
-        for _ in range(count):
-            socket.send_multipart(mutated(order.choice(good), order))
-            drain(socket)
+def noise(target: Target, name: str, order: Random) -> Message:
+    """No message at all."""
+    return [[order.randbytes(order.choice([0, 1, 5, 60, 4000])) for _ in range(order.choice([1, 2, 2, 2, 3, 10]))]]
 
 
-def changed_frames_of_a_guest(target: Target, count: int, order: random.Random) -> None:
-    """The same, from who was."""
-    name = target.named()
-    with speaker(target, name) as socket:
-        good = [*examples(target.link, name), target.hello(name)]
-        for number in range(count):
-            if number % 50 == 0:
-                socket.send_multipart(target.hello(name))
-            socket.send_multipart(mutated(order.choice(good), order))
-            drain(socket)
+def changed(target: Target, name: str, order: Random) -> Message:
+    """A message that is almost right."""
+    return [mutated(order.choice(examples(target.link, name)), order)]
 
 
-def claims_on_rooms_of_others(target: Target, count: int, order: random.Random) -> None:
-    """Requests and failures of rooms that honest peers use, from who said Hello and no more."""
-    name = target.named()
+def changed_of_guest(target: Target, name: str, order: Random) -> Message:
+    """The same or an introduction, which may be right: a changed message may have been a Bye."""
+    choice = order.random()
+    if choice > 0.08:
+        return changed(target, name, order)
+    return [target.hello(name) if choice < 0.02 else mutated(target.hello(name), order)]
+
+
+def claim(target: Target, name: str, order: Random) -> Message:
+    """A request or a failure of a room that honest peers use."""
+    use: dict[str, Any] = {"sender": name, "to": target.link.name, "room": order.choice(target.rooms())}
+    use["generation"] = order.randrange(1, 1 << 62)
     reason = Reason("room.aborted", "decode aborted the request", {}, "evil", "")
-    with speaker(target, name) as socket:
-        socket.send_multipart(target.hello(name))
-        for number in range(count):
-            use: Any = {"sender": name, "to": target.link.name, "generation": order.randrange(1, 1 << 62)}
-            room = order.choice(target.rooms())
-            items = {"kv": wire.ItemList(0, bytes(8))}
-            message: wire.Message = (
-                wire.Request(**use, room=room, tokens=order.choice((16, 17)), prefix=0, items=items)
-                if number % 2
-                else wire.Failed(**use, room=room, reason=reason)
-            )
-            socket.send_multipart(wire.encode(message))
-            drain(socket)
+    request = wire.Request(**use, tokens=order.choice((16, 17)), prefix=0, items={"kv": wire.ItemList(0, bytes(8))})
+    return [wire.encode(order.choice([request, wire.Failed(**use, reason=reason)]))]
 
 
-def changed_introductions(target: Target, count: int, order: random.Random) -> None:
+def changed_introduction(target: Target, name: str, order: Random) -> Message:
     """A Hello whose card holds nonsense somewhere."""
-    name = target.named()
-    with speaker(target, name) as socket:
-        for _ in range(count):
-            field = order.choice(("ranks", "rank", "regions", "components", "axes", "instance", "model"))
-            nonsense: Any = order.choice(
-                [None, -1, 1 << 62, "", "x" * 3000, [], {}, [[]], [[1, 1 << 63, "dram"]] * 500]
-            )
-            socket.send_multipart(target.hello(name, **{field: nonsense}))
-            drain(socket)
+    field = order.choice(("ranks", "rank", "regions", "components", "axes", "instance", "model"))
+    nonsense: list[Any] = [None, -1, 1 << 62, "", "x" * 3000, [], {}, [[]], [[1, 1 << 63, "dram"]] * 500]
+    return [target.hello(name, **{field: order.choice(nonsense)})]
 
 
-def introductions_under_new_names(target: Target, count: int, order: random.Random) -> None:
-    """Right ones, each of another link."""
+def large(kind: str, sizes: Sequence[int]) -> Callable[[Target, str, Random], Message]:
+    """Messages of about these sizes that take as long as possible to read, such as layouts of many slabs."""
+
+    def made(target: Target, name: str, order: Random) -> Message:
+        case = order.choice([each for each in CASES if each.startswith(f"{kind}: ")])
+        tree = {**CASES[case](order.choice(sizes)), "sender": name, "to": target.link.name}
+        if kind == "request":
+            tree["room"] = order.choice(target.rooms())
+        return cut([kind.encode(), msgspec.msgpack.encode(tree)])
+
+    return made
+
+
+def zeros(nbytes: int) -> Callable[[Target, str, Random], Message]:
+    """Frames of so many bytes."""
+    return lambda target, name, order: [[order.choice([b"hello", b"request", b"failed", b"nothing"]), bytes(nbytes)]]
+
+
+def babble(target: Target, count: int, order: Random) -> None:
+    """Bytes that are not even ZeroMQ's, each time over a connection of their own."""
+    for _ in range(count):
+        begun = order.choice([b"\xff" + bytes(8) + b"\x7f\x03", b"", b"GET / HTTP/1.1\r\n"])
+        raw_bytes(target.link.address, begun + order.randbytes(64))
+
+
+def new_names(target: Target, count: int, order: Random) -> None:
+    """Right introductions, each of another link."""
     for _ in range(count):
         name = target.named()
         with dialled(target.link.address, name) as socket:
@@ -185,110 +193,24 @@ def introductions_under_new_names(target: Target, count: int, order: random.Rand
             assert socket.poll(int(1000 * PATIENCE))
 
 
-def laborious_introductions(target: Target, count: int, order: random.Random) -> None:
-    """Cards of up to 66 KB that take as long as possible to check: layouts of many slabs, and the like."""
-    cards = encoded("hello: ", (3_000, 14_000, 15_500, 66_000), count, order)
-    for name in spread(target, count):
-        with speaker(target, name) as socket:
-            for _ in range(min(count, A_NAME)):
-                send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(order.choice(cards)["handshake"])})
-                drain(socket)
-
-
-def largest_introductions(target: Target, count: int, order: random.Random) -> None:
-    """Cards as large as one may be, of every kind that takes long."""
-    cards = encoded("hello: ", (wire.MAX_INVENTORY - (64 << 10),), count, order)
-    for number in range(count):
-        name = target.named()
-        with speaker(target, name) as socket:
-            send(socket, b"hello", {"sender": name, "handshake": msgspec.Raw(cards[number % len(cards)]["handshake"])})
-
-
-def largest_requests(target: Target, count: int, order: random.Random) -> None:
-    """Requests as large as one may be, from who said Hello and no more."""
-    name = target.named()
-    requests = encoded("request: ", (32 << 20, 8 << 20), count, order)
-    with speaker(target, name) as socket:
-        socket.send_multipart(target.hello(name))
-        for _ in range(count):
-            use = {"sender": name, "to": target.link.name, "room": order.choice(target.rooms())}
-            fields = {**order.choice(requests), **{key: msgspec.msgpack.encode(value) for key, value in use.items()}}
-            send(socket, b"request", {key: msgspec.Raw(value) for key, value in fields.items()})
-            drain(socket)
-
-
-def encoded(prefix: str, sizes: Sequence[int], most: int, order: random.Random) -> list[dict[str, bytes]]:
-    """At most so many messages of a kind: their fields, encoded."""
-    choices = [(case, size) for case in CASES if case.startswith(prefix) for size in sizes]
-    return [
-        {key: msgspec.msgpack.encode(value) for key, value in CASES[case](size).items()}
-        for case, size in order.sample(choices, min(most, len(choices)))
-    ]
-
-
-def spread(target: Target, count: int) -> Iterator[str]:
-    """Names for so many messages: a link may read one message of a name at a time."""
-    for _ in range(-(-count // A_NAME)):
-        yield target.named()
-
-
-def send(socket: Socket, kind: bytes, body: Any) -> None:
-    """Say something, in parts where it is large."""
-    for frames in cut([kind, msgspec.msgpack.encode(body)]):
-        socket.send_multipart(frames, copy=False)
-
-
-def frames_of_63_megabytes(target: Target, count: int, order: random.Random) -> None:
-    """From several connections at once, none of which has said who it is."""
-    body = bytes(LARGE)
-    names = [target.named() for _ in range(SOCKETS)]
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(dialled(target.link.address, name)) for name in names]
-        for socket in sockets:
-            socket.sndhwm = 1
-        for number in range(count):
-            kind = order.choice([b"hello", b"request", b"failed", b"nothing"])
-            sockets[number % SOCKETS].send_multipart([kind, body], copy=False)
-        for socket, name in zip(sockets, names, strict=True):
-            settle(target, socket, name)
-
-
-def requests_of_an_attached_decode(target: Target, count: int, order: random.Random) -> None:
+def requests_of_an_attached_decode(target: Target, count: int, order: Random) -> None:
     """From a right link that prefill has attached: rooms that its engine never opens, and large lists."""
     fake = FakeDecode(target.link.memory.path.parent, target.link.address, target.link.memory.pools)
+    link: dict[str, Any] = {"sender": fake.name, "to": target.link.name}
     fake.attach()
     try:
         for number in range(count):
-            fake.say(
-                wire.Request(
-                    sender=fake.name,
-                    to=target.link.name,
-                    room=ELSEWHERE + order.randrange(1, 1 << 20),
-                    generation=number + 1,
-                    tokens=1 << 30,
-                    prefix=0,
-                    items={"kv": wire.ItemList(0, bytes(8 * order.choice((1, 100, 10_000, 50_000))))},
-                    prepared={f"x{n}": b"" for n in range(order.choice((0, 1, 1000)))},
-                )
-            )
+            use: dict[str, Any] = {"room": ELSEWHERE + order.randrange(1, 1 << 20), "generation": number + 1}
+            items = {"kv": wire.ItemList(0, bytes(8 * order.choice((1, 100, 10_000, 50_000))))}
+            prepared = {f"x{n}": b"" for n in range(order.choice((0, 1, 1000)))}
+            fake.say(wire.Request(**link, **use, tokens=1 << 30, prefix=0, items=items, prepared=prepared))
             fake.silent(wire.Failed, 0.0)
-        fake.say(wire.Ping(sender=fake.name, to=target.link.name))
+        fake.say(wire.Ping(**link))
         fake.hear(wire.Pong, timeout=PATIENCE)
-        fake.say(wire.Bye(sender=fake.name, to=target.link.name))
+        fake.say(wire.Bye(**link))
         until(lambda: fake.name not in target.link.snapshot()["peers"])
     finally:
         fake.close()
-
-
-def largest_frames(target: Target, count: int, order: random.Random) -> None:
-    """Frames that are just not too large, from several connections at once, of whom none has introduced itself."""
-    names = [target.named() for _ in range(SOCKETS)]
-    body = bytes(PART)
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(speaker(target, name)) for name in names]
-        for number in range(count):
-            kind = order.choice([b"hello", b"request", b"failed", b"nothing"])
-            sockets[number % SOCKETS].send_multipart([kind, body], copy=False)
 
 
 class Kind(NamedTuple):
@@ -300,24 +222,25 @@ class Kind(NamedTuple):
         sides: Roles of the links that they go to.
     """
 
-    send: Callable[[Target, int, random.Random], None]
+    send: Callable[[Target, int, Random], None]
     number: int
     sides: tuple[str, ...] = ("prefill", "decode")
 
 
+CARDS, LARGEST = (3_000, 14_000, 15_500, 66_000), (wire.MAX_INVENTORY - (64 << 10),)
 KINDS: dict[str, Kind] = {
-    "random frames": Kind(random_frames, 22_000),
-    "connections that babble": Kind(connections_that_babble, 500),
-    "changed frames": Kind(changed_frames, 24_800),
-    "changed frames of a guest": Kind(changed_frames_of_a_guest, 20_000),
-    "claims on rooms of others": Kind(claims_on_rooms_of_others, 16_000),
-    "changed introductions": Kind(changed_introductions, 5_000),
-    "introductions under new names": Kind(introductions_under_new_names, 2_400),
-    "laborious introductions": Kind(laborious_introductions, 1_000),
-    "largest introductions": Kind(largest_introductions, 40),
-    "largest requests": Kind(largest_requests, 60),
+    "random frames": Kind(said(noise), 22_000),
+    "connections that babble": Kind(babble, 500),
+    "changed frames": Kind(said(changed), 24_800),
+    "changed frames of a guest": Kind(said(changed_of_guest, guest=True), 20_000),
+    "claims on rooms of others": Kind(said(claim, guest=True), 16_000),
+    "changed introductions": Kind(said(changed_introduction), 5_000),
+    "introductions under new names": Kind(new_names, 2_400),
+    "laborious introductions": Kind(said(large("hello", CARDS), a_name=25), 1_000),
+    "largest introductions": Kind(said(large("hello", LARGEST), a_name=1), 40),
+    "largest requests": Kind(said(large("request", (32 << 20, 8 << 20)), guest=True), 60),
     "requests of an attached decode": Kind(requests_of_an_attached_decode, 4_000, ("prefill",)),
-    "largest frames": Kind(largest_frames, 4_000),
-    "frames of 63 MB": Kind(frames_of_63_megabytes, 200),
+    "largest frames": Kind(said(zeros(PART), at_once=4), 4_000),
+    "frames of 63 MB": Kind(said(zeros(63 << 20), at_once=4), 200),
 }
 """Kinds of frames. All of them together are a hundred thousand."""

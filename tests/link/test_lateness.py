@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
+HONEST = "tests.link.honest"
 POOLS = (Kv(layers=(0,), pages=1024, heads=1, dtype="uint8"),)
 MEGABYTE = 1 << 20
 LATEST = 1.0
@@ -49,8 +50,8 @@ class Siege:
 
     def begin(self) -> None:
         self.start = time.monotonic() + 0.2
-        for role in ("decode", "prefill"):
-            self._here(role, "begin", self.links["prefill"].address, self.start)
+        for link in self.links.values():
+            link.engine.run_here(HONEST, "begin", link.key, self.links["prefill"].address, self.start)
 
     def rooms(self) -> range:
         """Ids of requests that are, or will soon be, open."""
@@ -68,15 +69,9 @@ class Siege:
 
     def end(self) -> dict[str, honest.Found]:
         last = time.monotonic() + 0.5
-        for role in self.links:
-            self._here(role, "stop", last)
-        found: dict[str, honest.Found] = {role: self._here(role, "end") for role in self.links}
-        return found
-
-    def _here(self, role: str, function: str, *arguments: object) -> honest.Found:
-        link = self.links[role]
-        found: honest.Found = link.engine.call("run_here", "tests.link.honest", function, (link.key, *arguments))
-        return found
+        for link in self.links.values():
+            link.engine.ask("run_here", HONEST, "end", (link.key, last))
+        return {role: link.engine.answer() for role, link in self.links.items()}
 
 
 def besiege(two_engines: TwoEngines, scale: int, tell: Callable[[str], None]) -> float:

@@ -55,6 +55,14 @@ def positions(pool: Kv | Index, tokens: int, prefix: int) -> tuple[int, int]:
     return (max(prefix, tokens - window) if window else prefix), tokens
 
 
+def wanted(pool: Component, tokens: int, prefix: int | None = None) -> int:
+    """How many items of a pool a request has, or those that must arrive where decode has a prefix."""
+    if not isinstance(pool, (Kv, Index)):
+        return 1
+    first, last = (0, tokens) if prefix is None else positions(pool, tokens, prefix)
+    return -(-last // pool.page) - first // pool.page if first < last else 0
+
+
 def carry(sources: Sequence[Memory], target: Memory, case: Case) -> None:
     """Do by hand what a transfer does: fill the items of ``target`` from the ranks of the source."""
     for pool in target.pools:

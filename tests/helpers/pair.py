@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.helpers.expect import Case, carry, positions
-from tests.helpers.pools import Index, Kv
+from tests.helpers.expect import Case, carry, wanted
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle, RoomHandle
@@ -51,18 +50,13 @@ class Pair:
         source: dict[str, list[int]] = {}
         target: dict[str, list[int]] = {}
         for pool in self.prefill.memory.pools:
-            each = len(next(iter(self.prefill.memory.arrays[pool.name].values())))
-            wanted = -(-tokens // pool.page) if isinstance(pool, (Kv, Index)) else 1
-            source[pool.name] = self._rng.permutation(each)[:wanted].tolist()
+            order = self._rng.permutation(self.prefill.memory.count(pool.name)).tolist()
+            source[pool.name] = order[: wanted(pool, tokens)]
         for pool in self.decode.memory.pools:
-            each = len(next(iter(self.decode.memory.arrays[pool.name].values())))
-            wanted = 1
-            if isinstance(pool, (Kv, Index)):
-                first, last = positions(pool, tokens, prefix)
-                wanted = -(-last // pool.page) - first // pool.page if first < last else 0
-            free = [n for n in self._rng.permutation(each).tolist() if n not in self._busy[pool.name]]
-            assert len(free) >= wanted, f"the pool of {pool.name} is too small for this test"
-            target[pool.name] = free[:wanted]
+            order = self._rng.permutation(self.decode.memory.count(pool.name)).tolist()
+            free, needed = [n for n in order if n not in self._busy[pool.name]], wanted(pool, tokens, prefix)
+            assert len(free) >= needed, f"the pool of {pool.name} is too small for this test"
+            target[pool.name] = free[:needed]
             self._busy[pool.name].update(target[pool.name])
         return Case(next(_rooms) if room is None else room, tokens, prefix, source, target)
 

@@ -210,6 +210,10 @@ class Memory:
                 array = np.frombuffer(view[start:end], dtype) if end > start else np.empty(0, dtype)
                 arrays[label] = array.reshape(shape)
 
+    def count(self, name: str) -> int:
+        """How many items a component has, in the arrays that have any."""
+        return max(map(len, self.arrays[name].values()))
+
     def fill(self, seed: int) -> None:
         """Random bytes everywhere, guards included."""
         rng = np.random.default_rng(seed)

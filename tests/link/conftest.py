@@ -30,6 +30,7 @@ class TwoEngines:
         prefill: The process with prefill links.
         decode: The process with decode links.
         usual: What every link is configured with that says nothing else.
+        lasting: A pair that several tests use.
         environment: What a process needs to find the backend's library, or its simulator.
     """
 
@@ -42,6 +43,7 @@ class TwoEngines:
         self.engines = [self.prefill, self.decode]
         self.untidy = False
         self.usual: dict[str, Any] = {}
+        self.lasting: Pair | None = None
         self._spare: Engine | None = None
         self._leaving: list[Engine] = []
 
@@ -100,25 +102,19 @@ class TwoEngines:
         living = [engine for engine in self.engines if engine.process.poll() is None]
         for engine in living:
             engine.ask("close_all", 0.5 if untidy else 5.0)
-        for engine in list(self.engines):
-            if engine not in (self.prefill, self.decode):
-                self.engines.remove(engine)
-                self._leaving.append(engine)
-            if engine not in living:
-                engine.dismiss()
-                continue
+        for engine in living:
             engine.links.clear()
             if not engine.answer() and not untidy:
                 problems.append(f"{engine.name}: close() says that not everything ended")
-            left = self._threads(engine)
-            until = time.monotonic() + LINGERS
-            while untidy and left and time.monotonic() < until:  # a call about a dead peer may still be in the library
-                time.sleep(0.05)
-                left = self._threads(engine)
+            until = time.monotonic() + (LINGERS if untidy else 0.0)
+            while (left := self._threads(engine)) and time.monotonic() < until:
+                time.sleep(0.05)  # a call about a dead peer may still be in the library
             problems += [f"{engine.name} leaves threads {left}"] if left else []
             problems += [f"{engine.name}: {each}" for each in engine.call("take_errors")]
-            if engine not in (self.prefill, self.decode):
-                engine.dismiss()
+        for engine in self.engines[2:]:
+            self._leaving.append(engine)
+            engine.dismiss()
+        del self.engines[2:]
         assert not problems, "\n".join(problems)
 
     @staticmethod
@@ -134,75 +130,16 @@ class TwoEngines:
         return everyone
 
 
-class SharedPair:
-    """The pair that every test of a backend uses, made anew when a test has harmed it."""
-
-    def __init__(self, backend: str, folder: Path) -> None:
-        self._backend = backend
-        self._engines = Engine(folder, "prefill"), Engine(folder, "decode")
-        self.pair = self._open()
-
-    def _open(self) -> Pair:
-        prefill, decode = self._engines
-        return Pair(prefill.open("prefill", self._backend, hybrid()), decode.open("decode", self._backend, hybrid()))
-
-    def check(self) -> None:
-        """The next request succeeds, and nothing is left of those before it."""
-        if not self.pair.all_done:
-            self._renew()  # the test failed, and has said so
-            return
-        try:
-            self.pair.run()
-            self.pair.idle()
-            assert self.pair.errors() == []
-        except BaseException:
-            self._renew()
-            raise
-
-    def _renew(self) -> None:
-        self.pair.prefill.close(0.5)
-        self.pair.decode.close(0.5)
-        self.pair = self._open()
-        self.pair.errors()
-
-    def dismiss(self) -> list[Engine]:
-        """End its processes; those that are still to be waited for."""
-        for engine in self._engines:
-            engine.dismiss()
-        return list(self._engines)
-
-
 @pytest.fixture(scope="session")
-def _shared_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SharedPair]]:
-    """A pair for each backend. Not a fixture with parameters: those end whenever another backend has its turn."""
-    made: dict[str, SharedPair] = {}
-
-    def get(backend: str) -> SharedPair:
-        if backend not in made:
-            made[backend] = SharedPair(backend, tmp_path_factory.mktemp(f"pair-{backend}"))
-        return made[backend]
-
-    yield get
-    for engine in [each for shared in made.values() for each in shared.dismiss()]:
-        engine.end()
-
-
-@pytest.fixture
-def pair(backend: str, _shared_pairs: Callable[[str], SharedPair]) -> Iterator[Pair]:
-    """Links between two processes that serve every test of a backend: what one test does must not harm the next."""
-    shared = _shared_pairs(backend)
-    yield shared.pair
-    shared.check()
-
-
-@pytest.fixture(scope="session")
-def _engine_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], TwoEngines]]:
+def _engine_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TwoEngines]]:
+    """Two processes for each backend and purpose. Not a fixture with parameters, which ends with a backend's turn."""
     made: dict[str, TwoEngines] = {}
 
-    def get(backend: str) -> TwoEngines:
-        if backend not in made:
-            made[backend] = TwoEngines(backend, tmp_path_factory.mktemp(f"two_engines-{backend}"))
-        return made[backend]
+    def get(backend: str, purpose: str = "two_engines") -> TwoEngines:
+        name = f"{purpose}-{backend}"
+        if name not in made:
+            made[name] = TwoEngines(backend, tmp_path_factory.mktemp(name))
+        return made[name]
 
     yield get
     for engine in [each for two_engines in made.values() for each in two_engines.dismiss()]:
@@ -210,8 +147,30 @@ def _engine_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
 
 @pytest.fixture
+def pair(backend: str, _engine_pairs: Callable[..., TwoEngines]) -> Iterator[Pair]:
+    """Links between two processes that serve every test of a backend: what one test does must not harm the next.
+
+    After each, the next request succeeds, and nothing is left of those before it; otherwise the pair is made anew.
+    """
+    engines = _engine_pairs(backend, "pair")
+    made, engines.lasting = engines.lasting or engines.pair(), None
+    yield made
+    try:
+        if made.all_done:  # otherwise the test failed, and has said so
+            made.run()
+            made.idle()
+            assert made.errors() == []
+            engines.lasting = made
+    finally:
+        if engines.lasting is None:
+            made.prefill.close(0.5)
+            made.decode.close(0.5)
+            made.errors()
+
+
+@pytest.fixture
 def two_engines(
-    request: pytest.FixtureRequest, backend: str, _engine_pairs: Callable[[str], TwoEngines]
+    request: pytest.FixtureRequest, backend: str, _engine_pairs: Callable[..., TwoEngines]
 ) -> Iterator[TwoEngines]:
     """Two processes in which a test opens links of its own. They are closed after it, and nothing may be left.
 

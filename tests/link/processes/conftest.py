@@ -14,13 +14,13 @@ __all__ = ["Cable", "cable"]
 _numbers = itertools.count()
 
 
-def run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+def ip(command: str) -> None:
+    done = subprocess.run(["ip", *command.split()], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, f"ip {command}: {done.stderr}"
 
 
 class Cable:
-    """Two network namespaces, and a pair of virtual devices between them.
+    """Two network namespaces, and a pair of virtual devices between them, which have the namespaces' names.
 
     Nothing of it is in our own: libraries that other tests run there would tell their peers of it, and then miss it.
 
@@ -29,42 +29,35 @@ class Cable:
     """
 
     def __init__(self) -> None:
-        number = next(_numbers)
-        self._names = [f"sl{os.getpid()}-{number}{end}" for end in "ab"]
-        self._devices = [f"sl{os.getpid() % 100000}{end}{number}" for end in "ab"]
-        subnet = f"10.{200 + number % 50}.{os.getpid() % 250}"
-        addresses = [f"{subnet}.{end}" for end in (1, 2)]
-        self.hosts = [(["ip", "netns", "exec", name], at) for name, at in zip(self._names, addresses, strict=True)]
-        for name in self._names:
-            run("ip", "netns", "add", name)
-        (here, there), (device, far) = self._names, self._devices
-        run("ip", "-n", here, "link", "add", device, "type", "veth", "peer", "name", far, "netns", there)
-        for name, device, address in zip(self._names, self._devices, addresses, strict=True):
-            run("ip", "-n", name, "address", "add", f"{address}/24", "dev", device)
-            run("ip", "-n", name, "link", "set", device, "up")
-            run("ip", "-n", name, "link", "set", "lo", "up")
+        number, process = next(_numbers), os.getpid()
+        subnet = f"10.{200 + number % 50}.{process % 250}"
+        self._ends = [(f"sl{process}-{number}{end}", f"{subnet}.{at}") for at, end in enumerate("ab", 1)]
+        self.hosts = [(["ip", "netns", "exec", name], address) for name, address in self._ends]
+        (here, _), (there, _) = self._ends
+        for name, _ in self._ends:
+            ip(f"netns add {name}")
+        ip(f"-n {here} link add {here} type veth peer name {there} netns {there}")
+        for name, address in self._ends:
+            ip(f"-n {name} address add {address}/24 dev {name}")
+            for device in (name, "lo"):
+                ip(f"-n {name} link set {device} up")
 
     def cut(self) -> None:
         """Let nothing through, and tell nobody: packets go to a hardware address that nobody has."""
-        for neighbour in self._neighbours("replace"):
-            run(*neighbour, "lladdr", "02:00:00:00:00:01", "nud", "permanent")
+        self._neighbours("replace", "lladdr 02:00:00:00:00:01 nud permanent")
 
     def mend(self) -> None:
         """Let everything through again."""
-        for neighbour in self._neighbours("del"):
-            run(*neighbour)
+        self._neighbours("del")
 
-    def end(self) -> None:
-        for name in self._names:
-            run("ip", "netns", "del", name)
-
-    def _neighbours(self, change: str) -> Iterator[list[str]]:
-        for name, device, (_, other) in zip(self._names, self._devices, self.hosts[::-1], strict=True):
-            yield ["ip", "-n", name, "neigh", change, other, "dev", device]
+    def _neighbours(self, change: str, how: str = "") -> None:
+        for (name, _), (_, other) in zip(self._ends, self._ends[::-1], strict=True):
+            ip(f"-n {name} neigh {change} {other} {how} dev {name}")
 
 
 @pytest.fixture
 def cable(root: None) -> Iterator[Cable]:
     made = Cable()
     yield made
-    made.end()
+    for command, _ in made.hosts:
+        ip(f"netns del {command[-1]}")

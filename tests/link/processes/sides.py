@@ -182,8 +182,8 @@ class Side:
         self.in_flight = self.checked = self.foreign = self.wrong = 0
         self.found: list[str] = []
         self.usual, self.waited = 0.004, 0.0
-        for name, arrays in self.memory.arrays.items():
-            for number in range(len(next(iter(arrays.values())))):
+        for name in self.free:
+            for number in range(self.memory.count(name)):
                 self.give(Item(name, number))
 
     def look(self, item: Item, what: str, *keys: int) -> int:

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.helpers.fleet import Group
 from tests.helpers.peers import until
 from tests.helpers.pools import Kv
 
 import statelink
-from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle
     from tests.helpers.worker import Host
     from tests.link.conftest import TwoEngines
 
 RANKS, HEADS, PAGE = 2, 2, 4
+PATIENT: dict[str, Any] = {"deadline": 900.0, "heartbeat": 1.0, "liveness": 10.0}
 POISON = 0x5A
 MIB = 1 << 20
 Results = dict[str, dict[str, Any]]
@@ -44,7 +46,7 @@ def own_bytes(host: Host, key: str, room: int, page: int) -> Iterator[tuple[npt.
 def play(host: Host, key: str, peers: list[str], first: int, count: int, window: int) -> dict[str, Any]:
     """Runs in a rank's process: open so many rooms, at most ``window`` at once, and look at every byte of them."""
     link, sends = host.links[key], not peers
-    free = collections.deque(range(len(next(iter(host.memories[key].arrays["kv"].values())))))
+    free = collections.deque(range(host.memories[key].count("kv")))
     live: dict[int, tuple[statelink.Room, int]] = {}
     began = time.monotonic()
     ended = collections.Counter[str]()
@@ -96,15 +98,10 @@ class Load:
             "prefill": [Kv(layers=(rank,), **common) for rank in range(RANKS)],
             "decode": [Kv(layers=tuple(range(RANKS)), tp=(rank, RANKS), **common) for rank in range(RANKS)],
         }
-        opening = {}
+        self.links: dict[str, LinkHandle] = {}
         for role, each in pools.items():
-            listen = free_addresses(RANKS)
-            for rank, (pool, engine) in enumerate(zip(each, two_engines.start(RANKS), strict=True)):
-                siblings = [other for other in listen if other != listen[rank] and role == "decode"]
-                config: dict[str, Any] = {"listen": listen[rank], "siblings": siblings, "deadline": 900.0}
-                config |= {"engine": engine, "rank": rank, "ranks": RANKS}
-                opening[f"{role} {rank}"] = two_engines.begin_open(role, [pool], **config)
-        self.links = {name: opened() for name, opened in opening.items()}
+            group = Group(two_engines, role, [[pool] for pool in each], two_engines.start(RANKS), **PATIENT)
+            self.links |= {f"{role} {rank}": link for rank, link in enumerate(group.links)}
         for link in self.links.values():
             link.memory.bytes[:] = POISON
         self._prefill = [link.address for name, link in self.links.items() if name.startswith("prefill")]

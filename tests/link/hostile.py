@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,8 +33,6 @@ __all__ = ["KINDS", "Target"]
 
 PATIENCE = 300.0
 """Seconds that a link may take for what was sent to it before. Lateness is measured elsewhere."""
-ELSEWHERE = 1 << 40
-"""Room ids from here on are nobody's."""
 
 _names = itertools.count()
 Socket = zmq.Socket[bytes]
@@ -159,15 +157,19 @@ def changed_introduction(target: Target, name: str, order: Random) -> Message:
     return [target.hello(name, **{field: order.choice(nonsense)})]
 
 
-def large(kind: str, sizes: Sequence[int]) -> Callable[[Target, str, Random], Message]:
-    """Messages of about these sizes that take as long as possible to read, such as layouts of many slabs."""
+def large(kind: str, *sizes: int) -> Callable[[Target, str, Random], Message]:
+    """Messages of about these sizes that take as long as possible to read, of a kind, or of every kind if it is empty.
+
+    Of those that are as small as any message, some are changed.
+    """
 
     def made(target: Target, name: str, order: Random) -> Message:
-        case = order.choice([each for each in CASES if each.startswith(f"{kind}: ")])
+        case = order.choice([each for each in CASES if each.startswith(kind)])
         tree = {**CASES[case](order.choice(sizes)), "sender": name, "to": target.link.name}
-        if kind == "request":
+        if "room" in tree:
             tree["room"] = order.choice(target.rooms())
-        return cut([kind.encode(), msgspec.msgpack.encode(tree)])
+        frames = [case.partition(":")[0].encode(), msgspec.msgpack.encode(tree)]
+        return [mutated(frames, order)] if len(frames[1]) < 4000 and order.random() < 0.3 else cut(frames)
 
     return made
 
@@ -200,7 +202,7 @@ def requests_of_an_attached_decode(target: Target, count: int, order: Random) ->
     fake.attach()
     try:
         for number in range(count):
-            use: dict[str, Any] = {"room": ELSEWHERE + order.randrange(1, 1 << 20), "generation": number + 1}
+            use: dict[str, Any] = {"room": (1 << 40) + order.randrange(1 << 20), "generation": number + 1}
             items = {"kv": wire.ItemList(0, bytes(8 * order.choice((1, 100, 10_000, 50_000))))}
             prepared = {f"x{n}": b"" for n in range(order.choice((0, 1, 1000)))}
             fake.say(wire.Request(**link, **use, tokens=1 << 30, prefix=0, items=items, prepared=prepared))
@@ -214,31 +216,26 @@ def requests_of_an_attached_decode(target: Target, count: int, order: Random) ->
 
 
 class Kind(NamedTuple):
-    """A kind of frames.
-
-    Attributes:
-        send: Sends so many of them to a target.
-        number: How many of them are among a hundred thousand.
-        sides: Roles of the links that they go to.
-    """
+    """How to send so many frames of a kind, how many are among a hundred thousand, and whom they go to."""
 
     send: Callable[[Target, int, Random], None]
     number: int
     sides: tuple[str, ...] = ("prefill", "decode")
 
 
-CARDS, LARGEST = (3_000, 14_000, 15_500, 66_000), (wire.MAX_INVENTORY - (64 << 10),)
 KINDS: dict[str, Kind] = {
-    "random frames": Kind(said(noise), 22_000),
+    "random frames": Kind(said(noise), 16_000),
     "connections that babble": Kind(babble, 500),
-    "changed frames": Kind(said(changed), 24_800),
+    "changed frames": Kind(said(changed), 20_400),
     "changed frames of a guest": Kind(said(changed_of_guest, guest=True), 20_000),
     "claims on rooms of others": Kind(said(claim, guest=True), 16_000),
     "changed introductions": Kind(said(changed_introduction), 5_000),
     "introductions under new names": Kind(new_names, 2_400),
-    "laborious introductions": Kind(said(large("hello", CARDS), a_name=25), 1_000),
-    "largest introductions": Kind(said(large("hello", LARGEST), a_name=1), 40),
-    "largest requests": Kind(said(large("request", (32 << 20, 8 << 20)), guest=True), 60),
+    "laborious introductions": Kind(said(large("hello: ", 3_000, 14_000, 15_500, 66_000), a_name=25), 1_000),
+    "largest introductions": Kind(said(large("hello: ", wire.MAX_INVENTORY - (64 << 10)), a_name=1), 40),
+    "largest requests": Kind(said(large("request: ", 32 << 20, 8 << 20), guest=True), 60),
+    "messages of every kind": Kind(said(large("", 1_000, 14_000), guest=True), 10_000),
+    "large messages of every kind": Kind(said(large("", 66_000, 1_000_000), at_once=4), 400),
     "requests of an attached decode": Kind(requests_of_an_attached_decode, 4_000, ("prefill",)),
     "largest frames": Kind(said(zeros(PART), at_once=4), 4_000),
     "frames of 63 MB": Kind(said(zeros(63 << 20), at_once=4), 200),

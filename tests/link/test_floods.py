@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -40,42 +39,6 @@ else:
 print("ready", flush=True)
 for frames in itertools.cycle(messages):
     socket.send_multipart(frames, copy=False)
-"""
-
-
-EVERYTHING = """
-import contextlib, itertools, random, sys, zmq
-import msgspec
-from tests.wire.largest import CASES
-from tests.wire.noise import mutated
-from statelink import wire
-from tests.helpers.peers import cut
-address, number = sys.argv[1], int(sys.argv[2])
-context = zmq.Context()
-socket = context.socket(zmq.DEALER)
-socket.setsockopt_string(zmq.ROUTING_ID, "d#0")
-socket.sndhwm = 64
-socket.linger = -1
-socket.connect(address)
-rng = random.Random(number)
-messages = []
-for name, make in CASES.items():
-    for size in (1_000, 14_000, 66_000, 1_000_000):
-        messages.append([name.partition(":")[0].encode(), msgspec.msgpack.encode(make(size))])
-messages = [(sum(map(len, each)), each) for each in messages]
-weights = [1 / size for size, _ in messages]  # as many bytes of each
-print("ready", flush=True)
-sent = 0
-while sent < number:
-    kind, body = rng.choices(messages, weights)[0][1]
-    if len(body) < 4000 and rng.random() < 0.3:
-        body = mutated(rng, body)
-    for frames in cut([kind, body]):
-        socket.send_multipart(frames)
-        sent += 1
-socket.send_multipart(wire.encode(wire.Ping(sender="d", to="p")))
-print(sent, flush=True)
-sys.stdin.read()
 """
 
 
@@ -114,37 +77,3 @@ def test_deadlines_are_met_beside_a_flood(kind: str) -> None:
 
 def dropped(link: statelink.Link) -> int:
     return sum(link.snapshot()["dropped_frames"].values())
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-def test_deadlines_are_met_beside_many_hostile_frames_of_every_kind() -> None:
-    frames = 100_000
-    with link_of("prefill") as prefill:
-        process = subprocess.Popen(
-            [sys.executable, "-c", EVERYTHING, prefill.address, str(frames)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == b"ready"
-        sent: list[bytes] = []
-        output = process.stdout
-        reader = threading.Thread(target=lambda: sent.append(output.readline()))
-        reader.start()
-        memory = resident()
-        late, rooms = [0.0], 0
-        while not sent:
-            rooms += 1
-            begun = time.monotonic()
-            assert prefill.send(rooms, 32, deadline=0.2).wait(60) is Status.FAILED
-            late.append(time.monotonic() - begun - 0.2)
-        reader.join()
-        process.stdin.close()
-        assert process.wait(60) == 0
-        process.stdout.close()
-        counted = prefill.snapshot()["dropped_frames"]
-        print(f"{int(sent[0])} frames; {rooms} deadlines, the latest {max(late):.3f} s late; dropped: {counted}")
-        assert max(late) < 1
-        assert resident() - memory < 256 * MEGABYTE

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 HONEST = "tests.link.honest"
 POOLS = (Kv(layers=(0,), pages=1024, heads=1, dtype="uint8"),)
 MEGABYTE = 1 << 20
+MOST = 256
+"""Megabytes by which a side may grow: less than what it is sent."""
 LATEST = 1.0
 """Seconds that a deadline may come late in the long run."""
 SHARE = 1000
@@ -98,17 +100,16 @@ def besiege(two_engines: TwoEngines, scale: int, tell: Callable[[str], None]) ->
         tell(f"hostile frames, {kind}: latest deadline {worst[0]:.3f} s late, longest request {worst[1]:.3f} s")
     grown = {role: (resident(link.engine.pid) - before[role]) / MEGABYTE for role, link in siege.links.items()}
     seconds = sorted(each for _, each in took)
-    failed = [each for side in found.values() for each in side.failed]
-    wrong, left = (sum(getattr(side, name) for side in found.values()) for name in ("wrong", "open"))
+    wrong = [each for side in found.values() for each in side.wrong]
     latest = max(each for _, each in late)
     tell(
         f"hostile frames: {siege.sent} sent, latest of {len(late)} deadlines {latest:.3f} s late; {len(took)} honest "
-        f"rooms, {len(failed)} failed, {wrong} wrong, {left} left, median {1e3 * seconds[len(seconds) // 2]:.1f} ms, "
-        f"longest {seconds[-1]:.3f} s; memory prefill {grown['prefill']:+.0f} MiB, decode {grown['decode']:+.0f} MiB; "
+        f"rooms, {len(wrong)} failed or wrong, median {1e3 * seconds[len(seconds) // 2]:.1f} ms, longest "
+        f"{seconds[-1]:.3f} s; memory prefill {grown['prefill']:+.0f} MiB, decode {grown['decode']:+.0f} MiB; "
         f"seed {seed}"
     )
-    assert not failed, failed[:5]
-    assert (wrong, left) == (0, 0)
+    assert not wrong, wrong[:5]
+    assert max(grown.values()) < MOST
     assert len(took) > 10
     for link in siege.links.values():
         seen = link.snapshot()

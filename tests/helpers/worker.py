@@ -156,7 +156,8 @@ class Host:
         return self.run(module, function, (self, *arguments))
 
     def threads(self) -> list[str]:
-        return [each.name for each in threading.enumerate() if each is not threading.main_thread()]
+        """Names of the threads of links and their backends."""
+        return [each.name for each in threading.enumerate() if each.name.startswith(("statelink-", "tcp-"))]
 
     def usage(self) -> dict[str, int]:
         """What this process holds: resident bytes, descriptors, threads, and threads with those of native libraries."""

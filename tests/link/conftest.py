@@ -27,49 +27,40 @@ class TwoEngines:
     """Opens links in a prefill and a decode process, as often as a test likes.
 
     Attributes:
-        prefill: The process with prefill links.
-        decode: The process with decode links.
         usual: What every link is configured with that says nothing else.
+        untidy: Whether a test leaves what does not end soon.
         lasting: A pair that several tests use.
-        environment: What a process needs to find the backend's library, or its simulator.
     """
 
     def __init__(self, backend: str, folder: Path) -> None:
-        self.backend = backend
-        self.folder = folder
-        self.environment = environment_of(backend)
-        self.prefill = Engine(folder, "prefill", environment=self.environment)
-        self.decode = Engine(folder, "decode", environment=self.environment)
+        self.backend, self.folder = backend, folder
+        self._environment = environment_of(backend)
+        self.prefill, self.decode = (Engine(folder, name, (), self._environment) for name in ("prefill", "decode"))
         self.engines = [self.prefill, self.decode]
         self.untidy = False
         self.usual: dict[str, Any] = {}
         self.lasting: Pair | None = None
-        self._spare: Engine | None = None
+        self._spares: list[Engine] = []
         self._leaving: list[Engine] = []
 
-    def engine(self, *inside: str) -> Engine:
-        """Another process, which ends with the test. One is always started ahead, since that takes a while.
-
-        Args:
-            *inside: See `Engine`.
-        """
-        made = self._start(*inside) if inside else self._spare or self._start()
-        if not inside:
-            self._spare = self._start()
-        self.engines.append(made)
-        made.answer()
-        return made
-
     def start(self, count: int) -> list[Engine]:
-        """So many more processes, which end with the test; they start at the same time."""
-        made = [self._start() for _ in range(count)]
+        """So many more processes, which end with the test. One is always started ahead, since that takes a while."""
+        while len(self._spares) <= count:
+            self._spares.append(self._start())
+        made, self._spares = self._spares[:count], self._spares[count:]
         self.engines += made
         for engine in made:
             engine.answer()
         return made
 
+    def engine(self, *inside: str) -> Engine:
+        """Another such process; for ``inside`` see `Engine`."""
+        if inside:
+            self._spares.insert(0, self._start(*inside))
+        return self.start(1)[0]
+
     def _start(self, *inside: str) -> Engine:
-        made = Engine(self.folder, f"other-{next(_numbers)}", inside, self.environment)
+        made = Engine(self.folder, f"other-{next(_numbers)}", inside, self._environment)
         made.ask("warm", self.backend)
         return made
 
@@ -86,10 +77,7 @@ class TwoEngines:
         return engine.begin_open(role, config.pop("backend"), hybrid() if pools is None else pools, **config)
 
     def pair(
-        self,
-        prefill: Sequence[Component] | None = None,
-        decode: Sequence[Component] | None = None,
-        **config: Any,
+        self, prefill: Sequence[Component] | None = None, decode: Sequence[Component] | None = None, **config: Any
     ) -> Pair:
         """Open a link on each side."""
         theirs = config.pop("decode_config", {})
@@ -107,24 +95,19 @@ class TwoEngines:
             if not engine.answer() and not untidy:
                 problems.append(f"{engine.name}: close() says that not everything ended")
             until = time.monotonic() + (LINGERS if untidy else 0.0)
-            while (left := self._threads(engine)) and time.monotonic() < until:
+            while (left := engine.call("threads")) and time.monotonic() < until:
                 time.sleep(0.05)  # a call about a dead peer may still be in the library
             problems += [f"{engine.name} leaves threads {left}"] if left else []
             problems += [f"{engine.name}: {each}" for each in engine.call("take_errors")]
         for engine in self.engines[2:]:
-            self._leaving.append(engine)
             engine.dismiss()
+        self._leaving += self.engines[2:]
         del self.engines[2:]
         assert not problems, "\n".join(problems)
 
-    @staticmethod
-    def _threads(engine: Engine) -> list[str]:
-        """Threads of links that a process has."""
-        return [name for name in engine.call("threads") if name.startswith(("statelink-", "tcp-"))]
-
     def dismiss(self) -> list[Engine]:
         """End its processes; those that are still to be waited for."""
-        everyone = [*self._leaving, *self.engines, *([self._spare] if self._spare else [])]
+        everyone = [*self._leaving, *self.engines, *self._spares]
         for engine in everyone:
             engine.dismiss()
         return everyone

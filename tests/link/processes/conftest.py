@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-__all__ = ["Cable", "cable"]
-
 _numbers = itertools.count()
 
 
@@ -23,9 +21,7 @@ class Cable:
     """Two network namespaces, and a pair of virtual devices between them, which have the namespaces' names.
 
     Nothing of it is in our own: libraries that other tests run there would tell their peers of it, and then miss it.
-
-    Attributes:
-        hosts: Of each end, what to put before a command so that it runs there, and its address.
+    ``hosts`` are, of each end, what to put before a command so that it runs there, and its address.
     """
 
     def __init__(self) -> None:

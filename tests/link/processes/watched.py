@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Backend, Batch, SubmitMode, Transfer
+from statelink.backend import Backend, Batch, Outcome, SubmitMode, Transfer
 from statelink.registry import load_backend
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ class Watched(Backend):
 
     def disconnect(self, peer: str) -> None:
         super().disconnect(peer)  # type: ignore[safe-super]
-        with _lock:
-            _held.difference_update([each for each in list(_held) if isinstance(each, tuple) and each[0] == peer])
+        _held.difference_update([each for each in list(_held) if isinstance(each, tuple) and each[0] == peer])
 
 
 class WatchedFence(Watched):
@@ -145,15 +144,12 @@ class WatchedFence(Watched):
 
     def grant(self, peer: str, room: int, generation: int, *memory: Any) -> None:
         super().grant(peer, room, generation, *memory)  # type: ignore[misc]
-        with _lock:
-            _held.add((peer, room, generation))
+        _held.add((peer, room, generation))
 
-    def revoke(self, peer: str, room: int, generation: int) -> Transfer:
-        done: Transfer = Transfer() if _lies else super().revoke(peer, room, generation)  # type: ignore[misc]
-        if _lies:
-            done.succeed()
+    def revoke(self, *use: Any) -> Transfer:
+        done = Transfer(Outcome(True)) if _lies else super().revoke(*use)  # type: ignore[misc]
         with _lock:
-            _held.discard((peer, room, generation))
+            _held.discard(use)
             _revokes[:] = [each for each in (*_revokes, done) if each.outcome is None]
         return done
 

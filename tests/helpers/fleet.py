@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.helpers.worker import Seen
     from tests.link.conftest import TwoEngines
 
-__all__ = ["FAST", "Fleet", "Group", "only"]
-
 FAST: dict[str, Any] = {"heartbeat": 0.25, "liveness": 5.0}
 _rooms = itertools.count(40_000)
 

@@ -18,8 +18,6 @@ from statelink import Status
 if TYPE_CHECKING:
     from tests.helpers.worker import Host
 
-__all__ = ["FIRST", "PERIOD", "Found", "begin", "end"]
-
 PERIOD = 0.02
 """Seconds between two requests, and between two rooms that nobody serves."""
 DEADLINE, PATIENCE = 0.5, 30.0

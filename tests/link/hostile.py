@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from tests.helpers.engine import LinkHandle
 
-__all__ = ["KINDS", "Target"]
-
 PATIENCE = 300.0
 """Seconds that a link may take for what was sent to it before. Lateness is measured elsewhere."""
 

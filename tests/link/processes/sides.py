@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tests.helpers.worker import Host
 
 
-__all__ = ["POOLS", "Item", "finish", "play"]
-
 PAGE = 16
 POOLS = (Kv(layers=(0,), pages=256, heads=8, dim=256), Aux(rows=64, widths=(("row", 128, "float32"),)))
 """Pages of 64 KiB of keys and as many of values, and rows of metadata."""
@@ -80,9 +78,8 @@ class Item(NamedTuple):
         found = 0
         for number, array in enumerate(self.arrays(memory)):
             wanted = [RAMP[: len(array)] + np.uint64(key_of(key, number)) for key in keys]
-            if not np.array_equal(array, wanted[0]):
-                known = [array.view(np.uint8) == each.view(np.uint8) for each in wanted]
-                found += array.nbytes - int(np.logical_or.reduce(known).sum())
+            strange = [array.view(np.uint8) != each.view(np.uint8) for each in wanted]
+            found += int(np.count_nonzero(np.logical_and.reduce(strange)))
         return found
 
 
@@ -121,7 +118,8 @@ class Request(watched.Progress):
         self.items: list[Item] = []
         self.owed = self.pushed = 0
         self.named = self.aborted = False
-        self.began_at, self.next_at, self.abort_at, self.ended_at = time.monotonic(), 0.0, math.inf, 0.0
+        self.began_at = self.next_at = self.ended_at = 0.0
+        self.abort_at = math.inf
 
     def keyed(self) -> list[tuple[Item, int]]:
         """Its pages and its row, and what each is told by."""
@@ -129,8 +127,8 @@ class Request(watched.Progress):
 
     def ids(self, first: int, last: int) -> dict[str, list[int]]:
         """Its pages of a chunk; with the last one, its row."""
-        pages = {"kv": [item.number for item in self.items[first:last]]}
-        return {**pages, "aux": [self.items[-1].number]} if last == self.pages else pages
+        *pages, row = (item.number for item in self.items)
+        return {"kv": pages[first:last], **({"aux": [row]} if last == self.pages else {})}
 
     def abort_from(self, moment: float) -> None:
         self.abort_at = min(self.abort_at, moment)
@@ -222,7 +220,7 @@ class Side:
                 request.items = self.take(request.pages)
                 if not request.items:
                     break
-                self.active[following] = request
+                self.active[following], request.began_at = request, time.monotonic()
                 self.start(request)
                 following += 1
             self.link.changes(0.0002)
@@ -349,6 +347,7 @@ class Decode(Side):
         request.room = self.link.receive(request.id, self.peer, request.pages * PAGE)
         if request.how == "prefill unmet" and request.waits:
             request.next_at = request.began_at + LATE
+        self.proceed(request, request.began_at)
         later = {
             "decode unmet": request.delay,
             "decode unsent": 10 * request.delay,  # prefill waits for it, and pushes nothing

@@ -19,8 +19,6 @@ from statelink.registry import load_backend
 if TYPE_CHECKING:
     from statelink.backend import BackendContext
 
-__all__ = ["Progress", "held", "lie", "rooms"]
-
 
 class Progress:
     """What prefill's backend has moved for one use of a room, in ``flying`` batches and those that have ended."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.helpers.pools import Index, Shapes
 from statelink import state
 
 Environment = Mapping[str, str]
-PACKAGES = {"PYTHONPATH": str(Path(__file__).parent / "packages")}
+PACKAGES = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "packages"), *filter(None, sys.path)])}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,7 +172,6 @@ class LinkHandle:
         self.address = address
         self.name = name
         self.memory = memory
-        self.closed = False
 
     def send(self, *arguments: Any, **named: Any) -> RoomHandle:
         return self._begin("send", *arguments, **named)
@@ -194,8 +193,7 @@ class LinkHandle:
     def close(self, timeout: float = 5.0) -> bool:
         """Close it; what it returned."""
         ended = bool(self.engine.call("link", self.key, "close", timeout))
-        if not self.closed:
-            self.closed = True
+        if self in self.engine.links:
             self.engine.links.remove(self)
         return ended
 

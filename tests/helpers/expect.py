@@ -76,7 +76,7 @@ def carry(sources: Sequence[Memory], target: Memory, case: Case) -> None:
 def _carry(source: Component, target: Component, label: str, here: Array, there: Array, case: Case) -> None:
     if not len(here) or not len(there):
         return
-    from_, to = _rows(source, target, label)
+    _, from_, to = np.intersect1d(held(source, label), held(target, label), return_indices=True)  # rows that both hold
     if isinstance(target, Mamba):
         there[case.target[target.name][0], to] = here[case.source[source.name][0], from_]
     elif isinstance(target, Aux):
@@ -99,13 +99,6 @@ def _carry(source: Component, target: Component, label: str, here: Array, there:
         far = there if target.order == "nhd" else there.swapaxes(1, 2)
         column = (slice(None), None)
         far[onto[column], (moved % target.page)[column], to] = near[at[column], (moved % source.page)[column], from_]
-
-
-def _rows(source: Component, target: Component, label: str) -> tuple[Ints, Ints]:
-    """Rows of the sharded axis that both hold: at the source, and at the target."""
-    ours, theirs = held(source, label), held(target, label)
-    _, near, far = np.intersect1d(ours, theirs, return_indices=True)
-    return near, far
 
 
 def held(pool: Component, label: str) -> Ints:

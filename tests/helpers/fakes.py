@@ -69,9 +69,6 @@ class Fake:
         self.context.destroy(linger=0)
         self.backend.close()
 
-    def _take(self, frames: list[bytes]) -> None:
-        self.heard.append(wire.decode(frames))
-
     def _listen(self, timeout: float) -> None:
         raise NotImplementedError
 
@@ -111,7 +108,7 @@ class FakeDecode(Fake):
     def _listen(self, timeout: float) -> None:
         while self._socket.poll(int(timeout * 1000)):
             timeout = 0
-            self._take(self._socket.recv_multipart())
+            self.heard.append(wire.decode(self._socket.recv_multipart()))
 
     def greet(self) -> None:
         self.say(wire.Hello(sender=self.name, handshake=wire.write_handshake(self.card)))
@@ -182,7 +179,7 @@ class FakePrefill(Fake):
         while self._socket.poll(int(timeout * 1000)):
             timeout = 0
             self._dialled, *frames = self._socket.recv_multipart()
-            self._take(frames)
+            self.heard.append(wire.decode(frames))
 
     def welcome(self, **changes: Any) -> None:
         """Answer a hello."""

@@ -27,8 +27,8 @@ class Node:
         self.backends: dict[str, TcpBackend] = {}
         self._transfers: list[Transfer] = []
 
-    def facts(self) -> tuple[int, int]:
-        return self.address, os.getpid()
+    def where(self) -> int:
+        return self.address
 
     def open(self, link: str, **options: Any) -> bytes:
         backend = TcpBackend(BackendContext(options=TcpBackend.Options(**options), link=link))

@@ -30,7 +30,7 @@ class Remote(RemoteBackend):
 
     def __init__(self, nbytes: int) -> None:
         super().__init__("tcp", "node", ((nbytes,),), patience=3 * PATIENCE)
-        self.address, self.pid = self.do("facts")
+        self.address: int = self.do("where")
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:

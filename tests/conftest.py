@@ -84,6 +84,14 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return bare(tmp_path_factory.mktemp("bare") / "lib")
 
 
+@pytest.fixture
+def no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No configuration in the environment but what a test puts there."""
+    for name in os.environ:
+        if name.startswith("STATELINK_"):
+            monkeypatch.delenv(name)
+
+
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     """A link that was closed has no threads."""

@@ -16,6 +16,8 @@ from statelink.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("no_configuration")
+
 TOML = """
 role = "decode"
 backend = "tcp"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from tests.registry.sites import Site
 
+pytestmark = pytest.mark.usefixtures("no_configuration")
+
 OVER_TCP = """
 import dataclasses
 from statelink.backend import Probe

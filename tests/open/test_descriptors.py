@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("no_configuration")
+
 PROCESS = """
 import os, resource
 import numpy as np

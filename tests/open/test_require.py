@@ -14,6 +14,8 @@ from statelink.tcp import TcpBackend
 if TYPE_CHECKING:
     from tests.registry.sites import Site
 
+pytestmark = pytest.mark.usefixtures("no_configuration")
+
 TCP: dict[str, Any] = {"role": "prefill", "backend": "tcp"}
 SOCKETS = {"options": {"same_host_copy": False}}
 

@@ -34,12 +34,11 @@ class Group:
     ) -> None:
         listen = free_addresses(len(pools))
         opening = []
-        for rank, each in enumerate(pools):
-            config: dict[str, Any] = {"listen": listen[rank], "rank": rank, "ranks": len(pools), **FAST, **more}
-            config["siblings"] = [*listen[:rank], *listen[rank + 1 :]] if role == "decode" else []
-            if engines:
-                config["engine"] = engines[rank]
-            opening.append(two_engines.begin_open(role, each, **config))
+        for rank, address in enumerate(listen):
+            config: dict[str, Any] = {"listen": address, "rank": rank, "ranks": len(pools), **FAST, **more}
+            config["siblings"] = [each for each in listen if each != address and role == "decode"]
+            config |= {"engine": engines[rank]} if engines else {}
+            opening.append(two_engines.begin_open(role, pools[rank], **config))
         self.links: list[LinkHandle] = [opened() for opened in opening]
         self.memories: list[Memory] = [link.memory for link in self.links]
 
@@ -53,14 +52,9 @@ class Group:
 
 
 class Fleet:
-    """Prefill ranks and decode ranks, and requests between them with every byte looked at.
+    """Prefill ranks and decode ranks with such pools, and requests between them with every byte looked at.
 
-    Args:
-        two_engines: Where processes come from.
-        prefill: Pools of each rank. Every rank that holds a part is given the same bytes for it.
-        decode: Pools of each rank.
-        engines: A process for each rank of each side, where the ranks of a side do not share one.
-        **config: What all links are configured with.
+    Every prefill rank that holds a part is given the same bytes for it. For ``engines`` see `Group`.
     """
 
     def __init__(
@@ -87,10 +81,9 @@ class Fleet:
         return Case(next(_rooms), tokens, prefix, source, target)
 
     def receive(self, case: Case) -> list[RoomHandle]:
-        return [
-            link.receive(case.room, self.peer, case.tokens, only(case.target, link), prefix=case.prefix, deadline=30)
-            for link in self.decode.links
-        ]
+        named = {"prefix": case.prefix, "deadline": 30}
+        links = self.decode.links
+        return [link.receive(case.room, self.peer, case.tokens, only(case.target, link), **named) for link in links]
 
     def send(self, case: Case, cuts: Sequence[int] = (), **named: Any) -> list[RoomHandle]:
         rooms = [link.send(case.room, case.tokens, deadline=30, **named) for link in self.prefill.links]

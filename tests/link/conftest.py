@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _numbers = itertools.count()
-LINGERS = 10.0
-"""Seconds that a library may need to find that a peer is dead, while its thread is waited for."""
 FORCED: dict[str, Any] = {"mode": "always", "ring_bytes": 96 << 10, "parcel_bytes": 32 << 10}
 """Staging of everything, in rings that are a fraction of a request, and parcels that are a few items."""
 
@@ -94,9 +92,10 @@ class TwoEngines:
             engine.links.clear()
             if not engine.answer() and not untidy:
                 problems.append(f"{engine.name}: close() says that not everything ended")
-            until = time.monotonic() + (LINGERS if untidy else 0.0)
+            # A call about a dead peer may still be in the library, which needs a while to find that it is dead.
+            until = time.monotonic() + (10.0 if untidy else 0.0)
             while (left := engine.call("threads")) and time.monotonic() < until:
-                time.sleep(0.05)  # a call about a dead peer may still be in the library
+                time.sleep(0.05)
             problems += [f"{engine.name} leaves threads {left}"] if left else []
             problems += [f"{engine.name}: {each}" for each in engine.call("take_errors")]
         for engine in self.engines[2:]:
@@ -155,10 +154,7 @@ def pair(backend: str, _engine_pairs: Callable[..., TwoEngines]) -> Iterator[Pai
 def two_engines(
     request: pytest.FixtureRequest, backend: str, _engine_pairs: Callable[..., TwoEngines]
 ) -> Iterator[TwoEngines]:
-    """Two processes in which a test opens links of its own. They are closed after it, and nothing may be left.
-
-    Staging is forced on in a test that is marked so.
-    """
+    """Two processes for links of a test's own, staged where it is marked so. After it, nothing may be left of them."""
     made = _engine_pairs(backend)
     made.usual = {"staging": FORCED} if request.node.get_closest_marker("staged") else {}
     yield made

@@ -22,12 +22,10 @@ PERIOD = 0.02
 """Seconds between two requests, and between two rooms that nobody serves."""
 DEADLINE, PATIENCE = 0.5, 30.0
 """Seconds that a room has that nobody serves, and those that a request has."""
-TOKENS = 16
-"""Of a request: one page."""
+TOKENS = 16  # one page
 FIRST = 1_000_000
-"""Id of the first request."""
 LONELY = {"prefill": 2 * FIRST, "decode": 3 * FIRST}
-"""Id of a side's first room that nobody serves."""
+"""Ids of the first request, and of a side's first room that nobody serves."""
 
 
 class Found(NamedTuple):
@@ -36,8 +34,7 @@ class Found(NamedTuple):
     Attributes:
         late: Moments at which a deadline was due, and by how many seconds it came later than that.
         took: Moments at which a request was due to begin, and the seconds that it took from then on.
-        wrong: Requests that failed, or succeeded without their bytes; rooms that failed otherwise than at their
-            deadline, or did not end.
+        wrong: Requests that failed or lack bytes, and lonely rooms that did not fail at their deadline.
     """
 
     late: list[tuple[float, float]]
@@ -46,21 +43,19 @@ class Found(NamedTuple):
 
 
 _last: dict[str, float] = {}
-_threads: dict[str, Future[Found]] = {}
+_found: dict[str, Future[Found]] = {}
 
 
 def begin(host: Host, key: str, peer: str, start: float) -> None:
     """Open rooms on a link from a moment on, on a thread of its own."""
     _last[key] = math.inf
-    executor = ThreadPoolExecutor(1, "honest")
-    _threads[key] = executor.submit(serve, host, key, peer, start)
-    executor.shutdown(wait=False)
+    _found[key] = ThreadPoolExecutor(1).submit(serve, host, key, peer, start)
 
 
 def end(host: Host, key: str, last: float) -> Found:
     """Open no more rooms than are due at a moment; what a link saw, once its rooms have ended."""
     _last[key] = last
-    return _threads.pop(key).result()
+    return _found.pop(key).result()
 
 
 def serve(host: Host, key: str, peer: str, start: float) -> Found:
@@ -78,7 +73,7 @@ def serve(host: Host, key: str, peer: str, start: float) -> Found:
                 due[room] = begins if room < 2 * FIRST else time.monotonic() + DEADLINE
                 page = free.popleft()
                 for each in pages:
-                    each[page] = tag_of(room) if role == "prefill" else 0
+                    each[page] = 1 + room % 255 if role == "prefill" else 0
                 if role == "decode":
                     held[room] = page, link.receive(room, peer, TOKENS, {"kv": [page]}, deadline=deadline)
                     continue
@@ -90,7 +85,7 @@ def serve(host: Host, key: str, peer: str, start: float) -> Found:
         for told in link.changes(0.002):  # that a room has ended, that its memory can be used again, or both
             if told.status in (Status.SUCCEEDED, Status.FAILED) and told.room in due:
                 page, _ = held[told.room]
-                whole = all((each[page] == tag_of(told.room)).all() for each in pages)
+                whole = all((each[page] == 1 + told.room % 255).all() for each in pages)
                 note(found, told, due.pop(told.room), whole)
             if told.quiesced and told.room in held and told.room not in due:
                 free.append(held.pop(told.room)[0])
@@ -105,7 +100,3 @@ def note(found: Found, room: statelink.Room, due: float, whole: bool) -> None:
         found.wrong.append(str(room.reason))
     if room.reason is None and (lonely or not whole):
         found.wrong.append(f"room {room.room} succeeded without its bytes")
-
-
-def tag_of(room: int) -> int:
-    return 1 + room % 255

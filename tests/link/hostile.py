@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -25,26 +25,17 @@ from statelink import wire
 from statelink.errors import Reason
 
 if TYPE_CHECKING:
-    from random import Random
-
     from tests.helpers.engine import LinkHandle
 
 PATIENCE = 300.0
 """Seconds that a link may take for what was sent to it before. Lateness is measured elsewhere."""
 
 _names = itertools.count()
-Socket = zmq.Socket[bytes]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A link under attack.
-
-    Attributes:
-        link: It.
-        role: Its role.
-        rooms: Room ids that honest peers use about this time.
-    """
+    """A link under attack, and the room ids that honest peers use about this time."""
 
     link: LinkHandle
     role: str
@@ -56,8 +47,8 @@ class Target:
 
     def hello(self, name: str, **changes: Any) -> list[bytes]:
         """The introduction of a link that would go with it; ``changes`` are of its inventory."""
-        role = {"prefill": "decode", "decode": "prefill"}[self.role]
-        card = handshake_of(name, role, self.link.memory.inventory("evil"))
+        theirs = "decode" if self.role == "prefill" else "prefill"
+        card = handshake_of(name, theirs, self.link.memory.inventory("evil"))
         tree: dict[str, Any] = msgspec.msgpack.decode(bytes(wire.write_handshake(card)))
         tree["inventory"].update(changes)
         return [b"hello", msgspec.msgpack.encode({"sender": name, "handshake": tree})]
@@ -65,15 +56,18 @@ class Target:
 
 Message = Iterable[list[bytes]]
 """The frames that a message travels in, one after the other where it is sent in parts."""
+Makes = Callable[[Target, str, Random], Message]
+Sends = Callable[[Target, int, Random], None]
+"""What makes a message from a sender's name, and what sends so many messages."""
 
 
-def drain(socket: Socket) -> None:
+def drain(socket: zmq.Socket[bytes]) -> None:
     while socket.poll(0):
         socket.recv_multipart()
 
 
 @contextlib.contextmanager
-def speaker(target: Target, name: str, guest: bool) -> Iterator[Socket]:
+def speaker(target: Target, name: str, guest: bool) -> Iterator[zmq.Socket[bytes]]:
     """A connection to a target, introduced or not; when it ends, the target has taken everything that was said."""
     with dialled(target.link.address, name) as socket:
         if guest:
@@ -84,37 +78,30 @@ def speaker(target: Target, name: str, guest: bool) -> Iterator[Socket]:
         prefill = target.role == "prefill"
         question = wire.encode(wire.Ping(sender=name, to=target.link.name)) if prefill else target.hello(name)
         answers = (b"pong", b"unknown") if prefill else (b"welcome", b"refuse")
-        end = time.monotonic() + PATIENCE
-        answered = False
-        while not answered:
-            assert time.monotonic() < end, f"{target.role} has not answered for {PATIENCE} s"
+
+        def answered() -> bool:
+            found = False
             socket.send_multipart(question)  # again: who sent what is too large is cut off, and with it what comes next
-            while socket.poll(50 if answered else 2000):
-                answered |= socket.recv_multipart()[0] in answers
+            while socket.poll(50 if found else 2000):
+                found |= socket.recv_multipart()[0] in answers
+            return found
+
+        until(answered, PATIENCE)
         until(lambda: not target.link.snapshot()["load"]["handshakes"], PATIENCE)
 
 
-def said(
-    make: Callable[[Target, str, Random], Message], *, guest: bool = False, at_once: int = 1, a_name: int = 1 << 30
-) -> Callable[[Target, int, Random], None]:
-    """Send so many messages, each of which is made from a sender's name.
-
-    Args:
-        make: Makes one.
-        guest: Whether senders introduce themselves.
-        at_once: How many of them there are at a time.
-        a_name: Messages after which others take over.
-    """
+def said(make: Makes, *, guest: bool = False, at_once: int = 1, a_name: int = 1 << 30) -> Sends:
+    """By so many senders at once, who introduce themselves if they are guests; after so many messages, by others."""
 
     def send(target: Target, count: int, order: Random) -> None:
         todo = iter(range(count))
         while numbers := list(itertools.islice(todo, a_name)):
-            names = [target.named() for _ in range(at_once)]
             with contextlib.ExitStack() as stack:
-                sockets = [stack.enter_context(speaker(target, name, guest)) for name in names]
+                names = [target.named() for _ in range(at_once)]
+                senders = [(name, stack.enter_context(speaker(target, name, guest))) for name in names]
                 for number in numbers:
-                    socket = sockets[number % at_once]
-                    for frames in make(target, names[number % at_once], order):
+                    name, socket = senders[number % at_once]
+                    for frames in make(target, name, order):
                         socket.send_multipart(frames, copy=False)
                     drain(socket)
 
@@ -141,8 +128,8 @@ def changed_of_guest(target: Target, name: str, order: Random) -> Message:
 
 def claim(target: Target, name: str, order: Random) -> Message:
     """A request or a failure of a room that honest peers use."""
-    use: dict[str, Any] = {"sender": name, "to": target.link.name, "room": order.choice(target.rooms())}
-    use["generation"] = order.randrange(1, 1 << 62)
+    link: dict[str, Any] = {"sender": name, "to": target.link.name}
+    use = {**link, "room": order.choice(target.rooms()), "generation": order.randrange(1, 1 << 62)}
     reason = Reason("room.aborted", "decode aborted the request", {}, "evil", "")
     request = wire.Request(**use, tokens=order.choice((16, 17)), prefix=0, items={"kv": wire.ItemList(0, bytes(8))})
     return [wire.encode(order.choice([request, wire.Failed(**use, reason=reason)]))]
@@ -155,7 +142,7 @@ def changed_introduction(target: Target, name: str, order: Random) -> Message:
     return [target.hello(name, **{field: order.choice(nonsense)})]
 
 
-def large(kind: str, *sizes: int) -> Callable[[Target, str, Random], Message]:
+def large(kind: str, *sizes: int) -> Makes:
     """Messages of about these sizes that take as long as possible to read, of a kind, or of every kind if it is empty.
 
     Of those that are as small as any message, some are changed.
@@ -172,7 +159,7 @@ def large(kind: str, *sizes: int) -> Callable[[Target, str, Random], Message]:
     return made
 
 
-def zeros(nbytes: int) -> Callable[[Target, str, Random], Message]:
+def zeros(nbytes: int) -> Makes:
     """Frames of so many bytes."""
     return lambda target, name, order: [[order.choice([b"hello", b"request", b"failed", b"nothing"]), bytes(nbytes)]]
 
@@ -216,7 +203,7 @@ def requests_of_an_attached_decode(target: Target, count: int, order: Random) ->
 class Kind(NamedTuple):
     """How to send so many frames of a kind, how many are among a hundred thousand, and whom they go to."""
 
-    send: Callable[[Target, int, Random], None]
+    send: Sends
     number: int
     sides: tuple[str, ...] = ("prefill", "decode")
 

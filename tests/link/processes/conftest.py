@@ -30,13 +30,13 @@ class Cable:
         self._ends = [(f"sl{process}-{number}{end}", f"{subnet}.{at}") for at, end in enumerate("ab", 1)]
         self.hosts = [(["ip", "netns", "exec", name], address) for name, address in self._ends]
         (here, _), (there, _) = self._ends
-        for name, _ in self._ends:
+        for name in (here, there):
             ip(f"netns add {name}")
         ip(f"-n {here} link add {here} type veth peer name {there} netns {there}")
         for name, address in self._ends:
             ip(f"-n {name} address add {address}/24 dev {name}")
-            for device in (name, "lo"):
-                ip(f"-n {name} link set {device} up")
+            ip(f"-n {name} link set {name} up")
+            ip(f"-n {name} link set lo up")
 
     def cut(self) -> None:
         """Let nothing through, and tell nobody: packets go to a hardware address that nobody has."""

@@ -39,14 +39,10 @@ TRIGGERS = {
     "decode": ("unmet", "unsent", "chunk", "chunk", "gap", "late"),
 }
 """When a side aborts a room: before the sides have met, before anything is sent, and so on to the end."""
-WINDOW = 12
-"""Rooms under way at once."""
-IDS = 8 * WINDOW
-"""Room ids; each is used again and again."""
-REST = 0.004
-"""Seconds for which decode keeps what it received, and then looks at it again."""
-LATE = 0.1
-"""Most seconds for which a batch waits for its room to fail."""
+WINDOW, IDS = 12, 96
+"""Rooms under way at once, and room ids, each of which is used again and again."""
+REST, LATE = 0.004, 0.1
+"""Seconds after which decode looks at what it received again, and for which a batch waits for its room to fail."""
 RAMP: npt.NDArray[np.uint64] = np.arange(1 << 13, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -84,13 +80,9 @@ class Item(NamedTuple):
 
 
 class Request(watched.Progress):
-    """A room under way on this side, and what happens to it. What is drawn is the same on both sides.
+    """A room under way on this side, and what is drawn for it: the same on both sides.
 
-    Args:
-        number: Which room of the run, from 0.
-        seed: Of the run.
-        aborts: How likely somebody aborts it.
-        breaks: How likely its batches are to fail in the library.
+    It is drawn with how likely somebody aborts it, and how likely its batches are to fail in the library.
 
     Attributes:
         how: Who aborts it, and when; see `TRIGGERS`. Empty if nobody does.
@@ -152,12 +144,9 @@ class Side:
     """What both sides have in common: rooms under way, and items that are free. Counts what is not its owner's.
 
     Args:
-        host: Where they live.
-        key: Of this side's link.
         marks: Shared with the other side: which rooms each of them is through with.
-        peer: Where prefill listens.
         early: Whether memory of a room that failed is used again before it is quiesced.
-        draws: Of `Request`: seed, and how likely aborts and broken batches are.
+        draws: Of `Request`, without the number.
 
     Attributes:
         keys: Of each item that is free, what its bytes are told by.
@@ -321,8 +310,7 @@ class Prefill(Side):
     def statelink_room_ended(self, report: RoomReport) -> None:
         """Note in which phase a room failed. Runs on the control thread."""
         request, reason = watched.rooms[report.room], report.reason
-        assert isinstance(request, Request)
-        if reason is None:
+        if reason is None or not isinstance(request, Request):
             return
         request.failed = True
         by = "decode" if reason.what.startswith("decode") else "prefill"

@@ -35,11 +35,9 @@ class Progress:
 
 
 rooms: defaultdict[int, Progress] = defaultdict(Progress)
-_lies = False
-_lock = threading.Lock()
 _held: set[Any] = set()  # batches, and the grants by peer, room and generation
 _revokes: list[Transfer] = []
-_breaking = threading.local()
+_lies, _lock, _breaking = False, threading.Lock(), threading.local()
 
 
 def lie(lies: bool) -> None:
@@ -60,8 +58,6 @@ def held() -> int:
 
 class Flight(Transfer):
     """One batch in the library. It ends when the core polls, and not before."""
-
-    __slots__ = ("nbytes", "progress", "real")
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()

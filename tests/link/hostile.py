@@ -15,7 +15,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import zmq
 from tests.helpers.fakes import FakeDecode
 from tests.helpers.peers import PART, cut, dialled, handshake_of, raw_bytes, until
 from tests.link.test_malformed import examples, mutated
@@ -25,6 +24,7 @@ from statelink import wire
 from statelink.errors import Reason
 
 if TYPE_CHECKING:
+    import zmq
     from tests.helpers.engine import LinkHandle
 
 PATIENCE = 300.0

@@ -147,9 +147,6 @@ class Side:
         marks: Shared with the other side: which rooms each of them is through with.
         early: Whether memory of a room that failed is used again before it is quiesced.
         draws: Of `Request`, without the number.
-
-    Attributes:
-        keys: Of each item that is free, what its bytes are told by.
     """
 
     mine = 0
@@ -159,7 +156,7 @@ class Side:
     def __init__(self, host: Host, key: str, marks: Path, peer: str, early: bool, draws: dict[str, Any]) -> None:
         self.link, self.memory, self.peer, self.early = host.links[key], host.memories[key], peer, early
         self.marks, self.draws = np.memmap(marks, np.int64, "r+"), draws
-        self.keys: dict[Item, int] = {}
+        self.keys: dict[Item, int] = {}  # of each item that is free, what its bytes are told by
         self.free: dict[str, deque[Item]] = {name: deque() for name in self.memory.arrays}
         self._keys = (key_of(draws["seed"], os.getpid(), use) for use in itertools.count())
         self.active: dict[int, Request] = {}
@@ -310,7 +307,8 @@ class Prefill(Side):
     def statelink_room_ended(self, report: RoomReport) -> None:
         """Note in which phase a room failed. Runs on the control thread."""
         request, reason = watched.rooms[report.room], report.reason
-        if reason is None or not isinstance(request, Request):
+        assert isinstance(request, Request)
+        if reason is None:
             return
         request.failed = True
         by = "decode" if reason.what.startswith("decode") else "prefill"

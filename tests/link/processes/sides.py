@@ -101,6 +101,8 @@ class Request(watched.Progress):
         self.number, self.ends = number, list(itertools.accumulate(chunks, initial=0))
         self.pages = self.ends[-1]
         self.broken = order.random() < breaks and not self.how.endswith(("unmet", "unsent"))
+        if self.broken and order.random() < 0.5:
+            self.how = ""  # else most of them could be aborted before their batches reach the library
         self.delay = order.random() * order.choice((0.0, 0.002, 0.002))
         self.gap = 0.004 if self.how == "decode gap" else order.choice((0.0, 0.0, 0.001))
         self.id = 1_000_000 + number if self.broken else 1 + number % IDS  # a broken room may hold its id for good

@@ -144,12 +144,12 @@ def show(what: str, results: Results) -> None:
 def test_some_load(two_engines: TwoEngines) -> None:
     load = Load(two_engines, 200)
     load.run(200, 200)
-    load.run(1500, 32)  # until the allocators of all threads have what they need
-    before = load.run(600, 32)
-    after = load.run(600, 32)
+    load.run(800, 32)  # until the allocators of all threads have what they need
+    before = load.run(400, 32)
+    after = load.run(400, 32)
     show("after", after)
     # Rooms that stay in memory, of two kibibytes and more each, would be seen here.
-    flat(before, after, MIB)
+    flat(before, after, 768 << 10)
 
 
 @pytest.mark.soak  # minutes: a leak of a few bytes a room shows only after so many

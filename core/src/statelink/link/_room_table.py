@@ -109,8 +109,11 @@ class RoomTable:
 
     def ended(self, state: RoomState) -> None:
         """Tell the observers that a room has ended."""
+        told = self._context.hooks.hook.statelink_room_ended
+        if not told.get_hookimpls():
+            return
         try:
-            self._context.hooks.hook.statelink_room_ended(report=state.report)
+            told(report=state.report)
         except BaseException:
             log.exception("an observer of rooms failed")
 

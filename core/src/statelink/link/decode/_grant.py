@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,45 +12,72 @@ if TYPE_CHECKING:
     from statelink.plan import Items, PairPlan
     from statelink.state import Inventory
 
-__all__ = ["granted_ranges"]
+__all__ = ["Grantable"]
 
 U64 = npt.NDArray[np.uint64]
 
 
-def granted_ranges(
-    inventory: Inventory, plan: PairPlan, items: Mapping[str, Items], elsewhere: Collection[str]
-) -> tuple[U64, U64]:
-    """The address ranges of the accepted items, in the buffers that a writer writes to. Items are granted whole.
+class _Buffers(NamedTuple):
+    """The buffers of one component that a writer writes to; a row each.
+
+    Attributes:
+        component: Name of the component.
+        base: Address of item 0; uint64, ``[buffers, 1]``.
+        stride: Bytes from one item to the next; likewise.
+        nbytes: Bytes of an item; uint64, ``[buffers]``.
+    """
+
+    component: str
+    base: U64
+    stride: U64
+    nbytes: U64
+
+
+class Grantable:
+    """The memory that a writer may be granted. Immutable; worked out once for its part.
 
     Args:
         inventory: This rank's inventory.
         plan: What the writer writes.
-        items: Accepted items per component.
-        elsewhere: Components whose bytes go to the strategy's own memory.
-
-    Returns:
-        Addresses and lengths in bytes; sorted, disjoint, and merged where they touch.
     """
-    lows, sizes = [], []
-    for share in plan.assignment.shares:
-        if share.component in elsewhere:
-            continue
-        component = inventory.component(share.component)
-        chosen = set(share.buffers)
-        buffers = [buffer for buffer in component.buffers if buffer.name in chosen]
-        ids = np.sort(items[share.component].ids)
-        if not len(ids):
-            continue
-        base = np.array([inventory.regions[b.region].address + b.offset for b in buffers], np.uint64)
-        stride = np.array([b.stride for b in buffers], np.uint64)
-        nbytes = np.array([b.layout.nbytes for b in buffers], np.uint64)
-        lows.append((base[:, None] + stride[:, None] * ids.astype(np.uint64)).ravel())
-        sizes.append(np.repeat(nbytes, len(ids)))
-    if not lows:
-        return np.empty(0, np.uint64), np.empty(0, np.uint64)
-    low, size = np.concatenate(lows), np.concatenate(sizes)
-    order = np.argsort(low, kind="stable")
-    low, end = low[order], np.maximum.accumulate((low + size)[order])
-    first = np.flatnonzero(np.concatenate(([True], low[1:] > end[:-1])))
-    last = np.append(first[1:], len(low)) - 1
-    return low[first], end[last] - low[first]
+
+    def __init__(self, inventory: Inventory, plan: PairPlan) -> None:
+        self._shares: list[_Buffers] = []
+        for share in plan.assignment.shares:
+            chosen = set(share.buffers)
+            buffers = [each for each in inventory.component(share.component).buffers if each.name in chosen]
+            base = np.array([inventory.regions[each.region].address + each.offset for each in buffers], np.uint64)
+            stride = np.array([each.stride for each in buffers], np.uint64)
+            nbytes = np.array([each.layout.nbytes for each in buffers], np.uint64)
+            self._shares.append(_Buffers(share.component, base[:, None], stride[:, None], nbytes))
+
+    def ranges(self, items: Mapping[str, Items], elsewhere: Collection[str]) -> tuple[U64, U64]:
+        """The address ranges of accepted items, in the buffers that the writer writes to. Items are granted whole.
+
+        Args:
+            items: Accepted items per component.
+            elsewhere: Components whose bytes go to the strategy's own memory.
+
+        Returns:
+            Addresses and lengths in bytes; sorted, disjoint, and merged where they touch.
+        """
+        lows, sizes = [], []
+        for share in self._shares:
+            ids = items[share.component].ids
+            if share.component in elsewhere or not len(ids):
+                continue
+            if len(ids) > 1:
+                ids = np.sort(ids)
+            lows.append((share.base + share.stride * ids.view(np.uint64)).ravel())
+            sizes.append(share.nbytes.repeat(len(ids)))
+        if not lows:
+            return np.empty(0, np.uint64), np.empty(0, np.uint64)
+        low, size = np.concatenate(lows), np.concatenate(sizes)
+        order = low.argsort(kind="stable")
+        low, end = low[order], np.maximum.accumulate((low + size)[order])
+        apart = low[1:] > end[:-1]
+        if apart.all():
+            return low, end - low
+        first = np.flatnonzero(np.concatenate(([True], apart)))
+        last = np.append(first[1:], len(low)) - 1
+        return low[first], end[last] - low[first]

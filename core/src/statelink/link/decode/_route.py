@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from statelink.errors import PeerError
 from statelink.plan import Assignment, PairPlan, compile_pair, match, route
 
+from ._grant import Grantable
+
 if TYPE_CHECKING:
     from statelink.state import Inventory
     from statelink.wire import Handshake
@@ -22,11 +24,13 @@ class Part(NamedTuple):
         assignment: What it writes.
         plan: The compiled assignment.
         readers: Decode ranks of this instance that it writes to for each room.
+        grantable: The memory that it may be granted.
     """
 
     assignment: Assignment
     plan: PairPlan
     readers: int
+    grantable: Grantable
 
 
 def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[str, Handshake]) -> dict[str, Part]:
@@ -57,7 +61,7 @@ def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[st
         part = mine.get(handshake.inventory.rank)
         if part is not None:
             plan = compile_pair(handshake.inventory, ours.inventory, part)
-            parts[address] = Part(part, plan, readers[part.source])
+            parts[address] = Part(part, plan, readers[part.source], Grantable(ours.inventory, plan))
     return parts
 
 

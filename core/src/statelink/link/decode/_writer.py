@@ -15,7 +15,6 @@ from statelink.link._room import room_reason
 from statelink.link._verify import differing
 from statelink.plan import due
 
-from ._grant import granted_ranges
 from ._receive_context import ReceiveHookContext
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Writer:
         ended: threading.Event,
         fail: Callable[[str, str, BaseException], None],
     ) -> None:
-        assert rank.plan is not None
+        assert rank.part is not None
         self.rank = rank
         self.finished = False
         self.drained = False
@@ -73,7 +72,8 @@ class Writer:
         self._context = context
         self._accepted = accepted
         self._ended = ended
-        self._plan = rank.plan
+        self._plan = rank.part.plan
+        self._grantable = rank.part.grantable
         parts = self._plan.components
         self.hooks: dict[str, ReceiveHook] = {name: context.strategies[name].receiver() for name in parts}
         self._contexts = {
@@ -120,7 +120,7 @@ class Writer:
         self._elsewhere = [name for name, hook in self.hooks.items() if not hook.in_place]
         if self._context.fencing is not None:
             accepted = self._accepted
-            ranges = granted_ranges(self._context.inventory, self._plan, accepted.items, self._elsewhere)
+            ranges = self._grantable.ranges(accepted.items, self._elsewhere)
             self._context.fencing.grant(self.rank.name, accepted.room, accepted.generation, *ranges)
 
     def ask(self, lasts: float, unmet: tuple[wire.Unmet, ...]) -> bool:

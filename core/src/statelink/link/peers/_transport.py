@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from statelink.backend import UNKNOWN, Transports
 from statelink.errors import PeerError
@@ -24,12 +25,18 @@ MAX_WORD = 256
 """Most characters of a transport's name that peers are told."""
 
 
+@functools.cache
+def _tells(backend: type[Backend]) -> bool:
+    """Whether backends of a class tell their transport. Kept, since a check against a protocol takes long."""
+    return issubclass(backend, Transports)
+
+
 def transport_of(backend: Backend, peer: str) -> str:
     """The transport that carries the bytes to a peer; `UNKNOWN` where the backend cannot say. Any thread."""
-    if not isinstance(backend, Transports):
+    if not _tells(type(backend)):
         return UNKNOWN
     try:
-        return str(backend.transport(peer) or UNKNOWN)[:MAX_WORD]
+        return str(cast("Transports", backend).transport(peer) or UNKNOWN)[:MAX_WORD]
     except BaseException:
         log.exception("backend %s failed to tell its transport", backend.name)
         return UNKNOWN

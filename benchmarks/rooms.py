@@ -1,0 +1,241 @@
+"""What a small request costs beside the bytes: workload E, alone and with many in flight, also beside a busy engine.
+
+    python -m benchmarks.rooms [--backend tcp nixl] [--in-flight 1 64] [--busy none prefill decode both scheduler]
+                               [--rooms 3000] [--profile DIR] [--json]
+
+A room of workload E has the pages of one sliding window, one recurrent slot and one row of metadata. Two processes play
+it as engines do: each opens as many rooms as it may, and takes the changes of its link. A busy process has one more
+thread, which runs pure Python all the time (``scheduler``: in the sending process, 2 ms of Python and 1 ms without the
+interpreter, again and again).
+
+Printed per run: rooms a second; the median time from ``receive`` to *succeeded* on decode; CPU time of each process per
+room, without the busy thread's; and how many of its iterations the busy thread keeps beside the rooms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import multiprocessing
+import os
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import statelink
+from statelink import state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+TOKENS, PAGE, WINDOW = 64, 16, 32
+WARM = 200
+BUSY = ("none", "prefill", "decode", "both", "scheduler")
+
+
+class Pools:
+    """The pools of one side, with space for so many rooms at once."""
+
+    def __init__(self, name: str, rooms: int) -> None:
+        per = WINDOW // PAGE
+        shape = (per * rooms, PAGE, 4, 64)
+        self.window = {n: (np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)) for n in range(2)}
+        self.conv = {2: np.zeros((rooms, 512, 4), np.uint16)}
+        self.ssm = {2: np.zeros((rooms, 8, 16, 16), np.float32)}
+        self.row = np.zeros((rooms, 64), np.uint8)
+        self.inventory = state.describe(
+            name,
+            [
+                state.window_pages(self.window, heads=4, window=WINDOW),
+                state.mamba_slots(conv=self.conv, ssm=self.ssm, heads=8),
+                state.aux_rows({"row": self.row}),
+            ],
+        )
+        self.items = [{"swa": list(range(per * n, per * n + per)), "mamba": [n], "aux": [n]} for n in range(rooms)]
+
+
+class Spin:
+    """A thread that keeps the interpreter busy, and counts how often it came round."""
+
+    def __init__(self, how: str) -> None:
+        self.count, self.cpu = 0, 0.0
+        self._stop = False
+        self._rest = 0.001 if how == "scheduler" else 0.0
+        self._thread = threading.Thread(target=self._run, name="busy", daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop:
+            until = time.perf_counter() + 0.002
+            number = 0
+            while time.perf_counter() < until:
+                for number in range(200):
+                    pass
+                self.count += number > 0
+            self.cpu = time.thread_time()
+            if self._rest:
+                time.sleep(self._rest)
+
+    def __enter__(self) -> Spin:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop = True
+        self._thread.join()
+
+
+class Side(NamedTuple):
+    """What one process measured."""
+
+    seconds: float
+    cpu: float
+    latency: float
+    iterations: float
+
+
+def play(link: statelink.Link, pools: Pools, peer: str, first: int, rooms: int, in_flight: int) -> list[float]:
+    """Open so many rooms, at most ``in_flight`` at once; the time that each of them took."""
+    free, live, took = list(range(in_flight)), dict[int, tuple[statelink.Room, int, float]](), list[float]()
+    following = first
+    while len(took) < rooms:
+        while free and following < first + rooms:
+            number = free.pop()
+            began = time.perf_counter()
+            if peer:
+                room: statelink.Room = link.receive(following, peer, TOKENS, pools.items[number])
+            else:
+                room = link.send(following, TOKENS)
+                room.push(pools.items[number])
+            live[following] = room, number, began
+            following += 1
+        for room in link.changes(1.0):
+            held = live.get(room.room)
+            if held is None or held[0] is not room or not room.quiesced:
+                continue
+            if room.status is statelink.Status.SUCCEEDED:
+                took.append(time.perf_counter() - held[2])
+            elif room.status is statelink.Status.FAILED:
+                raise RuntimeError(str(room.reason))
+            else:
+                continue
+            del live[room.room]
+            free.append(held[1])
+    return took
+
+
+def measured(link: statelink.Link, pools: Pools, peer: str, first: int, rooms: int, in_flight: int, spin: str) -> Side:
+    """One run of one side; `play` with a busy thread beside it, if ``spin`` says so."""
+    if spin == "none":
+        cpu, began = time.process_time(), time.perf_counter()
+        took = play(link, pools, peer, first, rooms, in_flight)
+        seconds = time.perf_counter() - began
+        return Side(seconds, (time.process_time() - cpu) / rooms, statistics.median(took), 0.0)
+    with Spin(spin) as busy:
+        time.sleep(0.2)
+        count, began = busy.count, time.perf_counter()
+        time.sleep(0.3)
+        quiet = (busy.count - count) / (time.perf_counter() - began)
+        spent, cpu, count, began = busy.cpu, time.process_time(), busy.count, time.perf_counter()
+        took = play(link, pools, peer, first, rooms, in_flight)
+        seconds = time.perf_counter() - began
+        own = time.process_time() - cpu - (busy.cpu - spent)
+        kept = (busy.count - count) / seconds / quiet
+    return Side(seconds, own / rooms, statistics.median(took), kept)
+
+
+def runs(rooms: int, in_flight: int) -> Iterator[tuple[int, int]]:
+    """First room and number of rooms: to warm up, and to measure."""
+    yield 1, max(WARM, 2 * in_flight)
+    yield 1_000_000, rooms
+
+
+def prefill(config: dict[str, Any], rooms: int, in_flight: int, spin: str, profile: str, pipe: Connection) -> None:
+    """The sending process."""
+    pools = Pools("prefill", in_flight)
+    if profile:
+        profile_threads(profile, "prefill")
+    with statelink.open({"role": "prefill", **config}, pools.inventory) as link:
+        pipe.send(link.address)
+        for first, count in runs(rooms, in_flight):
+            pipe.recv()
+            pipe.send(measured(link, pools, "", first, count, in_flight, spin if first > 1 else "none"))
+        pipe.recv()
+
+
+def profile_threads(folder: str, side: str) -> None:
+    """Write what each of Statelink's threads does to a file of its own; for `pstats`."""
+    run = threading.Thread.run
+
+    def profiled(thread: threading.Thread) -> None:
+        if not thread.name.startswith("statelink"):
+            run(thread)
+            return
+        profiler = cProfile.Profile(time.thread_time)
+        try:
+            profiler.runcall(run, thread)
+        finally:
+            profiler.dump_stats(os.path.join(folder, f"{side}.{thread.name}.prof"))
+
+    threading.Thread.run = profiled  # type: ignore[method-assign]
+
+
+def measure(backend: str, rooms: int, in_flight: int, busy: str, profile: str = "") -> dict[str, Any]:
+    """One run over one backend."""
+    config = {"backend": backend, "deadline": 60.0}
+    spins = {side: busy if busy == "scheduler" and side == "prefill" else side * (busy in (side, "both")) or "none"
+             for side in ("prefill", "decode")}
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    given = (config, rooms, in_flight, spins["prefill"], profile, theirs)
+    process = context.Process(target=prefill, args=given, daemon=True)
+    process.start()
+    pools = Pools("decode", in_flight)
+    if profile:
+        profile_threads(profile, "decode")
+    with statelink.open({"role": "decode", **config}, pools.inventory) as link:
+        address = pipe.recv()
+        for first, count in runs(rooms, in_flight):
+            pipe.send("go")
+            ours = measured(link, pools, address, first, count, in_flight, spins["decode"] if first > 1 else "none")
+            theirs_measured = pipe.recv()
+        pipe.send("done")
+    process.join(20)
+    row = {
+        "backend": backend,
+        "in_flight": in_flight,
+        "busy": busy,
+        "rooms_per_s": round(rooms / max(ours.seconds, theirs_measured.seconds)),
+        "median_ms": round(ours.latency * 1e3, 3),
+        "prefill_cpu_ms": round(theirs_measured.cpu * 1e3, 3),
+        "decode_cpu_ms": round(ours.cpu * 1e3, 3),
+    }
+    kept = [side.iterations for side in (theirs_measured, ours) if side.iterations]
+    return row | ({"engine_keeps": round(min(kept), 2)} if kept else {})
+
+
+def main() -> None:
+    """Parse arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", nargs="+", default=["tcp"])
+    parser.add_argument("--in-flight", nargs="+", type=int, default=[1, 64])
+    parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
+    parser.add_argument("--rooms", type=int, default=3000)
+    parser.add_argument("--profile", default="", metavar="DIR", help="write a profile of each thread into this folder")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    for backend in arguments.backend:
+        for busy in arguments.busy:
+            for in_flight in arguments.in_flight:
+                rooms = arguments.rooms if in_flight > 1 else max(arguments.rooms // 10, 50)
+                row = measure(backend, rooms, in_flight, busy, arguments.profile)
+                text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
+                print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """What a request costs end to end: two processes of this machine, one link each, pools as an engine keeps them.
 
-    python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--rounds 10] [--verify] [--json]
+    python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--busy none prefill] [--rounds 10] [--verify]
+                                 [--json]
 
 Workloads, all with pages of 16 KiB for K and as much for V:
 
@@ -17,6 +18,7 @@ ratio of the two means anything on a shared machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -30,6 +32,8 @@ import numpy.typing as npt
 
 import statelink
 from statelink import state
+
+from .busy import BUSY, Spin, spins
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -65,6 +69,11 @@ WORKLOADS = {
 }
 
 
+def beside(busy: str) -> contextlib.AbstractContextManager[object]:
+    """A busy thread of this process, if there is to be one."""
+    return contextlib.nullcontext() if busy == "none" else Spin(busy)
+
+
 class Pools:
     """The pools of one side."""
 
@@ -97,7 +106,7 @@ class Pools:
         return np.concatenate(rows).astype(np.uint64)
 
 
-def prefill(name: str, config: dict[str, Any], rounds: int, pipe: Connection) -> None:
+def prefill(name: str, config: dict[str, Any], rounds: int, busy: str, pipe: Connection) -> None:
     """The sending process."""
     workload = WORKLOADS[name]
     pools = Pools(workload, "prefill")
@@ -105,7 +114,7 @@ def prefill(name: str, config: dict[str, Any], rounds: int, pipe: Connection) ->
         for array in pair:
             array[:] = np.arange(array.size, dtype=np.uint16).reshape(array.shape)
     tokens = workload.pages * TOKENS
-    with statelink.open({"role": "prefill", **config}, pools.inventory) as link:
+    with beside(busy), statelink.open({"role": "prefill", **config}, pools.inventory) as link:
         pipe.send((link.address, os.getpid(), pools.blocks()))
         for room in range(1, rounds + 1):
             pipe.recv()
@@ -126,17 +135,17 @@ def copy(pid: int, source: npt.NDArray[np.uint64], target: npt.NDArray[np.uint64
             raise OSError(ctypes.get_errno(), f"process_vm_readv moved {done} of {wanted} bytes")
 
 
-def measure(name: str, config: dict[str, Any], rounds: int) -> dict[str, Any]:
+def measure(name: str, config: dict[str, Any], rounds: int, busy: str) -> dict[str, Any]:
     """One workload over one backend."""
     workload = WORKLOADS[name]
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=prefill, args=(name, config, rounds, theirs), daemon=True)
+    process = context.Process(target=prefill, args=(name, config, rounds, spins(busy)[0], theirs), daemon=True)
     process.start()
     pools = Pools(workload, "decode")
     tokens = workload.pages * TOKENS
     ratios, floors, requests = [], [], []
-    with statelink.open({"role": "decode", **config}, pools.inventory) as link:
+    with beside(spins(busy)[1]), statelink.open({"role": "decode", **config}, pools.inventory) as link:
         address, pid, source = pipe.recv()
         target = pools.blocks()
         for room in range(1, rounds + 1):
@@ -159,6 +168,7 @@ def measure(name: str, config: dict[str, Any], rounds: int) -> dict[str, Any]:
     return {
         "workload": name,
         **config,
+        "busy": busy,
         "MiB": round(sum(each.nbytes for each in moved.values()) / 2**20, 1),
         "blocks": sum(each.blocks for each in moved.values()),
         "floor_ms": round(statistics.median(floors), 2),
@@ -173,15 +183,17 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["tcp"])
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
     parser.add_argument("--verify", action="store_true", help="also with verify = 'digest'")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.workload:
         for backend in arguments.backend:
             for verify in ("off", "digest") if arguments.verify else ("off",):
-                row = measure(name, {"backend": backend, "verify": verify}, max(arguments.rounds, 4))
-                text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
-                print(text, flush=True)
+                for busy in arguments.busy:
+                    row = measure(name, {"backend": backend, "verify": verify}, max(arguments.rounds, 4), busy)
+                    text = "  ".join(f"{key} {value}" for key, value in row.items())
+                    print(json.dumps(row) if arguments.json else text, flush=True)
 
 
 if __name__ == "__main__":

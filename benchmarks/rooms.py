@@ -29,13 +29,14 @@ import numpy as np
 import statelink
 from statelink import state
 
+from .busy import BUSY, Spin, spins
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
 TOKENS, PAGE, WINDOW = 64, 16, 32
 WARM = 200
-BUSY = ("none", "prefill", "decode", "both", "scheduler")
 
 
 class Pools:
@@ -57,36 +58,6 @@ class Pools:
             ],
         )
         self.items = [{"swa": list(range(per * n, per * n + per)), "mamba": [n], "aux": [n]} for n in range(rooms)]
-
-
-class Spin:
-    """A thread that keeps the interpreter busy, and counts how often it came round."""
-
-    def __init__(self, how: str) -> None:
-        self.count, self.cpu = 0, 0.0
-        self._stop = False
-        self._rest = 0.001 if how == "scheduler" else 0.0
-        self._thread = threading.Thread(target=self._run, name="busy", daemon=True)
-
-    def _run(self) -> None:
-        while not self._stop:
-            until = time.perf_counter() + 0.002
-            number = 0
-            while time.perf_counter() < until:
-                for number in range(200):
-                    pass
-                self.count += number > 0
-            self.cpu = time.thread_time()
-            if self._rest:
-                time.sleep(self._rest)
-
-    def __enter__(self) -> Spin:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop = True
-        self._thread.join()
 
 
 class Side(NamedTuple):
@@ -181,17 +152,16 @@ def profile_threads(folder: str, side: str) -> None:
         finally:
             profiler.dump_stats(os.path.join(folder, f"{side}.{thread.name}.prof"))
 
-    threading.Thread.run = profiled  # type: ignore[method-assign]
+    threading.Thread.run = profiled  # type: ignore[method-assign,assignment]
 
 
 def measure(backend: str, rooms: int, in_flight: int, busy: str, profile: str = "") -> dict[str, Any]:
     """One run over one backend."""
     config = {"backend": backend, "deadline": 60.0}
-    spins = {side: busy if busy == "scheduler" and side == "prefill" else side * (busy in (side, "both")) or "none"
-             for side in ("prefill", "decode")}
+    theirs_spin, ours_spin = spins(busy)
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    given = (config, rooms, in_flight, spins["prefill"], profile, theirs)
+    given = (config, rooms, in_flight, theirs_spin, profile, theirs)
     process = context.Process(target=prefill, args=given, daemon=True)
     process.start()
     pools = Pools("decode", in_flight)
@@ -201,7 +171,7 @@ def measure(backend: str, rooms: int, in_flight: int, busy: str, profile: str = 
         address = pipe.recv()
         for first, count in runs(rooms, in_flight):
             pipe.send("go")
-            ours = measured(link, pools, address, first, count, in_flight, spins["decode"] if first > 1 else "none")
+            ours = measured(link, pools, address, first, count, in_flight, ours_spin if first > 1 else "none")
             theirs_measured = pipe.recv()
         pipe.send("done")
     process.join(20)

@@ -46,6 +46,7 @@ def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "", 
     rng = random.Random(seed)
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
     shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")), both=both)
+    shape = shape._replace(prompt=shape.owner_fence and rng.random() < 0.5)
     if staged:
         shape = shape._replace(staged=rng.choice(STAGED), ring=rng.choice(RINGS))
     faults = rng.choice([CALM, HARSH, WILD])

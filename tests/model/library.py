@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .process import Process
     from .world import World
 
-__all__ = ["AFTERLIFE", "STUCK", "Flight", "MoverBackend", "OwnerBackend"]
+__all__ = ["AFTERLIFE", "STUCK", "Flight", "MoverBackend", "OwnerBackend", "PromptBackend"]
 
 AFTERLIFE = 0.005
 """Seconds for which a killed process's bytes may still land."""
@@ -128,7 +128,8 @@ class SimBackend(Backend):
             raise TransferError("unknown peer", peer=peer)
         faults = self.world.faults
         with self._alone(peer, "submit"):
-            if self.world.rng.random() < faults.stuck:
+            prompt = self.capabilities.submit_mode is SubmitMode.ASYNC
+            if not prompt and self.world.rng.random() < faults.stuck:
                 self.world.counts["stuck"] += 1
                 if self.world.rng.random() < 0.5:  # that is what a library waits for
                     self.peers[peer].paused = self.peers[peer].alive
@@ -179,13 +180,15 @@ class SimBackend(Backend):
         return ""
 
 
-def _capabilities(fence: Fence) -> Capabilities:
+def _capabilities(fence: Fence, *, prompt: bool = False) -> Capabilities:
     return Capabilities(
         memory_kinds=frozenset({"dram"}),
         state_types=ANY,
         ops=frozenset({Op.WRITE}),
-        submit_mode=SubmitMode.BLOCKING,
+        submit_mode=SubmitMode.ASYNC if prompt else SubmitMode.BLOCKING,
         stalled_peers=2,
+        ends_unpolled=prompt,
+        prompt_fences=prompt,
         fences={(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): fence},
         thread_safe=True,
         max_blocks=3,
@@ -236,3 +239,10 @@ class OwnerBackend(SimBackend):
         ranges = self.grants.get((flight.mover.name, flight.batch.room, flight.batch.generation), [])
         inside = any(low <= target and target + nbytes <= high for low, high in ranges)
         return "" if inside else "not granted"
+
+
+class PromptBackend(OwnerBackend):
+    """The same, where no call blocks and nothing has to be polled, so that the control thread may call it."""
+
+    name = "sim-prompt"
+    capabilities = _capabilities(Fence.OWNER, prompt=True)

@@ -19,7 +19,7 @@ from statelink.errors import PeerError
 from statelink.link import Context, Link, Receiving, Sending, StaticRendezvous, Status
 from statelink.registry import plugin_manager
 
-from .library import MoverBackend, OwnerBackend, SimBackend
+from .library import MoverBackend, OwnerBackend, PromptBackend, SimBackend
 from .network import SimChannel
 from .rings import WatchedMemory, rings_of, staging
 from .threads import Defect, SimExecutor, SimLoop
@@ -136,6 +136,8 @@ class Process:
         channel: Any = SimChannel(world.network, self)
         self.channel: SimChannel = channel
         kind: type[SimBackend] = OwnerBackend if world.owner_fence else MoverBackend
+        if world.shape.prompt:
+            kind = PromptBackend
         backend = kind(BackendContext(options=(world, self), link=self.name))
         self.backend: SimBackend = backend
         direct: dict[str, Strategy] = {component.name: backend.strategies["*"] for component in inventory.components}

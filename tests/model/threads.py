@@ -112,8 +112,29 @@ class SimExecutor(KeyedExecutor):
         if self._order.enter(self, key, job) is None:
             self.start(key, job)
 
+    def run_here(self, key: Hashable, job: Job) -> bool:
+        if self._order.busy(key) or self._process.world.rng.random() < 0.2:  # sometimes all threads are taken
+            return False
+        self._order.enter(self, key, job)
+        steps = job()
+        pause = next(steps, None) if isinstance(steps, Generator) else None
+        while pause == 0:
+            assert isinstance(steps, Generator)
+            pause = next(steps, None)
+        if pause is None:
+            self._leave_key(key)
+        else:
+            self.start(key, lambda: steps)
+        return True
+
     def start(self, key: Hashable, job: Any) -> None:
         self._due[key] = job
+
+    def _leave_key(self, key: Hashable) -> None:
+        following = self._order.leave(key)
+        if following is not None:
+            executor, next_job = following
+            executor.start(key, next_job)
 
     def close(self, timeout: float) -> bool:
         return True
@@ -151,10 +172,7 @@ class SimExecutor(KeyedExecutor):
             self._stuck[key] = said
         if job.dead:
             del self._running[key]
-            following = self._order.leave(key)
-            if following is not None:
-                executor, next_job = following
-                executor.start(key, next_job)
+            self._leave_key(key)
 
     def _guarded(self, job: Job) -> Callable[[], None]:
         def run() -> None:

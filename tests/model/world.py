@@ -50,6 +50,7 @@ class Shape(NamedTuple):
         named: Whether prefill's engine says for whom a room is.
         reuse: How ids are used again; see `REUSE`.
         both: Whether every process sends and receives, under the same ids.
+        prompt: Whether no call of the library blocks. Then memory's owner can stop the bytes.
     """
 
     prefill: int
@@ -60,6 +61,7 @@ class Shape(NamedTuple):
     named: bool = False
     reuse: str = ""
     both: bool = False
+    prompt: bool = False
 
 
 REUSE = ("", "attempts", "counted")
@@ -133,7 +135,7 @@ class World:
         self.shape = shape
         self.rng = rng
         self.faults = faults
-        self.owner_fence = shape.owner_fence
+        self.owner_fence = shape.owner_fence or shape.prompt
         self.time = 100.0
         self.network = Network()
         self.flights: list[Flight] = []

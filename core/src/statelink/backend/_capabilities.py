@@ -85,6 +85,10 @@ class Capabilities:
             core decides about staging with it.
         both_roles: Whether one backend object can send to peers and receive from them, also from the same peer at the
             same time. If not, the core refuses a link of the role ``both``.
+        ends_unpolled: Whether a thread of the backend or of its library sets the outcome of each transfer, so that no
+            transfer has to be polled before it has ended. The core then waits without polling.
+        prompt_fences: Whether ``grant`` and ``revoke`` never block. The core may then call them on the thread that
+            must not block, which saves a request a change of threads.
         landing_seconds: For a target with `Fence.MOVER`: after the mover's process has ended, bytes that a kernel still
             holds may land for this time. Only the time in which the target's process runs counts.
     """
@@ -104,6 +108,8 @@ class Capabilities:
     links_per_process: int | None = None
     block_seconds: float = 0.0
     both_roles: bool = True
+    ends_unpolled: bool = False
+    prompt_fences: bool = False
     landing_seconds: float = 1.0
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -90,10 +90,34 @@ class Transfer:
     see `settle`.
     """
 
-    __slots__ = ("outcome",)
+    __slots__ = ("_outcome", "_then")
 
     def __init__(self, outcome: Outcome | None = None) -> None:
-        self.outcome = outcome
+        self._outcome = outcome
+        self._then: Callable[[], object] | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; ``None`` while it runs."""
+        return self._outcome
+
+    @outcome.setter
+    def outcome(self, outcome: Outcome | None) -> None:
+        self._outcome = outcome  # before `_then` is read: `notify` sets `_then` first, and reads the outcome after that
+        then = self._then
+        if then is not None and outcome is not None:
+            self._then = None
+            then()
+
+    def notify(self, then: Callable[[], object]) -> None:
+        """Call ``then`` once the outcome is set; at once if it is set already. For the core; any thread.
+
+        Args:
+            then: Must not block. Called on the thread that sets the outcome; twice if this method runs meanwhile.
+        """
+        self._then = then
+        if self._outcome is not None:
+            then()
 
     def succeed(self) -> None:
         """Report that all bytes are visible at the destination."""

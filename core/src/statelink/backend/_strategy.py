@@ -99,6 +99,10 @@ class ReceiveContext(HookContext, Protocol):
 class SendHook(ABC):
     """The prefill side of one component, for one room and one peer."""
 
+    prompt: bool = False
+    """Whether no method of it ever blocks, or computes for longer than it takes to list the blocks of a move. The core
+    may then call all of them on the thread that must not block, which saves a small request a change of threads."""
+
     def open(self, context: SendContext, prepared: bytes) -> None:  # noqa: B027 - optional
         """The request has arrived. ``prepared`` is what the receive hook's ``prepare`` returned for this writer.
 
@@ -147,6 +151,9 @@ class SendHook(ABC):
 
 class ReceiveHook(ABC):
     """The decode side of one component, for one room and one writer."""
+
+    prompt: bool = False
+    """As `SendHook.prompt`."""
 
     in_place: bool = True
     """Whether the writer writes to the items of the request. Read after ``prepare``. If not, it must not write there.
@@ -239,11 +246,15 @@ class Strategy(ABC):
 
 
 class _DirectSend(SendHook):
+    prompt = True
+
     def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks]:
         return move.blocks()
 
 
 class _DirectReceive(ReceiveHook):
+    prompt = True
+
     def prepare(self, context: ReceiveContext) -> bytes:
         return b""
 

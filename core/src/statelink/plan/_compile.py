@@ -95,6 +95,12 @@ class ComponentPlan(NamedTuple):
         return self.granule_nbytes / blocks if blocks else 0.0
 
     @property
+    def item_blocks(self) -> int:
+        """Most blocks that one item of the source becomes."""
+        granules = self.source.page // self.granule if self.source.page else 1
+        return granules * sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
+
+    @property
     def layers(self) -> list[int]:
         """The model layers that are moved, in order; first `NO_LAYER` if there are buffers without a layer."""
         return sorted(self.layer_nbytes)

@@ -98,6 +98,8 @@ class TcpBackend(Backend):
         max_transfers=4,
         thread_safe=True,
         priority=0,  # any other backend that can run here was installed on purpose
+        ends_unpolled=True,
+        prompt_fences=True,
         block_seconds=1e-6,  # measured on one host with 1 KiB blocks against large ones; half of this over a socket
     )
     strategies: ClassVar[Mapping[str, Strategy]] = MappingProxyType({"*": DIRECT})

@@ -51,6 +51,10 @@ class Grantable:
             nbytes = np.array([each.layout.nbytes for each in buffers], np.uint64)
             self._shares.append(_Buffers(share.component, base[:, None], stride[:, None], nbytes))
 
+    def count(self, items: Mapping[str, Items]) -> int:
+        """Most ranges that these items become."""
+        return sum(len(items[share.component].ids) * len(share.nbytes) for share in self._shares)
+
     def ranges(self, items: Mapping[str, Items], elsewhere: Collection[str]) -> tuple[U64, U64]:
         """The address ranges of accepted items, in the buffers that the writer writes to. Items are granted whole.
 

@@ -123,7 +123,8 @@ class ReceivingState(RoomState):
         self._writers.update({each.rank.name: each for each in writers})
         self.update_quiesced()
 
-        # Runs on a data thread; `prepared` runs on the control thread. The room may have failed in between.
+        # Runs on a data thread, or here if it is prompt. `prepared` runs on the control thread after it: the room may
+        # have failed in between.
         def prepare() -> None:
             for writer in writers:
                 writer.prepare()
@@ -135,7 +136,8 @@ class ReceivingState(RoomState):
                 self._request()
 
         workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
-        workers.run(workers.fences, ("room", self.room), prepare, prepared, **who)
+        run = workers.run_promptly if all(writer.prompt for writer in writers) else workers.run
+        run(workers.fences, ("room", self.room), prepare, prepared, **who)
 
     def _request(self) -> None:
         if self.status in ENDED:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
+AT_ONCE = 4096
+"""Most ranges that the control thread itself grants, where that never blocks: a millisecond of work."""
 Done = Callable[[Reason | None], None]
 """Called on the control thread when a hook or a comparison has ended: with the reason if it failed, else ``None``."""
 
@@ -53,6 +55,7 @@ class Writer:
         asked: Whether the request was sent, or may have been.
         met: Whether it has said that it has a room for this use.
         hooks: Receive hook per component.
+        prompt: Whether `prepare` never blocks and takes little time. The control thread may then run it.
     """
 
     def __init__(
@@ -85,6 +88,12 @@ class Writer:
             name: part.granule_nbytes * len(due(part.source, part.target, accepted.tokens, accepted.prefix))
             for name, part in parts.items()
         }
+        fences = context.fencing is None or context.backend.capabilities.prompt_fences
+        self.prompt = (
+            fences
+            and all(hook.prompt for hook in self.hooks.values())
+            and self._grantable.count(accepted.items) <= AT_ONCE
+        )
         self._working = 0
         """Hooks, their transfers, and comparisons of digests that have not ended."""
         self._under_way: Counter[str] = Counter()
@@ -285,12 +294,14 @@ class Writer:
         if fencing is None:
             return
 
-        # Runs on a data thread, after the job that grants: the two have the same key.
+        # Runs after the job that grants, since the two have the same key: on a data thread, or here if it never blocks.
         def job() -> None:
             transfer = fencing.revoke(name, accepted.room, accepted.generation)
             self._context.workers.watch(transfer, lambda ok: closed(name) if ok else None)
 
-        self._context.workers.fences.submit(("room", accepted.room), job)
+        fences, key = self._context.workers.fences, ("room", accepted.room)
+        if not (self._context.backend.capabilities.prompt_fences and fences.run_here(key, job)):
+            fences.submit(key, job)
 
     def release(self) -> None:
         """Call the hooks' ``released``, once, if nothing of this writer is in flight on this side."""

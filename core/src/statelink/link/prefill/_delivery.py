@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink import wire
-from statelink.backend import Moved, SendHook, Side
+from statelink.backend import Moved, SendHook, Side, SubmitMode
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.link._header import RoomHeader
 from statelink.plan import Items, checked_int, required
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivery", "RequestId"]
 
+AT_ONCE = 4096
+"""Most blocks of a push that the control thread itself lists and submits, where the backend never blocks: one or two
+milliseconds of work. This saves a small request two changes of threads."""
 POLL_PENDING, POLL_STRAYS, POLL_BROKEN = 0.01, 0.25, 1.0
 """Seconds between two polls of transfers that a failed room left behind: of running ones, of ones that failed and are
 not settled, and of running ones after ``poll`` raised."""
@@ -39,7 +42,8 @@ RequestId = tuple[str, int, int]
 class Delivery:
     """One destination of one room, from its request until nothing is in flight. Belongs to the control thread.
 
-    Its `Pusher` does the work on data threads, and posts the results to the control thread.
+    Its `Pusher` does the work on data threads, and posts the results to the control thread. Where no call of the
+    backend and of the strategies blocks, the control thread does the work of small pushes itself.
 
     Args:
         context: The link's parts.
@@ -71,7 +75,11 @@ class Delivery:
         self._context = context
         self._plan = plan
         self._cancelled = threading.Event()
-        self._pusher = Pusher(context, rank, request, plan, targets, self._cancelled)
+        self._pusher = Pusher(context, rank, request, plan, targets, self._cancelled, self._wake)
+        self._prompt = False
+        """Whether no call for this delivery ever blocks. Set when the hooks are open."""
+        self._at_once = False
+        """Whether the control thread itself goes on with the pushes. Any thread may read it."""
         self._moved: dict[str, Moved] = {}
         self._jobs = 0
         """Jobs on data threads whose results have not come back."""
@@ -130,11 +138,38 @@ class Delivery:
             BaseException: What a strategy raises.
         """
         self._pusher.open_hooks()
+        limits = self._context.backend.capabilities
+        prompt = (
+            limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled and self._context.config.verify == "off"
+        )
+        self._prompt = prompt and all(hook.prompt for hook in self.hooks.values())
 
     def start(self, push: Push, then: Callable[[Delivery, Pushed], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
         self._jobs += 1
-        self._submit(partial(self._pusher.add, push, partial(then, self)))
+        self._at_once = self._prompt and self._blocks(push) <= AT_ONCE
+        self._run(partial(self._pusher.add, push, partial(then, self)))
+
+    def _blocks(self, push: Push) -> int:
+        """Most blocks that a push becomes."""
+        plans = self._plan.components
+        return sum(len(items.ids) * plans[name].item_blocks for name, items in push.items.items() if name in plans)
+
+    def _wake(self) -> None:
+        """Go on with the pushes, soon. Any thread."""
+        if self._at_once:
+            self._context.post(self._go_on)
+        else:
+            self._submit(self._pusher.resume)
+
+    def _go_on(self) -> None:
+        self._run(self._pusher.resume)
+
+    def _run(self, job: Job) -> None:
+        """Run a job of the pusher here, if that is allowed and nothing stands before it, or else on a data thread."""
+        moves, key = self._context.workers.moves, ("peer", self.rank.name)
+        if not (self._at_once and moves.run_here(key, job)):
+            moves.submit(key, job)
 
     def take(self, pushed: Pushed) -> bool:
         """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""

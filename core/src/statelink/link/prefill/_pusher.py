@@ -62,6 +62,7 @@ class Pusher:
         plan: What this rank writes for the destination.
         targets: Destination items per component.
         cancelled: Set by the control thread when the room failed.
+        wake: Submits `resume`, soon. Any thread.
 
     Attributes:
         hooks: Send hook per component; only the hooks that were opened.
@@ -76,8 +77,10 @@ class Pusher:
         plan: PairPlan,
         targets: dict[str, Items],
         cancelled: threading.Event,
+        wake: Callable[[], object],
     ) -> None:
         self._context = context
+        self._wake = wake
         self._rank = rank
         self._request = request
         self._plan = plan
@@ -171,6 +174,7 @@ class Pusher:
             tables=(context.regions, self._rank.regions),
             slice_bytes=context.config.slice_bytes,
             cancelled=self._cancelled,
+            wake=self._wake,
         )
         if moving.reason is None and push.last and not moving.pending:
             moving = moving._replace(reason=self._finish())

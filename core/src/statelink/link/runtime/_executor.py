@@ -61,6 +61,10 @@ class KeyOrder:
         self._lines[key] = executor, waiting
         return executor, job
 
+    def busy(self, key: Hashable) -> bool:
+        """Whether a job of a key is under way or queued."""
+        return key in self._lines
+
     def waiting(self, executor: KeyedExecutor) -> int:
         """Jobs for an executor that wait for others of their key."""
         lines = [waiting for _, waiting in self._lines.values() if waiting]
@@ -120,6 +124,26 @@ class KeyedExecutor:
                 self.start(key, job)
             else:
                 busy.hurry(key)
+
+    def run_here(self, key: Hashable, job: Job) -> bool:
+        """Run a short job on this thread, if no earlier job of its key and no lack of threads stands before it.
+
+        Returns whether it was run. If not, nothing happened: use `submit`. A generator gives this thread back at its
+        first pause, and goes on as if it had been submitted. Any thread.
+        """
+        me = threading.get_ident()
+        with self._order.lock:
+            now = time.monotonic()
+            if self._closed or self._ready or self._order.busy(key) or self._free_in(now) > 0:
+                return False
+            self._order.enter(self, key, job)
+            self._lively[me] = now
+        paused = self._run(me, job, brief=0.0)
+        with self._order.lock:
+            self._leave(me, key, paused)
+            if paused is not None:
+                self._call()  # a thread of the pool waits until it goes on
+        return True
 
     @property
     def waiting(self) -> int:
@@ -216,6 +240,14 @@ class KeyedExecutor:
         due = 0.0 if self._closed else time.monotonic() + pause
         heapq.heappush(self._times, (due, number, key))
 
+    def _leave(self, me: int, key: Hashable, paused: tuple[Steps, float] | None) -> None:
+        """A job that a thread ran has ended, or gave the thread back."""
+        del self._lively[me]
+        if paused is None:
+            self._end(key)
+        else:
+            self._park(key, *paused)
+
     def _end(self, key: Hashable) -> None:
         """A job has ended: start the next one of its key, on its own executor."""
         following = self._order.leave(key)
@@ -237,16 +269,18 @@ class KeyedExecutor:
                     return
                 self._lively[me] = time.monotonic()
             key, job = taken
-            paused = self._run(me, job)
+            paused = self._run(me, job, BRIEF)
             with self._order.lock:
-                del self._lively[me]
-                if paused is None:
-                    self._end(key)
-                else:
-                    self._park(key, *paused)
+                self._leave(me, key, paused)
 
-    def _run(self, me: int, job: Job | Steps) -> tuple[Steps, float] | None:
-        """Run a job until it ends, or gives this thread back. Returns its rest and its pause; ``None`` at its end."""
+    def _run(self, me: int, job: Job | Steps, brief: float) -> tuple[Steps, float] | None:
+        """Run a job until it ends, or gives this thread back. Returns its rest and its pause; ``None`` at its end.
+
+        Args:
+            me: This thread.
+            job: The job.
+            brief: The longest pause for which it keeps this thread while no other job needs one.
+        """
         try:
             steps = job if isinstance(job, Generator) else job()
             if not isinstance(steps, Generator):
@@ -254,7 +288,7 @@ class KeyedExecutor:
             while True:
                 pause = next(steps)
                 # Read without the lock: a job that becomes ready just now waits for BRIEF at most.
-                if pause > BRIEF or (pause and self._ready):
+                if pause > brief or (pause and self._ready):
                     return steps, pause
                 if pause:
                     time.sleep(pause)

@@ -38,6 +38,8 @@ class Loop:
         self._awake = False
         self._stop = False
         self._thread: threading.Thread | None = None
+        self._me = 0
+        """The control thread's number, once it runs."""
 
     def now(self) -> float:
         """Seconds on a clock that never goes back. Any thread."""
@@ -71,7 +73,7 @@ class Loop:
     def post(self, job: Callable[[], None]) -> None:
         """Run ``job``, in order of posting. Callable from any thread; never blocks."""
         self._posted.append(job)
-        if not self._awake:
+        if not self._awake and threading.get_ident() != self._me:  # the control thread looks before it waits
             self._awake = True
             # If the pipe is full, the thread wakes up anyway. If it is closed, the thread has ended.
             with contextlib.suppress(OSError):
@@ -89,6 +91,7 @@ class Loop:
             log.exception("a job of the control thread failed")
 
     def _run(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
+        self._me = threading.get_ident()
         while not self._stop:
             timeout = self._timers[0][0] - self.now() if self._timers else None
             self.guard(receive, 0.0 if self._posted else timeout)
@@ -100,9 +103,12 @@ class Loop:
         # Drain the pipe before clearing the flag. A thread that posts between the two sends no byte, but its job is
         # already in the queue. A thread that posts later sends a byte. In the other order, this thread could take the
         # byte of a post and leave its flag set: then no later post would send a byte and wake this thread.
-        with contextlib.suppress(BlockingIOError):
-            self._wakee.recv(4096)
-        self._awake = False
+        if self._awake:
+            try:
+                self._wakee.recv(4096)
+                self._awake = False
+            except BlockingIOError:
+                pass  # the byte is about to come: the flag stays, so that it is taken in a later turn
         for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
             self.guard(self._posted.popleft())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -58,11 +59,13 @@ def move(
     tables: tuple[RegionTable, RegionTable],
     slice_bytes: int,
     cancelled: threading.Event,
+    wake: Callable[[], object],
 ) -> Generator[float | None, None, Moving]:
-    """Write batches to a peer and wait until they are visible there. Runs on a data thread.
+    """Write batches to a peer and wait until they are visible there.
 
-    Yields a pause in seconds while it waits for transfers, and 0 after each slice, as a sign of life. Yields ``None``
-    where no transfer runs and the next batch is not there yet; its caller then resumes it once there is more.
+    Yields a pause in seconds while it waits for transfers that have to be polled, and 0 after each slice, as a sign of
+    life. Yields ``None`` where it has to be resumed: while transfers run that end unpolled, of which ``wake`` tells,
+    and where no transfer runs and the next batch is not there yet. Blocks as the backend's ``submit`` does.
 
     Args:
         backend: The backend.
@@ -73,7 +76,9 @@ def move(
         tables: Region tables of the source and of the destination.
         slice_bytes: Most bytes given to the backend at once.
         cancelled: Set by the control thread when the room failed. Then no transfer is started or waited for any more.
+        wake: Called on any thread when a transfer has ended that ends unpolled. Must not block.
     """
+    wait = partial(_wait, backend, cancelled, wake)
     limits = backend.capabilities
     most = min(limits.max_bytes, slice_bytes)
     running: list[Transfer] = []
@@ -85,7 +90,7 @@ def move(
         for part in parts:
             if part is None:
                 if running:
-                    running, failure = yield from _wait(backend, running, cancelled, len(running))
+                    running, failure = yield from wait(running, len(running))
                     if failure is not None:
                         raise failure
                 elif not cancelled.is_set():  # nothing would resume it after it was cancelled
@@ -97,9 +102,7 @@ def move(
             tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
             for piece in _cut(part, max(most, LEAST)).slices(limits.max_blocks, most):
                 while len(running) >= limits.max_transfers:
-                    running, failure = yield from _wait(
-                        backend, running, cancelled, len(running) - limits.max_transfers + 1
-                    )
+                    running, failure = yield from wait(running, len(running) - limits.max_transfers + 1)
                     if failure is not None:
                         raise failure
                     if cancelled.is_set():
@@ -120,7 +123,7 @@ def move(
             strays += error.strays
     try:
         while running and not cancelled.is_set():
-            running, failure = yield from _wait(backend, running, cancelled, len(running))
+            running, failure = yield from wait(running, len(running))
             if failure is not None:
                 reason = reason or reason_of(failure, backend=backend.name, peer=peer)
                 strays += failure.strays
@@ -170,16 +173,17 @@ def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
 
 
 def _wait(
-    backend: Backend, running: list[Transfer], cancelled: threading.Event, ends: int
-) -> Generator[float, None, tuple[list[Transfer], _Failed | None]]:
-    """Poll until ``ends`` transfers ended, one failed, or the room was cancelled.
+    backend: Backend, cancelled: threading.Event, wake: Callable[[], object], running: list[Transfer], ends: int
+) -> Generator[float | None, None, tuple[list[Transfer], _Failed | None]]:
+    """Wait until ``ends`` transfers ended, one failed, or the room was cancelled.
 
     Returns the transfers that still run, and the failure if there was one.
     """
+    unpolled = backend.capabilities.ends_unpolled
     began, nap = time.monotonic(), FIRST_NAP
     while True:
         ended, remaining = _split(running)
-        if len(ended) < ends:  # also if some have ended: a library may move the others only while it is polled
+        if len(ended) < ends and not unpolled:  # also if some ended: a library may move others only while it is polled
             backend.poll(remaining)
             ended, remaining = _split(running)
         failed = [(transfer, outcome) for transfer, outcome in ended if not outcome.ok]
@@ -190,6 +194,11 @@ def _wait(
             return remaining, error
         if len(ended) >= ends or cancelled.is_set():
             return remaining, None
+        if unpolled:
+            for transfer in remaining:
+                transfer.notify(wake)
+            yield None
+            continue
         yield nap
         nap = min(2 * nap, max(NAP, PATIENCE * (time.monotonic() - began)), LONGEST_NAP)
 

@@ -82,7 +82,27 @@ class Workers:
             then: Called with the job's result and ``None``, or with ``None`` and the reason if the job raised.
             who: Parties that the reason names.
         """
+        executor.submit(key, self._working(job, then, **who))
 
+    def run_promptly(
+        self,
+        executor: KeyedExecutor,
+        key: Hashable,
+        job: Callable[[], Result],
+        then: Callable[[Result | None, Reason | None], None],
+        **who: object,
+    ) -> None:
+        """As `run`, for a job that never blocks: if nothing stands before it, it runs on this thread.
+
+        ``then`` runs later even so, since the caller may be in the middle of something.
+        """
+        work = self._working(job, then, **who)
+        if not executor.run_here(key, work):
+            executor.submit(key, work)
+
+    def _working(
+        self, job: Callable[[], Result], then: Callable[[Result | None, Reason | None], None], **who: object
+    ) -> Job:
         def work() -> None:
             try:
                 result = job()
@@ -92,7 +112,7 @@ class Workers:
             else:
                 self._loop.post(lambda: then(result, None))
 
-        executor.submit(key, work)
+        return work
 
     def poll(
         self,

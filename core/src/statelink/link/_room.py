@@ -12,6 +12,7 @@ from statelink.errors import Reason
 
 from ._diagnostics import PeerInfo, with_standing
 from ._status import ENDED, Status, follows
+from .runtime import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,10 +96,9 @@ class RoomState:
         self.status = Status.BOOTSTRAPPING
         self.reason: Reason | None = None
         self.quiesced = True
-        self.ended = threading.Event()
+        self.ended = Flag()
         self._watcher = watcher
-        self._quiet = threading.Event()
-        self._quiet.set()
+        self._quiet = Flag(raised=True)
         self._naming = threading.Lock()
         """Guards `quiesced`, `_quiet` and `_named`: the engine's threads name memory, and the control thread finds out
         when that memory may be reused."""

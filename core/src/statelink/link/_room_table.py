@@ -101,7 +101,8 @@ class RoomTable:
             return
         self._changed.add(entry[1])
         self._changes.append(entry[1])
-        self._any_change.set()
+        if not self._any_change.is_set():  # it is cleared before the queue is read
+            self._any_change.set()
         if len(self._changes) > self._most_changes:
             with contextlib.suppress(IndexError):  # the engine took them meanwhile
                 self._changed.discard(self._changes.popleft())

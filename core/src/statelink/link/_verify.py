@@ -18,8 +18,6 @@ from statelink.errors import ConfigError, UnsupportedError
 from statelink.plan import Content, arrived_content, due
 
 if TYPE_CHECKING:
-    import threading
-
     from statelink.plan import Items, PairPlan
     from statelink.state import Inventory
 
@@ -59,7 +57,7 @@ def check_verify(inventory: Inventory) -> None:
 
 def digest_of(
     parts: Iterable[Content],
-    stop: threading.Event | None = None,
+    stop: Stop | None = None,
     memory: Callable[[int, int], Bytes] | None = None,
 ) -> int:
     """The digest of some content. The digests of a component's pushes add up to that of the component.
@@ -102,6 +100,13 @@ def packed(digest: int) -> bytes:
     return (digest % MODULUS).to_bytes(16, "little")
 
 
+class Stop(Protocol):
+    """Says when to give up."""
+
+    def is_set(self) -> bool:
+        """Whether the result is not needed any more. Any thread."""
+
+
 class Arrived(Protocol):
     """What a room has to receive."""
 
@@ -118,7 +123,7 @@ class Arrived(Protocol):
         """Items per component."""
 
 
-def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], stop: threading.Event) -> dict[str, str]:
+def differing(plan: PairPlan, arrived: Arrived, digests: Mapping[str, bytes], stop: Stop) -> dict[str, str]:
     """Compare the digests of what a writer sent with those of what lies in memory.
 
     Reads all of what arrived; data threads only.

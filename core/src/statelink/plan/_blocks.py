@@ -78,6 +78,9 @@ class Blocks:
 
         Blocks are not split. A block that is larger than ``max_bytes`` becomes a slice of its own.
         """
+        if 0 < self.count <= max_blocks and self.total <= max_bytes:
+            yield self
+            return
         ends = np.cumsum(self.nbytes)
         first = 0
         while first < self.count:

@@ -11,9 +11,8 @@ from statelink.link._hook_context import HookContext
 from statelink.plan import due, expected_move
 
 if TYPE_CHECKING:
-    import threading
-
     from statelink.link._context import Context
+    from statelink.link.runtime import Flag
     from statelink.plan import ComponentPlan, Items, Move
 
     from ._prefill_rank import PrefillRank
@@ -45,7 +44,7 @@ class ReceiveHookContext(HookContext):
         rank: PrefillRank,
         component: str,
         plan: ComponentPlan,
-        ended: threading.Event,
+        ended: Flag,
         fail: Callable[[BaseException], None],
     ) -> None:
         super().__init__(context, accepted.room, accepted.generation, rank.name, component, rank.address)

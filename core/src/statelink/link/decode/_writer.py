@@ -18,10 +18,9 @@ from statelink.plan import due
 from ._receive_context import ReceiveHookContext
 
 if TYPE_CHECKING:
-    import threading
-
     from statelink.backend import Transfer
     from statelink.link._context import Context
+    from statelink.link.runtime import Flag
 
     from ._prefill_rank import PrefillRank
     from ._request import Accepted
@@ -63,7 +62,7 @@ class Writer:
         context: Context,
         rank: PrefillRank,
         accepted: Accepted,
-        ended: threading.Event,
+        ended: Flag,
         fail: Callable[[str, str, BaseException], None],
     ) -> None:
         assert rank.part is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from statelink import wire
 from statelink.backend import Moved, SendHook, Side, SubmitMode
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.link._header import RoomHeader
+from statelink.link.runtime import Flag
 from statelink.plan import Items, checked_int, required
 
 from ._pusher import Pushed, Pusher
@@ -74,7 +74,7 @@ class Delivery:
         self.unsettled: dict[Side, str] = {}
         self._context = context
         self._plan = plan
-        self._cancelled = threading.Event()
+        self._cancelled = Flag()
         self._pusher = Pusher(context, rank, request, plan, targets, self._cancelled, self._wake)
         self._prompt = False
         """Whether no call for this delivery ever blocks. Set when the hooks are open."""

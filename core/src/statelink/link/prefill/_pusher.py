@@ -17,11 +17,10 @@ from ._payload import Payload
 from ._send_context import SendHookContext
 
 if TYPE_CHECKING:
-    import threading
-
     from statelink.backend import Moved, SendHook
     from statelink.errors import Reason
     from statelink.link._context import Context
+    from statelink.link.runtime import Flag
     from statelink.plan import Items, PairPlan
     from statelink.wire import Request
 
@@ -76,7 +75,7 @@ class Pusher:
         request: Request,
         plan: PairPlan,
         targets: dict[str, Items],
-        cancelled: threading.Event,
+        cancelled: Flag,
         wake: Callable[[], object],
     ) -> None:
         self._context = context

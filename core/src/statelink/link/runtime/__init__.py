@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from ._executor import HELD_AFTER, Job, KeyedExecutor, KeyOrder
 from ._failure import reason_of
+from ._flag import Flag
 from ._loop import Loop
 from ._mover import Moving, move
 from ._workers import MakeExecutor, Workers
 
 __all__ = [
     "HELD_AFTER",
+    "Flag",
     "Job",
     "KeyOrder",
     "KeyedExecutor",

@@ -15,7 +15,7 @@ from statelink.errors import Reason, StatelinkError, TransferError
 from ._failure import BackendDefect, reason_of
 
 if TYPE_CHECKING:
-    import threading
+    from ._flag import Flag
 
 __all__ = ["Moving", "move"]
 
@@ -58,7 +58,7 @@ def move(
     generation: int,
     tables: tuple[RegionTable, RegionTable],
     slice_bytes: int,
-    cancelled: threading.Event,
+    cancelled: Flag,
     wake: Callable[[], object],
 ) -> Generator[float | None, None, Moving]:
     """Write batches to a peer and wait until they are visible there.
@@ -173,7 +173,7 @@ def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
 
 
 def _wait(
-    backend: Backend, cancelled: threading.Event, wake: Callable[[], object], running: list[Transfer], ends: int
+    backend: Backend, cancelled: Flag, wake: Callable[[], object], running: list[Transfer], ends: int
 ) -> Generator[float | None, None, tuple[list[Transfer], _Failed | None]]:
     """Wait until ``ends`` transfers ended, one failed, or the room was cancelled.
 

@@ -171,4 +171,8 @@ def __getattr__(name: str) -> type[Backend]:
     if name not in ("Tcp", "Nixl", "Mooncake"):
         raise AttributeError(name)
     real = load_backend(name.lower())
-    return type(name, (FaultyFence if hasattr(real, "revoke") else Faulty, real), {"name": f"faulty-{name.lower()}"})
+    attributes: dict[str, Any] = {
+        "name": f"faulty-{name.lower()}",
+        "capabilities": dataclasses.replace(real.capabilities, ends_unpolled=False, prompt_fences=False),
+    }
+    return type(name, (FaultyFence if hasattr(real, "revoke") else Faulty, real), attributes)

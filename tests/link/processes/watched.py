@@ -6,6 +6,7 @@ process that is told to, they lie: see `lie`. All of this is about the link that
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import threading
 from collections import defaultdict
@@ -169,5 +170,6 @@ def __getattr__(name: str) -> type[Backend]:
     if name == "Mooncake":
         _let_mooncake_break()
     laid = WatchedFence if hasattr(real, "revoke") else Watched
-    made = globals()[name] = type(name, (laid, real), {"name": f"watched-{name.lower()}"})
+    declared = dataclasses.replace(real.capabilities, ends_unpolled=False)  # a flight ends when it is polled
+    made = globals()[name] = type(name, (laid, real), {"name": f"watched-{name.lower()}", "capabilities": declared})
     return made

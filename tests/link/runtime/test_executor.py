@@ -193,3 +193,76 @@ def test_a_job_that_raises_ends_no_thread(make: Make, caplog: pytest.LogCaptureF
     executor.submit("key", broken)
     assert runs(executor, "key")
     assert "a defect" in caplog.text
+
+
+def test_a_job_runs_on_the_thread_that_asks(make: Make) -> None:
+    executor, ran = make(1), []
+    assert executor.run_here("a", lambda: ran.append(threading.get_ident()))
+    assert ran == [threading.get_ident()]
+    assert not threads()
+
+
+def test_a_job_behind_another_of_its_key_does_not_run_here(make: Make, go_on: threading.Event) -> None:
+    """The key keeps its order over all executors, and the caller has to submit the job."""
+    order = KeyOrder()
+    executor, other = make(2, order=order), make(2, order=order)
+    block(executor, 1, go_on)
+    assert not other.run_here(("blocked", 0), lambda: pytest.fail("it ran before the one before it had ended"))
+    assert other.run_here("another", lambda: None)
+
+
+def test_a_job_does_not_run_here_while_too_many_run(make: Make, go_on: threading.Event) -> None:
+    """An executor of one thread makes one call at a time, whichever thread makes it."""
+    executor = make(1)
+    block(executor, 1, go_on)
+    assert not executor.run_here("another", lambda: pytest.fail("two jobs ran at once"))
+
+
+def test_jobs_of_a_key_wait_for_the_one_that_runs_here(make: Make) -> None:
+    executor, order = make(2), []
+    after = threading.Event()
+
+    def second() -> None:
+        order.append("second")
+        after.set()
+
+    def first() -> None:
+        executor.submit("a", second)
+        time.sleep(0.05)  # the second one would run now
+        order.append("first")
+
+    assert executor.run_here("a", first)
+    assert after.wait(SOON)
+    assert order == ["first", "second"]
+
+
+def test_a_pause_gives_the_asking_thread_back(make: Make) -> None:
+    """The rest of the job runs on a thread of the executor, and the next job of its key only after that."""
+    executor, ran = make(1), []
+    done = threading.Event()
+
+    def steps() -> Generator[float, None, None]:
+        ran.append(threading.current_thread().name)
+        yield 0.0
+        ran.append(threading.current_thread().name)
+        yield 0.01
+        ran.append(threading.current_thread().name)
+
+    assert executor.run_here("a", steps)
+    executor.submit("a", done.set)
+    assert done.wait(SOON)
+    assert ran[:2] == [threading.current_thread().name] * 2
+    assert ran[2].startswith("test-")
+
+
+def test_a_job_that_raises_here_harms_nobody(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    executor = make(1)
+    assert executor.run_here("a", lambda: 1 / 0)
+    assert "ZeroDivisionError" in caplog.text
+    assert executor.run_here("a", lambda: None)
+
+
+def test_nothing_runs_here_after_the_end(make: Make) -> None:
+    executor = make(1)
+    assert executor.close(SOON)
+    assert not executor.run_here("a", lambda: pytest.fail("it ran"))

@@ -27,7 +27,11 @@ MOST = 4
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[statelink.Link, statelink.Link]]:
     """Links that give each page to the backend by itself, which takes a few at once."""
-    monkeypatch.setattr(TcpBackend, "capabilities", dataclasses.replace(TcpBackend.capabilities, max_transfers=MOST))
+    monkeypatch.setattr(
+        TcpBackend,
+        "capabilities",
+        dataclasses.replace(TcpBackend.capabilities, max_transfers=MOST, ends_unpolled=False),
+    )
     config = {"role": "prefill", "backend": "tcp", "slice_bytes": PAGE}
     with Rank("p", 1).open(config) as prefill, Rank("d").open(config, role="decode") as decode:
         yield prefill, decode

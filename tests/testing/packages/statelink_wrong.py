@@ -51,6 +51,8 @@ class Copied(Transfer):
 class Telling(Wrong):
     """Tells of each transfer what `tell` makes of the truth."""
 
+    capabilities = dataclasses.replace(TcpBackend.capabilities, ends_unpolled=False)
+
     def tell(self, outcome: Outcome) -> Outcome | None:
         return outcome
 
@@ -423,3 +425,9 @@ class LateWhenStopped(Late):
 
     name = "wrong-late-when-stopped"
     only_stopped = True
+
+
+class EndsPolled(Telling):
+    """Says that its transfers end unpolled, and sets their outcomes when they are polled."""
+
+    capabilities = TcpBackend.capabilities

@@ -168,6 +168,18 @@ def submit_whole(host: Host, each: Move, patience: float) -> Outcome:
     return opened.ended(transfer, patience)
 
 
+def unpolled(host: Host, each: Move, patience: float) -> str:
+    """Submit a batch, and wait for its outcome without a poll. Returns what is wrong, as a text; empty for nothing."""
+    opened, told = host.backends[each.link], threading.Event()
+    with opened.turn:
+        transfer = opened.backend.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+    transfer.notify(told.set)
+    if not told.wait(patience):
+        return f"its outcome was not set within {patience:g} s although nothing polled it"
+    outcome = transfer.outcome
+    return "" if outcome is not None and outcome.ok else f"it failed: {outcome}"
+
+
 def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Outcome]]:
     """Make several moves to different peers, each in a thread of its own."""
     outcomes: dict[int, list[Outcome]] = {}

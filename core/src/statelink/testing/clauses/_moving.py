@@ -9,7 +9,7 @@ import pytest
 
 from .. import _inside
 from .._bench import LAYOUT, Pair, Subject, scattered
-from .._lab import Lab, Suite
+from .._lab import Lab, Suite, needs
 from .._memory import MIB
 from .._saying import all_moved, same
 
@@ -122,6 +122,21 @@ class Moving(Suite):
         order, rounds = pair.order(op, blocks), 60 if size < 100_000 else 20
         wrong = pair.mover(op).worker(_inside.early, order, rounds, source, target, subject.patience)
         assert not wrong, f"{wrong} of {rounds} moves were reported done before their bytes were there"
+
+    def test_a_transfer_ends_without_a_poll(self, subject: Subject, pair: Pair, op: Op) -> None:
+        """If it declares `ends_unpolled`, the outcome of a transfer is set although nothing polls it.
+
+        Set outcomes from a thread of yours or of the library, or leave `ends_unpolled` False.
+        """
+        needs(subject.capabilities.ends_unpolled, "its transfers end when they are polled")
+        for number, size in enumerate((1, 65537, 4 * MIB)):
+            pair.fill(number)
+            blocks = pair.blocks([(1, 0, 1, 0, size)])
+            expected = pair.expected(blocks)
+            pair.grant(op, blocks)
+            wrong = pair.mover(op).worker(_inside.unpolled, pair.order(op, blocks), subject.patience)
+            assert not wrong, f"a batch of {size} bytes was submitted, and {wrong}"
+            pair.verify(expected)
 
     def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair, op: Op) -> None:
         """After a transfer has ended, its target keeps what its owner writes there.

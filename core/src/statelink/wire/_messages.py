@@ -228,7 +228,7 @@ class Request(Message, frozen=True, kw_only=True):
 
 
 class Chunk(Message, frozen=True, kw_only=True):
-    """One push is visible at the destination.
+    """One push is visible at the destination. The last one has no message of its own: see `Finished`.
 
     Attributes:
         room: The request.
@@ -256,6 +256,8 @@ class Finished(Message, frozen=True, kw_only=True):
         digest: The source's digest of the plan.
         moved: How much it moved of each component.
         chunks: Number of pushes.
+        granules: As `Chunk.granules`, of the last push.
+        layers: As `Chunk.layers`, of the last push.
         digests: For each component, the digest of its bytes, if both sides verify.
         transport: The transport that carried the bytes, as its backend says.
     """
@@ -265,6 +267,8 @@ class Finished(Message, frozen=True, kw_only=True):
     digest: Annotated[bytes, msgspec.Meta(max_length=64)]
     moved: Annotated[dict[Name, Moved], Few]
     chunks: Count
+    granules: Annotated[dict[Name, tuple[Count, Count]], Few] = {}
+    layers: tuple[int, int] | None = None
     digests: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=64)]], Few] = {}
     transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
 

@@ -162,10 +162,9 @@ class ReceivingState(RoomState):
         if not isinstance(message, (wire.Failed, wire.Drained)) or message.met == self.generation:
             writer.meet()
         if isinstance(message, wire.Chunk):
-            self.step(Status.TRANSFERRING)
-            self._chunks = max(self._chunks, message.number + 1)
-            writer.chunk(message, self._hook_ended)
+            self._arrived(writer, message, message.number)
         elif isinstance(message, wire.Finished):
+            self._arrived(writer, message, message.chunks - 1)
             reason = writer.finish(message)
             if reason is not None:
                 self.fail(reason)
@@ -178,6 +177,12 @@ class ReceivingState(RoomState):
             self.drained(name)
         elif self.status not in ENDED:
             writer.note(message.component, message.payload, self._hook_ended)
+
+    def _arrived(self, writer: Writer, message: wire.Chunk | wire.Finished, number: int) -> None:
+        """A push is visible here, of which a message tells."""
+        self.step(Status.TRANSFERRING)
+        self._chunks = max(self._chunks, number + 1)
+        writer.chunk(number, message.granules, message.layers, self._hook_ended)
 
     def drained(self, name: str) -> None:
         """No write of a rank can land any more."""

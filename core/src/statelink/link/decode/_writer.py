@@ -160,15 +160,21 @@ class Writer:
         """Note that it said that it has a room for this use."""
         self.met = True
 
-    def chunk(self, message: wire.Chunk, then: Done) -> None:
+    def chunk(
+        self,
+        number: int,
+        granules: Mapping[str, tuple[int, int]],
+        layers: tuple[int, int] | None,
+        then: Done,
+    ) -> None:
         """A push is visible here: call the hooks' ``arrived``."""
-        self._came.update(message.granules.keys() & self._expected.keys())
+        self._came.update(granules.keys() & self._expected.keys())
         if self._ended.is_set():
             return
-        for name, granules in message.granules.items():
+        for name, moved in granules.items():
             hook = self.hooks.get(name)
             if hook is not None and type(hook).arrived is not ReceiveHook.arrived:
-                arrival = Arrival(message.number, granules, message.layers)
+                arrival = Arrival(number, moved, layers)
                 self._run(name, partial(hook.arrived, self._contexts[name], arrival), then)
 
     def note(self, component: str, payload: bytes, then: Done) -> None:

@@ -332,6 +332,8 @@ class Delivery:
             digest=self._plan.digest,
             moved=self._moved,
             chunks=pushed.push.number + 1,
+            granules=pushed.granules,
+            layers=pushed.push.layers,
             digests=pushed.digests,
             transport=self.rank.transport(),
         )

@@ -202,9 +202,7 @@ class SendingState(RoomState):
         elif self.status is Status.TRANSFERRING and not moving.pending:
             if delivery is self.deliveries[0]:
                 self._chunks += 1
-            self._ranks.send(delivery.chunk(pushed))
-            if pushed.push.last:
-                self._ranks.send(delivery.finish(pushed))
+            self._ranks.send(delivery.finish(pushed) if pushed.push.last else delivery.chunk(pushed))
         self._after_change()
 
     # What decode says.

@@ -42,6 +42,8 @@ TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
 """The transports: the receiver reads this side's memory, or the connection carries the payload."""
 SLICE: Final = 4 << 20
 """Most bytes that are offered to the socket in one call."""
+FEW: Final = 4
+"""Most such calls that `Sender.submit` makes."""
 
 
 class Write(Transfer):
@@ -100,7 +102,8 @@ class Write(Transfer):
 class Sender:
     """Moves batches to one peer, in order.
 
-    ``submit`` queues a batch. The first batch starts a thread, which connects, sends, and takes the replies. Several
+    ``submit`` queues a batch, and sends what is queued itself, if there is a connection, nobody else is sending and the
+    socket takes it. The first batch starts a thread, which connects, sends what is left, and takes the replies. Several
     batches can be under way before the peer replies. If the connection is lost, these fail, and the next batch opens a
     new one.
 
@@ -124,19 +127,24 @@ class Sender:
         self._options = options
         self._lingering = lingering
         self._lock = threading.Lock()
+        """Guards `_queue` against batches after `stop`, and the start of the thread. Held for a moment only."""
         self._waker = Waker()
         self._queue: deque[Write] = deque()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        # Only the thread uses the rest.
+        self._turn = threading.Lock()
+        """Guards what follows, up to `_progress`. The thread may hold it for long; `submit` does not wait for it."""
+        self._open = False
+        """Whether batches may be sent over `_stream`."""
         self._stream: Stream | None = None
         self._mode = Mode.SEND
-        self._known = False
         self._sequence = 0
         self._current: Write | None = None
         self._unanswered: deque[Write] = deque()
-        self._replies = bytearray()
         self._progress = 0.0
+        # Only the thread uses the rest.
+        self._known = False
+        self._replies = bytearray()
         self._dialled = threading.Event()
         """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
@@ -166,7 +174,7 @@ class Sender:
         self._waker.wake()
 
     def submit(self, batch: Batch) -> Write:
-        """Queue a batch. Callable from any thread; never blocks.
+        """Send a batch, or queue it. Callable from any thread; never blocks.
 
         Raises:
             TransferError: The peer is being disconnected.
@@ -177,8 +185,43 @@ class Sender:
                 raise TransferError("a batch cannot be sent", cause="the peer is disconnected", peer=self._peer.link)
             self._queue.append(write)
             self._start()
-        self._waker.wake()
+        if not self._sends():
+            self._waker.wake()
         return write
+
+    def _sends(self) -> bool:
+        """Send what is queued, if nobody else does. Whether nothing is left, so that the thread need not be woken."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            return self._flush(FEW)
+        except Lost:
+            return False  # the thread finds out the same, and gives the connection up
+        finally:
+            self._turn.release()
+
+    def _flush(self, most: int) -> bool:
+        """Send what the socket takes, in at most so many pieces. Whether nothing is left. In one's turn.
+
+        Raises:
+            Lost: The stream ended.
+        """
+        if self._stream is None or not self._open:
+            return False
+        for _ in range(most):
+            if self._current is None:
+                if not self._queue:
+                    return True
+                self._begin(self._queue.popleft())
+            write = self._current
+            assert write is not None
+            if not write.send(self._stream):
+                return False
+            self._progress = time.monotonic()
+            if write.sent:
+                self._unanswered.append(write)
+                self._current = None
+        return self._current is None and not self._queue
 
     def stop(self) -> None:
         """Fail what has not ended, and tell the thread to end. Callable from any thread; never blocks."""
@@ -223,22 +266,20 @@ class Sender:
             else:
                 self._waker.wait()
             return
-        if self._current is None and self._queue:
-            self._begin(self._queue.popleft())
-        if self._current is not None and self._current.send(self._stream):
-            self._progress = time.monotonic()
-            if self._current.sent:
-                self._unanswered.append(self._current)
-                self._current = None
-        sending = self._current is not None or bool(self._queue)
-        ready = self._stream.wait(POLLIN | POLLOUT if sending else POLLIN, self._deadline())
+        with self._turn:
+            idle = self._flush(1)
+            deadline = self._deadline()
+        # While this waits without a deadline, `submit` may send a batch: look again before that one's deadline.
+        ready = self._stream.wait(POLLIN if idle else POLLIN | POLLOUT, deadline, self._options.stall_timeout)
         if ready & ~POLLOUT:
             self._take_replies(self._stream)
 
     def _connect(self) -> None:
         try:
-            self._stream, near = dial(self._own, self._peer, self._key, self._options, self._waker, self._check)
-            self._mode, self._known = Mode.COPY if near else Mode.SEND, True
+            stream, near = dial(self._own, self._peer, self._key, self._options, self._waker, self._check)
+            with self._turn:
+                self._stream, self._open = stream, True
+                self._mode, self._known = Mode.COPY if near else Mode.SEND, True
         except Lost as lost:
             self._fail_queue(str(lost))
             return
@@ -278,21 +319,25 @@ class Sender:
             self._handle(reply, reason)
 
     def _handle(self, reply: Reply, reason: str) -> None:
-        write = self._unanswered[0] if self._unanswered else self._current
-        if write is None or write.sequence != reply.sequence or (reply.status is Status.DONE and not write.sent):
-            raise BadFrameError(f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one")
-        if self._unanswered:
-            self._unanswered.popleft()
-        if reply.status is Status.RESEND and write.mode is Mode.COPY and write.sent:
-            log.info("%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason)
-            self._mode = Mode.SEND
-            self._queue.appendleft(write)
-            return
-        if write is self._current:
-            # Refused while its payload was still being sent. A new connection is cheaper than the rest of the payload,
-            # and memory must not be read after its transfer has ended.
-            self._current = None
-            self._disconnect()
+        with self._turn:
+            write = self._unanswered[0] if self._unanswered else self._current
+            if write is None or write.sequence != reply.sequence or (reply.status is Status.DONE and not write.sent):
+                raise BadFrameError(
+                    f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one"
+                )
+            if self._unanswered:
+                self._unanswered.popleft()
+            if reply.status is Status.RESEND and write.mode is Mode.COPY and write.sent:
+                log.info("%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason)
+                self._mode = Mode.SEND
+                self._queue.appendleft(write)
+                return
+            if write is self._current:
+                # Refused while its payload was still being sent. A new connection is cheaper than the rest of the
+                # payload, and memory must not be read after its transfer has ended.
+                self._current = None
+                self._disconnect()
+        # Not in the turn: whoever is told of the end may submit the next batch.
         if reply.status is Status.DONE:
             write.succeed()
         else:
@@ -301,11 +346,14 @@ class Sender:
 
     def _give_up(self, reason: str, *, ended: bool) -> None:
         """Drop the connection, and fail its transfers."""
+        with self._turn:
+            self._open = False
         ended = ended or self._drain()
-        failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
+        with self._turn:
+            failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
+            self._unanswered.clear()
+            self._current = None
         unsettled = [write for write in failed if write.exposed and not ended]
-        self._unanswered.clear()
-        self._current = None
         for write in failed:
             # Nothing more is sent. The socket holds a copy, which may still land. In mode COPY, the receiver may still
             # read.
@@ -336,6 +384,7 @@ class Sender:
         return True
 
     def _disconnect(self) -> None:
+        self._open = False
         if self._stream is not None:
             self._stream.close()
             self._stream = None

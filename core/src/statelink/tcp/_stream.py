@@ -94,8 +94,13 @@ class Stream:
         self._poll.register(sock, 0)
         self.check = check
 
-    def wait(self, events: int, deadline: float | None = None) -> int:
+    def wait(self, events: int, deadline: float | None = None, most: float | None = None) -> int:
         """Wait for events of the socket, a wake, or the deadline. Return the socket's events, if there are any.
+
+        Args:
+            events: What to wait for.
+            deadline: When the connection counts as lost.
+            most: Without a deadline: most seconds to wait; 0 and ``None`` for any time.
 
         Raises:
             Interrupted: As ``check`` says.
@@ -103,7 +108,8 @@ class Stream:
         """
         self.check()
         self._poll.modify(self._fd, events)
-        happened = dict(self._poll.poll(_milliseconds(deadline)))
+        timeout = _milliseconds(deadline) if deadline is not None or not most else most * 1000
+        happened = dict(self._poll.poll(timeout))
         if happened.pop(self._waker.fileno(), 0):
             self._waker.clear()
             self.check()

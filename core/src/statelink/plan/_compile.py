@@ -77,6 +77,7 @@ class ComponentPlan(NamedTuple):
         granule_nbytes: Bytes of one granule in all buffers together.
         layer_nbytes: The same for each model layer, with `NO_LAYER` for buffers without one.
         parts: Which part of the model's state each buffer is, for digests.
+        item_blocks: Most blocks that one item of the source becomes.
     """
 
     source: Component
@@ -87,18 +88,13 @@ class ComponentPlan(NamedTuple):
     granule_nbytes: int
     layer_nbytes: dict[int, int]
     parts: Parts
+    item_blocks: int
 
     @property
     def block_nbytes(self) -> float:
         """Mean bytes of the blocks of a granule. Items that are neighbours on both sides make blocks longer."""
         blocks = sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
         return self.granule_nbytes / blocks if blocks else 0.0
-
-    @property
-    def item_blocks(self) -> int:
-        """Most blocks that one item of the source becomes."""
-        granules = self.source.page // self.granule if self.source.page else 1
-        return granules * sum(len(group.source) * len(group.runs.nbytes) for group in self.fused)
 
     @property
     def layers(self) -> list[int]:
@@ -219,15 +215,18 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
         layer_nbytes[layer] = layer_nbytes.get(layer, 0) + totals[id(pair.runs)]
     fused = _fuse(pairs)
     groups = _groups(source, target, pairs)
+    granule = granule_of(theirs, ours)
+    joined = _groups(source, target, fused) if len(fused) < len(pairs) else groups
     return ComponentPlan(
         source=theirs,
         target=ours,
-        granule=granule_of(theirs, ours),
+        granule=granule,
         groups=groups,
-        fused=_groups(source, target, fused) if len(fused) < len(pairs) else groups,
+        fused=joined,
         granule_nbytes=sum(layer_nbytes.values()),
         layer_nbytes=layer_nbytes,
         parts=Parts(theirs, ours, [(pair.source, pair.target, pair.boxes) for pair in pairs]),
+        item_blocks=max(theirs.page // granule, 1) * sum(len(each.source) * len(each.runs.nbytes) for each in joined),
     )
 
 

@@ -7,8 +7,9 @@ ended writer can land.
 
 The control thread owns all of these. A message of a prefill rank, a timer, a job that `Receiving` posts, or the result
 of a data thread wakes it. A data thread prepares a request with the key of the room (`Writer.prepare`: the hooks, then
-the grant). A revocation has the same key, so that it never runs before the grant that it revokes. Hooks of strategies
-and comparisons of digests run on data threads, too, and post their results.
+the grant). A revocation has the same key, so that it never runs before the grant that it revokes. Where neither blocks,
+the control thread runs both itself (`Writer.prompt`). Hooks of strategies and comparisons of digests run on data
+threads, too, and post their results.
 """
 
 from __future__ import annotations

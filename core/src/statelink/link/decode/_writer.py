@@ -36,8 +36,8 @@ Done = Callable[[Reason | None], None]
 class Writer:
     """One prefill rank's part of one room: its receive hooks, its grant, and what of it is in flight.
 
-    Belongs to the control thread, except for `prepare`, which runs on a data thread. Methods of a hook that a strategy
-    did not override are not called.
+    Belongs to the control thread, except for `prepare`, which may run on a data thread. Methods of a hook that a
+    strategy did not override are not called.
 
     Args:
         context: The link's parts.
@@ -99,7 +99,7 @@ class Writer:
         """The same as texts, and how many of each."""
         self._came: set[str] = set()
         """Components of which a chunk has arrived."""
-        # `prepare` writes these two on a data thread; the control thread reads them after that job.
+        # `prepare` writes these two, maybe on a data thread; the control thread reads them after that job.
         self._prepared: dict[str, bytes] = {}
         self._elsewhere: list[str] = []
         self._moved: Mapping[str, Moved] = {}

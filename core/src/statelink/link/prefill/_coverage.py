@@ -34,6 +34,8 @@ class Coverage:
         self._request = tokens, prefix
         self._peer = peer
         self._dues: dict[str, Due] = {}
+        self._whole: set[str] = set()
+        """Components of which the first push brought all."""
         self._covered: dict[str, npt.NDArray[np.bool_]] = {}
         """Per component, which granules of which layer were pushed: one row for each layer."""
 
@@ -53,7 +55,11 @@ class Coverage:
         """
         name = piece.component
         owed = self.owed(name)
-        covered = self._covered.setdefault(name, np.zeros((len(plan.layers), len(owed)), np.bool_))
+        first = name not in self._covered and name not in self._whole
+        if first and piece.layers is None and isinstance(piece.due, slice) and piece.due == slice(0, len(owed)):
+            self._whole.add(name)  # most requests are pushed at once, and need no marks
+            return
+        covered = self._marks(name, plan, owed)
         rows = slice(None)
         if piece.layers is not None:
             # A plan's layers are in order, so that the layers of a push are neighbours.
@@ -67,6 +73,13 @@ class Coverage:
             )
         covered[rows, piece.due] = True
 
+    def _marks(self, name: str, plan: ComponentPlan, owed: Due) -> npt.NDArray[np.bool_]:
+        """The marks of a component's granules and layers that were pushed."""
+        if name not in self._covered:
+            marks = np.ones if name in self._whole else np.zeros
+            self._covered[name] = marks((len(plan.layers), len(owed)), np.bool_)
+        return self._covered[name]
+
     def check_complete(self) -> None:
         """Check that the pushes cover everything that decode requires.
 
@@ -76,7 +89,7 @@ class Coverage:
         for name, plan in self._plan.components.items():
             owed = self.owed(name)
             covered = self._covered.get(name)
-            if not len(owed) or (covered is not None and covered.all()):
+            if not len(owed) or (covered.all() if covered is not None else name in self._whole):
                 continue
             holes = np.argwhere(~covered) if covered is not None else np.array([[0, 0]])
             row, column = (int(n) for n in holes[0])

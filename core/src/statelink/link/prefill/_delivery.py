@@ -42,8 +42,8 @@ RequestId = tuple[str, int, int]
 class Delivery:
     """One destination of one room, from its request until nothing is in flight. Belongs to the control thread.
 
-    Its `Pusher` does the work on data threads, and posts the results to the control thread. Where no call of the
-    backend and of the strategies blocks, the control thread does the work of small pushes itself.
+    Its `Pusher` does the work in jobs on data threads, and posts the results to the control thread. Where no call of
+    the backend and of the strategies blocks, the control thread runs the jobs of small pushes itself.
 
     Args:
         context: The link's parts.
@@ -82,7 +82,7 @@ class Delivery:
         """Whether the control thread itself goes on with the pushes. Any thread may read it."""
         self._moved: dict[str, Moved] = {}
         self._jobs = 0
-        """Jobs on data threads whose results have not come back."""
+        """Jobs of pushes whose results have not come back."""
         self._pending: list[Transfer] = []
         """Transfers that a cancelled job left running."""
         self._strays: list[Transfer] = []

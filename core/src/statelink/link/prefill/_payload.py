@@ -21,7 +21,7 @@ __all__ = ["Payload"]
 class Payload:
     """Joins the blocks of all components of a push to one stream, checks it against the plan, and counts it.
 
-    A batch counts once the backend has all of it. Belongs to the jobs with the peer's key, on data threads.
+    A batch counts once the backend has all of it. Belongs to the jobs with the peer's key.
 
     Args:
         hooks: Send hook per component.

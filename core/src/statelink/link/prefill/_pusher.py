@@ -1,4 +1,4 @@
-"""Moves the pushes of one delivery: plans them, calls their send hooks and submits their blocks. On data threads."""
+"""Moves the pushes of one delivery: plans them, calls their send hooks and submits their blocks."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Pushed(NamedTuple):
 class Pusher:
     """Moves the pushes of one delivery, one after the other.
 
-    Its state belongs to the jobs with the peer's key, of which one runs at a time on a data thread. The control thread
-    makes it, opens the hooks, and submits the jobs.
+    Its state belongs to the jobs with the peer's key, of which one runs at a time: on a data thread, or on the control
+    thread where nothing blocks. The control thread makes it, opens the hooks, and submits the jobs.
 
     Args:
         context: The link's parts.

@@ -34,5 +34,5 @@ class SendHookContext(HookContext):
         self._resume = resume
 
     def wake(self) -> None:
-        """See `statelink.backend.SendContext.wake`. Any thread; the hook is called again on a data thread."""
+        """See `statelink.backend.SendContext.wake`. Any thread; the hook is called again by a job."""
         self._context.workers.moves.submit(("peer", self.peer), self._resume)

@@ -103,12 +103,9 @@ class Loop:
         # Drain the pipe before clearing the flag. A thread that posts between the two sends no byte, but its job is
         # already in the queue. A thread that posts later sends a byte. In the other order, this thread could take the
         # byte of a post and leave its flag set: then no later post would send a byte and wake this thread.
-        if self._awake:
-            try:
-                self._wakee.recv(4096)
-                self._awake = False
-            except BlockingIOError:
-                pass  # the byte is about to come: the flag stays, so that it is taken in a later turn
+        with contextlib.suppress(BlockingIOError):
+            self._wakee.recv(4096)
+        self._awake = False
         for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
             self.guard(self._posted.popleft())
 

@@ -15,15 +15,16 @@ from ._content import Content, contents
 from ._items import Items
 from ._pack import Places, Tile, claim, parcels, places
 from ._pairing import Due, Pairs, pair
-from ._tables import LARGEST, table
+from ._tables import table
 
 if TYPE_CHECKING:
     from ._compile import ComponentPlan, Group
 
 __all__ = ["Move", "arrived_content", "expected_move", "plan_move"]
 
-MAX_BATCH = LARGEST // 4
-"""Most blocks in one batch of `Move.blocks`. It bounds memory, not the size of a move."""
+MAX_BATCH = 4096
+"""Most blocks in one batch of `Move.blocks`. It bounds memory, not the size of a move. It also keeps each operation of
+numpy short: while a long one runs, the engine's thread takes the interpreter, and gives it back 5 ms later."""
 MAX_OFFSETS = 1 << 18
 """Most offsets that are computed at once. Neighbouring blocks are merged among these."""
 

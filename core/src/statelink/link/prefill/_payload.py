@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["Payload"]
 
 
+JOINED = 4096
+"""Most blocks to which smaller batches are joined."""
+
+
 class Payload:
     """Joins the blocks of all components of a push to one stream, checks it against the plan, and counts it.
 
@@ -46,7 +50,7 @@ class Payload:
         self._hooks = hooks
         self._contexts = contexts
         self._elsewhere = elsewhere
-        self._limit = limit
+        self._limit = min(limit, JOINED)
         self._peer = peer
         self._waiting: list[Blocks] = []
         self._tally: list[tuple[str, int, int]] = []

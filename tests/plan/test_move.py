@@ -144,7 +144,7 @@ def test_plans_of_many_runs_never_stand_in_memory_at_once() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 1 << 11 < first.count <= 1 << 12
+    assert 1 << 12 < first.count <= 1 << 13
     assert set(first.nbytes.tolist()) == {256}
     assert peak < 64 << 20
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Move", "arrived_content", "expected_move", "plan_move"]
 
-MAX_BATCH = 4096
+MAX_BATCH = 8192
 """Most blocks in one batch of `Move.blocks`. It bounds memory, not the size of a move. It also keeps each operation of
 numpy short: while a long one runs, the engine's thread takes the interpreter, and gives it back 5 ms later."""
 MAX_OFFSETS = 1 << 18

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Payload"]
 
 
-JOINED = 4096
+JOINED = 8192
 """Most blocks to which smaller batches are joined."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 
-for name in ("plan", "tcp_backend", "handoff"):
+for name in ("plan", "tcp_backend", "handoff", "rooms"):
     print(f"== {name}", flush=True)
     try:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")

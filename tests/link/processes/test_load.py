@@ -49,6 +49,7 @@ def play(host: Host, key: str, peers: list[str], first: int, count: int, window:
     free = collections.deque(range(host.memories[key].count("kv")))
     live: dict[int, tuple[statelink.Room, int]] = {}
     began = time.monotonic()
+    link.changes(0.0)  # before this, few changes are kept, and the first rooms may end before all are open
     ended = collections.Counter[str]()
     reasons: list[str] = []
     wrong, most = 0, 0

@@ -218,6 +218,14 @@ def test_a_job_does_not_run_here_while_too_many_run(make: Make, go_on: threading
     assert not executor.run_here("another", lambda: pytest.fail("two jobs ran at once"))
 
 
+def test_a_held_job_has_its_thread_for_itself(make: Make, go_on: threading.Event) -> None:
+    """An executor without spare threads makes no second call, however long the first one takes."""
+    executor = make(1)
+    block(executor, 1, go_on)
+    time.sleep(2 * HELD_AFTER)
+    assert not executor.run_here("another", lambda: pytest.fail("two jobs ran at once"))
+
+
 def test_jobs_of_a_key_wait_for_the_one_that_runs_here(make: Make) -> None:
     executor, order = make(2), []
     after = threading.Event()

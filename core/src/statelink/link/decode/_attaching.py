@@ -49,7 +49,7 @@ class Attaching:
                 self._refuse(instance, reason)
 
         context.workers.run(
-            context.workers.setups,
+            context.workers.setups.submit,
             ("plan", instance.key),
             lambda: plan_instance(context.handshake, siblings, ranks),
             then,
@@ -115,7 +115,7 @@ class Attaching:
                 self._maybe_ready(instance)
 
         who = {"backend": context.backend.name, "peer": handshake.link}
-        context.workers.run(context.workers.setups, ("peer", handshake.link), job, then, **who)
+        context.workers.run(context.workers.setups.submit, ("peer", handshake.link), job, then, **who)
 
     def attached(self, instance: Instance, rank: PrefillRank, message: wire.Attached) -> None:
         """A rank confirms its part."""

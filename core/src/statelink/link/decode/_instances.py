@@ -93,7 +93,7 @@ class Instances:
             else:
                 self._greet(instance, found[0], found[1])
 
-        context.workers.run(context.workers.setups, ("resolve", instance.key), job, then)
+        context.workers.run(context.workers.setups.submit, ("resolve", instance.key), job, then)
 
     def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
         if not self._step(instance, InstanceEvent.FOUND):

@@ -136,8 +136,9 @@ class ReceivingState(RoomState):
                 self._request()
 
         workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
-        run = workers.run_promptly if all(writer.prompt for writer in writers) else workers.run
-        run(workers.fences, ("room", self.room), prepare, prepared, **who)
+        prompt = all(writer.prompt for writer in writers)
+        submit = workers.fences.submit_promptly if prompt else workers.fences.submit
+        workers.run(submit, ("room", self.room), prepare, prepared, **who)
 
     def _request(self) -> None:
         if self.status in ENDED:

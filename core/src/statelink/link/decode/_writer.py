@@ -258,7 +258,7 @@ class Writer:
             then(self._not_as_sent(found) if found else defect)
 
         who = {"room": accepted.room, "peer": self.rank.name}
-        workers.run(workers.checks, ("room", accepted.room, self.rank.name), job, done, **who)
+        workers.run(workers.checks.submit, ("room", accepted.room, self.rank.name), job, done, **who)
 
     def _not_as_sent(self, found: Mapping[str, str]) -> Reason:
         return self._reason(
@@ -304,9 +304,8 @@ class Writer:
             transfer = fencing.revoke(name, accepted.room, accepted.generation)
             self._context.workers.watch(transfer, lambda ok: closed(name) if ok else None)
 
-        fences, key = self._context.workers.fences, ("room", accepted.room)
-        if not (self._context.backend.capabilities.prompt_fences and fences.run_here(key, job)):
-            fences.submit(key, job)
+        fences, prompt = self._context.workers.fences, self._context.backend.capabilities.prompt_fences
+        (fences.submit_promptly if prompt else fences.submit)(("room", accepted.room), job)
 
     def release(self) -> None:
         """Call the hooks' ``released``, once, if nothing of this writer is in flight on this side."""

@@ -142,7 +142,9 @@ class DecodeRanks:
             plan = self._compile(message, rank)
             # The backend is called with the peer's key, in order with all its other calls about this peer. Compiling
             # has another key, so that it does not wait for these calls.
-            workers.run(workers.setups, ("peer", rank.name), connect, lambda _, reason: connected(plan, reason), **who)
+            workers.run(
+                workers.setups.submit, ("peer", rank.name), connect, lambda _, reason: connected(plan, reason), **who
+            )
             return plan
 
         def connect() -> None:
@@ -157,7 +159,7 @@ class DecodeRanks:
             if reason is not None:
                 self._attached(rank, message, None, reason)
 
-        workers.run(workers.setups, ("plan", rank.name), compile_part, compiled, **who)
+        workers.run(workers.setups.submit, ("plan", rank.name), compile_part, compiled, **who)
 
     def _compile(self, message: wire.Attach, rank: DecodeRank) -> PairPlan:
         ours = self._context.inventory

@@ -167,9 +167,8 @@ class Delivery:
 
     def _run(self, job: Job) -> None:
         """Run a job of the pusher here, if that is allowed and nothing stands before it, or else on a data thread."""
-        moves, key = self._context.workers.moves, ("peer", self.rank.name)
-        if not (self._at_once and moves.run_here(key, job)):
-            moves.submit(key, job)
+        moves = self._context.workers.moves
+        (moves.submit_promptly if self._at_once else moves.submit)(("peer", self.rank.name), job)
 
     def take(self, pushed: Pushed) -> bool:
         """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""
@@ -199,7 +198,7 @@ class Delivery:
                 failed(reason)
 
         who = {"room": self.request.room, "component": component, "peer": self.rank.name}
-        workers.run(workers.fences, ("hook", self.request.room), call, done, **who)
+        workers.run(workers.fences.submit, ("hook", self.request.room), call, done, **who)
 
     def cancel(self) -> None:
         """The room failed: stop what is under way, and call the hooks' ``abort``."""

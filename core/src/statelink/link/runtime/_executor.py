@@ -141,9 +141,14 @@ class KeyedExecutor:
         paused = self._run(me, job, brief=0.0)
         with self._order.lock:
             self._leave(me, key, paused)
-            if paused is not None:
-                self._call()  # a thread of the pool waits until it goes on
+            if paused is not None or self._ready:
+                self._call()  # a thread of the pool goes on with it, or takes what waited for this job
         return True
+
+    def submit_promptly(self, key: Hashable, job: Job) -> None:
+        """As `submit`, for a short job that never blocks: it runs on this thread, unless something stands before it."""
+        if not self.run_here(key, job):
+            self.submit(key, job)
 
     @property
     def waiting(self) -> int:
@@ -220,6 +225,8 @@ class KeyedExecutor:
 
     def _free_in(self, now: float) -> float:
         """Seconds until one more job may run, if no job gives a sign of life until then; 0 if it may run at once."""
+        if len(self._lively) >= self._most:
+            return HELD_AFTER  # no more calls at once, even if all are held: whichever ends calls a thread
         lively = sorted(seen for seen in self._lively.values() if seen > now - HELD_AFTER)
         if len(lively) < self._width:
             return 0.0

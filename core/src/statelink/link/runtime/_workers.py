@@ -27,6 +27,7 @@ POLL, POLL_BROKEN = 0.001, 1.0
 """Seconds between two polls of a transfer that is watched; the second number is for after a ``poll`` that raised."""
 
 Result = TypeVar("Result")
+Submit = Callable[[Hashable, Job], object]
 MakeExecutor = Callable[[str, int, int, KeyOrder], KeyedExecutor]
 """Makes an executor; see `KeyedExecutor` for what it is given."""
 
@@ -67,42 +68,22 @@ class Workers:
 
     def run(
         self,
-        executor: KeyedExecutor,
+        submit: Submit,
         key: Hashable,
         job: Callable[[], Result],
         then: Callable[[Result | None, Reason | None], None],
         **who: object,
     ) -> None:
-        """Run ``job`` on an executor, and ``then`` on the control thread. Does not block; any thread.
+        """Run ``job`` on an executor, and ``then`` on the control thread after it. Any thread.
 
         Args:
-            executor: One of this object's.
+            submit: `KeyedExecutor.submit` of one of this object's, or `KeyedExecutor.submit_promptly`.
             key: The job runs after every earlier job of the same key.
             job: May block.
             then: Called with the job's result and ``None``, or with ``None`` and the reason if the job raised.
             who: Parties that the reason names.
         """
-        executor.submit(key, self._working(job, then, **who))
 
-    def run_promptly(
-        self,
-        executor: KeyedExecutor,
-        key: Hashable,
-        job: Callable[[], Result],
-        then: Callable[[Result | None, Reason | None], None],
-        **who: object,
-    ) -> None:
-        """As `run`, for a job that never blocks: if nothing stands before it, it runs on this thread.
-
-        ``then`` runs later even so, since the caller may be in the middle of something.
-        """
-        work = self._working(job, then, **who)
-        if not executor.run_here(key, work):
-            executor.submit(key, work)
-
-    def _working(
-        self, job: Callable[[], Result], then: Callable[[Result | None, Reason | None], None], **who: object
-    ) -> Job:
         def work() -> None:
             try:
                 result = job()
@@ -112,7 +93,7 @@ class Workers:
             else:
                 self._loop.post(lambda: then(result, None))
 
-        return work
+        submit(key, work)
 
     def poll(
         self,

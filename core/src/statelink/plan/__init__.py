@@ -13,7 +13,7 @@ from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
 from ._content import Content
 from ._items import Items, Pages, check_pieces, pushed, required
 from ._match import differences, match
-from ._move import Move, arrived_content, expected_move, plan_move
+from ._move import MAX_BATCH, Move, arrived_content, expected_move, plan_move
 from ._numbers import checked_int
 from ._pack import Places, Tile
 from ._pairing import Due, due
@@ -22,6 +22,7 @@ from ._positions import item_positions, required_span
 from ._route import Assignment, Share, route
 
 __all__ = [
+    "MAX_BATCH",
     "NO_LAYER",
     "Assignment",
     "Blocks",

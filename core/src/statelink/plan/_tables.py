@@ -17,12 +17,12 @@ __all__ = ["LARGEST", "table"]
 
 U64 = npt.NDArray[np.uint64]
 
-LARGEST = 1 << 17
+LARGEST = 1 << 15
 """Elements of one piece of memory that is used again: four for each block of the largest batch."""
-SMALLEST = 1 << 15
+SMALLEST = 1 << 14
 """Least elements for which it pays. For less, the allocator has used pages at hand."""
 KEPT = 8
-"""Most pieces of memory that wait to be used again. Each has one MiB."""
+"""Most pieces of memory that wait to be used again. Each has 256 KiB."""
 
 _free: deque[bytearray] = deque(maxlen=KEPT)  # appending and popping are atomic
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from statelink.backend import Blocks, Moved
 from statelink.errors import RoomError
+from statelink.plan import MAX_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from ._send_context import SendHookContext
 
 __all__ = ["Payload"]
-
-
-JOINED = 8192
-"""Most blocks to which smaller batches are joined."""
 
 
 class Payload:
@@ -50,7 +47,7 @@ class Payload:
         self._hooks = hooks
         self._contexts = contexts
         self._elsewhere = elsewhere
-        self._limit = min(limit, JOINED)
+        self._limit = min(limit, MAX_BATCH)
         self._peer = peer
         self._waiting: list[Blocks] = []
         self._tally: list[tuple[str, int, int]] = []

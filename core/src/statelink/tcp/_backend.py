@@ -215,7 +215,7 @@ class TcpBackend(Backend):
             sender.find_out()
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
-        """Queue a batch for the thread that sends to ``peer``. Does not block."""
+        """Send a batch to ``peer``, or queue it for the thread that sends. Does not block."""
         if batch.op is not Op.WRITE:
             raise UnsupportedError("a batch cannot be moved", cause=f"{batch.op} is not declared", backend="tcp")
         with self._lock:

@@ -78,8 +78,11 @@ class Engine:
         self._pipe.send((method, arguments, named))
 
     def answer(self, patience: float = PATIENCE) -> Any:
-        """The second half of a call; without an answer for so many seconds, the worker counts as stuck."""
-        if not self._pipe.poll(patience):
+        """The second half of a call; without an answer for so many seconds, the worker counts as stuck.
+
+        The seconds are counted one by one: if the machine stands still for a minute, that counts as one second.
+        """
+        if not any(self._pipe.poll(1.0) for _ in range(int(patience))):
             self.process.send_signal(signal.SIGABRT)  # its fault handler prints every stack
             raise AssertionError(f"{self.name} (pid {self.pid}) did not answer {self._asked}")
         try:

@@ -104,6 +104,15 @@ class TwoEngines:
         del self.engines[2:]
         assert not problems, "\n".join(problems)
 
+    def abandon(self) -> None:
+        """Kill every process: one of them did not do what it was told, so that no other test can use them."""
+        for engine in [*self._leaving, *self.engines, *self._spares]:
+            engine.kill()
+
+    @property
+    def usable(self) -> bool:
+        return all(engine.process.poll() is None for engine in (self.prefill, self.decode))
+
     def dismiss(self) -> list[Engine]:
         """End its processes; those that are still to be waited for."""
         everyone = [*self._leaving, *self.engines, *self._spares]
@@ -119,7 +128,7 @@ def _engine_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
     def get(backend: str, purpose: str = "two_engines") -> TwoEngines:
         name = f"{purpose}-{backend}"
-        if name not in made:
+        if name not in made or not made[name].usable:
             made[name] = TwoEngines(backend, tmp_path_factory.mktemp(name))
         return made[name]
 
@@ -145,9 +154,13 @@ def pair(backend: str, _engine_pairs: Callable[..., TwoEngines]) -> Iterator[Pai
             engines.lasting = made
     finally:
         if engines.lasting is None:
-            made.prefill.close(0.5)
-            made.decode.close(0.5)
-            made.errors()
+            try:
+                made.prefill.close(0.5)
+                made.decode.close(0.5)
+                made.errors()
+            except Exception:
+                engines.abandon()
+                raise
 
 
 @pytest.fixture
@@ -158,4 +171,8 @@ def two_engines(
     made = _engine_pairs(backend)
     made.usual = {"staging": FORCED} if request.node.get_closest_marker("staged") else {}
     yield made
-    made.clear()
+    try:
+        made.clear()
+    except Exception:
+        made.abandon()
+        raise

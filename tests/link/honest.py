@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PERIOD = 0.02
 """Seconds between two requests, and between two rooms that nobody serves."""
-DEADLINE, PATIENCE = 0.5, 30.0
+DEADLINE, PATIENCE = 0.5, 100.0
 """Seconds that a room has that nobody serves, and those that a request has."""
 TOKENS = 16  # one page
 FIRST = 1_000_000

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from .network import Connection
     from .process import Process
 
-WORLDS = 60
+WORLDS = 45
 """Worlds of a few thousand steps each that every run of the tests explores."""
-REUSED_WORLDS = 25
+REUSED_WORLDS = 18
 """The same in which uses of ids are told apart by nothing but their order."""
-BOTH_WORLDS = 16
-STAGED_WORLDS = 28
+BOTH_WORLDS = 12
+STAGED_WORLDS = 24
 """The same with components that go through rings of one to three parcels."""
 RARE: set[tuple[object, object]] = {
     (InstanceState.GREETING, InstanceEvent.REFUSED),

@@ -176,7 +176,7 @@ class Hangs(Telling):
 
 
 class Unsettled(Telling):
-    """Calls settled what goes on for a while after a disconnect.
+    """Goes on for a while with a peer's last batch after a disconnect, and calls that batch settled.
 
     Attributes:
         goes_on: For how many seconds.
@@ -203,13 +203,14 @@ class Unsettled(Telling):
         super().connect(peer, descriptor, regions)
 
     def disconnect(self, peer: str) -> None:
-        running = [(transfer, batch) for transfer, batch in self.made.pop(peer, []) if transfer.outcome is None]
-        if not running:
+        made = self.made.pop(peer, [])
+        if not made:
             super().disconnect(peer)
             return
-        self.leaving[peer] = threading.Thread(target=self.go_on, args=[peer, running[0][1]], daemon=True)
-        for transfer, _ in running:
-            transfer.fail("the peer was disconnected", settled=True)
+        self.leaving[peer] = threading.Thread(target=self.go_on, args=[peer, made[-1][1]], daemon=True)
+        for transfer, _ in made:
+            if transfer.outcome is None:
+                transfer.fail("the peer was disconnected", settled=True)
         self.leaving[peer].start()
 
     def go_on(self, peer: str, batch: Batch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -94,11 +96,19 @@ def call(host: Any, path: str, nbytes: int, name: str, arguments: Sequence[Any],
     return getattr(reads if hasattr(reads, name) else node, name)(*arguments, **options)
 
 
+def _library(kind: Callable[..., Any], own: Any, name: str | None, **named: Any) -> Any:
+    """Load a library, unless it is the process itself."""
+    return kind(name, **named) if name else own
+
+
 def _import_node(path: str, nbytes: int) -> tuple[Reads, Any]:
     """Import the backend over a C library that the test controls."""
-    library = ctypes.CDLL
-    own: Any = library(None, use_errno=True)
-    reads = own.process_vm_readv = Reads(own.process_vm_readv)
-    with patch.object(ctypes, "CDLL", lambda name, **named: library(name, **named) if name else own):
+    kinds = "CDLL", "PyDLL"
+    own: dict[str, Any] = {kind: getattr(ctypes, kind)(None, use_errno=True) for kind in kinds}
+    reads = Reads(own["CDLL"].process_vm_readv)
+    with contextlib.ExitStack() as patches:
+        for kind in kinds:
+            own[kind].process_vm_readv = reads
+            patches.enter_context(patch.object(ctypes, kind, partial(_library, getattr(ctypes, kind), own[kind])))
         from .node import Node
     return reads, Node(map_file(path)[:nbytes])

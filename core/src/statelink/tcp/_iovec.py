@@ -1,7 +1,10 @@
 """Vectored system calls on raw memory, without a Python object per block.
 
 ``sendmsg`` and ``readv`` move bytes between a socket and memory. ``process_vm_readv`` moves them from another process's
-memory to this one's. All three release the interpreter lock. A wrong address gives an error and never a crash.
+memory to this one's. A wrong address gives an error and never a crash.
+
+A call that may move much lets go of the interpreter. One that moves at most `SMALL` bytes keeps it: it takes a few
+microseconds, and beside a thread that computes, it could take 5 ms to get the interpreter back.
 """
 
 from __future__ import annotations
@@ -11,16 +14,31 @@ import errno
 import os
 import socket
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import numpy as np
 
 from ._ranges import U64, merge
 
-__all__ = ["NO_SIGNAL", "Vectors", "can_copy", "copy", "permit_ptrace", "read_memory", "receive", "send"]
+__all__ = [
+    "NO_SIGNAL",
+    "Vectors",
+    "can_copy",
+    "copy",
+    "permit_ptrace",
+    "read_memory",
+    "receive",
+    "receive_into",
+    "send",
+    "send_bytes",
+]
 
 IOV_MAX: Final = 1024
 """Most vectors that the kernel takes in one call."""
+
+SMALL: Final = 64 << 10
+"""Most bytes that a call moves while it keeps the interpreter."""
 
 PR_SET_PTRACER: Final = 0x59616D61
 PR_SET_PTRACER_ANY: Final = ctypes.c_ulong(-1)
@@ -40,24 +58,33 @@ class _Message(ctypes.Structure):
     )
 
 
+class _Calls:
+    """The system calls of a C library. Those that are missing raise `OSError`: only Linux has ``process_vm_readv``."""
+
+    def __init__(self, libc: ctypes.CDLL) -> None:
+        number, pointer, size, long = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_ulong
+        self.sendmsg = self._function(libc, "sendmsg", number, pointer, number)
+        self.readv = self._function(libc, "readv", number, pointer, number)
+        self.send = self._function(libc, "send", number, pointer, size, number)
+        self.recv = self._function(libc, "recv", number, pointer, size, number)
+        self.process_vm_readv = self._function(libc, "process_vm_readv", number, pointer, long, pointer, long, long)
+
+    @staticmethod
+    def _function(libc: ctypes.CDLL, name: str, *arguments: Any) -> Callable[..., int]:
+        found = getattr(libc, name, None)
+        if found is None:
+            return _missing
+        found.restype, found.argtypes = ctypes.c_ssize_t, arguments
+        return cast("Callable[..., int]", found)
+
+
+def _missing(*arguments: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
 _libc = ctypes.CDLL(None, use_errno=True)
-_sendmsg = _libc.sendmsg
-_sendmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
-_sendmsg.restype = ctypes.c_ssize_t
-_readv = _libc.readv
-_readv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
-_readv.restype = ctypes.c_ssize_t
-_process_vm_readv = getattr(_libc, "process_vm_readv", None)  # only Linux has it
-if _process_vm_readv is not None:
-    _process_vm_readv.argtypes = (
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    )
-    _process_vm_readv.restype = ctypes.c_ssize_t
+_letting_go = _Calls(_libc)
+_keeping = _Calls(ctypes.PyDLL(None, use_errno=True))
 
 # A lost peer must not end the process, whatever the application does with SIGPIPE.
 NO_SIGNAL: Final[int] = getattr(socket, "MSG_NOSIGNAL", 0)
@@ -109,7 +136,8 @@ def send(fd: int, vectors: Vectors, position: int, limit: int) -> int:
     """
     address, count = vectors.window(position, limit)
     message = _Message(vectors=address, count=count)
-    return _moved(_sendmsg(fd, ctypes.addressof(message), NO_SIGNAL))
+    calls = _calls(min(limit, vectors.total - position))
+    return _moved(calls.sendmsg(fd, ctypes.addressof(message), NO_SIGNAL))
 
 
 def receive(fd: int, vectors: Vectors, position: int, limit: int) -> int | None:
@@ -121,7 +149,21 @@ def receive(fd: int, vectors: Vectors, position: int, limit: int) -> int | None:
         OSError: The socket's error.
     """
     address, count = vectors.window(position, limit)
-    moved = _readv(fd, address, count)
+    moved = _calls(min(limit, vectors.total - position)).readv(fd, address, count)
+    return None if moved == 0 else _moved(moved)
+
+
+def send_bytes(fd: int, data: bytes | memoryview) -> int:
+    """As `send`, for one piece of Python's memory."""
+    if len(data) > SMALL:
+        data = memoryview(data)[:SMALL]
+    return _moved(_keeping.send(fd, bytes(data), len(data), NO_SIGNAL))
+
+
+def receive_into(fd: int, view: memoryview) -> int | None:
+    """As `receive`, into one piece of Python's memory."""
+    into = (ctypes.c_char * len(view)).from_buffer(view)
+    moved = _calls(len(view)).recv(fd, ctypes.addressof(into), len(view), 0)
     return None if moved == 0 else _moved(moved)
 
 
@@ -133,11 +175,10 @@ def copy(pid: int, source: Vectors, target: Vectors, position: int, limit: int) 
     Raises:
         OSError: The kernel refuses, the process is gone, or an address is not mapped.
     """
-    if _process_vm_readv is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     there, there_count = source.window(position, limit)
     here, here_count = target.window(position, limit)
-    moved = int(_process_vm_readv(pid, here, here_count, there, there_count, 0))
+    calls = _calls(min(limit, target.total - position))
+    moved = calls.process_vm_readv(pid, here, here_count, there, there_count, 0)
     if moved < 1:
         number = ctypes.get_errno() if moved < 0 else errno.EFAULT
         raise OSError(number, os.strerror(number))
@@ -173,6 +214,10 @@ def permit_ptrace() -> None:
     """Let any process of this user read this process's memory, although Yama is set. Does nothing without Yama."""
     if sys.platform == "linux":
         _libc.prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def _calls(nbytes: int) -> _Calls:
+    return _keeping if nbytes <= SMALL else _letting_go
 
 
 def _moved(result: int) -> int:

@@ -56,7 +56,7 @@ class Waker:
         """End the current wait, or the next one."""
         # An error means that the pipe is full, so that the thread is awake, or that it is closed.
         with contextlib.suppress(OSError):
-            self._write.send(b"\0")
+            _iovec.send_bytes(self._write.fileno(), b"\0")
 
     def clear(self) -> None:
         """Forget all wakes so far. The caller looks for work after this, never before, so that no wake is lost."""
@@ -124,12 +124,10 @@ class Stream:
             Lost: The stream ended.
         """
         try:
-            received = self._sock.recv_into(view)
-        except BlockingIOError:
-            return 0
+            received = _iovec.receive_into(self._fd, view)
         except OSError as error:
             raise _lost(error) from error
-        if not received:
+        if received is None:
             raise Lost("it closed the connection", ended=True)
         return received
 
@@ -140,9 +138,7 @@ class Stream:
             Lost: The stream ended.
         """
         try:
-            return self._sock.send(data, _iovec.NO_SIGNAL)
-        except BlockingIOError:
-            return 0
+            return _iovec.send_bytes(self._fd, data)
         except OSError as error:
             raise _lost(error) from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from statelink.errors import ConfigError, PeerError, WireError
 from ._codec import decode, encode
 from ._descriptors import check_descriptors
 from ._dialling import Dialling, Trouble
+from ._frames import Watch, receive, send
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
 from ._parts import Parts, cut
@@ -116,13 +116,13 @@ class Channel:
         self._unheard: dict[str, Dialling] = {}
         self._dials = itertools.count()
         self._routes: OrderedDict[str, bytes] = OrderedDict()
-        self._poller = zmq.Poller()
+        self._watch = Watch()
         if self._gate is not None:
-            self._poller.register(self._gate.socket, zmq.POLLIN)
+            self._watch.add(self._gate.socket)
         self.host, self.endpoint = "", Endpoint("")
         if not listen:
             return
-        self._poller.register(self._router, zmq.POLLIN)
+        self._watch.add(self._router)
         try:
             self._router.bind(endpoint.address)
         except zmq.ZMQError as error:
@@ -174,7 +174,7 @@ class Channel:
             knows: Whether a peer that dialled this link, by its name, has introduced itself. Others may send a `Hello`,
                 and no other large message.
         """
-        self._poller.register(descriptor, zmq.POLLIN)
+        self._watch.add(descriptor)
         self._knows = knows
 
     def redial(self, endpoint: Endpoint) -> None:
@@ -239,7 +239,7 @@ class Channel:
             socket.close(linger=0)
             raise ConfigError(f"cannot dial {endpoint.address}", cause=str(error)) from error
         self._dialled[address], self._unheard[address] = socket, dialling
-        self._poller.register(socket, zmq.POLLIN)
+        self._watch.add(socket)
 
     def trouble(self, address: str) -> Trouble | None:
         """Why no message has come over the connection to ``address``; ``None`` once one has come."""
@@ -258,7 +258,7 @@ class Channel:
         if socket is not None:
             self._parts.forget(address)
             self._heard(address)
-            self._poller.unregister(socket)
+            self._watch.remove(socket)
             socket.close(linger=0)
 
     def send(self, message: Message, address: str | None) -> None:
@@ -272,9 +272,9 @@ class Channel:
         try:
             for each in cut(frames):
                 if address is None:
-                    self._router.send_multipart([self._routes[message.to], *each], zmq.NOBLOCK)
+                    send(self._router, [self._routes[message.to], *each])
                 else:
-                    self._dialled[address].send_multipart(each, zmq.NOBLOCK)
+                    send(self._dialled[address], each)
         except (zmq.ZMQError, KeyError) as error:
             raise PeerError(
                 "a message could not be sent", cause=str(error), peer=message.to, code="peer.send"
@@ -288,7 +288,7 @@ class Channel:
         Args:
             timeout: Most seconds to wait; ``None`` waits until something comes.
         """
-        ready = dict(self._poller.poll(None if timeout is None else math.ceil(max(timeout, 0) * 1000)))
+        ready = self._watch.wait(timeout)
         if self._gate is not None and self._gate.socket in ready:
             self._gate.answer()
         if self._router in ready:
@@ -346,11 +346,8 @@ class Channel:
 
     def _take(self, socket: zmq.Socket[Any], address: str | None) -> tuple[list[bytes], str]:
         """The next frames, and the key of the connection; empty without security."""
-        if address is not None or self._gate is None:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-            return frames, "" if address is None else address.partition("|")[2]
-        received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        return [frame.bytes for frame in received], str(received[-1].get("User-Id"))
+        frames, user = receive(socket)
+        return frames, user if address is None else address.partition("|")[2]
 
     def _note_owner(self, name: str, key: str) -> None:
         """Bind a link name to the first key that uses it, so that one allowed peer cannot pose as another."""

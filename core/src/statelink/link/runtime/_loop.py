@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import heapq
 import itertools
 import logging
@@ -16,6 +17,12 @@ from typing import Any
 __all__ = ["Loop"]
 
 log = logging.getLogger("statelink.link")
+
+# It keeps the interpreter. A thread that let go of it might wait for it behind one that computes.
+_send = ctypes.PyDLL(None).send
+_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_send.restype = ctypes.c_ssize_t
+_QUIETLY = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
 BURST = 256
 """Most posted jobs that run before messages and timers get their turn."""
@@ -76,8 +83,7 @@ class Loop:
         if not self._awake and threading.get_ident() != self._me:  # the control thread looks before it waits
             self._awake = True
             # If the pipe is full, the thread wakes up anyway. If it is closed, the thread has ended.
-            with contextlib.suppress(OSError):
-                self._waker.send(b"\0")
+            _send(self._waker.fileno(), b"\0", 1, _QUIETLY)
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         """Run ``job`` after some time. Control thread only, or before the loop starts."""
@@ -103,9 +109,10 @@ class Loop:
         # Drain the pipe before clearing the flag. A thread that posts between the two sends no byte, but its job is
         # already in the queue. A thread that posts later sends a byte. In the other order, this thread could take the
         # byte of a post and leave its flag set: then no later post would send a byte and wake this thread.
-        with contextlib.suppress(BlockingIOError):
-            self._wakee.recv(4096)
-        self._awake = False
+        if self._awake:
+            with contextlib.suppress(BlockingIOError):
+                self._wakee.recv(4096)
+            self._awake = False
         for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
             self.guard(self._posted.popleft())
 

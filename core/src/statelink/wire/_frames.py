@@ -1,0 +1,198 @@
+"""Sends, receives and waits on ZeroMQ's sockets, and keeps the interpreter where nothing can block.
+
+A call of pyzmq lets go of the interpreter for each frame. If another thread of the process computes, such as an
+engine's scheduler, the calling thread may get it back only after the switch interval of 5 ms. A call of ZeroMQ that
+does not block takes about a microsecond, so that nothing is gained by letting go. Here such calls are made through
+`ctypes.PyDLL`, which keeps the interpreter. Without the C library behind pyzmq, pyzmq's own calls are used.
+
+Every function belongs to the thread that owns the sockets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import zmq
+
+__all__ = ["Readable", "Watch", "receive", "send"]
+
+_MESSAGE_BYTES = 64
+"""Size of ``zmq_msg_t``, which is part of ZeroMQ's binary interface."""
+USER = b"User-Id"
+"""The property of a message that says who is connected: the public key of the peer, as the gate has told ZeroMQ."""
+
+
+class Readable(Protocol):
+    """What has a descriptor."""
+
+    def fileno(self) -> int: ...
+
+
+class _Item(ctypes.Structure):
+    """``zmq_pollitem_t``."""
+
+    _fields_ = (
+        ("socket", ctypes.c_void_p),
+        ("fd", ctypes.c_int),
+        ("events", ctypes.c_short),
+        ("revents", ctypes.c_short),
+    )
+
+
+class _Calls:
+    """Functions of the C library that pyzmq uses.
+
+    Args:
+        path: A library that is, or is linked with, ZeroMQ.
+
+    Raises:
+        OSError: It cannot be loaded.
+        AttributeError: It lacks a function.
+    """
+
+    def __init__(self, path: str) -> None:
+        keeping, letting = ctypes.PyDLL(path), ctypes.CDLL(path)
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+        def function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+            found = getattr(library, name)
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        self.send = function(keeping, "zmq_send", number, pointer, ctypes.c_char_p, size, number)
+        self.begin = function(keeping, "zmq_msg_init", number, pointer)
+        self.receive = function(keeping, "zmq_msg_recv", number, pointer, pointer, number)
+        self.data = function(keeping, "zmq_msg_data", pointer, pointer)
+        self.more = function(keeping, "zmq_msg_more", number, pointer)
+        self.property = function(keeping, "zmq_msg_gets", ctypes.c_char_p, pointer, ctypes.c_char_p)
+        self.end = function(keeping, "zmq_msg_close", number, pointer)
+        self.errno = function(keeping, "zmq_errno", number)
+        self.look = function(keeping, "zmq_poll", number, pointer, number, ctypes.c_long)
+        self.wait = function(letting, "zmq_poll", number, pointer, number, ctypes.c_long)
+
+    def error(self) -> zmq.ZMQError:
+        number = int(self.errno())
+        return zmq.Again(number) if number == zmq.EAGAIN else zmq.ZMQError(number)
+
+
+def _load() -> _Calls | None:
+    try:
+        from zmq.backend.cython import _zmq
+
+        return _Calls(_zmq.__file__)
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+_calls = _load()
+
+
+def send(socket: zmq.Socket[Any], frames: Sequence[bytes]) -> None:
+    """Queue a message. Does not block.
+
+    Raises:
+        zmq.Again: The socket takes no message now.
+        zmq.ZMQError: The socket is closed, or it is a router without such a peer.
+    """
+    if _calls is None:
+        socket.send_multipart(frames, zmq.NOBLOCK)
+        return
+    handle, left = _handle(socket), len(frames)
+    for frame in frames:
+        left -= 1
+        flags = zmq.NOBLOCK | zmq.SNDMORE if left else zmq.NOBLOCK
+        while _calls.send(handle, frame, len(frame), flags) < 0:
+            error = _calls.error()
+            if error.errno != errno.EINTR:
+                raise error
+
+
+def receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str]:
+    """Take the next message: its frames, and its property `USER`, which is empty without security. Does not block.
+
+    Raises:
+        zmq.Again: There is none.
+        zmq.ZMQError: The socket is closed.
+    """
+    if _calls is None:
+        received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        return [frame.bytes for frame in received], _user(received[-1])
+    handle, message = _handle(socket), ctypes.create_string_buffer(_MESSAGE_BYTES)
+    frames: list[bytes] = []
+    _calls.begin(message)
+    try:
+        while True:
+            nbytes = _calls.receive(message, handle, zmq.NOBLOCK)
+            if nbytes >= 0:
+                frames.append(ctypes.string_at(_calls.data(message), nbytes))
+                if not _calls.more(message):
+                    return frames, (_calls.property(message, USER) or b"").decode(errors="replace")
+                continue
+            error = _calls.error()
+            if error.errno != errno.EINTR:
+                raise error
+    finally:
+        _calls.end(message)
+
+
+def _user(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get(USER.decode()))
+    except zmq.ZMQError:
+        return ""
+
+
+def _handle(socket: zmq.Socket[Any]) -> int:
+    if socket.closed:
+        raise zmq.ZMQError(zmq.ENOTSOCK)
+    return int(socket.underlying)
+
+
+class Watch:
+    """Waits until sockets or descriptors are readable."""
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()  # used where there is no C library
+        self._watched: list[zmq.Socket[Any] | int] = []
+        self._items = (_Item * 0)()
+
+    def add(self, watched: zmq.Socket[Any] | int) -> None:
+        """Watch a socket or a descriptor, until `remove`."""
+        self._poller.register(watched, zmq.POLLIN)
+        self._watched.append(watched)
+        self._list()
+
+    def remove(self, watched: zmq.Socket[Any] | int) -> None:
+        """Watch it no longer. Call this before it is closed."""
+        self._poller.unregister(watched)
+        self._watched.remove(watched)
+        self._list()
+
+    def _list(self) -> None:
+        self._items = (_Item * len(self._watched))()
+        for item, watched in zip(self._items, self._watched, strict=True):
+            item.events = zmq.POLLIN
+            if isinstance(watched, int):
+                item.fd = watched
+            else:
+                item.socket = watched.underlying
+
+    def wait(self, timeout: float | None) -> list[zmq.Socket[Any] | int]:
+        """What is readable, once something is, or after ``timeout`` seconds (``None``: after any time)."""
+        milliseconds = -1 if timeout is None else math.ceil(max(timeout, 0) * 1000)
+        if _calls is None:
+            return [watched for watched, _ in self._poller.poll(milliseconds)]
+        items, count = self._items, len(self._watched)
+        # If something is readable already, the interpreter is kept.
+        found = _calls.look(items, count, 0)
+        if found == 0 and milliseconds:
+            found = _calls.wait(items, count, milliseconds)
+        if found < 0 and _calls.error().errno != errno.EINTR:
+            raise _calls.error()
+        return (
+            [watched for item, watched in zip(items, self._watched, strict=True) if item.revents] if found > 0 else []
+        )

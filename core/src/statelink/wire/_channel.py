@@ -16,7 +16,7 @@ from statelink.errors import ConfigError, PeerError, WireError
 from ._codec import decode, encode
 from ._descriptors import check_descriptors
 from ._dialling import Dialling, Trouble
-from ._frames import Watch, receive, send
+from ._frames import Frames, Watch
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
 from ._parts import Parts, cut
@@ -116,7 +116,7 @@ class Channel:
         self._unheard: dict[str, Dialling] = {}
         self._dials = itertools.count()
         self._routes: OrderedDict[str, bytes] = OrderedDict()
-        self._watch = Watch()
+        self._frames, self._watch = Frames(), Watch()
         if self._gate is not None:
             self._watch.add(self._gate.socket)
         self.host, self.endpoint = "", Endpoint("")
@@ -272,9 +272,9 @@ class Channel:
         try:
             for each in cut(frames):
                 if address is None:
-                    send(self._router, [self._routes[message.to], *each])
+                    self._frames.send(self._router, [self._routes[message.to], *each])
                 else:
-                    send(self._dialled[address], each)
+                    self._frames.send(self._dialled[address], each)
         except (zmq.ZMQError, KeyError) as error:
             raise PeerError(
                 "a message could not be sent", cause=str(error), peer=message.to, code="peer.send"
@@ -307,10 +307,11 @@ class Channel:
         for number in range(BURST):
             if socket.closed or (number and (nbytes > TURN_BYTES or time.monotonic() > until)):
                 return
-            try:
-                frames, key = self._take(socket, address)
-            except zmq.Again:
+            taken = self._frames.receive(socket)
+            if taken is None:
                 return
+            frames, user = taken
+            key = user if address is None else address.partition("|")[2]
             nbytes += sum(map(len, frames))
             routing = frames.pop(0) if address is None and frames else None
             try:
@@ -344,11 +345,6 @@ class Channel:
             return frames
         return parts.add(routing if address is None else address, frames, limit_of(kind))
 
-    def _take(self, socket: zmq.Socket[Any], address: str | None) -> tuple[list[bytes], str]:
-        """The next frames, and the key of the connection; empty without security."""
-        frames, user = receive(socket)
-        return frames, user if address is None else address.partition("|")[2]
-
     def _note_owner(self, name: str, key: str) -> None:
         """Bind a link name to the first key that uses it, so that one allowed peer cannot pose as another."""
         if self._owners.setdefault(name, key) != key:
@@ -377,4 +373,5 @@ class Channel:
         if self._gate is not None:
             self._gate.socket.close()
         self._router.close()
+        self._frames.close()
         self._context.destroy(linger=200)

@@ -14,22 +14,16 @@ import ctypes
 import errno
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
-__all__ = ["Readable", "Watch", "receive", "send"]
+__all__ = ["Frames", "Watch"]
 
 _MESSAGE_BYTES = 64
 """Size of ``zmq_msg_t``, which is part of ZeroMQ's binary interface."""
 USER = b"User-Id"
 """The property of a message that says who is connected: the public key of the peer, as the gate has told ZeroMQ."""
-
-
-class Readable(Protocol):
-    """What has a descriptor."""
-
-    def fileno(self) -> int: ...
 
 
 class _Item(ctypes.Structure):
@@ -74,9 +68,11 @@ class _Calls:
         self.look = function(keeping, "zmq_poll", number, pointer, number, ctypes.c_long)
         self.wait = function(letting, "zmq_poll", number, pointer, number, ctypes.c_long)
 
-    def error(self) -> zmq.ZMQError:
+    def check(self) -> None:
+        """Raise the error of the last call, unless a signal has interrupted it, so that it is to be made again."""
         number = int(self.errno())
-        return zmq.Again(number) if number == zmq.EAGAIN else zmq.ZMQError(number)
+        if number != errno.EINTR:
+            raise zmq.ZMQError(number)
 
 
 def _load() -> _Calls | None:
@@ -91,59 +87,71 @@ def _load() -> _Calls | None:
 _calls = _load()
 
 
-def send(socket: zmq.Socket[Any], frames: Sequence[bytes]) -> None:
-    """Queue a message. Does not block.
+class Frames:
+    """Sends and receives the messages of several sockets."""
 
-    Raises:
-        zmq.Again: The socket takes no message now.
-        zmq.ZMQError: The socket is closed, or it is a router without such a peer.
-    """
-    if _calls is None:
-        socket.send_multipart(frames, zmq.NOBLOCK)
-        return
-    handle, left = _handle(socket), len(frames)
-    for frame in frames:
-        left -= 1
-        flags = zmq.NOBLOCK | zmq.SNDMORE if left else zmq.NOBLOCK
-        while _calls.send(handle, frame, len(frame), flags) < 0:
-            error = _calls.error()
-            if error.errno != errno.EINTR:
-                raise error
+    def __init__(self) -> None:
+        self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self._address = ctypes.addressof(self._message)
+        if _calls is not None:
+            _calls.begin(self._address)
 
+    def send(self, socket: zmq.Socket[Any], frames: Sequence[bytes]) -> None:
+        """Queue a message. Does not block.
 
-def receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str]:
-    """Take the next message: its frames, and its property `USER`, which is empty without security. Does not block.
+        Raises:
+            zmq.ZMQError: The socket takes no message now, it is closed, or it is a router without such a peer.
+        """
+        if _calls is None:
+            socket.send_multipart(frames, zmq.NOBLOCK)
+            return
+        handle, last = _handle(socket), len(frames) - 1
+        for number, frame in enumerate(frames):
+            flags = zmq.NOBLOCK if number == last else zmq.NOBLOCK | zmq.SNDMORE
+            while _calls.send(handle, frame, len(frame), flags) < 0:
+                _calls.check()
 
-    Raises:
-        zmq.Again: There is none.
-        zmq.ZMQError: The socket is closed.
-    """
-    if _calls is None:
-        received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        return [frame.bytes for frame in received], _user(received[-1])
-    handle, message = _handle(socket), ctypes.create_string_buffer(_MESSAGE_BYTES)
-    frames: list[bytes] = []
-    _calls.begin(message)
-    try:
+    def receive(self, socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
+        """Take the next message: its frames, and its property `USER`, which is empty without security.
+
+        ``None`` if there is none. Does not block.
+
+        Raises:
+            zmq.ZMQError: The socket is closed.
+        """
+        if _calls is None:
+            return _receive(socket)
+        handle, message = _handle(socket), self._address
+        frames: list[bytes] = []
         while True:
             nbytes = _calls.receive(message, handle, zmq.NOBLOCK)
-            if nbytes >= 0:
-                frames.append(ctypes.string_at(_calls.data(message), nbytes))
-                if not _calls.more(message):
-                    return frames, (_calls.property(message, USER) or b"").decode(errors="replace")
+            if nbytes < 0:
+                if not frames and _calls.errno() == zmq.EAGAIN:
+                    return None
+                _calls.check()
                 continue
-            error = _calls.error()
-            if error.errno != errno.EINTR:
-                raise error
-    finally:
-        _calls.end(message)
+            frames.append(ctypes.string_at(_calls.data(message), nbytes))
+            if not _calls.more(message):
+                user = _calls.property(message, USER)
+                return frames, user.decode(errors="replace") if user else ""
+
+    def close(self) -> None:
+        """Free the last message. Nothing is received after it."""
+        if _calls is not None:
+            _calls.end(self._address)
 
 
-def _user(frame: zmq.Frame) -> str:
+def _receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
+    """The same with pyzmq."""
     try:
-        return str(frame.get(USER.decode()))
+        received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    try:
+        user = str(received[-1].get(USER.decode()))
     except zmq.ZMQError:
-        return ""
+        user = ""
+    return [frame.bytes for frame in received], user
 
 
 def _handle(socket: zmq.Socket[Any]) -> int:
@@ -191,8 +199,8 @@ class Watch:
         found = _calls.look(items, count, 0)
         if found == 0 and milliseconds:
             found = _calls.wait(items, count, milliseconds)
-        if found < 0 and _calls.error().errno != errno.EINTR:
-            raise _calls.error()
-        return (
-            [watched for item, watched in zip(items, self._watched, strict=True) if item.revents] if found > 0 else []
-        )
+        if found < 0:
+            _calls.check()
+        if found <= 0:
+            return []
+        return [watched for item, watched in zip(items, self._watched, strict=True) if item.revents]

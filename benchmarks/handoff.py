@@ -1,6 +1,6 @@
 """What a request costs end to end: two processes of this machine, one link each, pools as an engine keeps them.
 
-    python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--busy none prefill] [--rounds 10] [--verify]
+    python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--busy none prefill] [--rounds 30] [--verify]
                                  [--json]
 
 Workloads, all with pages of 16 KiB for K and as much for V:
@@ -9,17 +9,20 @@ Workloads, all with pages of 16 KiB for K and as much for V:
     B   32 layers x 512 random pages (512 MiB)
     C   32 layers x 512 pages in order
 
-Each round runs the floor and a request, one right after the other. The floor is one thread of the receiving process
-that copies the same bytes out of the sender with ``process_vm_readv``, 1,024 vectors a call, all prepared beforehand.
-The request is timed on decode, from ``receive`` to *succeeded*, with items given and prefill pushing at once. Only the
-ratio of the two means anything on a shared machine.
+Each round takes all of these, one right after the other:
+
+    request   from ``receive`` on decode to *succeeded*, with items given and prefill pushing at once
+    floor     one thread of the receiving process copies the same bytes out of the sender with ``process_vm_readv``,
+              1,024 vectors a call, all prepared beforehand. It is taken twice; the ratio of the two is the noise
+    raw       the library that the backend uses, called by itself; see `benchmarks.raw`
+    busy      a request while a thread of one process or of both runs Python; see `benchmarks.busy`
+
+Printed are medians of the ratios of one round's times, with the bounds of 95 of 100 resamples.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import json
 import multiprocessing
 import os
@@ -28,29 +31,19 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 import statelink
 from statelink import state
 
 from .busy import BUSY, Spin, spins
+from .floor import Rows, copy, merged
+from .pairs import in_turn, ratio
+from .raw import engine
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 TOKENS, HEADS, DIM = 16, 8, 128
-IOV_MAX = 1024
-
-libc = ctypes.CDLL(None, use_errno=True)
-libc.process_vm_readv.restype = ctypes.c_ssize_t
-libc.process_vm_readv.argtypes = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
 
 
 class Workload(NamedTuple):
@@ -67,11 +60,6 @@ WORKLOADS = {
     "B": Workload(32, 512, True, False),
     "C": Workload(32, 512, False, False),
 }
-
-
-def beside(busy: str) -> contextlib.AbstractContextManager[object]:
-    """A busy thread of this process, if there is to be one."""
-    return contextlib.nullcontext() if busy == "none" else Spin(busy)
 
 
 class Pools:
@@ -94,8 +82,8 @@ class Pools:
         if workload.states:
             self.items |= {"mamba": [3], "aux": [5]}
 
-    def blocks(self) -> npt.NDArray[np.uint64]:
-        """Address and length of every page, in the order of the layers: an iovec array."""
+    def blocks(self) -> Rows:
+        """Address and length of every page, in the order of the layers."""
         rows = [
             np.stack(
                 [array.ctypes.data + self.ids * array.strides[0], np.full(len(self.ids), array.strides[0])], axis=1
@@ -105,76 +93,118 @@ class Pools:
         ]
         return np.concatenate(rows).astype(np.uint64)
 
-
-def prefill(name: str, config: dict[str, Any], rounds: int, busy: str, pipe: Connection) -> None:
-    """The sending process."""
-    workload = WORKLOADS[name]
-    pools = Pools(workload, "prefill")
-    for pair in pools.kv.values():
-        for array in pair:
-            array[:] = np.arange(array.size, dtype=np.uint16).reshape(array.shape)
-    tokens = workload.pages * TOKENS
-    with beside(busy), statelink.open({"role": "prefill", **config}, pools.inventory) as link:
-        pipe.send((link.address, os.getpid(), pools.blocks()))
-        for room in range(1, rounds + 1):
-            pipe.recv()
-            sending = link.send(room, tokens)
-            sending.push(pools.items)
-            sending.wait(60)
-            sending.check()
-        pipe.recv()
+    def memory(self) -> Rows:
+        """Address and length of every pool of pages."""
+        return np.array([[array.ctypes.data, array.nbytes] for pair in self.kv.values() for array in pair], np.uint64)
 
 
-def copy(pid: int, source: npt.NDArray[np.uint64], target: npt.NDArray[np.uint64]) -> None:
-    """The floor: read every block out of the other process."""
-    for first in range(0, len(source), IOV_MAX):
-        theirs, ours = source[first : first + IOV_MAX], target[first : first + IOV_MAX]
-        wanted = int(ours[:, 1].sum())
-        done = libc.process_vm_readv(pid, ours.ctypes.data, len(ours), theirs.ctypes.data, len(theirs), 0)
-        if done != wanted:
-            raise OSError(ctypes.get_errno(), f"process_vm_readv moved {done} of {wanted} bytes")
+class Sender:
+    """The sending process. Its methods are called from the other one."""
+
+    def __init__(self, name: str, config: dict[str, Any], spin: str) -> None:
+        workload = WORKLOADS[name]
+        self.pools = Pools(workload, "prefill")
+        for pair in self.pools.kv.values():
+            for array in pair:
+                array[:] = np.arange(array.size, dtype=np.uint16).reshape(array.shape)
+        self.tokens = workload.pages * TOKENS
+        self.spin, self.room = Spin(spin), 0
+        self.link = statelink.open({"role": "prefill", **config}, self.pools.inventory)
+
+    def where(self) -> tuple[str, int, Rows]:
+        """The link's address, this process, and the blocks that it sends."""
+        return self.link.address, os.getpid(), self.pools.blocks()
+
+    def send(self, busy: bool) -> None:
+        """One request."""
+        self.room += 1
+        self.spin.set(busy)
+        sending = self.link.send(self.room, self.tokens)
+        sending.push(self.pools.items)
+        sending.wait(60)
+        sending.check()
+        self.spin.set(False)
 
 
-def measure(name: str, config: dict[str, Any], rounds: int, busy: str) -> dict[str, Any]:
+def prefill(name: str, config: dict[str, Any], spin: str, pipe: Connection) -> None:
+    """Runs in the sending process until the other one has no more to do."""
+    sender = Sender(name, config, spin)
+    with sender.link, sender.spin, engine(config["backend"], "source", sender.pools.memory()) as raw:
+        pipe.send(sender.where())
+        while (asked := pipe.recv())[0] != "end":
+            what, *arguments = asked
+            if what == "send":
+                sender.send(*arguments)
+            elif raw is not None and what == "know":
+                raw.connect(*arguments)
+            elif raw is not None and what == "raw":
+                pipe.send(raw.move())
+
+
+def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none") -> dict[str, Any]:
     """One workload over one backend."""
     workload = WORKLOADS[name]
+    ours, theirs = spins(busy)[::-1]
     context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=prefill, args=(name, config, rounds, spins(busy)[0], theirs), daemon=True)
+    pipe, other = context.Pipe()
+    process = context.Process(target=prefill, args=(name, config, theirs, other), daemon=True)
     process.start()
-    pools = Pools(workload, "decode")
-    tokens = workload.pages * TOKENS
-    ratios, floors, requests = [], [], []
-    with beside(spins(busy)[1]), statelink.open({"role": "decode", **config}, pools.inventory) as link:
+    pools, backend = Pools(workload, "decode"), config["backend"]
+    moved: dict[str, Any] = {}
+    rooms = iter(range(1, 1 << 20))
+    with (
+        statelink.open({"role": "decode", **config}, pools.inventory) as link,
+        Spin(ours) as spin,
+        engine(backend, "target", pools.memory()) as raw,
+    ):
         address, pid, source = pipe.recv()
         target = pools.blocks()
-        for room in range(1, rounds + 1):
+
+        def request(busy: bool = False) -> float:
+            spin.set(busy)
+            pipe.send(("send", busy))
             began = time.perf_counter()
-            copy(pid, source, target)
-            floor = time.perf_counter() - began
-            pipe.send("go")
-            began = time.perf_counter()
-            receiving = link.receive(room, address, tokens, pools.items)
+            receiving = link.receive(next(rooms), address, workload.pages * TOKENS, pools.items)
             receiving.wait(60)
             took = time.perf_counter() - began
             receiving.check()
-            if room > 2:  # the first ones touch fresh pages and open connections
-                ratios.append(took / floor)
-                floors.append(floor * 1e3)
-                requests.append(took * 1e3)
-        moved = receiving.report.moved
-        pipe.send("done")
+            spin.set(False)
+            moved.update(receiving.report.moved)
+            return took
+
+        def floor() -> float:
+            began = time.perf_counter()
+            copy(pid, source, target)
+            return time.perf_counter() - began
+
+        def library() -> float:
+            pipe.send(("raw",))
+            return float(pipe.recv())
+
+        ways = {"request": request, "floor": floor, "again": floor}
+        if raw is not None:
+            pipe.send(("know", raw.address(), *merged(source, target)))
+            ways["raw"] = library
+        if busy != "none":
+            ways["busy"] = lambda: request(True)
+        took = list(in_turn(ways, rounds))
+        times = {way: [each[way] for each in took] for way in ways}
+        pipe.send(("end",))
     process.join(20)
-    return {
+    row: dict[str, Any] = {
         "workload": name,
         **config,
-        "busy": busy,
         "MiB": round(sum(each.nbytes for each in moved.values()) / 2**20, 1),
         "blocks": sum(each.blocks for each in moved.values()),
-        "floor_ms": round(statistics.median(floors), 2),
-        "request_ms": round(statistics.median(requests), 2),
-        "ratio": round(statistics.median(ratios), 2),
+        **{f"{way}_ms": round(statistics.median(values) * 1e3, 2) for way, values in times.items() if way != "again"},
+        "over_floor": ratio(times["request"], times["floor"]),
+        "noise": ratio(times["again"], times["floor"]),
     }
+    if raw is not None:
+        row["over_raw"] = ratio(times["request"], times["raw"])
+    if busy != "none":
+        row |= {"busy": busy, "busy_over_quiet": ratio(times["busy"], times["request"])}
+    return row
 
 
 def main() -> None:
@@ -182,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", nargs="+", default=["tcp"])
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
     parser.add_argument("--verify", action="store_true", help="also with verify = 'digest'")
     parser.add_argument("--json", action="store_true")
@@ -191,7 +221,7 @@ def main() -> None:
         for backend in arguments.backend:
             for verify in ("off", "digest") if arguments.verify else ("off",):
                 for busy in arguments.busy:
-                    row = measure(name, {"backend": backend, "verify": verify}, max(arguments.rounds, 4), busy)
+                    row = measure(name, {"backend": backend, "verify": verify}, arguments.rounds, busy)
                     text = "  ".join(f"{key} {value}" for key, value in row.items())
                     print(json.dumps(row) if arguments.json else text, flush=True)
 

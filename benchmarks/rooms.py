@@ -107,10 +107,7 @@ def measured(link: statelink.Link, pools: Pools, peer: str, first: int, rooms: i
         seconds = time.perf_counter() - began
         return Side(seconds, (time.process_time() - cpu) / rooms, statistics.median(took), 0.0)
     with Spin(spin) as busy:
-        time.sleep(0.2)
-        count, began = busy.count, time.perf_counter()
-        time.sleep(0.3)
-        quiet = (busy.count - count) / (time.perf_counter() - began)
+        quiet = busy.rate()
         spent, cpu, count, began = busy.cpu, time.process_time(), busy.count, time.perf_counter()
         took = play(link, pools, peer, first, rooms, in_flight)
         seconds = time.perf_counter() - began

@@ -42,12 +42,12 @@ WARM = 200
 class Pools:
     """The pools of one side, with space for so many rooms at once."""
 
-    def __init__(self, name: str, rooms: int) -> None:
+    def __init__(self, name: str, rooms: int, dim: int = 64) -> None:
         per = WINDOW // PAGE
-        shape = (per * rooms, PAGE, 4, 64)
+        shape = (per * rooms, PAGE, 4, dim)
         self.window = {n: (np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)) for n in range(2)}
-        self.conv = {2: np.zeros((rooms, 512, 4), np.uint16)}
-        self.ssm = {2: np.zeros((rooms, 8, 16, 16), np.float32)}
+        self.conv = {2: np.zeros((rooms, 8 * dim, 4), np.uint16)}
+        self.ssm = {2: np.zeros((rooms, 8, dim // 4, 16), np.float32)}
         self.row = np.zeros((rooms, 64), np.uint8)
         self.inventory = state.describe(
             name,

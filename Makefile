@@ -34,6 +34,7 @@ PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
 BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
 DEMO := $(VENV)/.stamp-demo-$(BACKEND)
+BENCH := $(VENV)/.stamp-bench
 # A backend of this repository is installed from it; any other is taken as it is installed.
 DEMO_PLUGIN := $(wildcard plugins/$(BACKEND)/pyproject.toml)
 
@@ -53,13 +54,17 @@ $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
 	$(PIP) -e core -e examples/demo $(if $(DEMO_PLUGIN),-e "plugins/$(BACKEND)$(EXTRA_$(BACKEND))")
 	@touch $@
 
+$(BENCH): $(BASE)
+	$(PIP) matplotlib
+	@touch $@
+
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix third-party soak fix clean distclean libraries
+.PHONY: help setup demo check test again matrix third-party soak bench fix clean distclean libraries
 
 help: ## List the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | $(if $(wildcard benchmarks/__main__.py),,grep -v '^bench' |) while IFS=$$'\t' read -r name text; do \
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
 	  printf '  %-14s %s\n' "$$name" "$$text"; done
 
 setup: $(DEV) libraries ## Set up .venv with the core, every plugin, the demo and the tools
@@ -111,11 +116,8 @@ $(CONFORM): conform-%: setup
 soak: setup ## Run the long tests
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
-ifneq ($(wildcard benchmarks/__main__.py),)
-.PHONY: bench
-bench: setup ## Measure: make bench ARGS="--help"
+bench: setup $(BENCH) ## Measure, and write build/bench: make bench ARGS="--help"
 	$(BIN)/python -m benchmarks $(ARGS)
-endif
 
 fix: $(DEV) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --exit-zero

@@ -1,13 +1,93 @@
-"""Every benchmark, one after the other."""
+"""Every benchmark of requests: prints each row, and writes all of them as JSON and as plots.
+
+    python -m benchmarks [--suite handoff rooms unequal growth] [--backend tcp nixl mooncake] [--rounds 30]
+                         [--out build/bench]
+
+A row's ratios are medians over pairs that were taken in turn, with the bounds of 95 of 100 resamples. ``noise`` is the
+ratio of a thing to itself. Nothing is asserted. ``results.json`` has the rows, and what the machine is. ``ratios.svg``
+shows the ratios, and ``growth.svg`` how costs grow.
+"""
 
 from __future__ import annotations
 
-import runpy
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-for name in ("plan", "tcp_backend", "handoff", "rooms"):
-    print(f"== {name}", flush=True)
-    try:
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
-    except SystemExit as ended:  # --help of one of them is not the end of the others
-        if ended.code:
-            raise
+from . import growth, handoff, plots, rooms, unequal
+from .busy import BUSY
+
+Row = dict[str, Any]
+E64 = 64
+
+
+def handoffs(backend: str, rounds: int) -> Iterator[Row]:
+    """A, B and C, quiet and beside a busy engine."""
+    for name in handoff.WORKLOADS:
+        for busy in BUSY[1:]:
+            yield handoff.measure(name, {"backend": backend}, rounds, busy)
+
+
+def small(backend: str, rounds: int) -> Iterator[Row]:
+    """E, alone and many in flight, quiet and beside a busy engine."""
+    for busy in BUSY:
+        for in_flight in (1, E64):
+            count = rounds * (20 if in_flight == 1 else 100) // (1 if busy == "none" else 5)
+            yield rooms.measure(backend, max(count, 2 * in_flight), in_flight, busy)
+
+
+def widths(backend: str, rounds: int) -> Iterator[Row]:
+    """D."""
+    yield unequal.measure(backend, 128, rounds, 64 << 20)
+
+
+SUITES: dict[str, Callable[[str, int], Iterator[Row]]] = {
+    "handoff": handoffs,
+    "rooms": small,
+    "unequal": widths,
+    "growth": growth.rows,
+}
+
+
+def machine() -> Row:
+    """What the numbers depend on."""
+    packages = ("statelink", "numpy", "pyzmq")
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def main() -> None:
+    """Parse arguments, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--backend", nargs="+", default=["tcp", "nixl", "mooncake"])
+    parser.add_argument("--rounds", type=int, default=30, help="pairs of each ratio")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    found: list[Row] = []
+    for suite in arguments.suite:
+        for backend in arguments.backend:
+            for row in SUITES[suite](backend, arguments.rounds):
+                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+                found.append({"suite": suite, **row})
+                # After each row, so that an interrupted run leaves what it has.
+                text = json.dumps({"machine": machine(), "rounds": arguments.rounds, "rows": found}, indent=1)
+                (arguments.out / "results.json").write_text(text + "\n")
+    for path in plots.draw(found, arguments.out):
+        print(f"wrote {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,10 +36,8 @@ def take(host: Host) -> dict[str, int]:
     its backend. ``waits`` is how often these threads gave their processor back to wait for something. After each wait,
     a thread needs the interpreter again.
     """
-    now = Counter(_counts, waits=_waits())
-    taken = {
-        what: now[what] - _before[what] for what in ("calls", "other calls", "messages", "batches", "checks", "waits")
-    }
+    _counts["waits"] = _waits()
+    taken = {what: _counts[what] - _before[what] for what in WHAT}
     _before.update(Counter(taken))
     return taken
 

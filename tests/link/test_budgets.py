@@ -1,7 +1,7 @@
 """What a small request costs in counts, which hardly depend on the machine: calls, messages, waits, batches.
 
 A budget is the least count of some requests, as it was measured. Lower it with each improvement. A change that needs
-more than `MORE` of it has to say why.
+more than `MORE` of it has to say why. Waits may be `WAITS` more: it is a matter of moments whether a thread has to wait.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ POOLS = (Kv(name="swa", layers=(0, 1), pages=64, window=32), Mamba(), Aux())
 """One sliding window, one recurrent slot and one row."""
 TOKENS = 64
 WARM, ROOMS = 10, 20
-MORE = 1.1
+MORE, WAITS = 1.1, 2
 WHAT = "calls", "other calls", "messages", "batches", "checks", "waits"
 """See `counting.take`. Checks are of lists of blocks, against registered memory."""
 BUDGETS = {
-    "tcp": {"prefill": (1335, 48, 1, 1, 4, 4), "decode": (654, 164, 2, 0, 0, 3)},
+    "tcp": {"prefill": (1335, 48, 1, 1, 4, 4), "decode": (642, 164, 2, 0, 0, 3)},
     "nixl": {"prefill": (690, 592, 1, 1, 4, 4), "decode": (486, 0, 2, 0, 0, 2)},
     "mooncake": {"prefill": (688, 516, 1, 1, 4, 4), "decode": (486, 0, 2, 0, 0, 2)},
 }
@@ -51,4 +51,4 @@ def test_a_small_request_keeps_to_its_budget(engines: TwoEngines, tell: Callable
     tell(f"{engines.backend}: {least}")
     for side, budgets in BUDGETS[engines.backend].items():
         for what, count, budget in zip(WHAT, least[side], budgets, strict=True):
-            assert count <= MORE * budget, f"{side} needs {count} {what}, and has {budget}"
+            assert count <= MORE * budget + WAITS * (what == "waits"), f"{side} needs {count} {what}, and has {budget}"

@@ -61,7 +61,7 @@ $(BENCH): $(BASE)
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix third-party soak bench fix clean distclean libraries
+.PHONY: help setup demo check test again matrix third-party soak bench gpu fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -118,6 +118,10 @@ soak: setup ## Run the long tests
 
 bench: setup $(BENCH) ## Measure, and write build/bench: make bench ARGS="--help"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Offline where setup has run; on a machine that is lent for minutes, run a part at a time: ARGS="--part kit-nixl".
+gpu: ## Run what needs a graphics card; without one, say what would run
+	$(BIN)/python -m tools.gpu $(ARGS)
 
 fix: $(DEV) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --exit-zero

@@ -1,7 +1,7 @@
 """What a request costs end to end: two processes of this machine, one link each, pools as an engine keeps them.
 
     python -m benchmarks.handoff [--backend tcp] [--workload A B C] [--busy none prefill] [--rounds 30] [--verify]
-                                 [--json]
+                                 [--memory host] [--json]
 
 Workloads, all with pages of 16 KiB for K and as much for V:
 
@@ -13,7 +13,8 @@ Each round takes all of these, one right after the other:
 
     request   from ``receive`` on decode to *succeeded*, with items given and prefill pushing at once
     floor     one thread of the receiving process copies the same bytes out of the sender with ``process_vm_readv``,
-              1,024 vectors a call, all prepared beforehand. It is taken twice; the ratio of the two is the noise
+              1,024 vectors a call, all prepared beforehand. On a device, it copies as many pages there. It is taken
+              twice; the ratio of the two is the noise
     raw       the library that the backend uses, called by itself; see `benchmarks.raw`
     busy      a request while a thread of one process or of both runs Python; see `benchmarks.busy`
 
@@ -28,6 +29,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,7 @@ from statelink import state
 
 from .busy import BUSY, Spin, spins
 from .floor import Rows, copy, merged
+from .memory import HOST, Copied, address, fill, rows, zeros
 from .pairs import in_turn, ratio
 from .raw import engine
 
@@ -65,14 +68,15 @@ WORKLOADS = {
 class Pools:
     """The pools of one side."""
 
-    def __init__(self, workload: Workload, name: str) -> None:
+    def __init__(self, workload: Workload, name: str, memory: str) -> None:
         count = workload.pages + workload.pages // 8
         shape = (count, TOKENS, HEADS, DIM // 2)
-        self.kv = {n: (np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)) for n in range(workload.layers)}
+        self.kv = {n: (zeros(shape, "int16", memory), zeros(shape, "int16", memory)) for n in range(workload.layers)}
+        self.arrays = [array for pair in self.kv.values() for array in pair]
         parts = [state.kv_pages(self.kv, heads=HEADS)]
         if workload.states:
-            self.conv = {n: np.zeros((8, 4096, 6), np.uint8) for n in range(4)}
-            self.ssm = {n: np.zeros((8, 16, 64, 32), np.float32) for n in range(4)}
+            self.conv = {n: zeros((8, 4096, 6), "uint8", memory) for n in range(4)}
+            self.ssm = {n: zeros((8, 16, 64, 32), "float32", memory) for n in range(4)}
             self.row = np.zeros((8, 64), np.uint8)
             parts += [state.mamba_slots(conv=self.conv, ssm=self.ssm, heads=16), state.aux_rows({"row": self.row})]
         self.inventory = state.describe(name, parts)
@@ -84,29 +88,21 @@ class Pools:
 
     def blocks(self) -> Rows:
         """Address and length of every page, in the order of the layers."""
-        rows = [
-            np.stack(
-                [array.ctypes.data + self.ids * array.strides[0], np.full(len(self.ids), array.strides[0])], axis=1
-            )
-            for pair in self.kv.values()
-            for array in pair
-        ]
-        return np.concatenate(rows).astype(np.uint64)
+        return np.concatenate([rows(array, self.ids) for array in self.arrays])
 
     def memory(self) -> Rows:
         """Address and length of every pool of pages."""
-        return np.array([[array.ctypes.data, array.nbytes] for pair in self.kv.values() for array in pair], np.uint64)
+        return np.array([[address(array), array.nbytes] for array in self.arrays], np.uint64)
 
 
 class Sender:
     """The sending process. Its methods are called from the other one."""
 
-    def __init__(self, name: str, config: dict[str, Any], spin: str) -> None:
+    def __init__(self, name: str, config: dict[str, Any], spin: str, memory: str) -> None:
         workload = WORKLOADS[name]
-        self.pools = Pools(workload, "prefill")
-        for pair in self.pools.kv.values():
-            for array in pair:
-                array[:] = np.arange(array.size, dtype=np.uint16).reshape(array.shape)
+        self.pools = Pools(workload, "prefill", memory)
+        for array in self.pools.arrays:
+            fill(array)
         self.tokens = workload.pages * TOKENS
         self.spin, self.room = Spin(spin), 0
         self.link = statelink.open({"role": "prefill", **config}, self.pools.inventory)
@@ -126,10 +122,10 @@ class Sender:
         self.spin.set(False)
 
 
-def prefill(name: str, config: dict[str, Any], spin: str, pipe: Connection) -> None:
+def prefill(name: str, config: dict[str, Any], spin: str, memory: str, pipe: Connection) -> None:
     """Runs in the sending process until the other one has no more to do."""
-    sender = Sender(name, config, spin)
-    with sender.link, sender.spin, engine(config["backend"], "source", sender.pools.memory()) as raw:
+    sender = Sender(name, config, spin, memory)
+    with sender.link, sender.spin, engine(config["backend"], "source", sender.pools.memory(), memory) as raw:
         pipe.send(sender.where())
         while (asked := pipe.recv())[0] != "end":
             what, *arguments = asked
@@ -141,21 +137,21 @@ def prefill(name: str, config: dict[str, Any], spin: str, pipe: Connection) -> N
                 pipe.send(raw.move())
 
 
-def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none") -> dict[str, Any]:
+def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none", memory: str = HOST) -> dict[str, Any]:
     """One workload over one backend."""
     workload = WORKLOADS[name]
     ours, theirs = spins(busy)[::-1]
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
-    process = context.Process(target=prefill, args=(name, config, theirs, other), daemon=True)
+    process = context.Process(target=prefill, args=(name, config, theirs, memory, other), daemon=True)
     process.start()
-    pools, backend = Pools(workload, "decode"), config["backend"]
+    pools, backend = Pools(workload, "decode", memory), config["backend"]
     moved: dict[str, Any] = {}
     rooms = iter(range(1, 1 << 20))
     with (
         statelink.open({"role": "decode", **config}, pools.inventory) as link,
         Spin(ours) as spin,
-        engine(backend, "target", pools.memory()) as raw,
+        engine(backend, "target", pools.memory(), memory) as raw,
     ):
         address, pid, source = pipe.recv()
         target = pools.blocks()
@@ -172,9 +168,11 @@ def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none") 
             moved.update(receiving.report.moved)
             return took
 
+        least = partial(copy, pid, source, target) if memory == HOST else Copied(pools.arrays, pools.ids)
+
         def floor() -> float:
             began = time.perf_counter()
-            copy(pid, source, target)
+            least()
             return time.perf_counter() - began
 
         def library() -> float:
@@ -194,6 +192,7 @@ def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none") 
     row: dict[str, Any] = {
         "workload": name,
         **config,
+        "memory": memory,
         "MiB": round(sum(each.nbytes for each in moved.values()) / 2**20, 1),
         "blocks": sum(each.blocks for each in moved.values()),
         **{f"{way}_ms": round(statistics.median(values) * 1e3, 2) for way, values in times.items() if way != "again"},
@@ -214,6 +213,7 @@ def main() -> None:
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--busy", nargs="+", choices=BUSY, default=["none"])
+    parser.add_argument("--memory", default=HOST, help="host, or a device as torch names it, such as cuda:0")
     parser.add_argument("--verify", action="store_true", help="also with verify = 'digest'")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -221,7 +221,9 @@ def main() -> None:
         for backend in arguments.backend:
             for verify in ("off", "digest") if arguments.verify else ("off",):
                 for busy in arguments.busy:
-                    row = measure(name, {"backend": backend, "verify": verify}, arguments.rounds, busy)
+                    row = measure(
+                        name, {"backend": backend, "verify": verify}, arguments.rounds, busy, arguments.memory
+                    )
                     text = "  ".join(f"{key} {value}" for key, value in row.items())
                     print(json.dumps(row) if arguments.json else text, flush=True)
 

@@ -26,9 +26,10 @@ class Raw(Protocol):
     Args:
         name: ``source`` or ``target``.
         memory: Address and length of each range of memory to register.
+        device: The number of the graphics card that it belongs to; ``None`` for host memory.
     """
 
-    def __init__(self, name: str, memory: Rows) -> None: ...
+    def __init__(self, name: str, memory: Rows, device: int | None) -> None: ...
 
     def address(self) -> Any:
         """What the source has to know of the target. Picklable."""
@@ -45,27 +46,28 @@ class Raw(Protocol):
 class Nixl:
     """One ``initialize_xfer`` over arrays of blocks, and ``transfer``."""
 
-    def __init__(self, name: str, memory: Rows) -> None:
+    def __init__(self, name: str, memory: Rows, device: int | None) -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
         if not os.path.isdir("/sys/class/infiniband"):
             os.environ.setdefault("UCX_MODULES", "^ib")
         from nixl._api import nixl_agent, nixl_agent_config
 
         self._agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
-        self._agent.register_memory(_wide(memory), "DRAM")
+        self._kind, self._device = "DRAM" if device is None else "VRAM", device or 0
+        self._agent.register_memory(self._wide(memory), self._kind)
 
     def address(self) -> Any:
         return self._agent.get_agent_metadata()
 
     def connect(self, peer: Any, source: Rows, target: Rows) -> None:
         self._peer = self._agent.add_remote_agent(peer)
-        self._ends = _wide(source), _wide(target)
+        self._ends = self._wide(source), self._wide(target)
 
     def move(self) -> float:
         agent = self._agent
         began = time.perf_counter()
         handle = agent.initialize_xfer(
-            "WRITE", *(agent.get_xfer_descs(rows, "DRAM") for rows in self._ends), self._peer
+            "WRITE", *(agent.get_xfer_descs(rows, self._kind) for rows in self._ends), self._peer
         )
         state = agent.transfer(handle)
         while state == "PROC":
@@ -79,11 +81,15 @@ class Nixl:
     def close(self) -> None:
         del self._agent
 
+    def _wide(self, rows: Rows) -> Rows:
+        """With a third column, the device."""
+        return np.concatenate([rows, np.full((len(rows), 1), self._device, np.uint64)], axis=1)
+
 
 class Mooncake:
     """One ``batch_transfer_sync_write``."""
 
-    def __init__(self, name: str, memory: Rows) -> None:
+    def __init__(self, name: str, memory: Rows, device: int | None) -> None:
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         from mooncake.engine import TransferEngine
 
@@ -114,15 +120,18 @@ RAW: dict[str, type[Raw]] = {"nixl": Nixl, "mooncake": Mooncake}
 """By the name of the backend that uses it."""
 
 
-def _wide(rows: Rows) -> Rows:
-    """With a third column, the device."""
-    return np.concatenate([rows, np.zeros((len(rows), 1), np.uint64)], axis=1)
-
-
 @contextlib.contextmanager
-def engine(backend: str, name: str, memory: Rows) -> Iterator[Raw | None]:
-    """The library behind a backend; ``None`` if nothing stands behind it."""
-    made = RAW[backend](name, memory) if backend in RAW else None
+def engine(backend: str, name: str, memory: Rows, where: str) -> Iterator[Raw | None]:
+    """The library behind a backend; ``None`` if nothing stands behind it.
+
+    Args:
+        backend: The backend's name.
+        name: ``source`` or ``target``.
+        memory: Address and length of each range of memory to register.
+        where: ``host``, or the device that it belongs to, as torch names it.
+    """
+    device = int(where.partition(":")[2] or 0) if where.startswith("cuda") else None
+    made = RAW[backend](name, memory, device) if backend in RAW else None
     try:
         yield made
     finally:

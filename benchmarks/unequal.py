@@ -1,6 +1,7 @@
 """Workload D: prefill and decode of unequal width, where plans shatter: each block is one token's heads.
 
-    python -m benchmarks.unequal [--backend tcp nixl mooncake] [--dim 32 128 512] [--rounds 30] [--ring 64] [--json]
+    python -m benchmarks.unequal [--backend tcp nixl mooncake] [--dim 32 128 512] [--rounds 30] [--ring 64]
+                                 [--memory host] [--json]
 
 Prefill has four ranks, decode two. Pages have 16 tokens of 8 KV heads, with the heads inside (NHD). Beside them is a
 recurrent state with a convolution in three groups. Each round takes these ways, one right after the other:
@@ -31,6 +32,7 @@ import numpy as np
 import statelink
 from statelink import state
 
+from .memory import HOST, moved, seen
 from .pairs import in_turn, ratio
 
 if TYPE_CHECKING:
@@ -47,9 +49,9 @@ WAYS = {"direct": PREFILL, "staged": PREFILL, "whole": DECODE}
 class Rank:
     """One rank's pools: pages and a recurrent state, which are the rank's share of the same numbers on both sides."""
 
-    def __init__(self, name: str, dim: int, rank: int, ranks: int) -> None:
+    def __init__(self, name: str, dim: int, rank: int, ranks: int, memory: str) -> None:
         rng = np.random.default_rng(7)
-        share = slice(HEADS // ranks * rank, HEADS // ranks * (rank + 1))
+        share = np.arange(HEADS // ranks * rank, HEADS // ranks * (rank + 1))
         groups = [WIDTH // 4, WIDTH // 4, WIDTH // 2]
         starts = itertools.accumulate([0, *groups[:-1]])
         channels = np.concatenate(
@@ -58,16 +60,19 @@ class Rank:
                 for start, size in zip(starts, groups, strict=True)
             ]
         )
-        state_heads = slice(STATE_HEADS // ranks * rank, STATE_HEADS // ranks * (rank + 1))
+        state_heads = np.arange(STATE_HEADS // ranks * rank, STATE_HEADS // ranks * (rank + 1))
+        pages = (PAGES, TOKENS, HEADS, dim)
+
+        def part(low: int, high: int, shape: tuple[int, ...], dtype: Any, chosen: Any, axis: int) -> Any:
+            whole = rng.integers(low, high, shape).astype(dtype)
+            return moved(np.take(whole, chosen, axis=axis), memory)
+
         self.kv = {
-            n: (
-                np.ascontiguousarray(rng.integers(0, 1 << 16, (PAGES, TOKENS, HEADS, dim), np.uint16)[:, :, share]),
-                np.ascontiguousarray(rng.integers(0, 1 << 16, (PAGES, TOKENS, HEADS, dim), np.uint16)[:, :, share]),
-            )
+            n: (part(0, 1 << 15, pages, np.int16, share, 2), part(0, 1 << 15, pages, np.int16, share, 2))
             for n in range(LAYERS)
         }
-        self.conv = {LAYERS: np.ascontiguousarray(rng.integers(0, 255, (2, WIDTH, KERNEL), np.uint8)[:, channels])}
-        self.ssm = {LAYERS: np.ascontiguousarray(rng.random((2, STATE_HEADS, 16, 16), np.float32)[:, state_heads])}
+        self.conv = {LAYERS: part(0, 255, (2, WIDTH, KERNEL), np.uint8, channels, 1)}
+        self.ssm = {LAYERS: part(0, 1 << 15, (2, STATE_HEADS, 16, 16), np.float32, state_heads, 1)}
         self.inventory = state.describe(
             name,
             [
@@ -112,11 +117,12 @@ def opened(
     return links
 
 
-def prefill(backend: str, dim: int, ring: int, pipe: Connection) -> None:
+def prefill(backend: str, dim: int, ring: int, memory: str, pipe: Connection) -> None:
     """The sending process."""
     with contextlib.ExitStack() as stack:
         ranks = {
-            way: [Rank(f"prefill-{way}", dim, rank, count) for rank in range(count)] for way, count in WAYS.items()
+            way: [Rank(f"prefill-{way}", dim, rank, count, memory) for rank in range(count)]
+            for way, count in WAYS.items()
         }
         links = opened("prefill", backend, ring, ranks, stack)
         pipe.send({way: [link.address for link in each] for way, each in links.items()})
@@ -132,17 +138,17 @@ def prefill(backend: str, dim: int, ring: int, pipe: Connection) -> None:
                 each.check()
 
 
-def measure(backend: str, dim: int, rounds: int, ring: int) -> dict[str, Any]:
+def measure(backend: str, dim: int, rounds: int, ring: int, memory: str = HOST) -> dict[str, Any]:
     """One size of head over one backend."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=prefill, args=(backend, dim, ring, theirs), daemon=True)
+    process = context.Process(target=prefill, args=(backend, dim, ring, memory, theirs), daemon=True)
     process.start()
-    ranks = [Rank("decode", dim, rank, DECODE) for rank in range(DECODE)]
-    wanted = [[array.copy() for array in rank.arrays()] for rank in ranks]
+    ranks = [Rank("decode", dim, rank, DECODE, memory) for rank in range(DECODE)]
+    wanted = [[seen(array).copy() for array in rank.arrays()] for rank in ranks]
     order = np.random.default_rng(1).permutation(PAGES)
     items = {"kv": order, "mamba": [1]}
-    seen: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     numbers = itertools.count(1)
     with contextlib.ExitStack() as stack:
         links = opened("decode", backend, ring, dict.fromkeys(WAYS, ranks), stack)
@@ -163,10 +169,10 @@ def measure(backend: str, dim: int, rounds: int, ring: int) -> dict[str, Any]:
             for rank, whole in zip(ranks, wanted, strict=True):
                 for array, expected in zip(rank.arrays(), whole, strict=True):
                     if len(array) == PAGES:
-                        np.testing.assert_array_equal(array[order], expected)
+                        np.testing.assert_array_equal(seen(array)[order], expected)
                     else:
-                        np.testing.assert_array_equal(array[1], expected[1])
-            seen[way] = [each.report.moved for each in rooms]
+                        np.testing.assert_array_equal(seen(array)[1], expected[1])
+            reports[way] = [each.report.moved for each in rooms]
             return took
 
         ways = {way: partial(request, way) for way in WAYS}
@@ -174,13 +180,14 @@ def measure(backend: str, dim: int, rounds: int, ring: int) -> dict[str, Any]:
         pipe.send("")
     process.join(30)
     times = {way: [each[way] for each in took] for way in WAYS}
-    moved = {way: [part for each in rooms for part in each.values()] for way, rooms in seen.items()}
+    parts = {way: [part for each in rooms for part in each.values()] for way, rooms in reports.items()}
     return {
         "workload": "D",
         "backend": backend,
+        "memory": memory,
         "block_bytes": HEADS // PREFILL * dim * 2,
-        "MiB": round(sum(each.nbytes for each in moved["whole"]) / 2**20, 1),
-        **{f"{way}_blocks": sum(each.blocks for each in moved[way]) for way in WAYS},
+        "MiB": round(sum(each.nbytes for each in parts["whole"]) / 2**20, 1),
+        **{f"{way}_blocks": sum(each.blocks for each in parts[way]) for way in WAYS},
         **{f"{way}_ms": round(statistics.median(times[way]) * 1e3, 2) for way in WAYS},
         "staged_over_whole": ratio(times["staged"], times["whole"]),
         "direct_over_staged": ratio(times["direct"], times["staged"]),
@@ -194,10 +201,11 @@ def main() -> None:
     parser.add_argument("--dim", type=int, nargs="+", default=[32, 128, 512], help="elements of a head")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--ring", type=int, default=64, help="MiB of a ring")
+    parser.add_argument("--memory", default=HOST, help="host, or a device as torch names it, such as cuda:0")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for dim, backend in itertools.product(arguments.dim, arguments.backend):
-        row = measure(backend, dim, arguments.rounds, arguments.ring << 20)
+        row = measure(backend, dim, arguments.rounds, arguments.ring << 20, arguments.memory)
         text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
         print(text, flush=True)
 

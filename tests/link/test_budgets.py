@@ -1,7 +1,7 @@
 """What a small request costs in counts, which hardly depend on the machine: calls, messages, waits, batches.
 
 A budget is the least count of some requests, as it was measured. Lower it with each improvement. A change that needs
-more than `MORE` of it has to say why. Waits may be `WAITS` more: it is a matter of moments whether a thread has to wait.
+more than `MORE` of it has to say why. Waits may be `WAITS` more: whether a thread has to wait is a matter of moments.
 """
 
 from __future__ import annotations

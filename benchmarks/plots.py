@@ -33,6 +33,8 @@ def draw(rows: Sequence[Row], folder: Path) -> Iterator[Path]:
         yield _ratios(rows, folder / "ratios.svg")
     if any("growth" in row for row in rows):
         yield _growth(rows, folder / "growth.svg")
+    if any("overlap" in row for row in rows):
+        yield _overlap([row for row in rows if "overlap" in row], folder / "overlap.svg")
 
 
 def _ratios(rows: Sequence[Row], path: Path) -> Path:
@@ -85,6 +87,26 @@ def _growth(rows: Sequence[Row], path: Path) -> Path:
         panel.set_ylabel({"us": "microseconds a room", "ns": "nanoseconds an item"}[column])
         if lines:
             panel.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path
+
+
+def _overlap(rows: Sequence[Row], path: Path) -> Path:
+    """For each rate, a bar for each way of pushing."""
+    from matplotlib import pyplot
+
+    ways = [name for name in rows[0] if name.endswith("_ms")]
+    figure, panel = pyplot.subplots(figsize=(8, 3.5))
+    for number, way in enumerate(ways):
+        places = [place + (number - (len(ways) - 1) / 2) * 0.25 for place in range(len(rows))]
+        bars = panel.bar(places, [row[way] for row in rows], width=0.25, label=way.removesuffix("_ms"))
+        panel.bar_label(bars, fontsize=7)
+    panel.set_xticks(range(len(rows)), [f"{row['mbit']} Mbit/s" for row in rows])
+    panel.set_ylabel("ms from the end of the forward\npass to success on decode")
+    panel.set_yscale("log")
+    panel.legend(title="pushed", fontsize=8)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

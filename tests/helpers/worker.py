@@ -160,11 +160,15 @@ class Host:
         return [each.name for each in threading.enumerate() if each.name.startswith(("statelink-", "tcp-"))]
 
     def usage(self) -> dict[str, int]:
-        """What this process holds: resident bytes, descriptors, threads, and threads with those of native libraries."""
+        """What this process holds: blocks of Python's memory, resident bytes, descriptors, threads, and all threads.
+
+        The last ones are those of native libraries, too. Resident bytes have what allocators keep.
+        """
         gc.collect()
         with open("/proc/self/statm") as file:
             pages = int(file.read().split()[1])
         return {
+            "blocks": sys.getallocatedblocks(),
             "rss": pages * os.sysconf("SC_PAGE_SIZE"),
             "fds": len(os.listdir("/proc/self/fd")),
             "threads": threading.active_count(),

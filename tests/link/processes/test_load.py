@@ -125,7 +125,7 @@ class Load:
 
 
 def flat(before: Results, after: Results, slack: int, blocks: float = 0.5) -> None:
-    """Nothing that a rank holds has grown by more than these blocks of Python's memory a room, and what allocators keep.
+    """No rank holds more than before, but for so many blocks of Python's memory a room, and what allocators keep.
 
     Prefill remembers the last 65,536 uses of ids, one for each decode rank of a room. After these, it keeps none.
     """

@@ -1,12 +1,17 @@
-"""Finds out whether the calling thread lets go of the interpreter."""
+"""Finds out which calls let go of the interpreter, so that a thread that computes takes it."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 class Spinner:
@@ -30,6 +35,44 @@ class Spinner:
             call()
             lost += self.count != before
         return lost
+
+
+class Releases:
+    """Which calls let a spinner have the interpreter, on threads that are started after `watch`.
+
+    Attributes:
+        found: The functions that did, as ``file.py:function``, and in which function one of C's was called.
+    """
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self._spinner: Spinner | None = None
+        self._open: dict[int, list[list[int]]] = {}
+
+    def watch(self) -> None:
+        """Look at every call of every thread from now on."""
+        threading.setprofile(self._profile)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Run a spinner beside the block, and note what lets it have the interpreter."""
+        threading.setprofile(None)
+        with spinning() as self._spinner:
+            yield
+            self._spinner, _ = None, None
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        calls = self._open.setdefault(threading.get_ident(), [])
+        count = self._spinner.count if self._spinner is not None else 0
+        if event in ("call", "c_call"):
+            calls.append([count, 0])
+        elif calls:
+            before, inside = calls.pop()
+            if self._spinner is not None and count - before > inside:
+                where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_code.co_name}"
+                self.found.add(where if event == "return" else f"{argument.__name__} in {where}")
+            if calls:
+                calls[-1][1] += count - before
 
 
 @contextmanager

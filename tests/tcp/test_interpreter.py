@@ -26,10 +26,11 @@ def test_a_small_batch_is_submitted_in_one_go(target: Remote, mode: str) -> None
     join(source, target, mode)
     grant_all(target)
     columns = {"source": u64(source.address), "target": u64(target.address), "nbytes": u64(SIZE)}
+    batch = batch_of(source, **columns)
     made: list[Transfer] = []
 
     def submit() -> None:
-        made.append(source.backends["source"].submit("target", batch_of(source, **columns)))
+        made.append(source.backends["source"].submit("target", batch))
 
     submit()
     until(lambda: made[0].outcome is not None, 20)  # it is connected

@@ -62,9 +62,11 @@ class RegionTable:
         if len(regions) and highest >= len(self.sizes):
             cause = f"region {highest} of {len(self.sizes)}"
         else:
-            sizes = self.sizes[regions]
+            # With an index of its own type, numpy keeps the interpreter; with any other, it lets go of it.
+            places = regions.astype(np.intp)
+            sizes = self.sizes[places]
             # An address below its region gives an offset that wraps around and is huge.
-            inside = (nbytes > 0) & (nbytes <= sizes) & (addresses - self.starts[regions] <= sizes - nbytes)
+            inside = (nbytes > 0) & (nbytes <= sizes) & (addresses - self.starts[places] <= sizes - nbytes)
             if inside.all():
                 return
             worst = int(inside.argmin())

@@ -26,6 +26,7 @@ __all__ = [
     "Vectors",
     "can_copy",
     "copy",
+    "happened",
     "permit_ptrace",
     "read_memory",
     "receive",
@@ -37,7 +38,7 @@ __all__ = [
 IOV_MAX: Final = 1024
 """Most vectors that the kernel takes in one call."""
 
-SMALL: Final = 64 << 10
+SMALL: Final = 128 << 10
 """Most bytes that a call moves while it keeps the interpreter."""
 
 PR_SET_PTRACER: Final = 0x59616D61
@@ -58,6 +59,12 @@ class _Message(ctypes.Structure):
     )
 
 
+class _Watched(ctypes.Structure):
+    """``struct pollfd``."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("happened", ctypes.c_short))
+
+
 class _Calls:
     """The system calls of a C library. Those that are missing raise `OSError`: only Linux has ``process_vm_readv``."""
 
@@ -67,6 +74,7 @@ class _Calls:
         self.readv = self._function(libc, "readv", number, pointer, number)
         self.send = self._function(libc, "send", number, pointer, size, number)
         self.recv = self._function(libc, "recv", number, pointer, size, number)
+        self.poll = self._function(libc, "poll", pointer, long, number)
         self.process_vm_readv = self._function(libc, "process_vm_readv", number, pointer, long, pointer, long, long)
 
     @staticmethod
@@ -101,7 +109,7 @@ class Vectors:
         total: Bytes of all ranges together.
     """
 
-    __slots__ = ("_address", "_ends", "_vectors", "_window", "total")
+    __slots__ = ("_address", "_ends", "_vectors", "_whole", "_window", "total")
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
         addresses, nbytes = merge(addresses, nbytes)
@@ -109,11 +117,13 @@ class Vectors:
         self._vectors[:, 0], self._vectors[:, 1] = addresses, nbytes
         self._ends = np.cumsum(nbytes, dtype=np.uint64)
         self._window = np.empty((min(len(nbytes), IOV_MAX), 2), np.uint64)
-        self._address = self._window.ctypes.data
+        self._address, self._whole = self._window.ctypes.data, self._vectors.ctypes.data
         self.total = int(self._ends[-1])
 
     def window(self, position: int, limit: int) -> tuple[int, int]:
         """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
+        if position == 0 and self.total <= limit and len(self._ends) <= IOV_MAX:
+            return self._whole, len(self._ends)  # without a search, which lets go of the interpreter
         first = int(np.searchsorted(self._ends, np.uint64(position), side="right"))
         stop = int(np.searchsorted(self._ends, np.uint64(position + limit), side="left")) + 1
         stop = min(stop, first + IOV_MAX, len(self._ends))
@@ -165,6 +175,12 @@ def receive_into(fd: int, view: memoryview) -> int | None:
     into = (ctypes.c_char * len(view)).from_buffer(view)
     moved = _calls(len(view)).recv(fd, ctypes.addressof(into), len(view), 0)
     return None if moved == 0 else _moved(moved)
+
+
+def happened(fd: int, events: int) -> bool:
+    """Whether one of these events of `select.poll` has happened. Does not wait."""
+    watched = _Watched(fd, events, 0)
+    return _keeping.poll(ctypes.addressof(watched), 1, 0) > 0 and bool(watched.happened)
 
 
 def copy(pid: int, source: Vectors, target: Vectors, position: int, limit: int) -> int:

@@ -12,6 +12,8 @@ __all__ = ["U64", "Ranges", "merge"]
 U64 = npt.NDArray[np.uint64]
 
 ONE = np.uint64(1)
+FEW = 500
+"""Most comparisons for which numpy keeps the interpreter. Each of its searches lets go of it."""
 
 
 def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
@@ -69,11 +71,18 @@ class Ranges:
         """Index of the first block that is not inside this set, if there is one."""
         if not len(self._first):
             return 0 if len(addresses) else None
-        after = np.searchsorted(self._first, addresses, side="right")
+        after = _begun(self._first, addresses)
         last = self._last[np.maximum(after, 1) - 1]
         # A difference that wraps around is masked by the comparison before it.
         inside = (after > 0) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
         return _first_false(inside)
+
+
+def _begun(first: U64, addresses: U64) -> npt.NDArray[np.int64]:
+    """For each address, how many of the ascending ``first`` are not above it."""
+    if len(first) * len(addresses) <= FEW:
+        return np.asarray((first <= addresses[:, None]).sum(axis=1), np.int64)
+    return np.asarray(np.searchsorted(first, addresses, side="right"), np.int64)
 
 
 def _first_false(flags: npt.NDArray[np.bool_]) -> int | None:

@@ -178,8 +178,7 @@ class Stream:
 
     def hung_up(self) -> bool:
         """Whether the peer has closed its end, also if there is still something to receive."""
-        self._poll.modify(self._fd, _HUNG_UP)
-        return any(fd == self._fd for fd, _ in self._poll.poll(0))
+        return _iovec.happened(self._fd, _HUNG_UP)
 
     def shut(self) -> None:
         """Tell the peer that this side sends nothing more."""

@@ -50,6 +50,12 @@ class Grantable:
             stride = np.array([each.stride for each in buffers], np.uint64)
             nbytes = np.array([each.layout.nbytes for each in buffers], np.uint64)
             self._shares.append(_Buffers(share.component, base[:, None], stride[:, None], nbytes))
+        # Taken in this order, ranges are sorted, unless one buffer lies between the items of another.
+        self._order = sorted(
+            (int(base), number, row)
+            for number, share in enumerate(self._shares)
+            for row, base in enumerate(share.base[:, 0])
+        )
 
     def count(self, items: Mapping[str, Items]) -> int:
         """Most ranges that these items become."""
@@ -65,20 +71,26 @@ class Grantable:
         Returns:
             Addresses and lengths in bytes; sorted, disjoint, and merged where they touch.
         """
-        lows, sizes = [], []
-        for share in self._shares:
+        starts: dict[int, U64] = {}
+        for number, share in enumerate(self._shares):
             ids = items[share.component].ids
             if share.component in elsewhere or not len(ids):
                 continue
-            if len(ids) > 1:
+            if not (ids[1:] >= ids[:-1]).all():
                 ids = np.sort(ids)
-            lows.append((share.base + share.stride * ids.view(np.uint64)).ravel())
-            sizes.append(share.nbytes.repeat(len(ids)))
-        if not lows:
+            starts[number] = share.base + share.stride * ids.view(np.uint64)
+        if not starts:
             return np.empty(0, np.uint64), np.empty(0, np.uint64)
-        low, size = np.concatenate(lows), np.concatenate(sizes)
-        order = low.argsort(kind="stable")
-        low, end = low[order], np.maximum.accumulate((low + size)[order])
+        chosen = [(number, row) for _, number, row in self._order if number in starts]
+        low = np.concatenate([starts[number][row] for number, row in chosen])
+        size = np.concatenate(
+            [self._shares[number].nbytes[row].repeat(starts[number].shape[1]) for number, row in chosen]
+        )
+        end = low + size
+        if not (low[1:] >= low[:-1]).all():
+            order = low.argsort(kind="stable")
+            low, end = low[order], end[order]
+        end = np.maximum.accumulate(end)
         apart = low[1:] > end[:-1]
         if apart.all():
             return low, end - low

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import heapq
 import itertools
@@ -18,10 +17,11 @@ __all__ = ["Loop"]
 
 log = logging.getLogger("statelink.link")
 
-# It keeps the interpreter. A thread that let go of it might wait for it behind one that computes.
-_send = ctypes.PyDLL(None).send
-_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
-_send.restype = ctypes.c_ssize_t
+# These keep the interpreter. A thread that let go of it might wait for it behind one that computes.
+_send, _receive = (getattr(ctypes.PyDLL(None), name) for name in ("send", "recv"))
+for _call in (_send, _receive):
+    _call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+    _call.restype = ctypes.c_ssize_t
 _QUIETLY = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
 BURST = 256
@@ -39,8 +39,7 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._waker, self._wakee = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakee.setblocking(False)
+        self._bytes = ctypes.create_string_buffer(64)
         # Whether a byte is on its way through the pipe. Any thread that posts sets it; the control thread clears it.
         self._awake = False
         self._stop = False
@@ -110,8 +109,7 @@ class Loop:
         # already in the queue. A thread that posts later sends a byte. In the other order, this thread could take the
         # byte of a post and leave its flag set: then no later post would send a byte and wake this thread.
         if self._awake:
-            with contextlib.suppress(BlockingIOError):
-                self._wakee.recv(4096)
+            _receive(self._wakee.fileno(), self._bytes, len(self._bytes), socket.MSG_DONTWAIT)
             self._awake = False
         for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
             self.guard(self._posted.popleft())

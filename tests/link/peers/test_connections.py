@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.helpers.links import Rank, hand_over
 
+import statelink
 from statelink.errors import TransferError
 from statelink.link.peers import Connections
 from statelink.link.runtime import KeyedExecutor, KeyOrder
+from statelink.tcp import TcpBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,3 +102,37 @@ def test_a_connection_that_failed_for_one_name_is_tried_again_for_the_other(net:
     assert net.settle() == ["connect b", "connect b"]
     connections.leave(two)
     assert net.settle()[-1] == "disconnect b"
+
+
+def test_a_link_that_is_closing_is_not_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backend takes a while to close. A peer that heard the goodbye must not connect its own backend to it."""
+    connected: list[str] = []
+    closing, go_on = threading.Event(), threading.Event()
+    connect, close = TcpBackend.connect, TcpBackend.close
+
+    def slowly(self: TcpBackend) -> None:
+        if not closing.is_set():  # the first link that closes, which is prefill's
+            closing.set()
+            assert go_on.wait(20)
+        close(self)
+
+    def noted(self: TcpBackend, peer: str, *given: Any) -> None:
+        connected.append(peer)
+        connect(self, peer, *given)
+
+    monkeypatch.setattr(TcpBackend, "connect", noted)
+    monkeypatch.setattr(TcpBackend, "close", slowly)
+    source, target = Rank("p", 1), Rank("d")
+    config = {"role": "prefill", "backend": "tcp", "heartbeat": 0.05, "liveness": 20.0}
+    with target.open(config, role="decode") as decode:
+        prefill = source.open(config)
+        hand_over(prefill, decode, source, target)
+        before = len(connected)
+        leaving = threading.Thread(target=prefill.close)
+        leaving.start()
+        assert closing.wait(20)
+        waiting = decode.receive(2, prefill.address, 160, {"kv": range(20, 30)}, deadline=0.6)
+        assert waiting.wait(20) is statelink.Status.FAILED
+        go_on.set()
+        leaving.join(20)
+    assert connected[before:] == []

@@ -61,6 +61,9 @@ class Control:
         self._decode = decode
         self.roles: list[Role] = [role for role in (prefill, decode) if role is not None]
         self._due_beat = 0.0
+        self._left = False
+        """Whether goodbyes were sent. From then on, messages are not handled: a peer that greets this link again while
+        its backend is closed would connect to a backend that is about to go."""
 
     def start(self) -> None:
         """Start the control thread. Called once, by the thread that opens the link."""
@@ -79,6 +82,8 @@ class Control:
             self._context.loop.guard(self._handle, message, address)
 
     def _handle(self, message: Message, address: str | None) -> None:
+        if self._left:
+            return
         if address is not None:
             if self._decode is not None:
                 self._decode.handle(message, address)
@@ -92,6 +97,8 @@ class Control:
         now = self._context.now()
         late = now - self._due_beat
         self._due_beat = now + heartbeat
+        if self._left:
+            return
         self._context.after(heartbeat, self._beat)
         for role in self.roles:
             role.beat(now, late if late > heartbeat else 0.0)
@@ -115,6 +122,7 @@ class Control:
                     return
                 for role in self.roles:
                     role.close()
+                self._left = True
                 done.set()
 
             again()

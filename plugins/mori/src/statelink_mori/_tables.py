@@ -97,8 +97,8 @@ def parts_of(
     ends: Ends, local: RegionTable, remote: RegionTable
 ) -> Iterator[tuple[int, int, tuple[list[int], list[int], list[int]]]]:
     """The part of a batch for each session: a pair of regions, with local offsets, remote offsets and lengths."""
-    here = ends.here - local.starts[ends.here_region]
-    there = ends.there - remote.starts[ends.there_region]
+    here = ends.here - local.starts[ends.here_region.astype(np.intp)]
+    there = ends.there - remote.starts[ends.there_region.astype(np.intp)]
     pair = ends.here_region.astype(np.uint64) << np.uint64(32) | ends.there_region
     order = np.argsort(pair, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1):

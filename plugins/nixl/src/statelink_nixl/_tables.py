@@ -102,11 +102,13 @@ def row(address: int, nbytes: int, device: int = 0) -> U64:
 
 def parts_of(ends: Ends, local: Table, remote: Table) -> list[Part]:
     """The fewest transfers that can carry a batch: one, unless the regions have several kinds of memory."""
-    near = np.column_stack((ends.here, ends.nbytes, local.devices[ends.here_region]))
-    far = np.column_stack((ends.there, ends.nbytes, remote.devices[ends.there_region]))
+    # With an index of its own type, numpy keeps the interpreter.
+    here, there = ends.here_region.astype(np.intp), ends.there_region.astype(np.intp)
+    near = np.column_stack((ends.here, ends.nbytes, local.devices[here]))
+    far = np.column_stack((ends.there, ends.nbytes, remote.devices[there]))
     if local.segment is not None and remote.segment is not None:
         return [Part(local.segment, near, remote.segment, far)]
-    pair = local.segments[ends.here_region] * len(NAMES) + remote.segments[ends.there_region]
+    pair = local.segments[here] * len(NAMES) + remote.segments[there]
     return [
         Part(NAMES[both // len(NAMES)], near[pair == both], NAMES[both % len(NAMES)], far[pair == both])
         for both in np.unique(pair).tolist()

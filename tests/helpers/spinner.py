@@ -83,6 +83,7 @@ def spinning() -> Iterator[Spinner]:
     sys.setswitchinterval(3600)
     try:
         thread.start()
+        time.sleep(0.05)  # a thread that has waited since before still takes it, after the interval that was set then
         yield made
     finally:
         made.stop = True

@@ -195,7 +195,8 @@ def check(outcome: Outcome, rooms: int) -> None:
     assert outcome.failed > 0.7 * rooms, outcome
     assert outcome.sides["decode"]["ended"]["succeeded"] > 0, outcome
     assert sum(each.startswith("prefill: ") for each in outcome.aborted) == PHASES, outcome
-    for phase in ("before metadata", "before send", "mid-chunk"):
+    # In few rooms, whether one of decode's aborts meets a chunk that is under way is left to chance.
+    for phase in ("before metadata", "before send", *(("mid-chunk",) if rooms >= LONG else ())):
         assert outcome.aborted[f"decode: {phase}"], f"decode never aborted {phase}\n{outcome}"
     assert outcome.in_flight > rooms // 30, outcome
 

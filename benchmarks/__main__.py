@@ -22,6 +22,7 @@ from typing import Any
 
 from . import growth, handoff, plots, rooms, unequal
 from .busy import BUSY
+from .rows import show
 
 Row = dict[str, Any]
 E64 = 64
@@ -80,7 +81,7 @@ def main() -> None:
     for suite in arguments.suite:
         for backend in arguments.backend:
             for row in SUITES[suite](backend, arguments.rounds):
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+                show(row)
                 found.append({"suite": suite, **row})
                 # After each row, so that an interrupted run leaves what it has.
                 text = json.dumps({"machine": machine(), "rounds": arguments.rounds, "rows": found}, indent=1)

@@ -7,22 +7,23 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Rows", "copy", "merged"]
+__all__ = ["Rows", "copy", "libc", "merged"]
 
 IOV_MAX = 1024
 Rows = npt.NDArray[np.uint64]
 """Address and length of each block, one row each: an iovec array."""
 
 libc = ctypes.CDLL(None, use_errno=True)
-libc.process_vm_readv.restype = ctypes.c_ssize_t
-libc.process_vm_readv.argtypes = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
+for _call in (libc.process_vm_readv, libc.process_vm_writev):
+    _call.restype = ctypes.c_ssize_t
+    _call.argtypes = (
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    )
 
 
 def copy(pid: int, source: Rows, target: Rows) -> None:

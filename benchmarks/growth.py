@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import os
 import statistics
 import time
@@ -30,6 +29,7 @@ import statelink
 from statelink import state
 
 from .rooms import TOKENS, Pools
+from .rows import show
 
 PEERS = (1, 4, 16, 64)
 IN_FLIGHT = (1, 10, 100, 1_000, 10_000)
@@ -194,8 +194,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for backend in arguments.backend:
         for row in rows(backend, arguments.rounds, million=arguments.million):
-            text = "  ".join(f"{key} {value}" for key, value in row.items())
-            print(json.dumps(row) if arguments.json else text, flush=True)
+            show(row, arguments.json)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ Printed are medians of the ratios of one round's times, with the bounds of 95 of
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -42,6 +41,7 @@ from .floor import Rows, copy, merged
 from .memory import HOST, Copied, address, fill, rows, zeros
 from .pairs import in_turn, ratio
 from .raw import engine
+from .rows import show
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -224,8 +224,7 @@ def main() -> None:
                     row = measure(
                         name, {"backend": backend, "verify": verify}, arguments.rounds, busy, arguments.memory
                     )
-                    text = "  ".join(f"{key} {value}" for key, value in row.items())
-                    print(json.dumps(row) if arguments.json else text, flush=True)
+                    show(row, arguments.json)
 
 
 if __name__ == "__main__":

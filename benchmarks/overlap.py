@@ -30,6 +30,8 @@ from typing import IO, Any
 
 import statelink
 
+from .rows import show
+
 WAYS = ("at the end", "chunks", "layers")
 SPACES = {"prefill": ("statelink-bench-p", "10.88.7.1"), "decode": ("statelink-bench-d", "10.88.7.2")}
 
@@ -222,7 +224,7 @@ def main() -> None:
         return
     rows = []
     for row in measure(arguments.mbit, arguments.tokens, arguments.rounds):
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        show(row)
         rows.append(row)
     from .plots import draw
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import time
 import tracemalloc
@@ -26,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink import plan, state
+
+from .rows import show
 
 I64 = npt.NDArray[np.int64]
 TOKENS, HEADS, DIM = 16, 16, 128
@@ -167,19 +168,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
-    def show(row: dict[str, Any]) -> None:
-        print(
-            json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items()), flush=True
-        )
-
     for what in ("shared", "mixed", "envelope"):
-        show(compiling(what, arguments.rounds))
-    show(measure(32, 1, "contiguous", (1, 1), arguments.rounds))
+        show(compiling(what, arguments.rounds), arguments.json)
+    show(measure(32, 1, "contiguous", (1, 1), arguments.rounds), arguments.json)
     for layers in (32, 96):
         for count in (512, 4096, 16384):
             for kind in ("contiguous", "half", "random"):
-                show(measure(layers, count, kind, (1, 1), arguments.rounds))
-    show(measure(32, 512, "random", (8, 4), max(3, arguments.rounds // 3)))
+                show(measure(layers, count, kind, (1, 1), arguments.rounds), arguments.json)
+    show(measure(32, 512, "random", (8, 4), max(3, arguments.rounds // 3)), arguments.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ other; ``ratio`` is the median of a round's quotients with the plugin's way, and
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -24,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .rows import show
 
 POOL = 8192
 U64 = npt.NDArray[np.uint64]
@@ -162,8 +163,7 @@ def main() -> None:
     for name in arguments.library:
         for count, nbytes in SIZES[name]:
             for row in LIBRARIES[name](count, nbytes, arguments.rounds):
-                text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
-                print(text, flush=True)
+                show(row, arguments.json)
 
 
 if __name__ == "__main__":

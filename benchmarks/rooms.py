@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import json
 import multiprocessing
 import os
 import statistics
@@ -30,6 +29,7 @@ import statelink
 from statelink import state
 
 from .busy import BUSY, Spin, spins
+from .rows import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,8 +200,7 @@ def main() -> None:
             for in_flight in arguments.in_flight:
                 rooms = arguments.rooms if in_flight > 1 else max(arguments.rooms // 10, 50)
                 row = measure(backend, rooms, in_flight, busy, arguments.profile)
-                text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
-                print(text, flush=True)
+                show(row, arguments.json)
 
 
 if __name__ == "__main__":

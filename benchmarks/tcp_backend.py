@@ -36,6 +36,8 @@ import numpy.typing as npt
 from statelink.backend import BackendContext, Batch, Blocks, Op, Region
 from statelink.tcp import Options, TcpBackend
 
+from .floor import libc
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
@@ -53,17 +55,8 @@ RATIOS = {
     "socket/sendmsg": ("sendmsg", "socket"),
 }
 
-libc = ctypes.CDLL(None, use_errno=True)
-libc.process_vm_writev.restype = libc.writev.restype = libc.readv.restype = ctypes.c_ssize_t
+libc.writev.restype = libc.readv.restype = ctypes.c_ssize_t
 libc.writev.argtypes = libc.readv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
-libc.process_vm_writev.argtypes = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_void_p,
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
 
 
 def open_backend(link: str, memory: npt.NDArray[np.uint8], *, copy: bool) -> TcpBackend:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import multiprocessing
 import socket
 import statistics
@@ -34,6 +33,7 @@ from statelink import state
 
 from .memory import HOST, moved, seen
 from .pairs import in_turn, ratio
+from .rows import show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,8 +206,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for dim, backend in itertools.product(arguments.dim, arguments.backend):
         row = measure(backend, dim, arguments.rounds, arguments.ring << 20, arguments.memory)
-        text = json.dumps(row) if arguments.json else "  ".join(f"{key} {value}" for key, value in row.items())
-        print(text, flush=True)
+        show(row, arguments.json)
 
 
 if __name__ == "__main__":

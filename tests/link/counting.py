@@ -14,8 +14,6 @@ from statelink.wire import Channel
 if TYPE_CHECKING:
     from types import FrameType
 
-    from tests.helpers.worker import Host
-
 CONTROL = "statelink-control"
 WHAT = "calls", "other calls", "messages", "batches", "checks", "waits"
 _notable: dict[Any, str] = {Channel.send.__code__: "messages", RegionTable.check.__code__: "checks"}
@@ -23,13 +21,13 @@ _counts: Counter[str] = Counter()
 _before: Counter[str] = Counter()
 
 
-def begin(host: Host, backend: str) -> None:
+def begin(backend: str) -> None:
     """Count what those threads do that are started from now on. Call it before a link is opened."""
     _notable[load_backend(backend).submit.__code__] = "batches"
     threading.setprofile(_profile)
 
 
-def take(host: Host) -> dict[str, int]:
+def take() -> dict[str, int]:
     """What was done since the last call.
 
     ``calls`` are calls of functions on the control thread, ``other calls`` those on the other threads of the link and

@@ -38,14 +38,14 @@ def engines(_engine_pairs: Callable[..., TwoEngines], backend: str) -> TwoEngine
 
 def test_a_small_request_keeps_to_its_budget(engines: TwoEngines, tell: Callable[[str], None]) -> None:
     for engine in engines.engines:
-        engine.run_here(COUNTING, "begin", engines.backend)
+        engine.run(COUNTING, "begin", engines.backend)
     made = engines.pair(POOLS, POOLS)
     found: dict[str, list[dict[str, int]]] = {engine.name: [] for engine in engines.engines}
     for _ in range(WARM + ROOMS):
         made.run(TOKENS)
         made.idle()
         for engine in engines.engines:
-            found[engine.name].append(engine.run_here(COUNTING, "take"))
+            found[engine.name].append(engine.run(COUNTING, "take"))
     engines.clear()
     least = {side: tuple(min(each[what] for each in seen[WARM:]) for what in WHAT) for side, seen in found.items()}
     tell(f"{engines.backend}: {least}")

@@ -164,19 +164,16 @@ class Watch:
     """Waits until sockets or descriptors are readable."""
 
     def __init__(self) -> None:
-        self._poller = zmq.Poller()  # used where there is no C library
         self._watched: list[zmq.Socket[Any] | int] = []
         self._items = (_Item * 0)()
 
     def add(self, watched: zmq.Socket[Any] | int) -> None:
         """Watch a socket or a descriptor, until `remove`."""
-        self._poller.register(watched, zmq.POLLIN)
         self._watched.append(watched)
         self._list()
 
     def remove(self, watched: zmq.Socket[Any] | int) -> None:
         """Watch it no longer. Call this before it is closed."""
-        self._poller.unregister(watched)
         self._watched.remove(watched)
         self._list()
 
@@ -193,7 +190,8 @@ class Watch:
         """What is readable, once something is, or after ``timeout`` seconds (``None``: after any time)."""
         milliseconds = -1 if timeout is None else math.ceil(max(timeout, 0) * 1000)
         if _calls is None:
-            return [watched for watched, _ in self._poller.poll(milliseconds)]
+            found = zmq.zmq_poll([(each, zmq.POLLIN) for each in self._watched], milliseconds)
+            return [watched for watched, _ in found]
         items, count = self._items, len(self._watched)
         # If something is readable already, the interpreter is kept.
         found = _calls.look(items, count, 0)

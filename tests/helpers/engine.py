@@ -190,6 +190,9 @@ class LinkHandle:
     def snapshot(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.engine.call("link", self.key, "snapshot"))
 
+    def siblings(self, addresses: Sequence[str]) -> None:
+        self.engine.call("link", self.key, "siblings", addresses)
+
     def changes(self) -> list[tuple[int, Status, bool]]:
         return cast("list[tuple[int, Status, bool]]", self.engine.call("changes", self.key))
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.helpers.expect import Case, carry, held, wanted
 
-from statelink.testing import free_addresses
-
 if TYPE_CHECKING:
     from tests.helpers.engine import Engine, LinkHandle, RoomHandle
     from tests.helpers.pools import Component, Memory
@@ -32,14 +30,14 @@ class Group:
         engines: Sequence[Engine] = (),
         **more: Any,
     ) -> None:
-        listen = free_addresses(len(pools))
         opening = []
-        for rank, address in enumerate(listen):
-            config: dict[str, Any] = {"listen": address, "rank": rank, "ranks": len(pools), **FAST, **more}
-            config["siblings"] = [each for each in listen if each != address and role == "decode"]
+        for rank in range(len(pools)):
+            config: dict[str, Any] = {"rank": rank, "ranks": len(pools), **FAST, **more}
             config |= {"engine": engines[rank]} if engines else {}
             opening.append(two_engines.begin_open(role, pools[rank], **config))
         self.links: list[LinkHandle] = [opened() for opened in opening]
+        for link in self.links if role == "decode" else ():
+            link.siblings([each.address for each in self.links if each is not link])
         self.memories: list[Memory] = [link.memory for link in self.links]
 
     def items(self, rng: np.random.Generator, tokens: int, prefix: int | None = None) -> dict[str, list[int]]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Deadlines"]
 
+Entry = tuple[float, int, "weakref.ref[RoomState]"]
+"""A deadline on the link's clock, a number that makes entries different, and the room."""
+
 
 class Deadlines:
     """Calls `RoomState.expire` of each room that has not ended by its deadline. Belongs to the control thread.
@@ -27,17 +30,17 @@ class Deadlines:
     def __init__(self, context: Context) -> None:
         self._context = context
         # Weak references: otherwise a room that ended long before its deadline would stay in memory until then.
-        self._heap: list[tuple[float, int, weakref.ref[RoomState]]] = []
+        self._heap: list[Entry] = []
         self._numbers = itertools.count()
         self._compact_at = 1024
         self._armed = math.inf
 
     def add(self, room: RoomState) -> None:
-        """Watch a room."""
+        """Watch a room. Called again when its deadline has changed."""
         heapq.heappush(self._heap, (room.deadline, next(self._numbers), weakref.ref(room)))
         self._arm()
         if len(self._heap) > self._compact_at:
-            self._heap = [each for each in self._heap if _open(each[2]()) is not None]
+            self._heap = [each for each in self._heap if _due(each) is not None]
             heapq.heapify(self._heap)
             self._compact_at = max(1024, 2 * len(self._heap))
 
@@ -52,13 +55,14 @@ class Deadlines:
         if now < self._armed:
             return
         self._armed = math.inf
-        while self._heap and (self._heap[0][0] <= now or _open(self._heap[0][2]()) is None):
-            room = _open(heapq.heappop(self._heap)[2]())
+        while self._heap and (self._heap[0][0] <= now or _due(self._heap[0]) is None):
+            room = _due(heapq.heappop(self._heap))
             if room is not None:
                 room.expire()
         self._arm()
 
 
-def _open(room: RoomState | None) -> RoomState | None:
-    """The room, if it still exists and has not ended; otherwise ``None``."""
-    return room if room is not None and room.status not in ENDED else None
+def _due(entry: Entry) -> RoomState | None:
+    """The room of an entry; ``None`` if it has ended, does not exist any more, or has another deadline."""
+    room = entry[2]()
+    return room if room is not None and room.status not in ENDED and room.deadline == entry[0] else None

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
     from ._room import RoomState
 
-__all__ = ["Room"]
+__all__ = ["Room", "is_duration"]
+
+
+def is_duration(seconds: object) -> bool:
+    """Whether an engine's value is a number of seconds above zero. It may be infinite."""
+    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
 
 
 class Room:
@@ -116,6 +121,29 @@ class Room:
         state = self._state
         state.context.check_process()
         state.context.post(lambda: state.abort(str(why)))
+
+    def extend(self, seconds: float) -> None:
+        """Set a new deadline: the room may take so many seconds from this call. Does not block.
+
+        An engine that runs its own time limits calls this as often as it likes: while the request waits in a queue, or
+        to begin anew with `Receiving.accept` or with the first push. It does nothing once the room has ended. Each side
+        has its own deadline.
+
+        Args:
+            seconds: Above zero. The deadline may become earlier or later by it.
+
+        Raises:
+            RoomError: It is no number above zero; the deadline stays what it was.
+        """
+        state = self._state
+        state.context.check_process()
+        if not is_duration(seconds):
+            raise RoomError.of(
+                state.reason_for(
+                    "room.number", f"a room is extended by {seconds!r:.80}", "seconds above zero are expected"
+                )
+            )
+        state.context.post(lambda: state.extend(float(seconds)))
 
     def close(self) -> None:
         """Abort the room, unless it has ended. Does not block, and may be called twice."""

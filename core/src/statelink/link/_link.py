@@ -12,6 +12,7 @@ from statelink.plan import checked_int
 from statelink.wire import parse_endpoint
 
 from ._control import Control
+from ._handle import is_duration
 from ._inspect import Inspection
 from ._room_table import RoomTable
 from ._snapshot import snapshot
@@ -154,6 +155,35 @@ class Link:
         room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
         return role.send(room, tokens, deadline, attempt, to)
 
+    def siblings(self, addresses: Sequence[str]) -> None:
+        """On decode: name the other ranks of this link's own instance, instead of the option ``siblings``.
+
+        For ranks that listen on ports that the system chose, and learn each other's addresses once all are open. It
+        counts for prefill instances that are looked up from now on: call it before the first `receive`. Does not block.
+
+        Args:
+            addresses: `address` of every other rank, in any order.
+
+        Raises:
+            ConfigError: One is no address, or this link's own, or this link's role is ``prefill``.
+            ClosedError: The link is closed.
+        """
+        if self._decode is None:
+            raise _not_this_role("siblings()", "decode", self._context.config.role)
+        self._check_open()
+        given = () if isinstance(addresses, str) else tuple(addresses)
+        if isinstance(addresses, str) or not all(isinstance(each, str) for each in given):
+            raise ConfigError("siblings are no list of addresses", cause=f"got {addresses!r:.80}", code="config.peer")
+        others = [str(parse_endpoint(each)) for each in given]
+        if self.address in others:
+            raise ConfigError(
+                "a link is named as its own sibling",
+                cause=f"{self.address.partition('|')[0]} is its own address",
+                hint="name the other ranks only",
+                code="config.peer",
+            )
+        self._decode.set_siblings(others)
+
     def changes(self, timeout: float | None = 0.0) -> list[Room]:
         """Rooms whose status or quiescence changed since the last call.
 
@@ -175,14 +205,12 @@ class Link:
     def _valid(
         self, room: int, tokens: int, deadline: float | None, attempt: int
     ) -> tuple[int, int, float | None, int]:
-        self._context.check_process()
-        if self._closed:
-            raise ClosedError("the link is closed", link=self.name)
+        self._check_open()
         try:
             room = checked_int(room, "a room id", 1, MAX_ROOM, code="room.id")
             tokens = checked_int(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
             attempt = checked_int(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
-            if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
+            if deadline is not None and not is_duration(deadline):
                 raise RoomError(
                     f"the deadline of room {room} is {deadline!r:.80}", cause="seconds above zero are expected"
                 )
@@ -191,6 +219,11 @@ class Link:
             who = {"backend": self.backend, "link": self.name}
             raise RoomError(reason.what, cause=reason.cause, code=reason.code, **who) from None
         return room, tokens, deadline, attempt
+
+    def _check_open(self) -> None:
+        self._context.check_process()
+        if self._closed:
+            raise ClosedError("the link is closed", link=self.name)
 
     def close(self, timeout: float = 5.0) -> bool:
         """Abort rooms that have not ended, wait for transfers, say goodbye, and free everything. May be called twice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from statelink.backend import Moved, RoomReport
@@ -44,6 +44,9 @@ class RoomWatcher(Protocol):
 
     def forget(self, state: RoomState) -> None:
         """Free the room's id, if the room has ended and quiesced by now."""
+
+    def watch(self, state: RoomState) -> None:
+        """Watch the room's deadline, which is new, or has changed."""
 
 
 def room_reason(
@@ -132,8 +135,7 @@ class RoomState:
     @property
     def report(self) -> RoomReport:
         """What was measured of the room so far."""
-        now = self._over or self.context.now()
-        met = self._met or now
+        waited, transferred = self.durations()
         return RoomReport(
             room=self.room,
             role=self.role,
@@ -144,11 +146,17 @@ class RoomState:
             tokens=self.tokens,
             prefix=self.prefix or 0,
             chunks=self._chunks,
-            waited=met - self.opened,
-            transferred=now - met,
+            waited=waited,
+            transferred=transferred,
             ended=None if self._over is None else time.time() - (self.context.now() - self._over),
             transports=self.transports(),
         )
+
+    def durations(self) -> tuple[float, float]:
+        """Seconds from the opening until the sides had met, and from then to the end, or until now. Any thread."""
+        now = self._over or self.context.now()
+        met = self._met or now
+        return met - self.opened, now - met
 
     # What each side defines for itself.
 
@@ -158,6 +166,10 @@ class RoomState:
 
     def transports(self) -> dict[str, str]:
         """Per peer, the transport that carries the bytes, as far as it is known. Any thread."""
+        raise NotImplementedError
+
+    def carried(self) -> Iterator[tuple[str, str, int]]:
+        """Component, transport and bytes that moved, for each peer. Control thread."""
         raise NotImplementedError
 
     def waits_for(self) -> str:
@@ -179,6 +191,12 @@ class RoomState:
     def abort(self, why: str) -> None:
         """The engine gives the room up. Control thread."""
         raise NotImplementedError
+
+    def extend(self, seconds: float) -> None:
+        """The engine sets a new deadline, so many seconds from now. Control thread."""
+        self.deadline = self.context.now() + seconds
+        if self.status not in ENDED:
+            self._watcher.watch(self)
 
     def update_quiesced(self) -> None:
         """Work out anew whether this side's memory may be reused. Control thread."""

@@ -6,9 +6,12 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statelink.errors import RoomError
+
+from ._deadlines import Deadlines
+from ._totals import Totals
 
 if TYPE_CHECKING:
     from ._context import Context
@@ -35,6 +38,8 @@ class RoomTable:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._deadlines = Deadlines(context)
+        self._totals = Totals()
         self._most_pushes = context.config.max_pushes
         self._lock = threading.Lock()
         """Guards the ids and the number of pushes."""
@@ -94,6 +99,10 @@ class RoomTable:
 
     # What rooms report. Control thread.
 
+    def watch(self, state: RoomState) -> None:
+        """Watch a room's deadline, which is new, or has changed."""
+        self._deadlines.add(state)
+
     def changed(self, state: RoomState) -> None:
         """Put a room into the queue of changes, unless it is there."""
         entry = self._rooms.get((state.role, state.room))
@@ -109,7 +118,8 @@ class RoomTable:
                 self._changes_dropped += 1
 
     def ended(self, state: RoomState) -> None:
-        """Tell the observers that a room has ended."""
+        """Count a room that has ended, and tell the observers."""
+        self._totals.add(state)
         told = self._context.hooks.hook.statelink_room_ended
         if not told.get_hookimpls():
             return
@@ -155,6 +165,10 @@ class RoomTable:
         """Add ``count``, which may be negative, to the number of pushes. No limit applies here. Control thread."""
         with self._lock:
             self._pushes += count
+
+    def totals(self) -> dict[str, Any]:
+        """See `Totals.snapshot`. Any thread."""
+        return self._totals.snapshot()
 
     def load(self) -> dict[str, int]:
         """Numbers of pushes and changed rooms that wait. Any thread."""

@@ -50,6 +50,7 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
         "strategies": {
             each.name: dict(numbers) for each in set(context.strategies.values()) if (numbers := each.snapshot())
         },
+        "totals": table.totals(),
         "load": {**table.load(), **context.workers.waiting(), **load},
         "dropped_frames": dict(context.channel.dropped),
         "refused_keys": context.channel.refused,

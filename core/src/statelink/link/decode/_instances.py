@@ -46,6 +46,8 @@ class Instances:
         self._unanswered = Unanswered(context)
         self._attaching = Attaching(context, lambda instance, reason: self._refuse(instance, reason, tell=True))
         self._siblings = [str(wire.parse_endpoint(address)) for address in context.config.siblings]
+        self._siblings_known = context.inventory.ranks == 1 or bool(self._siblings) or not context.config.rendezvous
+        """Whether a rendezvous server need not be asked for them."""
 
     def get(self, peer: Peer) -> Instance:
         """The instance that the engine calls ``peer``. A new one is looked up on a data thread."""
@@ -58,6 +60,13 @@ class Instances:
             self._retry(instance)
         return instance
 
+    def set_siblings(self, siblings: list[str]) -> None:
+        """Use these addresses of the other ranks of this link's own instance, instead of those that were known."""
+        self._siblings, self._siblings_known = siblings, True
+        for instance in list(self._instances.values()):
+            if instance.state is InstanceState.REFUSED:  # perhaps for want of them
+                self._try_again(instance)
+
     def explain(self, instance: Instance) -> tuple[str, str]:
         """Why an instance is not ready, and a hint what to look at."""
         return self._unanswered.explain(instance)
@@ -67,9 +76,12 @@ class Instances:
     def _retry(self, instance: Instance) -> None:
         """Try a refused instance again, after a while: it may have been restarted with another configuration."""
         if instance.state is InstanceState.REFUSED and self._context.now() - instance.since > RETRY_REFUSED:
-            self._hang_up(instance)
-            self._step(instance, InstanceEvent.RETRIED)
-            self._resolve(instance)
+            self._try_again(instance)
+
+    def _try_again(self, instance: Instance) -> None:
+        self._hang_up(instance)
+        self._step(instance, InstanceEvent.RETRIED)
+        self._resolve(instance)
 
     def _step(self, instance: Instance, event: InstanceEvent) -> bool:
         return instance.step(event, self._context.now())
@@ -78,11 +90,11 @@ class Instances:
         instance.explain(None)
         context = self._context
 
-        known = self._siblings
+        known = self._siblings if self._siblings_known else None
 
         # Runs on a data thread, since the rendezvous may block.
         def job() -> tuple[tuple[wire.Endpoint, ...] | None, list[str] | None]:
-            return context.rendezvous.resolve(instance.peer), find_siblings(context, known)
+            return context.rendezvous.resolve(instance.peer), find_siblings(context) if known is None else known
 
         def then(found: tuple[tuple[wire.Endpoint, ...] | None, list[str] | None] | None, why: Reason | None) -> None:
             if found is None:
@@ -98,7 +110,10 @@ class Instances:
     def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
         if not self._step(instance, InstanceEvent.FOUND):
             return
-        self._siblings = siblings
+        if self._siblings_known:
+            siblings = self._siblings  # they may have been set during the look-up
+        else:
+            self._siblings = siblings
         self._unlist(instance)
         instance.find(endpoints, siblings, self._context.now())
         self._list(instance)
@@ -372,14 +387,7 @@ class Instances:
         return {key: each.words for key, each in list(self._instances.items())}
 
 
-def find_siblings(context: Context, known: list[str]) -> list[str] | None:
-    """Addresses of this instance's other ranks; ``None`` while the rendezvous lacks some. Blocks; data threads only.
-
-    Args:
-        context: The link's parts.
-        known: The addresses that were configured, or found before.
-    """
-    if context.inventory.ranks == 1 or context.config.siblings or not context.config.rendezvous:
-        return known
+def find_siblings(context: Context) -> list[str] | None:
+    """Addresses of this instance's other ranks; ``None`` while the rendezvous lacks some. Blocks; data threads only."""
     own = context.rendezvous.resolve(context.inventory.instance)
     return None if own is None else [str(each) for each in own if each != context.channel.endpoint]

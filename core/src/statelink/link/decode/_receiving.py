@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from statelink import wire
@@ -327,6 +327,13 @@ class ReceivingState(RoomState):
     def transports(self) -> dict[str, str]:
         """See `RoomState.transports`."""
         return {writer.rank.name: writer.rank.transport for writer in list(self._writers.values())}
+
+    def carried(self) -> Iterator[tuple[str, str, int]]:
+        """See `RoomState.carried`."""
+        for writer in self._writers.values():
+            transport = writer.rank.transport
+            for name, moved in writer.moved.items():
+                yield name, transport, moved.nbytes
 
     def waits_for(self) -> str:
         """See `RoomState.waits_for`."""

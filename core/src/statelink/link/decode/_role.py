@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import wire
 from statelink.errors import StatelinkError
-from statelink.link._deadlines import Deadlines
 from statelink.link._room_table import Rooms
 from statelink.link._status import ENDED
 
@@ -44,7 +43,6 @@ class DecodeRole:
         self._table = table
         self._rooms = Rooms(table, ReceivingState)
         self._instances = Instances(context)
-        self._deadlines = Deadlines(context)
         self._unmet = UnmetUses(context.now)
         self._exits = ProcessExits(context, self._drained)
 
@@ -88,8 +86,12 @@ class DecodeRole:
         return receiving
 
     def _open(self, room: ReceivingState, peer: Peer) -> None:
-        self._deadlines.add(room)
+        self._table.watch(room)
         room.open(self._instances.get(peer))
+
+    def set_siblings(self, siblings: list[str]) -> None:
+        """See `Link.siblings`. Any thread."""
+        self._context.post(lambda: self._instances.set_siblings(siblings))
 
     # Messages.
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Writer"]
 
+LONGEST = 1e9
+"""Seconds that a request says that its room may take, at most: an engine's deadline may be infinite."""
+
 AT_ONCE = 4096
 """Most ranges that the control thread itself grants, where that never blocks: a millisecond of work."""
 Done = Callable[[Reason | None], None]
@@ -149,7 +152,7 @@ class Writer:
             prepared=self._prepared,
             elsewhere=self._elsewhere,
             attempt=accepted.attempt,
-            lifetime_ms=int(1000 * lasts) + 1,
+            lifetime_ms=int(1000 * min(lasts, LONGEST)) + 1,
             unmet=unmet,
         )
         return self._context.send(request, self.rank.address)

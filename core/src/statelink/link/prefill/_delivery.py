@@ -127,6 +127,11 @@ class Delivery:
     # Pushes.
 
     @property
+    def moved(self) -> Mapping[str, Moved]:
+        """Per component, the bytes and blocks of the pushes so far."""
+        return self._moved
+
+    @property
     def hooks(self) -> Mapping[str, SendHook]:
         """Send hook per component."""
         return self._pusher.hooks

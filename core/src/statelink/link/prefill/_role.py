@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import wire
 from statelink.backend import Side
-from statelink.link._deadlines import Deadlines
 from statelink.link._room_table import Rooms
 from statelink.link._status import Status
 
@@ -48,7 +47,6 @@ class PrefillRole:
         self._ranks = DecodeRanks(context, self._lost)
         self._in_flight = UsesInFlight()
         self._requests = Requests(context, self._ranks, self._rooms, self._in_flight)
-        self._deadlines = Deadlines(context)
 
     def send(
         self, room: int, tokens: int, deadline: float | None, attempt: int, to: str | Sequence[str] | None
@@ -78,7 +76,7 @@ class PrefillRole:
         return sending
 
     def _open(self, room: SendingState) -> None:
-        self._deadlines.add(room)
+        self._table.watch(room)
         self._requests.open(room)
 
     # Messages.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -324,6 +324,14 @@ class SendingState(RoomState):
     def transports(self) -> dict[str, str]:
         """See `RoomState.transports`."""
         return {delivery.rank.name: delivery.rank.transport() for delivery in self.deliveries}
+
+    def carried(self) -> Iterator[tuple[str, str, int]]:
+        """See `RoomState.carried`."""
+        for delivery in self._deliveries.values():
+            if delivery.moved:
+                transport = delivery.rank.transport()
+                for name, moved in delivery.moved.items():
+                    yield name, transport, moved.nbytes
 
     def waits_for(self) -> str:
         """See `RoomState.waits_for`."""

@@ -1,0 +1,80 @@
+"""Counts what the rooms of a link came to, from its opening on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ._status import Status
+
+if TYPE_CHECKING:
+    from ._room import RoomState
+
+__all__ = ["BOUNDS", "Totals"]
+
+BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Upper bounds of the buckets of a histogram, in seconds. A last bucket has what took longer."""
+
+MOST, OTHER = 256, "other"
+"""Most outcomes, and most components and transports, that are counted apart; and what the others are counted as."""
+
+
+class Histogram:
+    """How many durations fall into each bucket, and their sum."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.sum += seconds
+
+
+def _count(counter: Counter[tuple[str, ...]], key: tuple[str, ...], count: int) -> None:
+    """Add to a counter. Of more keys than `MOST`, the last word becomes `OTHER`: peers choose some of these words."""
+    if key not in counter and len(counter) >= MOST:
+        key = (*key[:-1], OTHER)
+    counter[key] += count
+
+
+class Totals:
+    """Rooms by outcome, bytes by component and transport, and latencies. Written by the control thread, read by any.
+
+    Every number only grows. A reader may see a room in one of them and not yet in another.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: Counter[tuple[str, ...]] = Counter()
+        self._nbytes: Counter[tuple[str, ...]] = Counter()
+        self._seconds: dict[tuple[str, str], Histogram] = {}
+
+    def add(self, room: RoomState) -> None:
+        """Count a room that has just ended. Control thread."""
+        reason = room.reason
+        _count(self._rooms, (room.role, "succeeded" if reason is None else reason.code), 1)
+        for component, transport, nbytes in room.carried():
+            _count(self._nbytes, (room.role, component, transport), nbytes)
+        if room.status is Status.SUCCEEDED:
+            waited, transferred = room.durations()
+            self._histogram(room.role, "waited").add(waited)
+            self._histogram(room.role, "transferred").add(transferred)
+
+    def _histogram(self, role: str, stage: str) -> Histogram:
+        found = self._seconds.get((role, stage))
+        if found is None:
+            found = self._seconds[role, stage] = Histogram()
+        return found
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as plain values, by role. Any thread."""
+        found: dict[str, Any] = {"rooms": {}, "bytes": {}, "seconds": {}, "bounds": list(BOUNDS)}
+        for (role, outcome), count in self._rooms.copy().items():
+            found["rooms"].setdefault(role, {})[outcome] = count
+        for (role, component, transport), nbytes in self._nbytes.copy().items():
+            found["bytes"].setdefault(role, {}).setdefault(component, {})[transport] = nbytes
+        for (role, stage), histogram in self._seconds.copy().items():
+            found["seconds"].setdefault(role, {})[stage] = {"counts": list(histogram.counts), "sum": histogram.sum}
+        return found

@@ -155,6 +155,30 @@ class Link:
         room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
         return role.send(room, tokens, deadline, attempt, to)
 
+    def decline(self, room: int, peer: Peer, why: str = "the engine declined it", *, attempt: int = 0) -> None:
+        """On decode: tell a prefill instance that this side will not receive a room, which it never opened.
+
+        Prefill's room fails with this reason, unless it is for another decode instance; also if prefill opens it later.
+        Does not block: connecting happens in the background. An instance that cannot be reached within the configured
+        deadline is not told.
+
+        Args:
+            room: The id that prefill uses for the request.
+            peer: The prefill instance: its name, or the addresses of its ranks.
+            why: The cause, for the reason on prefill (``room.declined``).
+            attempt: Which use of the id this is; see `receive`.
+
+        Raises:
+            RoomError: The id is not valid, or this side has opened the room: abort it then.
+            ConfigError: This link's role is ``prefill``, or ``peer`` is neither a name nor addresses.
+            ClosedError: The link is closed.
+        """
+        if self._decode is None:
+            raise _not_this_role("decline()", "decode", self._context.config.role)
+        where = _valid_peer(peer)
+        room, _, _, attempt = self._valid(room, 1, None, attempt)
+        self._decode.decline(room, attempt, where, str(why))
+
     def siblings(self, addresses: Sequence[str]) -> None:
         """On decode: name the other ranks of this link's own instance, instead of the option ``siblings``.
 

@@ -289,6 +289,7 @@ class Failed(Message, frozen=True, kw_only=True):
         reason: Why.
         attempt: Number that the engines gave this use of the room id. Only decode sets it.
         met: Generation of the request that prefill's room met; 0 if none did. Only prefill sets it.
+        declined: Whether no other instance will ask for the room either, as the engine says. Only decode sets it.
     """
 
     room: Room
@@ -296,6 +297,7 @@ class Failed(Message, frozen=True, kw_only=True):
     reason: Reason
     attempt: Attempt = 0
     met: Generation = 0
+    declined: bool = False
 
 
 class Drained(Message, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
 
+    from ._declines import Declines
     from ._instance import Instance
     from ._prefill_rank import PrefillRank
     from ._request import Accepted
@@ -40,6 +41,7 @@ class ReceivingState(RoomState):
         context: The link's parts.
         watcher: Told of every change.
         unmet: Keeps uses of ids that ended, and for which prefill may not have had a room.
+        declines: Tells prefill of uses that ended before it was asked.
         explain: Says why an instance is not ready, and gives a hint what to look at.
         generation: The number that this side drew for this use of the room id.
     """
@@ -51,6 +53,7 @@ class ReceivingState(RoomState):
         context: Context,
         watcher: RoomWatcher,
         unmet: UnmetUses,
+        declines: Declines,
         explain: Callable[[Instance], tuple[str, str]],
         *,
         room: int,
@@ -62,6 +65,7 @@ class ReceivingState(RoomState):
         super().__init__(context, watcher, room, tokens, deadline, attempt)
         self.generation = generation
         self._unmet = unmet
+        self._declines = declines
         self._explain = explain
         self._accepted: Accepted | None = None
         self._requested = False
@@ -235,14 +239,15 @@ class ReceivingState(RoomState):
         ended = self._end_in_failure(reason)
         if ended is None:
             return
-        self._unmet.ended(self.key, self.generation, self._not_met())
+        if self._writers or self._instance is None:
+            self._unmet.ended(self.key, self.generation, self._not_met())
         for writer in self._writers.values():
             writer.tell_failed(ended)
             writer.revoke(self.drained)
             writer.abort(self._hook_ended)
-        if not self._writers and self._instance is not None:
-            self._send_failed(self._instance, ended)
         self._after_change()
+        if not self._writers and self._instance is not None:
+            self._declines.add(self.key, self.generation, self._instance, ended, self.deadline)
         release = self.context.config.release_after
         if release is not None and not self.quiesced:
             self.context.after(release, lambda: self._release(release))
@@ -260,27 +265,9 @@ class ReceivingState(RoomState):
         for name in names:
             self.drained(name)
 
-    def _send_failed(self, instance: Instance, reason: Reason) -> None:
-        """Send Failed to all ranks, of which none got a request: their rooms may be open and wait for one."""
-        for address, rank in instance.ranks.items():
-            if rank.handshake is not None:
-                failed = wire.Failed(
-                    sender=self.context.name,
-                    to=rank.name,
-                    room=self.room,
-                    generation=self.generation,
-                    reason=reason,
-                    attempt=self.attempt,
-                )
-                self.context.send(failed, address)
-
     def _not_met(self) -> list[str] | None:
-        """Names of ranks that have not said that they have a room for this use; ``None`` if some are not known."""
-        if self._writers:
-            return [name for name, writer in self._writers.items() if not writer.met]
-        ranks = self._instance.ranks.values() if self._instance is not None else ()
-        names = [rank.name for rank in ranks if rank.handshake is not None]
-        return names if names and len(names) == len(ranks) else None
+        """Names of ranks that have not said that they have a room for this use; ``None`` if no rank was asked."""
+        return [name for name, writer in self._writers.items() if not writer.met] if self._writers else None
 
     def abort(self, why: str) -> None:
         """See `RoomState.abort`."""

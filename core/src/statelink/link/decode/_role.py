@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from statelink import wire
-from statelink.errors import StatelinkError
+from statelink.errors import RoomError, StatelinkError
+from statelink.link._room import room_reason
 from statelink.link._room_table import Rooms
 from statelink.link._status import ENDED
 
+from ._declines import Declines
 from ._handle import Receiving
 from ._instances import Instances
 from ._process_exits import ProcessExits
@@ -18,7 +20,9 @@ from ._receiving import AboutRoom, ReceivingState
 from ._unmet import UnmetUses
 
 if TYPE_CHECKING:
+    from statelink.errors import Reason
     from statelink.link._context import Context
+    from statelink.link._header import RoomKey
     from statelink.link._room import Ready
     from statelink.link._room_table import RoomTable
     from statelink.link.peers import Peer
@@ -44,6 +48,7 @@ class DecodeRole:
         self._rooms = Rooms(table, ReceivingState)
         self._instances = Instances(context)
         self._unmet = UnmetUses(context.now)
+        self._declines = Declines(context, self._unmet)
         self._exits = ProcessExits(context, self._drained)
 
     def receive(
@@ -66,6 +71,7 @@ class DecodeRole:
             self._context,
             self._table,
             self._unmet,
+            self._declines,
             self._instances.explain,
             room=room,
             tokens=tokens,
@@ -88,6 +94,30 @@ class DecodeRole:
     def _open(self, room: ReceivingState, peer: Peer) -> None:
         self._table.watch(room)
         room.open(self._instances.get(peer))
+
+    def decline(self, room: int, attempt: int, peer: Peer, why: str) -> None:
+        """See `Link.decline`. A thread of the engine.
+
+        Raises:
+            RoomError: This side has opened a room with this id.
+        """
+        known = self._rooms.get(room)
+        if known is not None and not known.over:
+            raise RoomError(
+                f"room {room} cannot be declined",
+                cause=f"this side opened it, and it is {known.status.name.lower()}",
+                hint="abort it",
+                code="room.in_use",
+                backend=self._context.backend.name,
+                link=self._context.name,
+            )
+        reason = room_reason(self._context, room, attempt, "room.declined", "decode declined the request", why)
+        self._context.post(lambda: self._decline((room, attempt), peer, reason))
+
+    def _decline(self, key: RoomKey, peer: Peer, reason: Reason) -> None:
+        until = self._context.now() + self._context.config.deadline
+        generation = secrets.randbits(62) + 1
+        self._declines.add(key, generation, self._instances.get(peer), reason, until, for_all=True)
 
     def set_siblings(self, siblings: list[str]) -> None:
         """See `Link.siblings`. Any thread."""
@@ -136,6 +166,7 @@ class DecodeRole:
     def beat(self, now: float, late: float) -> None:
         """See `Role.beat`."""
         self._instances.beat(now, late)
+        self._declines.beat(now)
         undrained = [rank for room in self._quarantined() for rank in room.undrained()]
         self._exits.look({rank.name: rank for rank in undrained}.values())
 

@@ -12,7 +12,7 @@ from statelink.link._status import ENDED
 
 from ._claims import Claims
 from ._pending import PendingRequests, key_of
-from ._tombstones import REMEMBERED, Tombstones
+from ._tombstones import ANYBODY, REMEMBERED, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -108,11 +108,11 @@ class Requests:
             return
         room = self._room(message.room, message.attempt)
         waits = room is not None and room.status not in ENDED and self._claims.not_for(room, rank) is None
-        if waits and room is not None and room.to is not None:
+        if waits and room is not None and (room.to is not None or message.declined):
             self._tombstones.meet(use)
             room.fail_known(message.reason, {rank.name: asking.instance}, rank.expected)
             return
-        given_up = self._tombstones.give_up(key, asking, message.generation, message.reason)
+        given_up = self._tombstones.give_up(key, asking, message.generation, message.reason, message.declined)
         if waits and room is not None:
             self.bind(room)
             return
@@ -197,7 +197,7 @@ class Requests:
             return
         key = room.key
         to = room.to
-        given_up = self._tombstones.given_up(key, to.names | to.keys) if to is not None else None
+        given_up = self._tombstones.given_up(key, to.names | to.keys if to is not None else (ANYBODY,))
         if given_up is not None:
             informed = self._belonged(room, given_up)
             room.fail_known(given_up.reason, informed, given_up.ranks)

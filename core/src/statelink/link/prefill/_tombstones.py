@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from ._delivery import RequestId
     from ._to import To
 
-__all__ = ["REMEMBERED", "AskingRank", "GivenUp", "Tombstone", "Tombstones"]
+__all__ = ["ANYBODY", "REMEMBERED", "AskingRank", "GivenUp", "Tombstone", "Tombstones"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 REMEMBERED = 65536
 """Most tombstones, and most uses, that are kept one by one."""
+ANYBODY = ""
+"""Stands for the instance of a room for which the engine named none."""
 MOST_OF_A_ROOM = 16
 """Most tombstones of one room id and attempt that are kept one by one."""
 
@@ -104,18 +106,21 @@ class GivenUp:
         self._keys: dict[str, str] = {}
         """The same ranks: link name to public key."""
         self._words: set[str] = set()
-        """The name of the instance, and the public keys of its ranks: `Tombstones` finds this under each of them."""
+        """The name of the instance, the public keys of its ranks, and `ANYBODY` if no other instance will ask:
+        `Tombstones` finds this under each of them."""
 
     def join(self, rank: AskingRank, generation: int) -> None:
         """Note that one more rank gave its use up."""
         self.uses[rank.name] = generation
         self._keys[rank.name] = rank.key
 
-    def extend(self, rank: AskingRank, until: float) -> set[str]:
+    def extend(self, rank: AskingRank, until: float, declined: bool) -> set[str]:
         """Count until a later time, and add a rank's instance and key to the words. Returns all words."""
         self.until = until
         self.ranks = max(self.ranks, rank.ranks)
         self._words.update(word for word in (rank.instance, rank.key) if word)
+        if declined:
+            self._words.add(ANYBODY)
         return self._words
 
     def leave(self, name: str) -> None:
@@ -216,16 +221,21 @@ class Tombstones:
 
     # Ends on decode, before a room of this side belonged to the use.
 
-    def give_up(self, key: RoomKey, rank: AskingRank, generation: int, reason: Reason) -> GivenUp:
-        """Keep that a decode rank gave a use up."""
+    def give_up(self, key: RoomKey, rank: AskingRank, generation: int, reason: Reason, declined: bool) -> GivenUp:
+        """Keep that a decode rank gave a use up. ``declined``: no other instance will ask for the room either."""
         given_up = self.given_up(key, (rank.instance,)) or GivenUp(reason, rank.instance)
         given_up.join(rank, generation)
-        for word in given_up.extend(rank, self._now() + self.lifetime):
+        for word in given_up.extend(rank, self._now() + self.lifetime, declined):
             _remember(self._gone, (key, word), given_up)
         return given_up
 
     def given_up(self, key: RoomKey, words: Iterable[str]) -> GivenUp | None:
-        """What is kept of an instance that gave a room up. ``words``: names of instances or public keys of ranks."""
+        """What is kept of an instance that gave a room up.
+
+        Args:
+            key: The room id and the attempt.
+            words: Names of instances, or public keys of ranks, or `ANYBODY`.
+        """
         now = self._now()
         for word in words:
             given_up = self._gone.get((key, word))

@@ -218,6 +218,14 @@ def test_a_job_does_not_run_here_while_too_many_run(make: Make, go_on: threading
     assert not executor.run_here("another", lambda: pytest.fail("two jobs ran at once"))
 
 
+def test_a_job_that_has_to_be_alone_does_not_run_here_beside_another(make: Make, go_on: threading.Event) -> None:
+    executor = make(2)
+    assert executor.run_here("another", lambda: None, alone=True)
+    block(executor, 1, go_on)
+    assert not executor.run_here("another", lambda: pytest.fail("it did not run alone"), alone=True)
+    assert executor.run_here("another", lambda: None)
+
+
 def test_a_held_job_has_its_thread_for_itself(make: Make, go_on: threading.Event) -> None:
     """An executor without spare threads makes no second call, however long the first one takes."""
     executor = make(1)

@@ -16,9 +16,13 @@ from statelink.backend import DIRECT, SubmitMode
 from statelink.tcp import TcpBackend
 
 MOVES, FENCES = "statelink-move", "statelink-fence"
+NBYTES = 10 * 16 * 2 * 8 * 2
+"""Of the request that `hand_over` plays."""
+COPIES = {"submit_mode": SubmitMode.BLOCKING, "stalled_peers": None}
 SLOW: dict[str, tuple[dict[str, object], set[str]]] = {
     "has to be polled": ({"ends_unpolled": False}, {MOVES}),
     "may block to submit": ({"submit_mode": SubmitMode.BLOCKING}, {MOVES}),
+    "may block to submit so much": ({**COPIES, "prompt_bytes": NBYTES - 1}, {MOVES}),
     "may block to grant": ({"prompt_fences": False}, {FENCES}),
     "takes one call at a time": ({"prompt_fences": False, "thread_safe": False, "stalled_peers": 0}, {MOVES}),
 }
@@ -42,6 +46,12 @@ def request() -> set[str]:
 
 
 def test_a_small_request_starts_no_thread_that_may_block() -> None:
+    assert request() == set()
+
+
+def test_a_submit_that_only_copies_a_little_needs_no_thread_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = dataclasses.replace(TcpBackend.capabilities, **COPIES, prompt_bytes=NBYTES)  # type: ignore[arg-type]
+    monkeypatch.setattr(TcpBackend, "capabilities", declared)
     assert request() == set()
 
 

@@ -87,6 +87,9 @@ class Capabilities:
             same time. If not, the core refuses a link of the role ``both``.
         ends_unpolled: Whether a thread of the backend or of its library sets the outcome of each transfer, so that no
             transfer has to be polled before it has ended. The core then waits without polling.
+        prompt_bytes: Most bytes of a batch for which a ``submit`` that can block takes about as long as copying them,
+            whatever the peer does, unless another call is under way. The core may then call it on the thread that must
+            not block, which saves a request two changes of threads. 0 if there is no such bound.
         prompt_fences: Whether ``grant`` and ``revoke`` never block. The core may then call them on the thread that
             must not block, which saves a request a change of threads.
         landing_seconds: For a target with `Fence.MOVER`: after the mover's process has ended, bytes that a kernel still
@@ -109,6 +112,7 @@ class Capabilities:
     block_seconds: float = 0.0
     both_roles: bool = True
     ends_unpolled: bool = False
+    prompt_bytes: int = 0
     prompt_fences: bool = False
     landing_seconds: float = 1.0
 
@@ -123,6 +127,8 @@ class Capabilities:
             raise ValueError(f"between 0 and {MAX_STALLED} peers can be stalled, each with a thread of its own")
         if self.stalled_peers != 0 and not self.thread_safe:
             raise ValueError("where calls are serialised, a call that waits for one peer keeps all others")
+        if self.prompt_bytes < 0 or (self.prompt_bytes and self.stalled_peers is not None):
+            raise ValueError("a submit of few bytes is prompt only where no call waits for a peer")
         if not 0 <= self.block_seconds < 1:
             raise ValueError("a block costs between 0 and 1 seconds")
         if not 0 <= self.landing_seconds <= 60:

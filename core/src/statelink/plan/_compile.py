@@ -78,6 +78,7 @@ class ComponentPlan(NamedTuple):
         layer_nbytes: The same for each model layer, with `NO_LAYER` for buffers without one.
         parts: Which part of the model's state each buffer is, for digests.
         item_blocks: Most blocks that one item of the source becomes.
+        item_nbytes: Most bytes that move of one item of the source.
     """
 
     source: Component
@@ -89,6 +90,7 @@ class ComponentPlan(NamedTuple):
     layer_nbytes: dict[int, int]
     parts: Parts
     item_blocks: int
+    item_nbytes: int
 
     @property
     def block_nbytes(self) -> float:
@@ -217,6 +219,7 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
     groups = _groups(source, target, pairs)
     granule = granule_of(theirs, ours)
     joined = _groups(source, target, fused) if len(fused) < len(pairs) else groups
+    granules = max(theirs.page // granule, 1)
     return ComponentPlan(
         source=theirs,
         target=ours,
@@ -226,7 +229,8 @@ def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list
         granule_nbytes=sum(layer_nbytes.values()),
         layer_nbytes=layer_nbytes,
         parts=Parts(theirs, ours, [(pair.source, pair.target, pair.boxes) for pair in pairs]),
-        item_blocks=max(theirs.page // granule, 1) * sum(len(each.source) * len(each.runs.nbytes) for each in joined),
+        item_blocks=granules * sum(len(each.source) * len(each.runs.nbytes) for each in joined),
+        item_nbytes=granules * sum(layer_nbytes.values()),
     )
 
 

@@ -76,8 +76,10 @@ class Delivery:
         self._plan = plan
         self._cancelled = Flag()
         self._pusher = Pusher(context, rank, request, plan, targets, self._cancelled, self._wake)
-        self._prompt = False
+        self._never_blocks = False
         """Whether no call for this delivery ever blocks. Set when the hooks are open."""
+        self._prompt_bytes = 0
+        """If one can block: the most bytes of a push for which none does while no other job runs."""
         self._at_once = False
         """Whether the control thread itself goes on with the pushes. Any thread may read it."""
         self._moved: dict[str, Moved] = {}
@@ -143,22 +145,28 @@ class Delivery:
             BaseException: What a strategy raises.
         """
         self._pusher.open_hooks()
-        limits = self._context.backend.capabilities
-        prompt = (
-            limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled and self._context.config.verify == "off"
-        )
-        self._prompt = prompt and all(hook.prompt for hook in self.hooks.values())
+        if self._context.config.verify == "off" and all(hook.prompt for hook in self.hooks.values()):
+            limits = self._context.backend.capabilities
+            self._never_blocks = limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled
+            self._prompt_bytes = limits.prompt_bytes
 
     def start(self, push: Push, then: Callable[[Delivery, Pushed], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
         self._jobs += 1
-        self._at_once = self._prompt and self._blocks(push) <= AT_ONCE
+        self._at_once = (self._never_blocks or self._nbytes(push) <= self._prompt_bytes) and self._blocks(
+            push
+        ) <= AT_ONCE
         self._run(partial(self._pusher.add, push, partial(then, self)))
 
     def _blocks(self, push: Push) -> int:
         """Most blocks that a push becomes."""
         plans = self._plan.components
         return sum(len(items.ids) * plans[name].item_blocks for name, items in push.items.items() if name in plans)
+
+    def _nbytes(self, push: Push) -> int:
+        """Most bytes of a push."""
+        plans = self._plan.components
+        return sum(len(items.ids) * plans[name].item_nbytes for name, items in push.items.items() if name in plans)
 
     def _wake(self) -> None:
         """Go on with the pushes, soon. Any thread."""
@@ -172,8 +180,11 @@ class Delivery:
 
     def _run(self, job: Job) -> None:
         """Run a job of the pusher here, if that is allowed and nothing stands before it, or else on a data thread."""
-        moves = self._context.workers.moves
-        (moves.submit_promptly if self._at_once else moves.submit)(("peer", self.rank.name), job)
+        moves, key = self._context.workers.moves, ("peer", self.rank.name)
+        if self._at_once:
+            moves.submit_promptly(key, job, alone=not self._never_blocks)
+        else:
+            moves.submit(key, job)
 
     def take(self, pushed: Pushed) -> bool:
         """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""

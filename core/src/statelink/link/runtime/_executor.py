@@ -125,16 +125,23 @@ class KeyedExecutor:
             else:
                 busy.hurry(key)
 
-    def run_here(self, key: Hashable, job: Job) -> bool:
+    def run_here(self, key: Hashable, job: Job, *, alone: bool = False) -> bool:
         """Run a short job on this thread, if no earlier job of its key and no lack of threads stands before it.
 
         Returns whether it was run. If not, nothing happened: use `submit`. A generator gives this thread back at its
         first pause, and goes on as if it had been submitted. Any thread.
+
+        Args:
+            key: The key.
+            job: The job.
+            alone: Do not run it while any job of this executor runs: it may have to wait for that one.
         """
         me = threading.get_ident()
         with self._order.lock:
             now = time.monotonic()
             if self._closed or self._ready or self._order.busy(key) or self._free_in(now) > 0:
+                return False
+            if alone and self._lively:
                 return False
             self._order.enter(self, key, job)
             self._lively[me] = now
@@ -145,9 +152,12 @@ class KeyedExecutor:
                 self._call()  # a thread of the pool goes on with it, or takes what waited for this job
         return True
 
-    def submit_promptly(self, key: Hashable, job: Job) -> None:
-        """As `submit`, for a short job that never blocks: it runs on this thread, unless something stands before it."""
-        if not self.run_here(key, job):
+    def submit_promptly(self, key: Hashable, job: Job, *, alone: bool = False) -> None:
+        """As `submit`, for a short job that never blocks: it runs on this thread, unless something stands before it.
+
+        ``alone`` is as for `run_here`.
+        """
+        if not self.run_here(key, job, alone=alone):
             self.submit(key, job)
 
     @property

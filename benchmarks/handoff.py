@@ -145,6 +145,7 @@ def measure(name: str, config: dict[str, Any], rounds: int, busy: str = "none", 
     pipe, other = context.Pipe()
     process = context.Process(target=prefill, args=(name, config, theirs, memory, other), daemon=True)
     process.start()
+    other.close()  # so that a process that dies ends this one, too
     pools, backend = Pools(workload, "decode", memory), config["backend"]
     moved: dict[str, Any] = {}
     rooms = iter(range(1, 1 << 20))

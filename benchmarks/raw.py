@@ -47,12 +47,12 @@ class Nixl:
     """One ``initialize_xfer`` over arrays of blocks, and ``transfer``."""
 
     def __init__(self, name: str, memory: Rows, device: int | None) -> None:
-        os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
-        if not os.path.isdir("/sys/class/infiniband"):
-            os.environ.setdefault("UCX_MODULES", "^ib")
-        from nixl._api import nixl_agent, nixl_agent_config
+        # An agent of the plugin, because the progress thread of NIXL's own never rests: on few cores, it would slow down
+        # everything that is measured beside it.
+        from statelink_nixl._library import Library
+        from statelink_nixl._options import Options
 
-        self._agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+        self._agent = Library().agent(name, Options())
         self._kind, self._device = "DRAM" if device is None else "VRAM", device or 0
         self._agent.register_memory(self._wide(memory), self._kind)
 
@@ -91,6 +91,10 @@ class Mooncake:
 
     def __init__(self, name: str, memory: Rows, device: int | None) -> None:
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+        # By default, Mooncake refuses a batch of more than 1,024 blocks to a peer.
+        for limit in ("QUEUED_TRANSFERS", "PENDING_ADMISSIONS"):
+            os.environ.setdefault(f"MC_TCP_MAX_{limit}_PER_PEER", "65535")
+        os.environ.setdefault("MC_TCP_ADMISSION_TIMEOUT_MS", "60000")
         from mooncake.engine import TransferEngine
 
         self._engine = TransferEngine()

@@ -47,8 +47,8 @@ class Nixl:
     """One ``initialize_xfer`` over arrays of blocks, and ``transfer``."""
 
     def __init__(self, name: str, memory: Rows, device: int | None) -> None:
-        # An agent of the plugin, because the progress thread of NIXL's own never rests: on few cores, it would slow down
-        # everything that is measured beside it.
+        # An agent of the plugin, because the progress thread of NIXL's own never rests. On few cores, that would slow
+        # down everything that is measured beside it.
         from statelink_nixl._library import Library
         from statelink_nixl._options import Options
 

@@ -74,6 +74,7 @@ def test_every_error_code_in_the_source_is_documented_and_no_other() -> None:
         r'_code\s*=\s*"([a-z_.]+)"',
         r'_code: ClassVar\[str\] = "([a-z_.]+)"',
         r'reason_for\(\s*"([a-z_.]+)"',
+        r'room_reason\([^"]*"([a-z_.]+)"',
         r'self\._reason\(\s*"([a-z_.]+)"',
         r'\bReason\(\s*"([a-z_.]+)"',
         r'else "((?:backend|room|peer)\.[a-z_]+)"',

@@ -112,8 +112,10 @@ class SimExecutor(KeyedExecutor):
         if self._order.enter(self, key, job) is None:
             self.start(key, job)
 
-    def run_here(self, key: Hashable, job: Job) -> bool:
+    def run_here(self, key: Hashable, job: Job, *, alone: bool = False) -> bool:
         if self._order.busy(key) or self._process.world.rng.random() < 0.2:  # sometimes all threads are taken
+            return False
+        if alone and self._stuck:
             return False
         self._order.enter(self, key, job)
         steps = job()

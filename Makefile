@@ -16,6 +16,9 @@ ARGS ?=
 # Tests start hundreds of processes: none should have to compile what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
+# In each of them, a thread of numpy's linear algebra would spin for a while, although none computes any.
+test again soak: export OPENBLAS_NUM_THREADS := 1
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if $(CI),--quiet) \

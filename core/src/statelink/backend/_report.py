@@ -34,7 +34,7 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
         status: ``succeeded`` or ``failed``.
         reason: Why it failed.
         moved: Per component.
-        tokens: N.
+        tokens: N; 0 while this side does not know.
         prefix: P.
         chunks: Pushes that were moved.
         waited: Seconds from the call that opened the room until both sides knew of it.

@@ -44,8 +44,8 @@ class Room:
         return self._state.attempt
 
     @property
-    def tokens(self) -> int:
-        """N: positions of the request."""
+    def tokens(self) -> int | None:
+        """N: positions of the request; ``None`` while this side does not know."""
         return self._state.tokens
 
     @property

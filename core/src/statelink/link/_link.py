@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statelink.errors import ClosedError, ConfigError, RoomError
-from statelink.plan import checked_int
+from statelink.plan import MAX_TOKENS, checked_int
 from statelink.wire import parse_endpoint
 
 from ._control import Control
@@ -33,7 +33,6 @@ __all__ = ["Link"]
 log = logging.getLogger("statelink.link")
 
 MAX_ROOM = (1 << 64) - 1
-MAX_TOKENS = 1 << 40
 MAX_ATTEMPT = (1 << 63) - 1
 
 
@@ -125,7 +124,7 @@ class Link:
     def send(
         self,
         room: int,
-        tokens: int,
+        tokens: int | None = None,
         *,
         deadline: float | None = None,
         attempt: int = 0,
@@ -135,7 +134,9 @@ class Link:
 
         Args:
             room: The non-zero 64-bit id that both sides use for the request.
-            tokens: N: positions of the request; decode must state the same.
+            tokens: N: positions of the request; decode must state the same. When not given, prefill takes it from
+                decode. Until then, each push names its ``span`` and whether it is the ``last``. The room fails if the
+                last push does not end at decode's N.
             deadline: Seconds that the room may take; the configured default when not given.
             attempt: Which use of the id this is, from 0 to 2^63 - 1: decode states the same, and another one for every
                 other use of the id. Without it, an id is best used once.
@@ -152,8 +153,8 @@ class Link:
         role = self._prefill
         if role is None:
             raise _not_this_role("send()", "prefill", self._context.config.role)
-        room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
-        return role.send(room, tokens, deadline, attempt, to)
+        room, known, deadline, attempt = self._valid(room, 1 if tokens is None else tokens, deadline, attempt)
+        return role.send(room, None if tokens is None else known, deadline, attempt, to)
 
     def decline(self, room: int, peer: Peer, why: str = "the engine declined it", *, attempt: int = 0) -> None:
         """On decode: tell a prefill instance that this side will not receive a room, which it never opened.

@@ -69,11 +69,12 @@ class RoomState:
         context: The link's parts.
         watcher: Told of every change.
         room: The non-zero 64-bit id that both sides use for the request.
-        tokens: N: positions of the request.
+        tokens: N: positions of the request; ``None`` if prefill takes it from decode.
         deadline: Seconds that the room may take; the configured default when not given.
         attempt: The number that the engines of both sides gave this use of the id.
 
     Attributes:
+        tokens: N; ``None`` while this side does not know.
         role: What this link does in the room: ``prefill`` sends, ``decode`` receives.
         prefix: P: positions that decode already holds; ``None`` while this side does not know.
         opened: When the room was opened, on the link's clock.
@@ -87,7 +88,13 @@ class RoomState:
     role: ClassVar[str]
 
     def __init__(
-        self, context: Context, watcher: RoomWatcher, room: int, tokens: int, deadline: float | None, attempt: int
+        self,
+        context: Context,
+        watcher: RoomWatcher,
+        room: int,
+        tokens: int | None,
+        deadline: float | None,
+        attempt: int,
     ) -> None:
         self.context = context
         self.room = room
@@ -143,7 +150,7 @@ class RoomState:
             status=self.status.name.lower(),
             reason=self.reason,
             moved=dict(self._moved),
-            tokens=self.tokens,
+            tokens=self.tokens or 0,
             prefix=self.prefix or 0,
             chunks=self._chunks,
             waited=waited,

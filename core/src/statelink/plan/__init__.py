@@ -18,11 +18,12 @@ from ._numbers import checked_int
 from ._pack import Places, Tile
 from ._pairing import Due, due
 from ._payload import indices_of
-from ._positions import item_positions, required_span
+from ._positions import MAX_TOKENS, item_positions, required_span
 from ._route import Assignment, Share, route
 
 __all__ = [
     "MAX_BATCH",
+    "MAX_TOKENS",
     "NO_LAYER",
     "Assignment",
     "Blocks",

@@ -73,7 +73,7 @@ class Receiving(Room):
                 what, cause = error.reason.what, error.reason.cause
                 raise RoomError.of(state.reason_for(error.code, what, cause)) from None
             self._check_given(items, ready, "room.items")
-            checked = check_items(state, items, prefix)
+            checked = check_items(state, state.tokens, items, prefix)
             self._prefix = prefix
             state.name_memory()
         accepted = Accepted(state.room, state.generation, state.attempt, state.tokens, prefix, checked, ready)

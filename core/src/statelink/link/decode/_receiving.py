@@ -47,6 +47,7 @@ class ReceivingState(RoomState):
     """
 
     role = "decode"
+    tokens: int
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Accepted(NamedTuple):
     ready: Ready | None
 
 
-def check_items(room: RoomState, items: Mapping[str, Any], prefix: int) -> dict[str, Items]:
+def check_items(room: RoomState, tokens: int, items: Mapping[str, Any], prefix: int) -> dict[str, Items]:
     """The checked items of every component that an engine passed to `Receiving.accept`.
 
     Raises:
@@ -67,7 +67,7 @@ def check_items(room: RoomState, items: Mapping[str, Any], prefix: int) -> dict[
                     hint=f"add items[{name!r}]",
                     code="room.items",
                 )
-            checked[name] = required(component, room.tokens, prefix, [] if given is None else given)
+            checked[name] = required(component, tokens, prefix, [] if given is None else given)
         except RoomError as error:
             raise refused(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
     count = sum(len(each.ids) for each in checked.values())

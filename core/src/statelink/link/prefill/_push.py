@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink._nearest import did_you_mean
 from statelink.errors import RoomError
-from statelink.plan import Items, check_pieces, checked_int, item_positions, pushed
-from statelink.state import IndexSpace
+from statelink.plan import MAX_TOKENS, Items, Pages, check_pieces, checked_int, item_positions, pushed
+from statelink.state import Coverage, IndexSpace
 
 if TYPE_CHECKING:
     from statelink.link._room import Ready, RoomState
+    from statelink.state import Component
 
 __all__ = ["Push", "Pushes"]
 
@@ -82,8 +83,15 @@ class Pushes:
         Raises:
             RoomError: The items do not fit the span or the pools.
         """
-        final = (span[1] == self._room.tokens and layers is None) if last is None else bool(last)
-        checked = self._check(items, span, final)
+        tokens = self._room.tokens  # read once: the control thread may learn N meanwhile
+        if tokens is None and last is None:
+            raise self.error(
+                "a push does not say whether it is the last one",
+                cause="prefill does not know the number of tokens yet",
+                hint="name last=, or call send() with tokens",
+            )
+        final = (span[1] == tokens and layers is None) if last is None else bool(last)
+        checked = self._check(items, span, final, span[1] if tokens is None and final else tokens)
         if layers is not None:
             self._check_layered(checked, final)
         return Push(self._count, checked, span, layers, ready, final)
@@ -101,9 +109,17 @@ class Pushes:
         return RoomError.of(self._room.reason_for(code, what, cause, hint))
 
     def _checked_span(self, span: tuple[int, int] | None) -> tuple[int, int]:
-        a, b = (self._reach, self._room.tokens) if span is None else self._pair("span", span, self._room.tokens)
+        tokens = self._room.tokens
+        if span is None and tokens is None:
+            raise self.error(
+                "a push does not say which tokens it covers",
+                cause="prefill does not know the number of tokens yet",
+                hint="name span=, or call send() with tokens",
+            )
+        most = MAX_TOKENS if tokens is None else tokens
+        a, b = (self._reach, most) if span is None else self._pair("span", span, most)
         if a > b:
-            raise self.error(f"span [{a}, {b}) of a push", cause=f"the room has {self._room.tokens} tokens")
+            raise self.error(f"span [{a}, {b}) of a push", cause=f"the room has {tokens or 'yet unknown'} tokens")
         return a, b
 
     def _pair(self, what: str, given: Any, high: int) -> tuple[int, int]:
@@ -118,7 +134,10 @@ class Pushes:
         except RoomError as error:
             raise self.error(error.reason.what, error.reason.cause) from None
 
-    def _check(self, items: Mapping[str, Any], span: tuple[int, int], final: bool) -> dict[str, Items]:
+    def _check(
+        self, items: Mapping[str, Any], span: tuple[int, int], final: bool, tokens: int | None
+    ) -> dict[str, Items]:
+        """Check the items of a push. ``tokens``: N, or where the last push ends; ``None`` if neither is known."""
         inventory = self._room.context.inventory
         known = {component.name: component for component in inventory.components}
         checked: dict[str, Items] = {}
@@ -133,34 +152,49 @@ class Pushes:
             kind = component.kind
             if kind.positional:
                 step = item_positions(component)
-                if span[0] % step or (span[1] % step and span[1] != self._room.tokens):
+                if tokens is None:
+                    self._check_independent(component, given)
+                if span[0] % step or (span[1] % step and span[1] != tokens):
                     raise self.error(
                         f"span [{span[0]}, {span[1]}) splits a page of component {name!r}",
                         cause=f"a page has {step} tokens",
                     )
-            elif span[1] != self._room.tokens or (kind.with_last and not final):
+            elif span[1] != tokens or (kind.with_last and not final):
                 when = "the last push" if kind.with_last else "a push that reaches the end of the request"
                 raise self.error(
                     f"component {name!r} is pushed with span [{span[0]}, {span[1]})",
                     cause=f"its {kind.index.value} is final only in {when}",
                 )
             try:
-                checked[name] = pushed(component, self._room.tokens, self._room.prefix, span, given)
+                end = MAX_TOKENS if tokens is None else tokens
+                checked[name] = pushed(component, end, self._room.prefix, span, given)
             except RoomError as error:
                 raise self.error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
         if final:
             self._check_complete(known.keys() - checked.keys() - self._named.keys())
-            self._check_pieces(checked)
+            assert tokens is not None
+            self._check_pieces(checked, tokens)
         return checked
 
-    def _check_pieces(self, last: Mapping[str, Items]) -> None:
+    def _check_independent(self, component: Component, given: Any) -> None:
+        """Refuse a list of items whose meaning depends on N, while N is not known."""
+        at_once = component.kind.coverage in (Coverage.SUFFIX, Coverage.WHOLE) and not component.kind.complete
+        if component.partition.kind != "contiguous" and (at_once or isinstance(given, Pages)):
+            return
+        raise self.error(
+            f"which items of component {component.name!r} a push names is not known",
+            cause="that depends on the number of tokens, which prefill does not know yet",
+            hint="name them in the last push, or call send() with tokens",
+        )
+
+    def _check_pieces(self, last: Mapping[str, Items], tokens: int) -> None:
         """Refuse a page that stands for two positions, in one push or in several."""
         for component in self._room.context.inventory.components:
             if not component.kind.positional:
                 continue
             pieces = [*self._named.get(component.name, ()), *([last[component.name]] if component.name in last else ())]
             try:
-                check_pieces(component, self._room.tokens, self._room.prefix, pieces)
+                check_pieces(component, tokens, self._room.prefix, pieces)
             except RoomError as error:
                 raise self.error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
 

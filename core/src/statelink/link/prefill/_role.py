@@ -49,7 +49,7 @@ class PrefillRole:
         self._requests = Requests(context, self._ranks, self._rooms, self._in_flight)
 
     def send(
-        self, room: int, tokens: int, deadline: float | None, attempt: int, to: str | Sequence[str] | None
+        self, room: int, tokens: int | None, deadline: float | None, attempt: int, to: str | Sequence[str] | None
     ) -> Sending:
         """Open a room. A thread of the engine.
 

@@ -81,12 +81,14 @@ class SendingState(RoomState):
         in_flight: UsesInFlight,
         *,
         room: int,
-        tokens: int,
+        tokens: int | None,
         deadline: float | None,
         attempt: int,
         to: To | None,
     ) -> None:
         super().__init__(context, watcher, room, tokens, deadline, attempt)
+        self._asks_tokens = tokens is None
+        """Whether N comes from decode."""
         self.to = to
         self._budget = budget
         self._ranks = ranks
@@ -124,9 +126,10 @@ class SendingState(RoomState):
     def bind(self, asked: list[tuple[DecodeRank, wire.Request]]) -> bool:
         """Make a delivery for each rank that asked for the room. Returns false if that failed, and with it the room."""
         opened: list[Delivery] = []
+        tokens = asked[0][1].tokens if self.tokens is None else self.tokens
         for rank, request in asked:
             try:
-                delivery = Delivery.of(self.context, rank, request, self.tokens)
+                delivery = Delivery.of(self.context, rank, request, tokens)
                 opened.append(delivery)
                 if request.prefix != asked[0][1].prefix:
                     raise MismatchError(
@@ -143,6 +146,7 @@ class SendingState(RoomState):
                 self.fail(self.explain(reason, [rank.info]))
                 return False
         self._deliveries.update({each.rank.name: each for each in opened})
+        self.tokens = tokens
         return True
 
     def serve(self) -> None:
@@ -150,9 +154,19 @@ class SendingState(RoomState):
         self.prefix = self.deliveries[0].request.prefix
         self.step(Status.WAITING)
         self.update_quiesced()
-        self._pump()
+        if all(self._ends_right(push) for push in list(self._queue)):
+            self._pump()
 
     # Pushes.
+
+    def _ends_right(self, push: Push) -> bool:
+        """Whether a push fits decode's N, where prefill's engine did not know it; if not, the room fails."""
+        tokens, end = self.tokens, push.span[1]
+        if not self._asks_tokens or tokens is None or (end == tokens if push.last else end <= tokens):
+            return True
+        what, which = "the two sides disagree on the number of tokens", "the last push" if push.last else "a push"
+        self.fail(self.reason_for("room.tokens", what, f"{which} ends at {end} on prefill, {tokens} on decode"))
+        return False
 
     def pushed(self, push: Push) -> None:
         """Take a push of the engine. Runs on the control thread, after `name_memory` on the engine's."""
@@ -167,7 +181,8 @@ class SendingState(RoomState):
             return
         self._queue.append(push)
         self.update_quiesced()
-        self._pump()
+        if self._ends_right(push):
+            self._pump()
 
     def _pump(self) -> None:
         """Send what is queued, in order, once every destination has asked."""

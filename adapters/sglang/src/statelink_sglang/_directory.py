@@ -1,0 +1,138 @@
+"""Decode's knowledge of prefill servers: where their ranks are, and whether they were started anew.
+
+SGLang asks from the scheduler's thread, which must not block. So a thread of this module asks the bootstrap servers,
+and the scheduler reads a table.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ._http import ask
+
+__all__ = ["Directory", "Prefill"]
+
+log = logging.getLogger("statelink.sglang")
+
+INTERVAL = 1.0
+"""Seconds between two questions to a server."""
+PATIENCE = 2.0
+"""Seconds that a server may take for an answer."""
+MISSES = 3
+"""Unanswered questions after which a server counts as gone."""
+FORGET = 60
+"""Unanswered questions after which nobody asks any more, until a request names the server again."""
+
+
+class Prefill:
+    """One start of a prefill server. What SGLang reads of it is `dp_size` and `follow_bootstrap_room`.
+
+    Attributes:
+        instance: The instance's name, another one after each start.
+        addresses: Where its ranks' links listen.
+        gone: Why it is not there any more; empty while it is.
+    """
+
+    dp_size = 1
+    follow_bootstrap_room = True
+
+    def __init__(self, instance: str, addresses: tuple[str, ...]) -> None:
+        self.instance = instance
+        self.addresses = addresses
+        self.gone = ""
+
+
+class Directory:
+    """Asks the bootstrap servers that requests name.
+
+    `table` is what SGLang's schedulers read as ``prefill_info_table``: only servers that can be used are in it. The
+    threads of this class write it; each access is a single operation on a dict.
+    """
+
+    def __init__(self) -> None:
+        self.table: dict[str, Prefill] = {}
+        self._misses: dict[str, int] = {}
+        self._why: dict[str, str] = {}
+        self._known: dict[str, Prefill] = {}
+        self._asking: set[str] = set()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="statelink-directory")
+        self._thread = threading.Thread(target=self._watch, name="statelink-directory", daemon=True)
+        self._thread.start()
+
+    def find(self, address: str) -> Prefill | None:
+        """The server at ``address``, if it is known by now. If not, it is asked. Does not block. Scheduler's thread."""
+        with self._lock:
+            if address not in self._misses or self._misses[address] >= MISSES:
+                self._misses[address] = min(self._misses.get(address, 0), MISSES)
+                self._wake.set()
+        return self.table.get(address)
+
+    def why(self, address: str) -> str:
+        """Why the server at ``address`` is not known; empty if nobody asked yet."""
+        return self._why.get(address, "")
+
+    def close(self) -> None:
+        """Stop asking. Does not wait for answers."""
+        self._closed = True
+        self._wake.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _watch(self) -> None:
+        """Runs on a thread of its own."""
+        while not self._closed:
+            with self._lock:
+                due = [address for address in self._misses if address not in self._asking]
+                self._asking.update(due)
+            for address in due:
+                try:
+                    self._pool.submit(self._ask, address)
+                except RuntimeError:  # it was closed
+                    return
+            self._wake.wait(INTERVAL)
+            self._wake.clear()
+
+    def _ask(self, address: str) -> None:
+        """Runs on a thread of the pool."""
+        try:
+            content = ask(address, PATIENCE)
+        except (OSError, ValueError) as error:
+            self._missed(address, str(error) or type(error).__name__)
+        except Exception as error:  # a defect here must not end the questions
+            log.exception("asking the bootstrap server at %s", address)
+            self._missed(address, f"{type(error).__name__}: {error}")
+        else:
+            self._answered(address, content)
+        finally:
+            with self._lock:
+                self._asking.discard(address)
+
+    def _answered(self, address: str, content: dict[str, Any]) -> None:
+        instance, addresses = content["instance"], tuple(content["addresses"])
+        with self._lock:
+            known = self._known.get(address)
+            if known is None or (known.instance, known.addresses) != (instance, addresses):
+                if known is not None:
+                    known.gone = f"the prefill server at {address} was started anew"
+                known = self._known[address] = Prefill(instance, addresses)
+            known.gone = ""
+            self._misses[address] = 0
+            self._why.pop(address, None)
+            self.table[address] = known
+
+    def _missed(self, address: str, why: str) -> None:
+        with self._lock:
+            misses = self._misses[address] = self._misses.get(address, 0) + 1
+            self._why[address] = why
+            known = self._known.get(address)
+            if misses >= MISSES and known is not None:
+                known.gone = known.gone or f"the prefill server at {address} does not answer: {why}"
+                self.table.pop(address, None)
+            if misses >= FORGET:
+                del self._misses[address]
+                self._known.pop(address, None)

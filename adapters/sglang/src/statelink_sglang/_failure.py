@@ -1,0 +1,19 @@
+"""What SGLang gets when a request's transfer failed."""
+
+from __future__ import annotations
+
+__all__ = ["TransferFailed"]
+
+
+class TransferFailed(Exception):
+    """A request's state was not moved. SGLang logs the text, and sends it to the client.
+
+    Attributes:
+        failure_reason: The text.
+        is_from_another_rank: Whether this rank's own part did not fail. SGLang then logs nothing here.
+    """
+
+    def __init__(self, room: object, reason: str) -> None:
+        self.failure_reason = reason or "the transfer failed on another rank of this server"
+        self.is_from_another_rank = not reason
+        super().__init__(f"Statelink could not move the state of room {room}: {self.failure_reason}")

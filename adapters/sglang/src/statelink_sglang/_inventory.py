@@ -1,0 +1,201 @@
+"""Describes what a scheduler holds, and compares it with what SGLang itself would have moved.
+
+The description comes from the pools (`statelink.state.from_pools`). SGLang's own list, `KVArgs`, has addresses and
+lengths only. The two must have the same buffers. A buffer that only one of them has is refused by name: that is how a
+state type that SGLang adds later is noticed, instead of being left behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from statelink import state
+from statelink.errors import StateError
+
+__all__ = ["Pools", "StateLists", "describe_pools", "geometry_of", "names_of"]
+
+Buffer = tuple[int, int, int]
+"""Address, length in bytes, and bytes of one item."""
+
+NO_PAYLOAD = {
+    "dsa_tail": "SGLang names its rows by six numbers, which the adapter does not translate",
+}
+"""State types whose indices the adapter cannot pass on, and why."""
+
+
+class Pools(NamedTuple):
+    """The pools of one scheduler.
+
+    Attributes:
+        pages: The pool of the model's pages.
+        draft: The pool of a draft model's pages, or ``None``.
+        requests: The pool of request slots.
+        metadata: SGLang's `MetadataBuffers`.
+        config: SGLang's `ModelConfig`.
+        window: Positions that sliding-window layers look back, as the scheduler counts them; 0 if there are none.
+        tp: This rank and the width of attention TP.
+    """
+
+    pages: Any
+    draft: Any
+    requests: Any
+    metadata: Any
+    config: Any
+    window: int
+    tp: tuple[int, int]
+
+
+class StateLists(NamedTuple):
+    """How SGLang's lists of indices go with components.
+
+    Attributes:
+        pages: Components that are addressed by the pages of the full pool.
+        states: For each of SGLang's state types, in order, the component.
+        whole: Those of ``states`` that cover positions: SGLang lists all of their items with the last chunk.
+    """
+
+    pages: tuple[str, ...]
+    states: tuple[str, ...]
+    whole: frozenset[str]
+
+
+def geometry_of(pools: Pools) -> state.PoolGeometry:
+    """The model's numbers, as the pools and the model's configuration state them."""
+    pool, config = pools.pages, pools.config
+    full = getattr(pool, "full_kv_pool", None) or pool
+    latent = not hasattr(full, "head_num") or hasattr(full, "kv_lora_rank")
+    more: dict[str, Any] = {}
+    mapping = getattr(pool, "layers_mapping", None)
+    if mapping is not None and hasattr(pool, "swa_kv_pool"):
+        more["kinds"] = ["window" if mapping[layer][1] else "full" for layer in range(config.num_hidden_layers)]
+        more["window"] = pools.window
+        more["window_kv_heads"] = _window_heads(pools)
+    recurrent = getattr(getattr(pool, "mamba_pool", None), "mamba_cache", None)
+    if recurrent is not None:
+        more["state_tensors"] = _state_tensors(recurrent)
+    return state.PoolGeometry(
+        layers=config.num_hidden_layers,
+        dtype=_dtype(full.dtype),
+        kv_heads=0 if latent else config.get_total_num_kv_heads(),
+        tp=pools.tp,
+        page_size=pool.page_size,
+        kind="dram" if str(pool.device) == "cpu" else str(pool.device),
+        **more,
+    )
+
+
+def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
+    """The components of a rank, and how SGLang's lists of indices go with them.
+
+    Raises:
+        StateError: A pool cannot be described, or the description and ``kv_args`` have different buffers.
+    """
+    components = state.from_pools(
+        pools.pages,
+        geometry=geometry_of(pools),
+        request_pool=pools.requests,
+        draft_pool=pools.draft,
+        aux=_rows(pools.metadata, kv_args),
+    )
+    found = {each.component.name: each for each in components}
+    names = names_of(kv_args.state_types)
+    wrong = [*_differences(found, names, kv_args)]
+    for name, kind in zip(names, kv_args.state_types, strict=True):
+        if kind.value in NO_PAYLOAD:
+            wrong.append(f"state type {kind.value!r} of {name!r} is not supported: {NO_PAYLOAD[kind.value]}")
+    if wrong:
+        raise StateError(
+            f"{type(pools.pages).__name__} holds other state than what SGLang would move",
+            cause="; ".join(wrong),
+            hint="use another --disaggregation-transfer-backend with this model",
+            code="state.engine",
+        )
+    pages = tuple(name for name in found if name not in names and name != "aux")
+    whole = frozenset(name for name in names if state.state_type(found[name].component.type).positional)
+    return components, StateLists(pages, names, whole)
+
+
+def names_of(state_types: Sequence[Any]) -> tuple[str, ...]:
+    """The component of each of SGLang's state types. A type that comes twice is the draft's the second time."""
+    names: list[str] = []
+    for kind in state_types:
+        names.append(kind.value if kind.value not in names else f"draft.{kind.value}")
+    return tuple(names)
+
+
+def _differences(found: Mapping[str, Any], names: Sequence[str], kv_args: Any) -> Iterator[str]:
+    if len(set(names)) != len(names):
+        yield f"a state type comes more than twice: {', '.join(names)}"
+    for name, *lists in zip(
+        names, kv_args.state_data_ptrs, kv_args.state_data_lens, kv_args.state_item_lens, strict=True
+    ):
+        if name not in found:
+            yield f"SGLang moves the state type {name!r}, which the pools do not describe"
+        else:
+            yield from _compare(name, _described([found[name]]), _listed(*lists))
+    pages = [each for name, each in found.items() if name not in names and name != "aux"]
+    kinds = {each.component.type for each in pages}
+    if kinds - {"kv"}:
+        yield f"the pools describe {', '.join(sorted(kinds - {'kv'}))}, which SGLang does not move"
+    listed = _listed(kv_args.kv_data_ptrs, kv_args.kv_data_lens, kv_args.kv_item_lens)
+    yield from _compare("kv", _described(pages), listed)
+    rows = _listed(kv_args.aux_data_ptrs, kv_args.aux_data_lens, kv_args.aux_item_lens)
+    yield from _compare("aux", _described([found["aux"]] if "aux" in found else []), rows)
+
+
+def _compare(name: str, described: Counter[Buffer], listed: Counter[Buffer]) -> Iterator[str]:
+    for only, who in ((listed - described, "only SGLang lists"), (described - listed, "only the pools describe")):
+        if only:
+            some = ", ".join(f"{nbytes} bytes at {address:#x} in items of {item}" for address, nbytes, item in only)
+            yield f"{who} {only.total()} buffers of {name!r}: {some:.400}"
+
+
+def _described(components: Sequence[Any]) -> Counter[Buffer]:
+    buffers: Counter[Buffer] = Counter()
+    for described in components:
+        for buffer in described.component.buffers:
+            if buffer.count:
+                address = described.regions[buffer.region].address + buffer.offset
+                buffers[address, buffer.stride * buffer.count, buffer.stride] += 1
+    return buffers
+
+
+def _listed(addresses: Sequence[int], lengths: Sequence[int], items: Sequence[int]) -> Counter[Buffer]:
+    listed = zip(addresses, lengths, items, strict=True)
+    return Counter((int(address), int(nbytes), int(item)) for address, nbytes, item in listed if nbytes)
+
+
+def _rows(metadata: Any, kv_args: Any) -> dict[str, Any]:
+    """The tensors of the metadata rows by the names of their attributes, in SGLang's order."""
+    names = {each.data_ptr(): name for name, each in vars(metadata).items() if hasattr(each, "data_ptr")}
+    missing = [address for address in kv_args.aux_data_ptrs if address not in names]
+    if missing:
+        raise StateError(
+            "SGLang lists metadata rows that its MetadataBuffers do not have",
+            cause=", ".join(f"{address:#x}" for address in missing),
+            code="state.engine",
+        )
+    return {names[address]: getattr(metadata, names[address]) for address in kv_args.aux_data_ptrs}
+
+
+def _window_heads(pools: Pools) -> int:
+    """KV heads of sliding-window layers in the whole model."""
+    return int(pools.config.get_swa_num_kv_heads(1))
+
+
+def _state_tensors(cache: Any) -> list[state.StateTensor]:
+    """The tensors of recurrent layers, in the order in which SGLang lists them."""
+    convs = list(cache.conv)
+    names = ["conv"] if len(convs) == 1 else [f"conv{number}" for number in range(len(convs))]
+    found = [state.StateTensor(name, _dtype(each.dtype)) for name, each in zip(names, convs, strict=True)]
+    temporal = cache.temporal
+    if math.prod(temporal.shape):
+        found.append(state.StateTensor("ssm", _dtype(temporal.dtype)))
+    return found
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

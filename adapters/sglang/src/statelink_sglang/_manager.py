@@ -1,0 +1,283 @@
+"""One link for each scheduler: SGLang's "KV manager".
+
+SGLang calls everything here from the scheduler's one thread, between forwards, so nothing blocks but the constructor
+and the two methods that give memory away and take it back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from sglang.srt.disaggregation.base.conn import BaseKVManager
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_disagg, get_parallel, get_serving
+
+import statelink
+from statelink import state
+from statelink.errors import ConfigError, StatelinkError
+
+from ._directory import Directory, Prefill
+from ._hooks import queue_in_construction
+from ._http import put
+from ._inventory import Pools, describe_pools
+from ._limits import Server, check_server
+from ._options import read_options
+from ._seam import VERSION
+from ._server import SCHEMA, Row
+
+if TYPE_CHECKING:
+    from statelink import Link, Receiving
+
+
+__all__ = ["Manager", "Timeouts"]
+
+log = logging.getLogger("statelink.sglang")
+
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+"""Where to reach a server of this host that listens everywhere."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+"""Seconds between two tries to reach the bootstrap server, which starts after the schedulers."""
+
+
+class Timeouts(NamedTuple):
+    """Seconds, all of them SGLang's own settings but the last.
+
+    Attributes:
+        bootstrap: How long prefill waits for decode's destinations, from the request's arrival.
+        waiting: How long decode waits for the state, from the moment when it named its memory.
+        hold: How long prefill keeps the pages of a failed request that a transfer may still read.
+    """
+
+    bootstrap: float
+    waiting: float
+    hold: float = 30.0
+
+
+class Manager(BaseKVManager):
+    """Owns a scheduler's link.
+
+    Args:
+        args: SGLang's `KVArgs`.
+        disaggregation_mode: Prefill or decode.
+        server_args: SGLang's `ServerArgs`.
+        is_mla_backend: Not used: the pools say it.
+
+    Raises:
+        StatelinkError: The server cannot use Statelink; the text says why. SGLang logs it, and the server ends.
+    """
+
+    supports_role_switch = False
+    supports_host_destination = False
+    supports_deferred_decode_kv_release = True
+    enable_deferred_decode_kv_release = True
+    is_dummy_cp_rank = False
+    attn_cp_rank, attn_cp_size = 0, 1
+
+    def __init__(
+        self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
+    ) -> None:
+        queue = queue_in_construction()
+        if queue is None:
+            raise ConfigError(
+                "a KV manager is made outside the queues that statelink-sglang hooks",
+                cause="the hook on _init_kv_manager is not in place",
+                hint="another plugin may have replaced it: name only 'statelink' in SGLANG_PLUGINS",
+                code="config.engine",
+            )
+        self.kv_args = args
+        self.role = "prefill" if disaggregation_mode is DisaggregationMode.PREFILL else "decode"
+        self.timeouts = Timeouts(
+            float(envs.SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT.get()),
+            float(envs.SGLANG_DISAGGREGATION_WAITING_TIMEOUT.get()),
+        )
+        self._options = read_options(self.role)
+        parallel = get_parallel()
+        self._place = parallel.attn_tp_rank, parallel.attn_tp_size
+        pool = queue.token_to_kv_pool
+        draft = queue.draft_token_to_kv_pool
+        check_server(
+            Server(self.role, server_args, parallel, get_disagg(), str(pool.device), draft is not None),
+            self._options.allow,
+        )
+        self._group = parallel.attn_tp_group if self._place[1] > 1 else None
+        instance = f"sglang-{self.role}-{self._same_everywhere(secrets.token_hex(6))}"
+        config = queue.scheduler.model_config
+        pools = Pools(
+            pages=pool,
+            draft=draft,
+            requests=getattr(queue.scheduler, "req_to_token_pool", None),
+            metadata=queue.metadata_buffers,
+            config=config,
+            window=int(queue.scheduler.sliding_window_size or 0),
+            tp=self._place,
+        )
+        components, self.lists = describe_pools(pools, args)
+        self._inventory = state.describe(
+            instance,
+            components,
+            rank=self._place[0],
+            ranks=self._place[1],
+            model=self._options.model or _identity(config),
+        )
+        self.link: Link = self._open()
+        self.page_size: int = args.page_size
+        self._held: dict[int, Receiving] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        self._directory: Directory | None = None
+        if self.role == "decode":
+            self._directory = Directory()
+            # SGLang would give pages of a failed request back after 30 s, whatever may still write to them. The link
+            # knows when nothing writes any more; the operator's `release_after` is the bound.
+            queue.transfer_queue.deferred_kv_release_timeout = math.inf
+        else:
+            self.register_to_bootstrap()
+        log.info(
+            "Statelink backend %r moves %s of this %s rank %d of %d; its link listens at %s",
+            self.link.backend,
+            ", ".join(each.name for each in self._inventory.components),
+            self.role,
+            *self._place,
+            self.link.address.partition("|")[0],
+        )
+
+    # The link.
+
+    def _same_everywhere(self, value: str) -> str:
+        """The first rank's value."""
+        return value if self._group is None else str(self._group.all_gather_object(value)[0])
+
+    def _open(self) -> Link:
+        config = self._options.link
+        if self.role == "decode" and self._group is not None:
+            config, address = _with_port(config)
+            everyone = self._group.all_gather_object(address)
+            others = tuple(each for rank, each in enumerate(everyone) if rank != self._place[0])
+            config = msgspec.structs.replace(config, siblings=others)
+        return statelink.open(config, self._inventory)
+
+    def deregister_buffer_to_engine(self) -> None:
+        """Give the registered memory up, because SGLang frees it. Blocks until the link is closed."""
+        if not self.link.close(timeout=30.0):
+            log.error("the link did not end in time: transfers may still touch memory that SGLang gives away")
+
+    def register_buffer_to_engine(self) -> None:
+        """Register the memory again, at the same addresses."""
+        self.link = self._open()
+        if self.role == "prefill":
+            self.register_to_bootstrap()
+
+    # Prefill: the bootstrap server.
+
+    def register_to_bootstrap(self) -> None:
+        """Tell the bootstrap server where this rank is, on a thread, until it answers. Does not block."""
+        row = Row(SCHEMA, self._inventory.instance, *self._place, self.link.address)
+        parallel, serving = get_parallel(), get_serving()
+        host = serving.host
+        if parallel.dist_init_addr:
+            host = parallel.dist_init_addr.rpartition(":")[0].strip("[]")
+        host = LOOPBACK.get(host, host)
+        address = f"[{host}]" if ":" in host else host
+        where = f"{address}:{get_disagg().disaggregation_bootstrap_port}"
+        threading.Thread(target=_register, args=(where, row), name="statelink-register", daemon=True).start()
+
+    # Decode: where prefill is. `prefill_info_table` and the names of these methods are SGLang's.
+
+    @property
+    def prefill_info_table(self) -> dict[str, Prefill]:
+        """The prefill servers that are known, by ``host:port`` of their bootstrap servers."""
+        return {} if self._directory is None else self._directory.table
+
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Whether the prefill server is known. If not, a thread asks it. Does not block."""
+        return self._directory is not None and self._directory.find(bootstrap_addr) is not None
+
+    def why_unknown(self, bootstrap_addr: str) -> str:
+        """Why a prefill server is not known."""
+        return "" if self._directory is None else self._directory.why(bootstrap_addr)
+
+    # Decode: the memory of failed requests.
+
+    def hold(self, room: int, receiving: Receiving) -> None:
+        """Note a failed request to whose memory something may still be written."""
+        self._held[room] = receiving
+
+    def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
+        """Whether nothing writes to the memory of a failed request any more."""
+        receiving = self._held.get(bootstrap_room)
+        return receiving is None or receiving.quiesced
+
+    def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
+        """SGLang has given the memory of a failed request back."""
+        self._held.pop(bootstrap_room, None)
+
+    # What SGLang asks for besides.
+
+    def _ensure_prefill_recompute_executor(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(4, thread_name_prefix="statelink-recompute")
+        return self._executor
+
+    def submit_prefill_recompute(self, kv_receiver: Any, payload: dict[str, Any]) -> None:
+        """Prefill would compute a retracted request anew. That is not supported: the request fails."""
+        kv_receiver.fail("a request that was retracted for new weights cannot be computed anew with Statelink")
+
+    def teardown(self) -> None:
+        """Close the link."""
+        if self._directory is not None:
+            self._directory.close()
+        self.link.close()
+
+
+def _identity(config: Any) -> str:
+    """What two servers with the same model and the same SGLang state alike."""
+    text = config.hf_text_config
+    numbers = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
+    names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])
+    return f"sglang {VERSION}, {names}, {'x'.join(map(str, numbers))}"
+
+
+def _with_port(config: Any) -> tuple[Any, str]:
+    """The configuration with a free port that is known before the link is open, and the address.
+
+    The other ranks must know the address before this rank's link is open. Something else may take the port in between;
+    the link then says so when it opens.
+    """
+    host, _, port = config.listen.removeprefix("tcp://").rpartition(":")
+    if port == "0":
+        bare = host.strip("[]")
+        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+        with socket.socket(family) as free:
+            free.bind((bare, 0))
+            port = str(free.getsockname()[1])
+        config = msgspec.structs.replace(config, listen=f"tcp://{host}:{port}")
+    keys = config.keys or statelink.Keys.from_environment()
+    suffix = "" if keys is None else f"|{keys.public}"
+    return config, f"tcp://{config.advertise or host}:{port}{suffix}"
+
+
+def _register(where: str, row: Row) -> None:
+    """Runs on a thread of its own, until the server has answered."""
+    pause = FIRST_PAUSE
+    stopped = threading.Event()
+    while True:
+        try:
+            put(where, row._asdict(), timeout=5.0)
+            log.info("rank %d of %d is registered at the bootstrap server %s", row.rank, row.ranks, where)
+            return
+        except (OSError, ValueError) as error:
+            level = logging.DEBUG if pause < LONGEST_PAUSE else logging.WARNING
+            log.log(level, "the bootstrap server %s does not take this rank: %s", where, error)
+        except StatelinkError:
+            log.exception("registering at the bootstrap server %s", where)
+            return
+        stopped.wait(pause)
+        pause = min(pause * 2, LONGEST_PAUSE)

@@ -1,0 +1,74 @@
+"""What SGLang calls first: makes ``statelink`` a name that `--disaggregation-transfer-backend` accepts."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from typing import Any
+
+from . import _hooks
+from ._seam import SCHEDULER, differences, loaded
+
+__all__ = ["NAME", "register"]
+
+log = logging.getLogger("statelink.sglang")
+
+NAME = "statelink"
+UTILS = "sglang.srt.disaggregation.utils"
+
+
+def register() -> None:
+    """Register the backend, unless the installed SGLang differs from the tested one. Never raises.
+
+    SGLang logs what a plugin raises, and goes on. It would then refuse the name ``statelink`` without a word about the
+    reason. So the reasons are logged here as an error, and the name stays unknown.
+    """
+    try:
+        wrong = differences()
+        if not wrong:
+            _register()
+    except Exception as error:
+        log.debug("cannot register", exc_info=True)
+        wrong = [f"{type(error).__name__}: {error}"]
+    if wrong:
+        log.error(
+            "statelink is not registered as a transfer backend of SGLang:\n%s\nhint: install the SGLang that "
+            "statelink-sglang was tested with, or the statelink-sglang for this SGLang",
+            "\n".join(f"  - {each}" for each in wrong),
+        )
+
+
+def _register() -> None:
+    from sglang.srt.arg_groups.choices import DISAGG_TRANSFER_BACKEND_CHOICES, add_disagg_transfer_backend_choices
+    from sglang.srt.disaggregation import utils
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(f"{UTILS}.TransferBackend", _with_statelink(utils.TransferBackend), HookType.REPLACE)
+    HookRegistry.register(f"{UTILS}.get_kv_class", around_get_kv_class, HookType.AROUND)
+    if loaded(SCHEDULER):  # naming a scheduler's module would import it; the other processes need none of this
+        for target, hook in _hooks.AROUND.items():
+            HookRegistry.register(target, hook, HookType.AROUND)
+    if NAME not in DISAGG_TRANSFER_BACKEND_CHOICES:
+        add_disagg_transfer_backend_choices([NAME])
+
+
+def _with_statelink(members: type[enum.Enum]) -> type[enum.Enum]:
+    """The same enumeration with one more member. An enumeration with members cannot be extended."""
+    names = {member.name: member.value for member in members}
+    larger = enum.Enum(members.__name__, {**names, NAME.upper(): NAME}, module=members.__module__)  # type: ignore[misc]
+    larger.__qualname__ = members.__qualname__
+    return larger
+
+
+def around_get_kv_class(original: Any, transfer_backend: Any, class_type: Any) -> Any:
+    """Answer for the backend ``statelink``; every backend shares one `KVArgs`, which SGLang itself hands out."""
+    if transfer_backend.value != NAME or class_type.name == "KVARGS":
+        return original(transfer_backend, class_type)
+    if class_type.name == "BOOTSTRAP_SERVER":
+        from ._server import BootstrapServer
+
+        return BootstrapServer
+    from . import _manager, _receiver, _sender
+
+    classes = {"MANAGER": _manager.Manager, "SENDER": _sender.Sender, "RECEIVER": _receiver.Receiver}
+    return classes[class_type.name]

@@ -1,0 +1,183 @@
+"""What the adapter was written against, and a check that the installed SGLang is the same.
+
+SGLang's transfer seam is no stable interface: it changed in every release. So the adapter works with one version, and
+looks at everything that it hooks, inherits, reads or is called by.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+__all__ = ["SCHEDULER", "VERSION", "differences", "loaded"]
+
+VERSION = "0.5.23"
+"""The version of SGLang that the adapter is tested with."""
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+
+BASE = "sglang.srt.disaggregation.base.conn"
+UTILS = "sglang.srt.disaggregation.utils"
+HOOKS = "sglang.srt.plugins.hook_registry"
+PREFILL = "sglang.srt.disaggregation.prefill"
+DECODE = "sglang.srt.disaggregation.decode"
+
+# fmt: off
+MEMBERS: dict[str, str] = {
+    f"{UTILS}:TransferBackend": "MOONCAKE MORI NIXL ASCEND FAKE",
+    f"{UTILS}:KVClassType": "KVARGS MANAGER SENDER RECEIVER BOOTSTRAP_SERVER",
+    f"{UTILS}:DisaggregationMode": "NULL PREFILL DECODE",
+    f"{HOOKS}:HookType": "BEFORE AFTER AROUND REPLACE",
+    f"{BASE}:StateType": "MAMBA QSA_PENDING QSA_COMPRESSED SWA DSA DSA_TAIL MINIMAX_INDEX_K MINIMAX_DENSE_KV SWA_RING "
+    "DSV4_REQUEST_STATE REQUEST_ROW BLOCK_SCALE BLOCK_SCALE_SWA",
+    f"{BASE}:KVPoll": "Failed Bootstrapping WaitingForInput Transferring Success",
+}
+"""Members of enumerations, and constants of a class that is used like one."""
+
+FIELDS: dict[str, str] = {
+    f"{BASE}:KVArgs": "engine_rank kv_data_ptrs kv_data_lens kv_item_lens kv_layer_ids kv_cache_dtype_str kv_layout "
+    "host_kv_data_ptrs host_kv_data_lens host_kv_item_lens host_state_data_ptrs host_state_data_lens "
+    "host_state_item_lens aux_data_ptrs aux_data_lens aux_item_lens state_types state_data_ptrs state_data_lens "
+    "state_item_lens state_layer_ids state_dim_per_tensor state_slice_outer_counts is_hybrid_mla_backend "
+    "state_conv_shard_groups swa_kv_cache_layout ib_device gpu_id kv_head_num total_kv_head_num page_size "
+    "system_dp_rank rust_http_port pp_rank prefill_start_layer prefill_end_layer mla_compression_ratios "
+    "kv_buf_groups hidden_kv_layers draft_kv_layers num_draft_entries",
+    f"{BASE}:KVTransferMetric": "transfer_latency_s alloc_latency_s transfer_total_bytes",
+}
+"""Annotated fields."""
+
+METHODS: dict[str, dict[str, str]] = {
+    f"{BASE}:BaseKVManager": {
+        "__init__": "self args disaggregation_mode server_args is_mla_backend",
+        "should_verify_kv_checksum": "self bootstrap_addr",
+        "register_to_bootstrap": "self",
+        "teardown": "self",
+    },
+    f"{BASE}:BaseKVSender": {
+        "__init__": "self mgr bootstrap_addr bootstrap_room req_has_disagg_prefill_dp_rank",
+        "init": "self num_kv_indices aux_index",
+        "send": "self kv_indices state_indices num_kv_tokens",
+        "mark_prefill_complete": "self",
+        "pop_decode_prefix_len": "self",
+        "get_max_transfer_tokens": "self",
+        "should_send_kv_chunk": "self num_pages last_chunk",
+        "get_transfer_metric": "self",
+        "poll": "self",
+        "failure_exception": "self",
+        "clear": "self",
+        "abort": "self",
+    },
+    f"{BASE}:BaseKVReceiver": {
+        "__init__": "self mgr bootstrap_addr bootstrap_room",
+        "is_abort_release_safe": "self",
+        "init": "self prefill_dp_rank",
+        "send_metadata": "self kv_indices aux_index state_indices decode_prefix_len destination",
+        "poll": "self",
+        "failure_exception": "self",
+        "clear": "self",
+        "abort": "self",
+    },
+    f"{BASE}:BaseKVBootstrapServer": {"__init__": "self host port"},
+}
+"""All methods of the classes that the adapter's classes inherit from, and their parameters."""
+
+CALLS: dict[str, str] = {
+    f"{UTILS}:get_kv_class": "transfer_backend class_type",
+    f"{HOOKS}:HookRegistry.register": "target hook hook_type source",
+}
+"""Parameters of functions that are hooked or called, in every process."""
+
+SCHEDULER_CALLS: dict[str, str] = {
+    f"{PREFILL}:PrefillBootstrapQueue._init_kv_manager": "self",
+    f"{PREFILL}:PrefillBootstrapQueue.create_sender": "self req num_kv_heads",
+    f"{DECODE}:DecodePreallocQueue._init_kv_manager": "self",
+    f"{DECODE}:DecodePreallocQueue._create_receiver_and_enqueue": "self req is_rebootstrap",
+    f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",
+}
+"""The same in schedulers."""
+# fmt: on
+
+
+def loaded(module: str) -> bool:
+    """Whether this process has imported a module. A spawned scheduler imports its own before it loads plugins."""
+    return module in sys.modules
+
+
+def differences() -> list[str]:
+    """What the installed SGLang has otherwise than the tested one; empty if nothing.
+
+    Where the version differs, the rest is looked at all the same, so that the list says what to look at first.
+    """
+    return list(_differences())
+
+
+def _differences() -> Iterator[str]:
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        found = "none"
+    if found != VERSION:
+        yield f"SGLang {VERSION} is expected; {found} is installed"
+    for target, expected in MEMBERS.items():
+        yield from _compare(target, "members", expected, _members)
+    for target, expected in FIELDS.items():
+        yield from _compare(target, "fields", expected, _fields)
+    for target, methods in METHODS.items():
+        yield from _compare(target, "methods", " ".join(methods), _methods)
+        for name, expected in methods.items():
+            yield from _compare(f"{target}.{name}", "parameters", expected, _parameters)
+    calls = {**CALLS, **(SCHEDULER_CALLS if loaded(SCHEDULER) else {})}
+    for target, expected in calls.items():
+        yield from _compare(target, "parameters", expected, _parameters)
+
+
+def _compare(target: str, what: str, expected: str, read: Any) -> Iterator[str]:
+    try:
+        found = read(_resolve(target))
+    except (ImportError, AttributeError) as error:
+        yield f"{target.replace(':', '.')} is missing: {error}"
+        return
+    wanted = expected.split()
+    name = target.replace(":", ".")
+    lacking, more = [each for each in wanted if each not in found], [each for each in found if each not in wanted]
+    if lacking:
+        yield f"{name} lacks the {what} {', '.join(lacking)}"
+    if more:
+        yield f"{name} has the {what} {', '.join(more)}, which are not known"
+    if not lacking and not more and what == "parameters" and found != wanted:
+        yield f"{name} has its parameters in another order: {', '.join(found)}"
+
+
+def _resolve(target: str) -> Any:
+    module, _, path = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _members(found: Any) -> list[str]:
+    if isinstance(found, type) and issubclass(found, enum.Enum):
+        return [member.name for member in found if member.name != "STATELINK"]  # where it is registered already
+    return [name for name in vars(found) if not name.startswith("_")]
+
+
+def _fields(found: Any) -> list[str]:
+    return list(inspect.get_annotations(found))
+
+
+def _methods(found: Any) -> list[str]:
+    return [
+        name
+        for name, each in vars(found).items()
+        if inspect.isfunction(each) and (name == "__init__" or not name.startswith("_"))
+    ]
+
+
+def _parameters(found: Any) -> list[str]:
+    return list(inspect.signature(inspect.unwrap(found)).parameters)

@@ -1,0 +1,180 @@
+"""Prefill's side of one request: SGLang's "KV sender"."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sglang.srt.disaggregation.base.conn import BaseKVSender, KVTransferMetric
+
+from statelink import Pages
+from statelink.errors import StatelinkError
+
+from ._transfer import BOOTSTRAPPING, FAILED, FOREVER, SUCCESS, TRANSFERRING, WAITING, Transfer
+
+if TYPE_CHECKING:
+    from statelink import Sending
+
+    from ._manager import Manager
+
+__all__ = ["Sender", "one_dimensional"]
+
+log = logging.getLogger("statelink.sglang")
+
+
+class Sender(Transfer, BaseKVSender):
+    """Opens the room at once, so that decode's request finds it, and pushes what SGLang sends.
+
+    It reports states as SGLang's queues expect them: before `init` nothing above WAITING, and Success only after the
+    last chunk, also on a rank from which decode reads nothing.
+    """
+
+    def __init__(
+        self, mgr: Manager, bootstrap_addr: str, bootstrap_room: Any, req_has_disagg_prefill_dp_rank: bool = False
+    ) -> None:
+        super().__init__(mgr, bootstrap_room)
+        self._early_send_wait_event: Any = None
+        """SGLang sets it before a chunk that a forward may still be writing; it guards only that chunk."""
+        self._opened = time.monotonic()
+        self._pages: int | None = None
+        self._row = -1
+        self._sent = 0
+        self._at = 0
+        self._complete = False
+        self._began: float | None = None
+        self._took: float | None = None
+        self._failed_at: float | None = None
+        self._sending: Sending | None = None
+        if not self.failed:
+            try:
+                self._room = self._sending = mgr.link.send(bootstrap_room, self._tokens, deadline=FOREVER)
+            except StatelinkError as error:
+                self.fail(str(error))
+
+    def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
+        """Decode has named its memory: from now on chunks come.
+
+        Args:
+            num_kv_indices: Pages that all chunks have together.
+            aux_index: This request's metadata row.
+        """
+        self._pages = num_kv_indices
+        self._row = -1 if aux_index is None else aux_index
+        self._at = self.pop_decode_prefix_len()
+
+    def pop_decode_prefix_len(self) -> int:
+        """P: how many tokens decode holds already."""
+        return (self._sending.prefix or 0) if self._sending is not None else 0
+
+    def get_max_transfer_tokens(self) -> int | None:
+        """Chunks may be of any length."""
+        return None
+
+    def should_send_kv_chunk(self, num_pages: int, last_chunk: bool) -> bool:
+        """A last chunk is sent also without pages: the other state and the metadata row go with it."""
+        return num_pages > 0 or last_chunk
+
+    def send(
+        self, kv_indices: Any, state_indices: Sequence[Any] | None = None, num_kv_tokens: int | None = None
+    ) -> None:
+        """Push a chunk.
+
+        Args:
+            kv_indices: Its pages.
+            state_indices: With the last chunk, a list of indices for each of SGLang's state types; else ``None``.
+            num_kv_tokens: Its tokens.
+        """
+        ready, self._early_send_wait_event = self._early_send_wait_event, None
+        if self.failed or self._sending is None:
+            return
+        start, end = self._at, self._at + (num_kv_tokens or 0)
+        self._sent += len(kv_indices)
+        self._at = end
+        last = state_indices is not None
+        self._began = self._began or time.perf_counter()
+        if last != (end == self._tokens) or (last and self._sent != self._pages):
+            self.fail(
+                f"SGLang sent tokens [{start}, {end}) of {self._tokens} and {self._sent} of {self._pages} pages "
+                f"{'as' if last else 'before'} the last chunk"
+            )
+            return
+        try:
+            self._push(kv_indices, state_indices, (start, end), ready)
+        except StatelinkError as error:
+            self.fail(str(error))
+        self._complete = last
+
+    def _push(self, pages: Any, states: Sequence[Any] | None, span: tuple[int, int], ready: Any) -> None:
+        sending, lists = self._sending, self.kv_mgr.lists
+        assert sending is not None
+        chunk: dict[str, Any] = {name: Pages(pages, span[0]) for name in lists.pages} if len(pages) else {}
+        if states is None:
+            sending.push(chunk, span=span, ready=ready, last=False)
+            return
+        given = {name: one_dimensional(each) for name, each in zip(lists.states, states, strict=True)}
+        rest: dict[str, Any] = {"aux": [self._row]}
+        if lists.whole:
+            # These lists are of the whole request, and may begin before this chunk.
+            if chunk:
+                sending.push(chunk, span=span, ready=ready, last=False)
+            sending.push({**given, **rest}, span=(0, self._tokens), ready=ready, last=True)
+        else:
+            sending.push({**chunk, **given, **rest}, span=span, ready=ready, last=True)
+
+    def poll(self) -> int:
+        """How far the request is, as the queue in which it is may see it."""
+        if self.conclude_state is not None:
+            return self.conclude_state
+        return self._conclude(self._state())
+
+    def poll_pp_consensus(self) -> int:
+        """As `poll`: there is one pipeline stage."""
+        return self.poll()
+
+    def _state(self) -> int:
+        sending = self._sending
+        if self.failed or sending is None:
+            return self._failing()
+        status = int(sending.poll())
+        if status == BOOTSTRAPPING and time.monotonic() - self._opened > self.kv_mgr.timeouts.bootstrap:
+            self.fail(
+                f"decode named no memory for the request within {self.kv_mgr.timeouts.bootstrap:g} s "
+                "(SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)"
+            )
+            return self._failing()
+        if status == SUCCESS and not self._complete:
+            return WAITING if self._pages is None else TRANSFERRING
+        if status == SUCCESS and self._took is None and self._began is not None:
+            self._took = time.perf_counter() - self._began
+        return status
+
+    def _failing(self) -> int:
+        """Failed, once nothing reads the request's pages any more: SGLang gives them to others at once.
+
+        A transfer that reads later harms nobody, because decode's room has failed, and decode keeps that memory until
+        the transfer has ended. So the wait has a bound.
+        """
+        room = self._room
+        if room is None or room.quiesced:
+            return FAILED
+        now = time.monotonic()
+        self._failed_at = self._failed_at or now
+        if now - self._failed_at < self.kv_mgr.timeouts.hold:
+            return TRANSFERRING
+        log.warning("room %s: a transfer still reads pages that SGLang takes back: %s", room.room, self._reason())
+        return FAILED
+
+    def get_transfer_metric(self) -> Any:
+        """Seconds from the first chunk until decode had everything, and the bytes that this rank moved."""
+        moved = {} if self._sending is None else self._sending.report.moved
+        return KVTransferMetric(
+            transfer_latency_s=self._took, transfer_total_bytes=sum(each.nbytes for each in moved.values())
+        )
+
+
+def one_dimensional(indices: Any) -> Any:
+    """SGLang's list of one component's indices as an array: recurrent state comes as a list of one scalar array."""
+    return np.atleast_1d(np.asarray(indices)).reshape(-1)

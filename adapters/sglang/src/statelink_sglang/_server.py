@@ -1,0 +1,179 @@
+"""The server under SGLang's bootstrap port: decode asks it where prefill's ranks are.
+
+It runs in the main process of prefill. Its threads only read and write a small table. Decode's requests name the host
+and the port, because SGLang's routers put them there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+__all__ = ["PATH", "SCHEMA", "BootstrapServer", "Row"]
+
+log = logging.getLogger("statelink.sglang")
+
+PATH = "/statelink"
+"""Ranks put themselves here, and decode gets the instances from here."""
+
+SCHEMA = 1
+"""Both sides have the same version of the adapter; another number is refused."""
+
+MAX_BODY = 1 << 16
+TIMEOUT = 10.0
+
+
+class Row(NamedTuple):
+    """What a rank of prefill says of itself.
+
+    Attributes:
+        schema: `SCHEMA`.
+        instance: The instance's name. A restarted server has another one.
+        rank: This rank's number in the instance.
+        ranks: Ranks of the instance.
+        address: Where its link listens.
+    """
+
+    schema: int
+    instance: str
+    rank: int
+    ranks: int
+    address: str
+
+    @classmethod
+    def read(cls, given: Any) -> Row:
+        """A row from decoded JSON.
+
+        Raises:
+            ValueError: It is not one.
+        """
+        if not isinstance(given, dict) or set(given) != set(cls._fields):
+            raise ValueError(f"a rank is described by {', '.join(cls._fields)}")
+        row = cls(**given)
+        whole = all(type(number) is int for number in (row.schema, row.rank, row.ranks))
+        if not whole or not isinstance(row.instance, str) or not isinstance(row.address, str):
+            raise ValueError("a value has the wrong type")
+        if row.schema != SCHEMA:
+            raise ValueError(f"the rank speaks version {row.schema}, this server version {SCHEMA}")
+        if not 0 <= row.rank < row.ranks <= 4096:
+            raise ValueError(f"rank {row.rank} of {row.ranks}")
+        return row
+
+
+class _Instance:
+    """The rows of prefill's ranks. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[int, Row] = {}
+
+    def put(self, row: Row) -> None:
+        with self._lock:
+            if any((each.instance, each.ranks) != (row.instance, row.ranks) for each in self._rows.values()):
+                self._rows.clear()  # the ranks of a server that was started anew
+            self._rows[row.rank] = row
+
+    def get(self) -> dict[str, Any]:
+        with self._lock:
+            rows = dict(self._rows)
+        ranks = next((row.ranks for row in rows.values()), None)
+        if ranks is None or len(rows) < ranks:
+            return {"schema": SCHEMA, "missing": "all ranks" if ranks is None else f"{ranks - len(rows)} of {ranks}"}
+        addresses = [rows[rank].address for rank in range(ranks)]
+        return {"schema": SCHEMA, "instance": rows[0].instance, "addresses": addresses}
+
+
+class BootstrapServer:
+    """Listens under SGLang's bootstrap port until the process ends. SGLang keeps a reference and does nothing else.
+
+    Raises:
+        OSError: It cannot listen there.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        instance = _Instance()
+        handler = type("_Handler", (_Handler,), {"instance": instance})
+        listener = _Listener6 if ":" in host else _Listener
+        try:
+            self._server = listener((host, port), handler)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the bootstrap server of the transfer backend 'statelink' cannot listen on {host}:{port}: "
+                f"{error.strerror}; choose another --disaggregation-bootstrap-port",
+            ) from error
+        self.host, self.port = self._server.server_address[:2]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="statelink-bootstrap", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening. May be called twice."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        # The base class looks up the host's name, which may take seconds and is used nowhere.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+
+class _Listener6(_Listener):
+    address_family = socket.AF_INET6
+
+
+class _Handler(BaseHTTPRequestHandler):
+    instance: _Instance
+    timeout = TIMEOUT
+    protocol_version = "HTTP/1.1"
+
+    def do_PUT(self) -> None:
+        """A rank says where it is."""
+        if self.path != PATH:
+            self._answer(404, {"error": f"no such path: {self.path:.80}"})
+            return
+        try:
+            length = int(self.headers.get("Content-Length", "-1"))
+            if not 0 <= length <= MAX_BODY:
+                raise ValueError(f"a body of {length} bytes")
+            row = Row.read(json.loads(self.rfile.read(length)))
+        except ValueError as error:
+            self.close_connection = True
+            self._answer(400, {"error": str(error)})
+            return
+        self.instance.put(row)
+        self._answer(200, {"schema": SCHEMA})
+
+    def do_GET(self) -> None:
+        """Decode asks where the ranks are; a probe asks whether this server lives."""
+        if self.path == PATH:
+            found = self.instance.get()
+            self._answer(200 if "addresses" in found else 503, found)
+        elif self.path == "/health":
+            self._answer(200, {"schema": SCHEMA})
+        else:
+            self._answer(404, {"error": f"no such path: {self.path:.80}"})
+
+    def _answer(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        with contextlib.suppress(OSError):  # the client has gone
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Decode asks every second: only the debug log has it."""
+        log.debug("%s: %s", self.address_string(), format % args)

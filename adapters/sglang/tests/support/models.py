@@ -1,0 +1,103 @@
+"""Tiny models with random weights, made on the spot, and what transformers generates with them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VOCABULARY = 512
+
+
+def make_llama(folder: Path) -> Path:
+    """Two layers of full attention with four heads, two of them KV heads."""
+    return _make(
+        folder,
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 2,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+        },
+    )
+
+
+def make_windowed(folder: Path, window: int = 32) -> Path:
+    """Three layers with a sliding window and one of full attention, which SGLang keeps in two pools."""
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    two_pools = {"is_hybrid_swa": True, "hybrid_layer_pattern": [1, 1, 1, 0]}
+    made = _make(
+        folder,
+        {
+            "architectures": ["Cohere2ForCausalLM"],
+            "model_type": "cohere2",
+            "num_hidden_layers": len(kinds),
+            "sliding_window": window,
+            "layer_types": kinds,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 1.0,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+        },
+    )
+    config = json.loads((made / "config.json").read_text())  # transformers has left out what it does not know
+    (made / "config.json").write_text(json.dumps({**config, **two_pools}, indent=1))
+    return made
+
+
+def generate(folder: Path, prompt: list[int], count: int) -> list[int]:
+    """The tokens that transformers generates after a prompt, each the most likely one."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loader: Any = AutoModelForCausalLM
+    model = loader.from_pretrained(folder).float().eval()
+    given = torch.tensor([prompt])
+    made = model.generate(given, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+    tokens: list[int] = made[0, len(prompt) :].tolist()
+    return tokens
+
+
+def _make(folder: Path, config: dict[str, Any]) -> Path:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True)
+    common = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps({**common, **config}))
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, **{f"t{n}": n for n in range(4, VOCABULARY)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    more = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**special, **more}))
+    torch.manual_seed(20)
+    maker: Any = AutoModelForCausalLM
+    model = maker.from_config(AutoConfig.from_pretrained(folder)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Weights far from zero: each prompt then has tokens of its own, and a wrong page changes them.
+            parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.normal_(1.0, 0.1)
+    model.save_pretrained(folder)
+    return folder

@@ -30,7 +30,7 @@ EXTRA_ascend := [npu]
 PLUGINS := nixl mooncake mori ascend
 TOOLS := codespell greenlet import-linter mypy pytest-timeout pytest-xdist ruff
 
-PROJECTS := core/pyproject.toml examples/demo/pyproject.toml
+PROJECTS := core/pyproject.toml adapters/sglang/pyproject.toml examples/demo/pyproject.toml
 PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
 
 # Stamps: what was installed, so that a second run has nothing to do.
@@ -50,7 +50,7 @@ $(BASE): $(BIN)/python constraints.txt
 
 # One command for each: pip then finds one torch that satisfies everything that asks for it.
 $(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
-	$(PIP) -e "core[testing,verify]" -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	$(PIP) -e "core[testing,verify]" -e adapters/sglang -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
 	@touch $@
 
 $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
@@ -64,7 +64,8 @@ $(BENCH): $(BASE)
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix third-party soak bench gpu fix clean distclean libraries
+.PHONY: help setup demo check test again matrix third-party soak bench gpu engine-sglang engine-sglang-smoke fix clean \
+  distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -125,6 +126,19 @@ bench: setup $(BENCH) ## Measure, and write build/bench: make bench ARGS="--help
 # Offline where setup has run; on a machine that is lent for minutes, run a part at a time: ARGS="--part kit-nixl".
 gpu: ## Run what needs a graphics card; without one, say what would run
 	$(BIN)/python -m tools.gpu $(ARGS)
+
+# In an environment of its own, which is kept in the user's cache. Where no interpreter is new enough, only CI fails.
+ENGINE_SGLANG = python=$$(PYTHON="$(PYTHON)" tools/sglang-env.sh build/sglang) || { rc=$$?; \
+    if [ "$$rc" = 3 ] && [ "$${CI:-}" != true ]; then echo "skipped: SGLang needs Python 3.11 or newer"; exit 0; fi; exit "$$rc"; }; \
+  tools/mooncake-libraries.sh "$$python" || [ "$${CI:-}" != true ]; \
+  STATELINK_ABSENT_PACKAGES=1 "$$python" -W ignore -m pytest -c adapters/sglang/pyproject.toml --rootdir adapters/sglang \
+    adapters/sglang/tests
+
+engine-sglang: ## Run SGLang, unmodified, with Statelink: real pools, real servers, every test
+	@$(ENGINE_SGLANG) $(ARGS)
+
+engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is installed, the pools, one pair for each backend
+	@$(ENGINE_SGLANG) -m smoke $(ARGS)
 
 fix: $(DEV) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --exit-zero

@@ -25,6 +25,9 @@ NO_PAYLOAD = {
 }
 """State types whose indices the adapter cannot pass on, and why."""
 
+SCALES_OF = {"get_kv_scale_buf_infos": "full_kv_pool", "get_swa_kv_scale_buf_infos": "swa_kv_pool"}
+"""Methods of a pool of two pools that list scales, and the inner pool that they ask."""
+
 
 class Pools(NamedTuple):
     """The pools of one scheduler.
@@ -94,7 +97,7 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
         StateError: A pool cannot be described, or the description and ``kv_args`` have different buffers.
     """
     components = state.from_pools(
-        pools.pages,
+        _without_scales(pools.pages),
         geometry=geometry_of(pools),
         request_pool=pools.requests,
         draft_pool=pools.draft,
@@ -111,11 +114,36 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
             f"{type(pools.pages).__name__} holds other state than what SGLang would move",
             cause="; ".join(wrong),
             hint="use another --disaggregation-transfer-backend with this model",
-            code="state.engine",
         )
     pages = tuple(name for name in found if name not in names and name != "aux")
     whole = frozenset(name for name in names if state.state_type(found[name].component.type).positional)
     return components, StateLists(pages, names, whole)
+
+
+def _without_scales(pool: Any) -> Any:
+    """The pool, without the lists of scales that it cannot make.
+
+    A pool of two pools always offers them, and they fail where the inner pool has no scales.
+    """
+    hidden = {
+        outer
+        for outer, inner in SCALES_OF.items()
+        if hasattr(pool, outer) and not hasattr(getattr(pool, inner, pool), "get_kv_scale_buf_infos")
+    }
+    if not hidden:
+        return pool
+
+    class View:
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute in hidden:
+                raise AttributeError(attribute)
+            return getattr(pool, attribute)
+
+        def __dir__(self) -> list[str]:
+            return [each for each in dir(pool) if each not in hidden]
+
+    View.__name__ = type(pool).__name__  # errors name the pool's class
+    return View()
 
 
 def names_of(state_types: Sequence[Any]) -> tuple[str, ...]:
@@ -176,7 +204,6 @@ def _rows(metadata: Any, kv_args: Any) -> dict[str, Any]:
         raise StateError(
             "SGLang lists metadata rows that its MetadataBuffers do not have",
             cause=", ".join(f"{address:#x}" for address in missing),
-            code="state.engine",
         )
     return {names[address]: getattr(metadata, names[address]) for address in kv_args.aux_data_ptrs}
 

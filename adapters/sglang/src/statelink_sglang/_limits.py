@@ -48,7 +48,6 @@ def check_server(server: Server, allow: Iterable[str]) -> None:
             f"this {server.role} server cannot use the transfer backend 'statelink'",
             cause="; ".join(refused),
             hint="change these options, or use another --disaggregation-transfer-backend",
-            code="config.engine",
         )
 
 

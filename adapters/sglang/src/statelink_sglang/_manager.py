@@ -91,7 +91,6 @@ class Manager(BaseKVManager):
                 "a KV manager is made outside the queues that statelink-sglang hooks",
                 cause="the hook on _init_kv_manager is not in place",
                 hint="another plugin may have replaced it: name only 'statelink' in SGLANG_PLUGINS",
-                code="config.engine",
             )
         self.kv_args = args
         self.role = "prefill" if disaggregation_mode is DisaggregationMode.PREFILL else "decode"

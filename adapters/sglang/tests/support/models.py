@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +52,19 @@ def make_windowed(folder: Path, window: int = 32) -> Path:
 def generate(folder: Path, prompt: list[int], count: int) -> list[int]:
     """The tokens that transformers generates after a prompt, each the most likely one."""
     import torch
+
+    given = torch.tensor([prompt])
+    made = _loaded(folder).generate(given, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+    tokens: list[int] = made[0, len(prompt) :].tolist()
+    return tokens
+
+
+@functools.cache
+def _loaded(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     loader: Any = AutoModelForCausalLM
-    model = loader.from_pretrained(folder).float().eval()
-    given = torch.tensor([prompt])
-    made = model.generate(given, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
-    tokens: list[int] = made[0, len(prompt) :].tolist()
-    return tokens
+    return loader.from_pretrained(folder).float().eval()
 
 
 def _make(folder: Path, config: dict[str, Any]) -> Path:

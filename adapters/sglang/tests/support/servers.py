@@ -207,6 +207,11 @@ class Posted:
         except Exception as error:
             self._found.append(error)
 
+    def answered(self, seconds: float) -> bool:
+        """Whether the answer comes within some seconds."""
+        self._thread.join(seconds)
+        return bool(self._found)
+
     def answer(self, seconds: float = ANSWER_SECONDS) -> Answer:
         self._thread.join(seconds)
         assert self._found, "the server does not answer"

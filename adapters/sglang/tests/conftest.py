@@ -1,0 +1,49 @@
+"""Fixtures for tests with SGLang. Without SGLang, nothing here is collected."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if importlib.util.find_spec("sglang") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with full attention."""
+    from support.models import make_llama
+
+    return make_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="session")
+def sglang_context(llama: Path) -> Iterator[Any]:
+    """SGLang's configuration, published as in a scheduler of a prefill server. Pools need it."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.runtime_context import publish
+    from sglang.srt.server_args import prepare_server_args
+
+    given = prepare_server_args(
+        [
+            *("--model-path", str(llama), "--device", "cpu", "--attention-backend", "torch_native"),
+            *("--page-size", "16", "--disaggregation-mode", "prefill"),
+            *("--disaggregation-transfer-backend", "statelink"),
+        ]
+    )
+    given.resolve_once()
+    publish(given, role="scheduler")
+    return given

@@ -1,0 +1,173 @@
+"""SGLang's real pools on the CPU, without a model, and the lists that its queues make of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+PAGE = 16
+WINDOW = 32
+HEADS = 4
+
+
+class Made(NamedTuple):
+    """One rank's pools, as the adapter gets them, and SGLang's `KVArgs`."""
+
+    pools: Any
+    kv_args: Any
+
+
+def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE) -> Made:
+    """Pools of one kind: ``mha``, ``mla``, ``swa``, ``hybrid`` or ``dsa``.
+
+    Args:
+        kind: The kind.
+        tp: The rank and the width. Each of the ranks holds its share of four heads.
+        page: Tokens of a page.
+    """
+    import torch
+    from sglang.srt.disaggregation.base.conn import KVArgs
+    from sglang.srt.disaggregation.utils import (
+        MetadataBuffers,
+        build_kv_layer_ids,
+        get_kv_transfer_buf_infos,
+        get_pd_kv_layout,
+        setup_state_kv_args,
+    )
+
+    from statelink_sglang._inventory import Pools
+
+    heads = HEADS // tp[1]
+    pool, requests, layers = _MAKERS[kind](heads, page, tp)
+    metadata = MetadataBuffers(8, 64, torch.float32, 16)
+    args = KVArgs()
+    args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = get_kv_transfer_buf_infos(pool)
+    args.num_draft_entries = 0
+    args.kv_layer_ids = build_kv_layer_ids(
+        token_to_kv_pool=pool, draft_token_to_kv_pool=None, num_draft_entries=0, num_hidden_layers=layers
+    )
+    args.kv_layout = get_pd_kv_layout(pool)
+    args.page_size = page
+    args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = metadata.get_buf_infos()
+    setup_state_kv_args(args, pool, None, layers, req_to_token_pool=requests)
+    config = SimpleNamespace(
+        num_hidden_layers=layers,
+        get_total_num_kv_heads=lambda: HEADS,
+        get_swa_num_kv_heads=lambda width: HEADS // width,
+    )
+    return Made(Pools(pool, None, requests, metadata, config, WINDOW if kind == "swa" else 0, tp), args)
+
+
+def _mha(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    pool = MHATokenToKVPool(
+        size=1024,
+        page_size=page,
+        dtype=torch.float32,
+        head_num=heads,
+        head_dim=8,
+        layer_num=2,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    return pool, None, 2
+
+
+def _mla(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    pool = MLATokenToKVPool(
+        size=1024,
+        page_size=page,
+        dtype=torch.bfloat16,
+        kv_lora_rank=32,
+        qk_rope_head_dim=8,
+        layer_num=2,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    return pool, None, 2
+
+
+def _swa(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+    import torch
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    pool = SWAKVPool(
+        size=1024,
+        size_swa=512,
+        page_size=page,
+        dtype=torch.float32,
+        head_num=heads,
+        head_dim=8,
+        swa_attention_layer_ids=[0, 1, 3],
+        full_attention_layer_ids=[2],
+        device="cpu",
+    )
+    return pool, None, 4
+
+
+def _dsa(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+    import torch
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+
+    pool = DSATokenToKVPool(
+        size=1024,
+        page_size=64,  # its kernels know no other
+        dtype=torch.bfloat16,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        layer_num=2,
+        device="cpu",
+        enable_memory_saver=False,
+        kv_cache_dim=576,
+        index_head_dim=128,
+    )
+    return pool, None, 2
+
+
+def _hybrid(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+    import torch
+    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+    from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+
+    shape = Mamba2StateShape.create(
+        tp_world_size=tp[1],
+        intermediate_size=64,
+        n_groups=2,
+        num_heads=4,
+        head_dim=16,
+        state_size=8,
+        conv_kernel=4,
+    )
+    requests = HybridReqToTokenPool(
+        size=8,
+        mamba_size=8,
+        mamba_spec_state_size=8,
+        max_context_len=256,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(shape=shape, layers=[0, 1, 2]),
+        mamba_layer_ids=[0, 1, 2],
+        enable_mamba_extra_buffer=False,
+        speculative_num_draft_tokens=None,
+        enable_overlap_schedule=False,
+    )
+    pool = HybridLinearKVPool(
+        size=1024,
+        page_size=page,
+        dtype=torch.float32,
+        head_num=heads,
+        head_dim=8,
+        full_attention_layer_ids=[3],
+        device="cpu",
+        mamba_pool=requests.mamba_pool,
+        enable_memory_saver=False,
+    )
+    return pool, requests, 4
+
+
+_MAKERS = {"mha": _mha, "mla": _mla, "swa": _swa, "hybrid": _hybrid, "dsa": _dsa}

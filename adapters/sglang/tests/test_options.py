@@ -1,0 +1,117 @@
+"""The operator's options, and what is refused at the start of a server."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from statelink.errors import ConfigError
+from statelink_sglang._limits import Server, check_server
+from statelink_sglang._options import ALLOWED, VARIABLE, read_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.smoke
+
+
+def _read(given: str, role: str = "prefill") -> Any:
+    return read_options(role, {VARIABLE: given})
+
+
+def test_nothing_given_lets_statelink_choose_the_backend() -> None:
+    options = read_options("decode", {})
+    assert (options.link.role, options.link.backend, options.allow) == ("decode", "auto", frozenset())
+
+
+def test_json_and_a_file_say_the_same(tmp_path: Path) -> None:
+    given = {"backend": "nixl", "options": {"num_threads": 2}, "sglang": {"allow": ["cuda"], "model": "m@1"}}
+    file = tmp_path / "statelink.json"
+    file.write_text(json.dumps(given))
+    assert _read(json.dumps(given)) == _read(str(file))
+    assert (_read(str(file)).link.backend, _read(str(file)).allow) == ("nixl", frozenset({"cuda"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('{"backend": ', "cannot be read"),
+        ("/nowhere/statelink.json", "cannot be read: FileNotFoundError"),
+        ('{"bakend": "tcp"}', "unknown key 'bakend'.*\n.*'backend'"),
+        ('{"backend": 7}', "bad value"),
+        ('{"role": "decode"}', "has the key 'role'"),
+        ('{"siblings": []}', "has the key 'siblings'"),
+        ('{"sglang": {"alow": []}}', "wrong keys"),
+        ('{"sglang": {"allow": ["magic"]}}', "wrong value.*\n.*cuda, overlap"),
+    ],
+)
+def test_wrong_options_are_refused_with_the_reason(given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        _read(given)
+
+
+def _server(*, device: str = "cpu", draft: bool = False, **changes: Any) -> Server:
+    groups: dict[str, dict[str, Any]] = {
+        "args": {"disable_overlap_schedule": True, "tokenizer_worker_num": 1, "enable_hierarchical_cache": False},
+        "parallel": {"pp_size": 1, "attn_cp_size": 1, "dp_size": 1},
+        "disagg": {"disaggregation_decode_allocation_policy": "early"},
+    }
+    for name, value in changes.items():
+        group, _, key = name.partition("__")
+        groups[group][key] = value
+    args, parallel, disagg = (SimpleNamespace(**groups[name]) for name in ("args", "parallel", "disagg"))
+    return Server("prefill", args, parallel, disagg, device, draft)
+
+
+def test_a_server_that_was_tested_is_accepted() -> None:
+    check_server(_server(), ())
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (_server(parallel__pp_size=2), "pp_size is 2"),
+        (_server(parallel__dp_size=2), "dp_size is 2"),
+        (_server(parallel__attn_cp_size=2), "attn_cp_size is 2"),
+        (_server(args__tokenizer_worker_num=2), "tokenizer-worker-num must be 1"),
+        (_server(disagg__enable_pd_role_switch=True), "enable-pd-role-switch"),
+        (_server(disagg__disaggregation_decode_allocation_policy="prefill_complete"), "must be early"),
+    ],
+)
+def test_what_cannot_work_is_refused_even_if_everything_is_allowed(server: Server, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_server(server, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("word", "server"),
+    [
+        ("cuda", _server(device="cuda:0")),
+        ("overlap", _server(args__disable_overlap_schedule=False)),
+        ("draft", _server(draft=True)),
+        ("hicache", _server(args__enable_hierarchical_cache=True)),
+    ],
+)
+def test_what_was_never_tested_needs_the_operators_word(word: str, server: Server) -> None:
+    with pytest.raises(ConfigError, match=f'"allow": \\["{word}"\\]'):
+        check_server(server, set(ALLOWED) - {word})
+    check_server(server, {word})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SGLANG_DISAGG_STAGING_BUFFER", "1"),
+        ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "false"),
+        ("SGLANG_RUST_SERVER", "true"),
+    ],
+)
+def test_a_variable_of_sglang_that_contradicts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=variable):
+        check_server(_server(), ALLOWED)

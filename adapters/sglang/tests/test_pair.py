@@ -1,0 +1,124 @@
+"""Two real SGLang servers, one for prefill and one for decode, over tcp: pages of 16 tokens, chunks of 32.
+
+The tests of this file share the servers, and run in the order in which they stand here: the last ones end servers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.models import VOCABULARY, generate
+from support.servers import Pair, Posted, Server, free_port, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.smoke, pytest.mark.servers]
+
+
+@pytest.fixture(scope="module")
+def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    with running(
+        Pair(
+            folder,
+            llama,
+            {"backend": "tcp", "verify": "digest"},
+            common=["--page-size", "16", "--chunked-prefill-size", "32"],
+            decode=["--disaggregation-decode-enable-radix-cache"],
+        )
+    ) as pair:
+        yield pair
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).sample(range(4, VOCABULARY), length)
+
+
+def _says(answer: Any, text: str) -> None:
+    assert text in answer.text.replace("\\n", "\n"), answer
+
+
+@pytest.mark.parametrize("length", [1, 16, 40, 100])
+def test_the_tokens_are_those_of_transformers(pair: Pair, llama: Path, length: int) -> None:
+    prompt = _prompt(length, length)
+    first, second = pair.generate(prompt)
+    expected = generate(llama, prompt, 8)
+    assert first.tokens == expected[:1]
+    assert second.tokens == expected
+
+
+def test_a_prefix_that_decode_holds_is_not_moved_again(pair: Pair, llama: Path) -> None:
+    prompt = _prompt(1, 100)
+    pair.generate(prompt)
+    longer = [*prompt, *_prompt(2, 30)]
+    _, second = pair.generate(longer)
+    assert second.tokens == generate(llama, longer, 8)
+    assert second.body["meta_info"]["cached_tokens"] >= 96
+
+
+def test_64_requests_at_once_get_their_own_tokens(pair: Pair, llama: Path) -> None:
+    prompts = [_prompt(seed, 20 + seed % 41) for seed in range(64)]
+    bodies = [pair.body(prompt, 4) for prompt in prompts]
+    posted = [(Posted(pair.prefill, body), Posted(pair.decode, body)) for body in bodies]
+    answers = [second.answer() for _, second in posted]
+    assert [answer.status for answer in answers] == [200] * len(prompts)
+    wrong = [
+        number
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        if answer.tokens != generate(llama, prompt, 4)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_abort_ends_a_request_that_waits_for_the_other_side(pair: Pair, llama: Path, role: str) -> None:
+    server: Server = getattr(pair, role)
+    posted = Posted(server, pair.body(_prompt(3, 50), rid=f"aborted-on-{role}"))
+    # The request has to be in the queue before it can be aborted: an abort of an unknown request does nothing.
+    for _ in range(100):
+        server.ask("/abort_request", {"rid": f"aborted-on-{role}"})
+        if posted.answered(0.3):
+            break
+    assert posted.answer().status in (200, 400, 500, 503)
+    _says(posted.answer(), "bort")
+    assert pair.generate(_prompt(4, 50))[1].tokens == generate(llama, _prompt(4, 50), 8)
+
+
+def test_a_room_of_zero_fails_the_request_and_not_the_servers(pair: Pair, llama: Path) -> None:
+    first, second = pair.generate(_prompt(5, 20), bootstrap_room=0)
+    for answer in (first, second):
+        _says(answer, "the request has the room 0; a number above zero is needed")
+    assert pair.generate(_prompt(6, 50))[1].tokens == generate(llama, _prompt(6, 50), 8)
+
+
+def test_a_prefill_that_is_not_there_fails_the_request_with_the_reason(pair: Pair) -> None:
+    body = pair.body(_prompt(7, 20), bootstrap_port=free_port())
+    _says(Posted(pair.decode, body).answer(), "is not known: [Errno 111] Connection refused")
+
+
+def test_the_log_says_that_statelink_carries_the_bytes(pair: Pair) -> None:
+    for server in (pair.prefill, pair.decode):
+        assert "Statelink backend 'tcp' moves kv, aux of this" in server.logged()
+
+
+def test_decode_lives_when_prefill_is_killed_and_started_again(pair: Pair, llama: Path) -> None:
+    waits = Posted(pair.decode, pair.body(_prompt(8, 50)))
+    assert not waits.answered(2.0)
+    pair.prefill.kill()
+    _says(waits.answer(90), "Statelink could not move the state of room")
+    pair.prefill = pair.start("prefill").wait_ready()
+    prompt = _prompt(9, 100)
+    assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
+    assert pair.decode.running
+
+
+def test_prefill_lives_when_decode_is_killed_and_started_again(pair: Pair, llama: Path) -> None:
+    pair.decode.kill()
+    pair.decode = pair.start("decode").wait_ready()
+    prompt = _prompt(10, 100)
+    assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
+    assert pair.prefill.running

@@ -1,0 +1,103 @@
+"""Registration in real processes, as SGLang does it in each of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.smoke
+
+SEEN = """
+import json, sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.arg_groups.choices import DISAGG_TRANSFER_BACKEND_CHOICES as choices
+from sglang.srt.disaggregation import utils
+seen = {
+    "choice": "statelink" in choices,
+    "members": [member.value for member in utils.TransferBackend],
+    "core": "statelink" in sys.modules,
+    "queues": "sglang.srt.disaggregation.prefill" in sys.modules,
+}
+"""
+
+CLASSES = """
+backend = utils.TransferBackend("statelink")
+kinds = [kind for kind in utils.KVClassType]
+seen["classes"] = [utils.get_kv_class(backend, kind).__module__ for kind in kinds]
+seen["fake"] = utils.get_kv_class(utils.TransferBackend.FAKE, utils.KVClassType.SENDER).__name__
+"""
+
+QUEUES = """
+from sglang.srt.disaggregation import decode, prefill
+seen["hooked"] = [
+    hasattr(method, "__wrapped__")
+    for method in (
+        prefill.PrefillBootstrapQueue._init_kv_manager,
+        prefill.PrefillBootstrapQueue.create_sender,
+        decode.DecodePreallocQueue._init_kv_manager,
+        decode.DecodePreallocQueue._create_receiver_and_enqueue,
+    )
+]
+seen["same"] = prefill.TransferBackend is utils.TransferBackend is decode.TransferBackend
+"""
+
+
+def _run(*code: str) -> tuple[dict[str, object], str]:
+    """What a fresh process saw, and what it logged."""
+    program = "\n".join(textwrap.dedent(each) for each in (*code, "print('SEEN ' + json.dumps(seen))"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "STATELINK_ABSENT_PACKAGES": "1"},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
+    assert lines, done.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("SEEN ")), done.stderr
+
+
+def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_core_nor_the_queues() -> None:
+    seen, _ = _run(SEEN)
+    assert seen["choice"]
+    assert seen["members"] == ["mooncake", "mori", "nixl", "ascend", "fake", "statelink"]
+    assert not seen["core"]
+    assert not seen["queues"]
+
+
+def test_a_scheduler_gets_the_classes_and_the_four_hooks() -> None:
+    seen, _ = _run("import sglang.srt.managers.scheduler", SEEN, CLASSES, QUEUES)
+    assert seen["classes"] == [
+        "sglang.srt.disaggregation.base.conn",
+        "statelink_sglang._manager",
+        "statelink_sglang._sender",
+        "statelink_sglang._receiver",
+        "statelink_sglang._server",
+    ]
+    assert seen["fake"] == "FakeKVSender"
+    assert seen["hooked"] == [True] * 4
+    assert seen["same"]
+
+
+def test_another_sglang_is_refused_with_what_differs_and_the_name_stays_unknown() -> None:
+    seen, logged = _run("from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear", SEEN)
+    assert not seen["choice"]
+    assert "statelink" not in str(seen["members"])
+    assert "statelink is not registered as a transfer backend of SGLang" in logged
+    assert "BaseKVSender lacks the methods clear" in logged
+
+
+def test_a_method_that_cannot_be_hooked_is_named_and_the_name_stays_unknown() -> None:
+    seen, logged = _run(
+        "import sglang.srt.managers.scheduler",
+        "from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue\ndel PrefillBootstrapQueue.create_sender",
+        SEEN,
+    )
+    assert not seen["choice"]
+    assert "PrefillBootstrapQueue.create_sender is missing" in logged

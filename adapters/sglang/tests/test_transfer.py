@@ -1,0 +1,345 @@
+"""Senders and receivers between SGLang's real pools, driven as SGLang's queues drive them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.sides import (
+    FAILED,
+    SUCCESS,
+    TRANSFERRING,
+    WAITING,
+    Lists,
+    Side,
+    accept,
+    rooms,
+    send,
+    sides,
+    until,
+)
+
+from statelink_sglang._failure import TransferFailed
+from statelink_sglang._manager import Timeouts
+
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
+
+N = 100
+
+
+@pytest.fixture(scope="module")
+def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
+    """One rank on each side, with full attention."""
+    with sides("mha") as (sources, targets):
+        yield sources[0], targets[0]
+
+
+def _reason(transfer: Any) -> TransferFailed:
+    with pytest.raises(TransferFailed) as caught:
+        transfer.failure_exception()
+    return caught.value
+
+
+@pytest.mark.parametrize("prefix", [0, 64])
+@pytest.mark.parametrize("kind", ["mha", "mla", "swa", "hybrid", "dsa"])
+def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
+    with sides(kind) as ((source,), (target,)):
+        source.fill(1)
+        room = next(rooms)
+        ours, theirs = Lists.draw(source, N, 2), Lists.draw(target, N, 3)
+        sender, receiver = source.sender(room, N), target.receiver(room, N)
+        receiver.init(0)
+        accept(receiver, target, theirs, N, prefix)
+        until(sender.poll, WAITING)
+        assert sender.pop_decode_prefix_len() == prefix
+        send(sender, source, ours, N, [64] if kind == "dsa" else [32, 64])
+        until(receiver.poll, SUCCESS)
+        until(sender.poll, SUCCESS)
+        for part in source.parts:
+            sent, arrived = ours.indices(part, source, N, prefix), theirs.indices(part, target, N, prefix)
+            for a, b in zip(source.buffers(part), target.buffers(part), strict=True):
+                assert np.array_equal(a[sent], b[arrived]), part
+                others = np.setdiff1d(np.arange(len(b)), arrived)
+                assert not b[others].any(), f"{part}: items that were not named have changed"
+        metric = sender.get_transfer_metric()
+        assert metric.transfer_latency_s > 0
+        assert metric.transfer_total_bytes > 0
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
+def test_heads_are_dealt_out_anew_where_tp_differs(prefill: int, decode: int) -> None:
+    with sides("mha", prefill, decode) as (sources, targets):
+        room = next(rooms)
+        ours, theirs = Lists.draw(sources[0], N, 4), Lists.draw(targets[0], N, 5)
+        for number, source in enumerate(sources):
+            source.fill(6 + number)
+        for part in sources[1:]:
+            for a, b in zip(sources[0].buffers("aux"), part.buffers("aux"), strict=True):
+                b[:] = a  # every rank of SGLang writes the same metadata row
+        senders = [source.sender(room, N) for source in sources]
+        receivers = [target.receiver(room, N) for target in targets]
+        for receiver, target in zip(receivers, targets, strict=True):
+            receiver.init(0)
+            accept(receiver, target, theirs, N)
+        for sender, source in zip(senders, sources, strict=True):
+            until(sender.poll, WAITING)
+            send(sender, source, ours, N, [48])
+        for transfer in (*receivers, *senders):
+            until(transfer.poll, SUCCESS)
+        for layer in range(2):
+            for name in ("get_key_buffer", "get_value_buffer"):
+                sent = _whole(sources, name, layer)[_slots(ours)]
+                arrived = _whole(targets, name, layer)[_slots(theirs)]
+                assert np.array_equal(sent, arrived)
+
+
+def _whole(ranks: list[Side], name: str, layer: int) -> Any:
+    return np.concatenate([getattr(side.made.pools.pages, name)(layer).numpy() for side in ranks], axis=1).view(
+        np.int32
+    )
+
+
+def _slots(lists: Lists) -> Any:
+    return (lists.pages[:, None] * 16 + np.arange(16)).reshape(-1)[:N]
+
+
+def test_each_queue_sees_only_states_that_it_allows(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    ours, theirs = Lists.draw(source, N, 7), Lists.draw(target, N, 8)
+    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    assert sender.poll() == 1
+    assert receiver.poll() == 1
+    receiver.init(0)
+    assert receiver.poll() == WAITING  # before anything is heard of prefill
+    accept(receiver, target, theirs, N)
+    before = until(sender.poll, WAITING)
+    assert set(before) <= {1, WAITING}
+    sender.init(7, ours.row)
+    sender.send(ours.pages[:2], None, num_kv_tokens=32)
+    assert sender.poll() in (WAITING, TRANSFERRING)
+    assert receiver.poll() == TRANSFERRING
+    sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)
+    assert set(until(sender.poll, SUCCESS)) <= {WAITING, TRANSFERRING, SUCCESS}
+    assert set(until(receiver.poll, SUCCESS)) <= {TRANSFERRING, SUCCESS}
+    for transfer in (sender, receiver):
+        transfer.clear()
+        assert transfer.poll() == SUCCESS
+
+
+class _Event:
+    """A device's event that another stream has not reached yet."""
+
+    done = False
+
+    def query(self) -> bool:
+        return self.done
+
+
+def test_a_chunk_that_is_sent_early_waits_for_its_event(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    ours, theirs = Lists.draw(source, N, 9), Lists.draw(target, N, 10)
+    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, theirs, N)
+    until(sender.poll, WAITING)
+    source.fill(11)
+    sender.init(7, ours.row)
+    event = sender._early_send_wait_event = _Event()
+    sender.send(ours.pages[:2], None, num_kv_tokens=32)
+    assert sender._early_send_wait_event is None
+    sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)
+    for buffer in source.buffers("kv"):
+        buffer[ours.pages[:2]] = 77  # the forward that writes them ends only now
+    event.done = True
+    until(receiver.poll, SUCCESS)
+    for buffer in target.buffers("kv"):
+        assert (buffer[theirs.pages[:2]] == 77).all()
+
+
+def test_an_abort_on_decode_fails_prefill_and_keeps_the_memory_until_nothing_writes(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 12), N)
+    until(sender.poll, WAITING)
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    assert receiver.abort_notified
+    assert "SGLang aborted the request" in str(_reason(receiver))
+    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
+    target.clear_deferred_abort_state(room)
+    until(sender.poll, FAILED)
+    assert "SGLang aborted the request" in str(_reason(sender))
+
+
+def test_an_abort_before_memory_was_named_holds_nothing(pair: tuple[Side, Side]) -> None:
+    _, target = pair
+    receiver = target.receiver(next(rooms), N)
+    receiver.init(0)
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    assert not receiver.abort_notified
+
+
+def test_an_abort_on_prefill_between_chunks_fails_decode(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    ours = Lists.draw(source, N, 13)
+    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 14), N)
+    until(sender.poll, WAITING)
+    sender.init(7, ours.row)
+    sender.send(ours.pages[:2], None, num_kv_tokens=32)
+    sender.abort()
+    until(sender.poll, FAILED)
+    sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)  # is ignored
+    until(receiver.poll, FAILED)
+    failure = _reason(receiver)
+    assert "SGLang aborted the request" in str(failure)
+    assert not failure.is_from_another_rank
+    receiver.ensure_abort_notified(force_arm=True)
+    assert receiver.abort_notified
+    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
+
+
+def test_a_rank_that_another_rank_fails_says_so_and_gives_the_room_up(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 15), N)
+    until(sender.poll, WAITING)
+    assert _reason(receiver).is_from_another_rank
+    until(sender.poll, FAILED)
+
+
+def test_prefill_waits_for_decode_no_longer_than_sglang_says(pair: tuple[Side, Side]) -> None:
+    source, _ = pair
+    source.timeouts = Timeouts(bootstrap=0.05, waiting=60.0)
+    try:
+        sender = source.sender(next(rooms), N)
+        until(sender.poll, FAILED)
+        assert "decode named no memory for the request within 0.05 s" in str(_reason(sender))
+    finally:
+        source.timeouts = Timeouts(60.0, 60.0)
+
+
+def test_decode_waits_for_the_state_no_longer_than_sglang_says(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    target.timeouts = Timeouts(bootstrap=60.0, waiting=0.05)
+    try:
+        room = next(rooms)
+        sender, receiver = source.sender(room, N), target.receiver(room, N)
+        receiver.init(0)
+        accept(receiver, target, Lists.draw(target, N, 16), N)
+        until(receiver.poll, FAILED)
+        assert "the state did not arrive within 0.05 s" in str(_reason(receiver))
+        until(sender.poll, FAILED)
+    finally:
+        target.timeouts = Timeouts(60.0, 60.0)
+
+
+def test_a_request_that_waits_for_memory_does_not_time_out(pair: tuple[Side, Side]) -> None:
+    _, target = pair
+    target.timeouts = Timeouts(bootstrap=0.0, waiting=0.0)
+    try:
+        receiver = target.receiver(next(rooms), N)
+        receiver.init(0)
+        assert [receiver.poll() for _ in range(3)] == [WAITING] * 3
+    finally:
+        target.timeouts = Timeouts(60.0, 60.0)
+        receiver.abort()
+
+
+@pytest.mark.parametrize("room", [0, None, -1, 1 << 64])
+def test_a_room_that_is_no_room_fails_the_request_and_not_the_scheduler(pair: tuple[Side, Side], room: Any) -> None:
+    for transfer in (pair[0].sender(room, N), pair[1].receiver(room, N)):
+        if transfer is not None and hasattr(transfer, "bootstrap_addr"):
+            transfer.init(0)
+        assert transfer.poll() == FAILED
+        assert "room" in str(_reason(transfer))
+
+
+def test_a_room_that_is_in_use_fails_the_second_request(pair: tuple[Side, Side]) -> None:
+    source, _ = pair
+    room = next(rooms)
+    first, second = source.sender(room, N), source.sender(room, N)
+    assert second.poll() == FAILED
+    assert "in use" in str(_reason(second))
+    assert first.poll() == 1
+    first.abort()
+
+
+@pytest.mark.parametrize(
+    ("pages", "states", "tokens", "said"),
+    [
+        (6, [], N, "6 of 7 pages"),
+        (7, [], N - 1, r"tokens \[0, 99\) of 100"),
+        (7, None, N, "before the last chunk"),
+    ],
+)
+def test_a_chunk_that_does_not_add_up_fails_the_request(
+    pair: tuple[Side, Side], pages: int, states: Any, tokens: int, said: str
+) -> None:
+    source, target = pair
+    room = next(rooms)
+    ours = Lists.draw(source, N, 17)
+    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 18), N)
+    until(sender.poll, WAITING)
+    sender.init(7, ours.row)
+    sender.send(ours.pages[:pages], states, num_kv_tokens=tokens)
+    until(sender.poll, FAILED)
+    with pytest.raises(TransferFailed, match=said):
+        sender.failure_exception()
+    until(receiver.poll, FAILED)
+
+
+def test_memory_of_another_length_fails_the_request(pair: tuple[Side, Side]) -> None:
+    _, target = pair
+    receiver = target.receiver(next(rooms), N)
+    receiver.init(0)
+    receiver.send_metadata(np.arange(1, 4, dtype=np.int32), 1, [], decode_prefix_len=0)
+    assert receiver.poll() == FAILED
+    assert "3 items of component 'kv'" in str(_reason(receiver))
+    assert not receiver.abort_notified
+
+
+def test_a_prefill_that_is_gone_fails_requests_that_have_not_met_it(pair: tuple[Side, Side]) -> None:
+    from support.sides import ADDRESS
+
+    from statelink_sglang._directory import Prefill
+
+    _, target = pair
+    before = target.prefill_info_table[ADDRESS]
+    gone = target.prefill_info_table[ADDRESS] = Prefill("old", ("tcp://127.0.0.1:9",))
+    try:
+        receiver = target.receiver(next(rooms), N)
+        receiver.init(0)
+        accept(receiver, target, Lists.draw(target, N, 19), N)
+        assert receiver.poll() == TRANSFERRING
+        gone.gone = "the prefill server was started anew"
+        assert receiver.poll() == FAILED
+        assert "started anew" in str(_reason(receiver))
+    finally:
+        target.prefill_info_table[ADDRESS] = before
+
+
+def test_a_prefill_that_is_not_known_fails_the_request(pair: tuple[Side, Side]) -> None:
+    _, target = pair
+    known = target.prefill_info_table.copy()
+    target.prefill_info_table.clear()
+    try:
+        receiver = target.receiver(next(rooms), N)
+        receiver.init(0)
+        assert receiver.poll() == FAILED
+        assert "the prefill server at 127.0.0.1:1 is not known" in str(_reason(receiver))
+    finally:
+        target.prefill_info_table.update(known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,11 +24,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with full attention."""
     from support.models import make_llama
 
-    return make_llama(tmp_path_factory.mktemp("models") / "llama")
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    make_llama(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def sglang_context(llama: Path) -> Iterator[Any]:
+def sglang_context(llama: Path) -> Any:
     """SGLang's configuration, published as in a scheduler of a prefill server. Pools need it."""
     from sglang.srt.plugins import load_plugins
 

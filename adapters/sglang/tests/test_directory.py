@@ -113,7 +113,7 @@ def test_another_server_at_the_port_is_named(directory: Directory) -> None:
         {},
         _row(2, 2),
         _row(0, schema=SCHEMA + 1),
-        _row(0, ranks="2"),
+        {**_row(0), "ranks": "2"},
         _row(0, more=1),
     ],
 )

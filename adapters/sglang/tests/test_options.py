@@ -40,7 +40,7 @@ def test_json_and_a_file_say_the_same(tmp_path: Path) -> None:
     [
         ('{"backend": ', "cannot be read"),
         ("/nowhere/statelink.json", "cannot be read: FileNotFoundError"),
-        ('{"bakend": "tcp"}', "unknown key 'bakend'.*\n.*'backend'"),
+        ('{"backends": "tcp"}', "unknown key 'backends'.*\n.*'backend'"),
         ('{"backend": 7}', "bad value"),
         ('{"role": "decode"}', "has the key 'role'"),
         ('{"siblings": []}', "has the key 'siblings'"),

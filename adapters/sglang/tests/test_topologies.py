@@ -59,7 +59,7 @@ def test_unequal_tensor_parallelism(llama: Path, tmp_path: Path, prefill: int, d
     ("config", "said"),
     [
         ({"backend": "tpc"}, "no backend named 'tpc'"),
-        ({"bakend": "tcp"}, "unknown key 'bakend'"),
+        ({"backends": "tcp"}, "unknown key 'backends'"),
     ],
 )
 def test_a_wrong_configuration_ends_the_server_with_the_reason(

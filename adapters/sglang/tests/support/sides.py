@@ -51,12 +51,14 @@ class Side:
         return ""
 
     def sender(self, room: int, tokens: int) -> Sender:
+        manager: Any = self
         with announcing(room, tokens):
-            return Sender(self, "unused", room)
+            return Sender(manager, "unused", room)
 
     def receiver(self, room: int, tokens: int) -> Receiver:
+        manager: Any = self
         with announcing(room, tokens):
-            return Receiver(self, ADDRESS, room)
+            return Receiver(manager, ADDRESS, room)
 
     def buffers(self, part: str) -> list[npt.NDArray[np.uint8]]:
         """Each buffer of ``kv``, ``aux`` or a state type as SGLang lists it: ``[items, bytes]`` over its memory."""
@@ -198,5 +200,5 @@ def _config(role: str, **more: Any) -> statelink.LinkConfig:
 
 
 def _memory(address: int, nbytes: int, item: int) -> npt.NDArray[np.uint8]:
-    raw = (ctypes.c_uint8 * nbytes).from_address(address)
+    raw = memoryview((ctypes.c_uint8 * nbytes).from_address(address)).cast("B")
     return np.frombuffer(raw, np.uint8).reshape(nbytes // item, item)

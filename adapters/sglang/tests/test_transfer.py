@@ -105,6 +105,37 @@ def _slots(lists: Lists) -> Any:
     return (lists.pages[:, None] * 16 + np.arange(16)).reshape(-1)[:N]
 
 
+class _Unread:
+    """The room of a rank from which no decode rank reads: the link ends it as soon as decode has asked."""
+
+    prefix, reason, quiesced = 0, None, True
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[int, int]] = []
+
+    def poll(self) -> int:
+        return SUCCESS
+
+    def push(self, items: Any, *, span: tuple[int, int], ready: Any, last: bool) -> None:
+        self.pushed.append(span)
+
+
+def test_a_rank_from_which_nobody_reads_ends_with_its_last_chunk_and_not_before(pair: tuple[Side, Side]) -> None:
+    source, _ = pair
+    ours = Lists.draw(source, N, 20)
+    unread: Any = _Unread()
+    sender = source.sender(next(rooms), N)
+    sender.abort()
+    sender._failure, sender._room, sender._sending = "", unread, unread
+    assert sender.poll() == WAITING
+    sender.init(7, ours.row)
+    sender.send(ours.pages[:2], None, num_kv_tokens=32)
+    assert sender.poll() == TRANSFERRING
+    sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)
+    assert sender.poll() == SUCCESS
+    assert unread.pushed == [(0, 32), (32, N)]
+
+
 def test_each_queue_sees_only_states_that_it_allows(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)

@@ -40,6 +40,7 @@ class Pools(NamedTuple):
         config: SGLang's `ModelConfig`.
         window: Positions that sliding-window layers look back, as the scheduler counts them; 0 if there are none.
         tp: This rank and the width of attention TP.
+        kind: Kind of the pools' memory: ``dram``, or a device with its number.
     """
 
     pages: Any
@@ -49,6 +50,7 @@ class Pools(NamedTuple):
     config: Any
     window: int
     tp: tuple[int, int]
+    kind: str = "dram"
 
 
 class StateLists(NamedTuple):
@@ -85,7 +87,7 @@ def geometry_of(pools: Pools) -> state.PoolGeometry:
         kv_heads=0 if latent else config.get_total_num_kv_heads(),
         tp=pools.tp,
         page_size=pool.page_size,
-        kind="dram" if str(pool.device) == "cpu" else str(pool.device),
+        kind=pools.kind,
         **more,
     )
 

@@ -118,6 +118,7 @@ class Manager(BaseKVManager):
             config=config,
             window=int(queue.scheduler.sliding_window_size or 0),
             tp=self._place,
+            kind=_memory_kind(str(pool.device), args.gpu_id),
         )
         components, self.lists = describe_pools(pools, args)
         self._inventory = state.describe(
@@ -167,6 +168,7 @@ class Manager(BaseKVManager):
         """Give the registered memory up, because SGLang frees it. Blocks until the link is closed."""
         if not self.link.close(timeout=30.0):
             log.error("the link did not end in time: transfers may still touch memory that SGLang gives away")
+        self._held.clear()
 
     def register_buffer_to_engine(self) -> None:
         """Register the memory again, at the same addresses."""
@@ -234,6 +236,13 @@ class Manager(BaseKVManager):
         if self._directory is not None:
             self._directory.close()
         self.link.close()
+
+
+def _memory_kind(device: str, number: int) -> str:
+    """The kind of memory on a device. SGLang's pools may not say which of several devices it is."""
+    if device == "cpu":
+        return "dram"
+    return device if ":" in device else f"{device}:{number}"
 
 
 def _identity(config: Any) -> str:

@@ -113,7 +113,8 @@ class Receiver(Transfer, BaseKVReceiver):
 
     def abort(self) -> None:
         """SGLang gives the request up: a client has gone, or the prefill server cannot be found."""
-        self.fail("SGLang aborted the request" if self._prefill is not None else self._unknown())
+        unknown = self._prefill is None and self.kv_mgr.why_unknown(self.bootstrap_addr)
+        self.fail(self._unknown() if unknown else "SGLang aborted the request")
         self.ensure_abort_notified()
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:

@@ -113,7 +113,7 @@ class _Unread:
     def __init__(self) -> None:
         self.pushed: list[tuple[int, int]] = []
 
-    def poll(self) -> int:
+    def poll(self) -> Any:
         return SUCCESS
 
     def push(self, items: Any, *, span: tuple[int, int], ready: Any, last: bool) -> None:

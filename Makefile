@@ -84,7 +84,7 @@ demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tc
 check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reaches into other objects, spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator \
+	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator adapters/*/src adapters/*/tests \
 	  examples/two_processes.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.helpers.links import Rank, hand_over
+from tests.helpers.links import Rank, hand_over, link_of
 
 import statelink
-from statelink import state
+from statelink import Status, state
 from statelink.backend import DIRECT, SubmitMode
 from statelink.tcp import TcpBackend
 
@@ -53,6 +53,21 @@ def test_a_submit_that_only_copies_a_little_needs_no_thread_either(monkeypatch: 
     declared = dataclasses.replace(TcpBackend.capabilities, **COPIES, prompt_bytes=NBYTES)  # type: ignore[arg-type]
     monkeypatch.setattr(TcpBackend, "capabilities", declared)
     assert request() == set()
+
+
+def test_an_empty_push_runs_where_other_pushes_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no bytes, and its hooks may block all the same."""
+    declared = dataclasses.replace(TcpBackend.capabilities, submit_mode=SubmitMode.BLOCKING)
+    monkeypatch.setattr(TcpBackend, "capabilities", declared)
+    with link_of("prefill") as prefill, link_of("decode") as decode:
+
+        def play() -> None:
+            sending = prefill.send(1, 32)
+            sending.push({"kv": []}, span=(32, 32), last=True)
+            receiving = decode.receive(1, prefill.address, 32, {"kv": []}, prefix=32)
+            assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED, receiving.reason
+
+        assert started(play) == {MOVES}
 
 
 @pytest.mark.parametrize("what", SLOW)

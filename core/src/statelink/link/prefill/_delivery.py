@@ -79,7 +79,7 @@ class Delivery:
         self._never_blocks = False
         """Whether no call for this delivery ever blocks. Set when the hooks are open."""
         self._prompt_bytes = 0
-        """If one can block: the most bytes of a push for which none does while no other job runs."""
+        """If one can block: the most bytes of a push for which none does while no other job runs; 0 for none."""
         self._at_once = False
         """Whether the control thread itself goes on with the pushes. Any thread may read it."""
         self._moved: dict[str, Moved] = {}
@@ -153,9 +153,8 @@ class Delivery:
     def start(self, push: Push, then: Callable[[Delivery, Pushed], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
         self._jobs += 1
-        self._at_once = (self._never_blocks or self._nbytes(push) <= self._prompt_bytes) and self._blocks(
-            push
-        ) <= AT_ONCE
+        few = self._prompt_bytes > 0 and self._nbytes(push) <= self._prompt_bytes
+        self._at_once = (self._never_blocks or few) and self._blocks(push) <= AT_ONCE
         self._run(partial(self._pusher.add, push, partial(then, self)))
 
     def _blocks(self, push: Push) -> int:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 from sglang.srt.disaggregation.base.conn import BaseKVManager
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
@@ -156,13 +154,11 @@ class Manager(BaseKVManager):
         return value if self._group is None else str(self._group.all_gather_object(value)[0])
 
     def _open(self) -> Link:
-        config = self._options.link
+        link = statelink.open(self._options.link, self._inventory)
         if self.role == "decode" and self._group is not None:
-            config, address = _with_port(config)
-            everyone = self._group.all_gather_object(address)
-            others = tuple(each for rank, each in enumerate(everyone) if rank != self._place[0])
-            config = msgspec.structs.replace(config, siblings=others)
-        return statelink.open(config, self._inventory)
+            everyone = self._group.all_gather_object(link.address)
+            link.siblings([each for rank, each in enumerate(everyone) if rank != self._place[0]])
+        return link
 
     def deregister_buffer_to_engine(self) -> None:
         """Give the registered memory up, because SGLang frees it. Blocks until the link is closed."""
@@ -251,25 +247,6 @@ def _identity(config: Any) -> str:
     numbers = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
     names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])
     return f"sglang {VERSION}, {names}, {'x'.join(map(str, numbers))}"
-
-
-def _with_port(config: Any) -> tuple[Any, str]:
-    """The configuration with a free port that is known before the link is open, and the address.
-
-    The other ranks must know the address before this rank's link is open. Something else may take the port in between;
-    the link then says so when it opens.
-    """
-    host, _, port = config.listen.removeprefix("tcp://").rpartition(":")
-    if port == "0":
-        bare = host.strip("[]")
-        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
-        with socket.socket(family) as free:
-            free.bind((bare, 0))
-            port = str(free.getsockname()[1])
-        config = msgspec.structs.replace(config, listen=f"tcp://{host}:{port}")
-    keys = config.keys or statelink.Keys.from_environment()
-    suffix = "" if keys is None else f"|{keys.public}"
-    return config, f"tcp://{config.advertise or host}:{port}{suffix}"
 
 
 def _register(where: str, row: Row) -> None:

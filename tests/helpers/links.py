@@ -43,11 +43,13 @@ class Rank:
         )
 
 
-def hand_over(prefill: statelink.Link, decode: statelink.Link, source: Rank, target: Rank) -> tuple[Any, Any]:
+def hand_over(
+    prefill: statelink.Link, decode: statelink.Link, source: Rank, target: Rank, room: int = 1
+) -> tuple[Any, Any]:
     """Move one request, look at all of decode's memory, and return both rooms' reports."""
-    sending = prefill.send(1, 160)
+    sending = prefill.send(room, 160)
     sending.push({"kv": range(10)})
-    receiving = decode.receive(1, prefill.address, 160, {"kv": range(20, 30)})
+    receiving = decode.receive(room, prefill.address, 160, {"kv": range(20, 30)})
     status = receiving.wait(20)
     receiving.check()
     assert status is Status.SUCCEEDED

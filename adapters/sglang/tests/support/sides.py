@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 import statelink
@@ -17,7 +16,7 @@ from statelink import state
 from statelink_sglang import _hooks
 from statelink_sglang._directory import Prefill
 from statelink_sglang._inventory import describe_pools
-from statelink_sglang._manager import Manager, Timeouts, _with_port
+from statelink_sglang._manager import Manager, Timeouts
 from statelink_sglang._receiver import Receiver
 from statelink_sglang._sender import Sender
 
@@ -141,12 +140,9 @@ def sides(kind: str, prefill: int = 1, decode: int = 1, **config: Any) -> Iterat
             return made
 
         sources = ranks("prefill", prefill, [_config("prefill", **config)] * prefill)
-        known = [_with_port(_config("decode", **config)) for _ in range(decode)] if decode > 1 else []
-        configs = [
-            msgspec.structs.replace(own, siblings=tuple(other for _, other in known if other != address))
-            for own, address in known
-        ]
-        targets = ranks("decode", decode, configs or [_config("decode", **config)])
+        targets = ranks("decode", decode, [_config("decode", **config)] * decode)
+        for target in targets:
+            target.link.siblings([each.link.address for each in targets if each is not target])
         for target in targets:
             target.prefill_info_table[ADDRESS] = Prefill("prefill", tuple(each.link.address for each in sources))
         yield sources, targets

@@ -18,7 +18,7 @@ HERE = MooncakeBackend.probe(MooncakeBackend.Options())
 pytestmark = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
 
 LAYOUT = ((64 * MIB,),)
-REASON = "Mooncake returned -1 for 64 blocks; it prints why to standard error"
+REASON = "Mooncake returned -1 for 63 blocks; it prints why to standard error"
 
 
 class World(NamedTuple):
@@ -56,7 +56,8 @@ def test_peer_stops_during_a_transfer(world: World) -> None:
     """Others are served until the library's timeout ends it, and the peer is once it goes on."""
     world.mortal.stop()
     outcomes: list[Outcome | None] = []
-    batch = Batch(Op.WRITE, blocks(world.memory, world.mortal.regions), 1, 1)
+    # What has timed out may still land, also after the next write. So it does not go where that one does.
+    batch = Batch(Op.WRITE, blocks(world.memory, world.mortal.regions)[1:], 1, 1)
     thread = threading.Thread(target=lambda: outcomes.append(world.backend.submit(world.mortal.link, batch).outcome))
     thread.start()
     served = 0

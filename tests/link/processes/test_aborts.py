@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 SCENARIO, WATCHED = "tests.link.processes.sides", "tests.link.processes.watched"
 SIDES = ("prefill", "decode")
-SHORT, LONG = 300, 20_000
+SHORT, LONG = 200, 20_000
 """Rooms of a run; four fifths of them or more end in failure."""
+BROKEN = 150
+"""Rooms of a run in which batches fail in the library."""
 ABORTED = 15_000
 """Rooms of a long run that end in failure, at least."""
 PATIENCE = 100.0, 3600.0
@@ -291,7 +293,7 @@ def test_late_bytes_of_a_stopped_peer(run: Run) -> None:
 def test_batches_fail_in_the_library(run: Run) -> None:
     """Nobody knows when the rest of such a batch has landed: both sides keep its memory, and say so."""
     run.open()
-    outcome = run.play(SHORT // 2, breaks=0.06)
+    outcome = run.play(BROKEN, breaks=0.06)
     print(f"\n--- with failing batches\n{outcome}")
     assert outcome.foreign == 0, outcome
     assert outcome.sides["prefill"]["stuck"], outcome
@@ -303,7 +305,7 @@ def test_batches_fail_in_the_library(run: Run) -> None:
     for engine in run.engines:
         engine.call("close_all", 0.5)
     run.open(lies=True)
-    outcome = run.play(SHORT // 2, breaks=0.06, early=True)
+    outcome = run.play(BROKEN, breaks=0.06, early=True)
     print(f"\n--- without checks\n{outcome}")
     assert outcome.foreign > 0, outcome
     run.two_engines.untidy = True

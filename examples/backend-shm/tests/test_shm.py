@@ -21,16 +21,16 @@ SIZE = 100_000
 
 @pytest.fixture(name="make")
 def make_fixture() -> Iterator[Callable[..., ShmBackend]]:
-    made: list[ShmBackend] = []
+    made: list[tuple[ShmBackend, npt.NDArray[np.uint8]]] = []
 
     def make(link: str, memory: npt.NDArray[np.uint8], **options: float) -> ShmBackend:
         backend = ShmBackend(BackendContext(options=msgspec.convert(options, Options), link=link))
-        made.append(backend)
+        made.append((backend, memory))  # what is registered has to live until the backend is closed
         backend.register(regions(memory))
         return backend
 
     yield make
-    for backend in made:
+    for backend, _ in made:
         backend.close()
 
 

@@ -20,6 +20,10 @@ __all__ = ["Items", "Pages", "check_pieces", "item_at", "pushed", "required"]
 
 I64 = npt.NDArray[np.int64]
 
+SHORT = 32
+"""Most indices that are looked at one by one, because numpy's calls then take longer."""
+LARGEST = 1 << 62
+"""No index is larger, also where it addresses nothing."""
 SPARSE = 64
 """Marks are used to find duplicates if the range of indices is at most so many times their number."""
 
@@ -116,13 +120,15 @@ def check_pieces(component: Component, tokens: int, prefix: int | None, pieces: 
     Raises:
         RoomError: An item is named for two positions that must arrive.
     """
+    if len(pieces) < 2:
+        return  # `pushed` has checked it
     different: list[Items] = []
     for piece in pieces:
         needed, _ = _needed(component, tokens, prefix, piece)
         same = (each for each in different if each.first == needed.first and len(each.ids) == len(needed.ids))
         if len(needed.ids) and not any(np.array_equal(each.ids, needed.ids) for each in same):
             different.append(needed)
-    if len(different) < 2 or not any(buffer.count for buffer in component.buffers):
+    if len(different) < 2 or component.count is None:
         return
     ids = np.concatenate([each.ids for each in different])
     numbers = np.concatenate([np.arange(each.first, each.first + len(each.ids)) for each in different])
@@ -185,7 +191,12 @@ def _check_once(component: Component, ids: I64, begin: int = 0) -> None:
         ids: Their indices. None is negative.
         begin: Where they begin in the list that the engine gave.
     """
-    if len(ids) < 2 or (ids[1:] > ids[:-1]).all() or not any(buffer.count for buffer in component.buffers):
+    if len(ids) < 2 or component.count is None:
+        return
+    if len(ids) <= SHORT:
+        if len(set(ids.tolist())) == len(ids):
+            return
+    elif (ids[1:] > ids[:-1]).all():
         return
     low, high = int(ids.min()), int(ids.max())
     if high - low < SPARSE * len(ids):
@@ -253,9 +264,8 @@ def _ids(component: Component, given: Any) -> I64:
             cause=f"got shape {raw.shape} of {raw.dtype}",
             code="room.indices",
         )
-    # If no buffer has items, because its layers share another layer's index, any index is right: it addresses nothing.
-    count = min((buffer.count for buffer in component.buffers if buffer.count), default=1 << 62)
-    if raw.size and not (raw.min() >= 0 and raw.max() < count):
+    count = LARGEST if component.count is None else component.count
+    if not _inside(raw, count):
         bad = int(raw[(raw < 0) | (raw >= count)][0])
         raise RoomError(
             f"index {bad} of component {component.name!r} is out of range",
@@ -263,3 +273,13 @@ def _ids(component: Component, given: Any) -> I64:
             code="room.indices",
         )
     return np.array(raw, dtype=np.int64)
+
+
+def _inside(ids: npt.NDArray[np.integer[Any]], count: int) -> bool:
+    """Whether every index names one of so many items."""
+    if not ids.size:
+        return True
+    if ids.size <= SHORT:
+        each: list[int] = ids.tolist()
+        return min(each) >= 0 and max(each) < count
+    return bool(ids.min() >= 0 and ids.max() < count)

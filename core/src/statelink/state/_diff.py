@@ -35,8 +35,7 @@ def diff_inventories(ours: Inventory, theirs: Inventory) -> list[Difference]:
     found: list[Difference] = []
     if ours.model != theirs.model:
         found.append(Difference("model", repr(ours.model), repr(theirs.model)))
-    mine = {component.name: component for component in ours.components}
-    other = {component.name: component for component in theirs.components}
+    mine, other = ours.by_name, theirs.by_name
     for name in sorted(mine.keys() | other.keys()):
         if name not in mine or name not in other:
             if all(buffer.optional for buffer in (mine.get(name) or other[name]).buffers):

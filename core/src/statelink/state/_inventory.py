@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -139,7 +141,7 @@ class Axis(msgspec.Struct, frozen=True):
             raise StateError("a parallel coordinate lies below its axis's size", cause=f"{self.index} of {self.size}")
 
 
-class Component(msgspec.Struct, frozen=True, kw_only=True):
+class Component(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` is for what is computed once
     """One named part of state on one rank.
 
     Attributes:
@@ -246,8 +248,16 @@ class Component(msgspec.Struct, frozen=True, kw_only=True):
         """The state type itself."""
         return state_type(self.type)
 
+    @functools.cached_property
+    def count(self) -> int | None:
+        """Number of items that every buffer has; ``None`` if no buffer has any.
 
-class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+        The latter is so where layers share another layer's index: then any index is right, since it addresses nothing.
+        """
+        return min((buffer.count for buffer in self.buffers if buffer.count), default=None)
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` is for what is computed once
     """Everything that one rank holds, and which rank it is.
 
     Attributes:
@@ -315,13 +325,18 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StateError: There is no such component.
         """
-        for component in self.components:
-            if component.name == name:
-                return component
+        known = self.by_name.get(name)
+        if known is not None:
+            return known
         raise StateError(
             f"no component named {name!r}",
-            cause=f"rank {self.rank} of {self.instance!r} has {', '.join(c.name for c in self.components) or 'none'}",
+            cause=f"rank {self.rank} of {self.instance!r} has {', '.join(self.by_name) or 'none'}",
         )
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Component]:
+        """The components by their names, in order."""
+        return MappingProxyType({component.name: component for component in self.components})
 
     def digest(self) -> bytes:
         """A digest of 16 bytes over everything in this inventory except addresses.

@@ -48,7 +48,7 @@ def check_items(room: RoomState, tokens: int, items: Mapping[str, Any], prefix: 
     def refused(what: str, cause: str = "", hint: str = "", code: str = "room.items") -> RoomError:
         return RoomError.of(room.reason_for(code, what, cause, hint))
 
-    known = {component.name: component for component in room.context.inventory.components}
+    known = room.context.inventory.by_name
     for name in items:
         if name not in known:
             raise refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from statelink.link._room_table import Rooms
 from statelink.link._status import ENDED
 
 from ._declines import Declines
+from ._generations import Generations
 from ._handle import Receiving
 from ._instances import Instances
 from ._process_exits import ProcessExits
@@ -48,6 +48,7 @@ class DecodeRole:
         self._rooms = Rooms(table, ReceivingState)
         self._instances = Instances(context)
         self._unmet = UnmetUses(context.now)
+        self._generations = Generations()
         self._declines = Declines(context, self._unmet)
         self._exits = ProcessExits(context, self._drained)
 
@@ -75,7 +76,7 @@ class DecodeRole:
             self._instances.explain,
             room=room,
             tokens=tokens,
-            generation=secrets.randbits(62) + 1,
+            generation=self._generations.draw(),
             deadline=deadline,
             attempt=attempt,
         )
@@ -116,7 +117,7 @@ class DecodeRole:
 
     def _decline(self, key: RoomKey, peer: Peer, reason: Reason) -> None:
         until = self._context.now() + self._context.config.deadline
-        generation = secrets.randbits(62) + 1
+        generation = self._generations.draw()
         self._declines.add(key, generation, self._instances.get(peer), reason, until, for_all=True)
 
     def set_siblings(self, siblings: list[str]) -> None:

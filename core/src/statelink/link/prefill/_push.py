@@ -138,8 +138,7 @@ class Pushes:
         self, items: Mapping[str, Any], span: tuple[int, int], final: bool, tokens: int | None
     ) -> dict[str, Items]:
         """Check the items of a push. ``tokens``: N, or where the last push ends; ``None`` if neither is known."""
-        inventory = self._room.context.inventory
-        known = {component.name: component for component in inventory.components}
+        known = self._room.context.inventory.by_name
         checked: dict[str, Items] = {}
         for name, given in items.items():
             component = known.get(name)

@@ -134,6 +134,18 @@ def test_ends_outside_their_regions_are_refused(op: Op, where: dict[str, int], w
         Ends.of(batch(op, **where), HERE, THERE)
 
 
+@pytest.mark.parametrize("op", list(Op))
+def test_blocks_that_were_checked_against_other_regions_are_checked(op: Op) -> None:
+    """The core may have checked them against the table that a peer had before."""
+    beyond = batch(op, here=8192 + 91)
+    others = RegionTable([Region(1 << 30, 4096)], "any")
+    for checked in ((HERE.key, others.key), (others.key, THERE.key), (THERE.key, HERE.key)):
+        with pytest.raises(TransferError, match="outside the memory registered here"):
+            Ends.of(beyond._replace(checked=checked), HERE, THERE)
+    same = RegionTable([Region(4096, 100), Region(8192, 100)], "another")
+    Ends.of(beyond._replace(checked=(same.key, THERE.key)), HERE, THERE)  # it is not checked a second time
+
+
 @pytest.mark.parametrize("columns", [{"source": column()}, {"target": column(1, 2)}])
 def test_columns_that_contradict_each_other_are_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(TransferError, match="a batch is empty, or its columns differ in length"):

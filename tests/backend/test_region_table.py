@@ -1,4 +1,4 @@
-"""`RegionTable.check` against whole-number arithmetic, for few blocks and for so many that it looks at runs of them."""
+"""`RegionTable.check` against whole-number arithmetic, for few blocks, and for many, which it takes part by part."""
 
 from __future__ import annotations
 

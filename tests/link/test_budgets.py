@@ -24,9 +24,9 @@ MORE, WAITS = 1.1, 2
 WHAT = "calls", "other calls", "messages", "batches", "checks", "waits"
 """See `counting.take`. Checks are of lists of blocks, against registered memory."""
 BUDGETS = {
-    "tcp": {"prefill": (1335, 48, 1, 1, 4, 4), "decode": (642, 164, 2, 0, 0, 3)},
-    "nixl": {"prefill": (1301, 0, 1, 1, 4, 3), "decode": (486, 0, 2, 0, 0, 2)},
-    "mooncake": {"prefill": (688, 516, 1, 1, 4, 4), "decode": (486, 0, 2, 0, 0, 2)},
+    "tcp": {"prefill": (1323, 48, 1, 1, 2, 4), "decode": (672, 148, 2, 0, 0, 3)},
+    "nixl": {"prefill": (1257, 0, 1, 1, 2, 3), "decode": (519, 0, 2, 0, 0, 2)},
+    "mooncake": {"prefill": (706, 498, 1, 1, 2, 4), "decode": (519, 0, 2, 0, 0, 2)},
 }
 """For each backend and side, how many there are of `WHAT`."""
 

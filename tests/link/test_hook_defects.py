@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,31 @@ def test_a_call_that_raises(call: str, error: type[BaseException], monkeypatch: 
         for room in (receiving, sending):
             assert room.reason is not None
             assert (room.reason.code, room.reason.cause) == ("backend.defect", f"a defect in {call}")
+
+
+@pytest.mark.parametrize(("side", "whose"), [("source", "here"), ("target", "by the peer")])
+def test_blocks_outside_registered_memory_move_nothing(side: str, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy yields them. The room fails, and the backend does not see them."""
+    submitted: list[Any] = []
+
+    class Astray(SendHook):
+        def chunk(self, context: Any, move: Any) -> Any:
+            for blocks in move.blocks():
+                shifted = getattr(blocks, side).copy()
+                shifted[-1] += np.uint64(1 << 30)
+                yield dataclasses.replace(blocks, **{side: shifted})
+
+    monkeypatch.setattr(Defective, "sender", lambda self: Astray())
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Defective("")})
+    monkeypatch.setattr(load_backend("tcp"), "submit", lambda self, peer, batch: submitted.append(batch))
+    with opened("prefill") as prefill, opened("decode", peers={"p": [prefill.address]}) as decode:
+        receiving = decode.receive(7, "p", 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        sending = prefill.send(7, 8, deadline=60)
+        sending.push({"kv": [0, 1], "aux": [1]})
+        assert (receiving.wait(15), sending.wait(15)) == (Status.FAILED, Status.FAILED)
+        assert sending.reason is not None
+        assert sending.reason.what == f"a block is outside the memory registered {whose}"
+    assert not submitted
 
 
 def test_every_hook_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

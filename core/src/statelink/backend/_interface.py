@@ -148,12 +148,15 @@ class Batch(NamedTuple):
         blocks: At least one block. The core does not change the arrays afterwards.
         room: The request that the bytes belong to.
         generation: Which use of the room id it is.
+        checked: `RegionTable.key` of this process's table and of the peer's, if every block was checked against them.
+            A backend checks the blocks against its own tables, unless these are the same. `Ends.of` does so.
     """
 
     op: Op
     blocks: Blocks
     room: int
     generation: int
+    checked: tuple[bytes, bytes] | None = None
 
 
 class Backend(ABC):

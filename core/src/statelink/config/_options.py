@@ -98,7 +98,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     staging: Staging | None = None
     inspect: bool = True
     threads: int = 2
-    slice_bytes: int = 32 << 20
+    slice_bytes: int = 64 << 20
     max_rooms: int = 65536
     max_pushes: int = 1 << 18
     max_pending_request_bytes: int = 64 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,7 +86,7 @@ class Blocks:
         first = 0
         while first < self.count:
             before = int(ends[first - 1]) if first else 0
-            stop = int(np.searchsorted(ends, np.uint64(before + max_bytes), side="right"))
+            stop = bisect_right(ends, before + max_bytes)  # unlike numpy's search, it keeps the interpreter
             stop = min(max(stop, first + 1), first + max_blocks, self.count)
             yield self[first:stop]
             first = stop

@@ -286,8 +286,9 @@ class TcpBackend(Backend):
         if not (0 <= batch.room < UINT64 and 0 <= batch.generation < UINT64):
             return f"room {batch.room} and generation {batch.generation} are not unsigned 64-bit numbers"
         try:
-            self._regions.check("here", blocks.source, blocks.nbytes, blocks.source_region)
-            theirs.check("by the peer", blocks.target, blocks.nbytes, blocks.target_region)
+            if batch.checked != (self._regions.key, theirs.key):
+                self._regions.check("here", blocks.source, blocks.nbytes, blocks.source_region)
+                theirs.check("by the peer", blocks.target, blocks.nbytes, blocks.target_region)
         except TransferError as error:
             return f"{error.reason.what}: {error.reason.cause}"
         return "" if blocks.total <= MAX_BYTES else f"it has {blocks.total} bytes"

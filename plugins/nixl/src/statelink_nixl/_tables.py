@@ -16,6 +16,8 @@ __all__ = ["DRAM", "Descriptor", "Part", "Table", "parts_of", "place", "row"]
 U64 = npt.NDArray[np.uint64]
 
 DRAM = "DRAM"
+FEW = 500
+"""Most elements of an array that numpy handles without letting go of the interpreter."""
 SEGMENTS = {"dram": DRAM, "cuda": "VRAM"}
 NAMES = tuple(SEGMENTS.values())
 
@@ -57,12 +59,15 @@ class Descriptor(native.Descriptor, frozen=True, array_like=True):
 class Table(RegionTable):
     """A region table as columns, in NIXL's terms."""
 
-    __slots__ = ("devices", "segment", "segments")
+    __slots__ = ("device", "devices", "segment", "segments")
 
     def __init__(self, regions: Sequence[Region]) -> None:
         super().__init__(regions, "nixl")
         places = [place(region) for region in regions]
         self.devices: U64 = np.array([device for _, device in places], np.uint64)
+        devices = set(self.devices.tolist())
+        self.device = devices.pop() if len(devices) == 1 else None
+        """The device of all regions, if there is only one."""
         self.segments = np.array([NAMES.index(segment) for segment, _ in places], np.uint8)
         distinct = {segment for segment, _ in places}
         self.segment = distinct.pop() if len(distinct) == 1 else None
@@ -102,17 +107,30 @@ def row(address: int, nbytes: int, device: int = 0) -> U64:
 
 def parts_of(ends: Ends, local: Table, remote: Table) -> list[Part]:
     """The fewest transfers that can carry a batch: one, unless the regions have several kinds of memory."""
-    # With an index of its own type, numpy keeps the interpreter.
-    here, there = ends.here_region.astype(np.intp), ends.there_region.astype(np.intp)
-    near = np.column_stack((ends.here, ends.nbytes, local.devices[here]))
-    far = np.column_stack((ends.there, ends.nbytes, remote.devices[there]))
+    near = _rows(ends.here, ends.nbytes, local, ends.here_region)
+    far = _rows(ends.there, ends.nbytes, remote, ends.there_region)
     if local.segment is not None and remote.segment is not None:
         return [Part(local.segment, near, remote.segment, far)]
-    pair = local.segments[here] * len(NAMES) + remote.segments[there]
+    pair = local.segments[ends.here_region] * len(NAMES) + remote.segments[ends.there_region]
     return [
         Part(NAMES[both // len(NAMES)], near[pair == both], NAMES[both % len(NAMES)], far[pair == both])
         for both in np.unique(pair).tolist()
     ]
+
+
+def _rows(addresses: U64, nbytes: U64, table: Table, regions: npt.NDArray[np.uint32]) -> U64:
+    """Address, length and device of each block.
+
+    They are filled in few at a time. For more, numpy lets go of the interpreter, and an engine that computes keeps it
+    for milliseconds.
+    """
+    rows = np.empty((len(addresses), 3), np.uint64)
+    for first in range(0, len(rows), FEW):
+        part = slice(first, first + FEW)
+        rows[part, 0] = addresses[part]
+        rows[part, 1] = nbytes[part]
+        rows[part, 2] = table.devices[regions[part].astype(np.intp)] if table.device is None else table.device
+    return rows
 
 
 def _checksum(metadata: bytes) -> bytes:

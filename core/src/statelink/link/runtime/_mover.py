@@ -80,6 +80,7 @@ def move(
     """
     wait = partial(_wait, backend, cancelled, wake)
     limits = backend.capabilities
+    checked = tables[0].key, tables[1].key
     most = min(limits.max_bytes, slice_bytes)
     running: list[Transfer] = []
     nbytes = blocks = 0
@@ -109,7 +110,7 @@ def move(
                         return Moving(nbytes, blocks, reason, pending=tuple(running))
                 if cancelled.is_set():
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
-                running.append(_submit(backend, peer, Batch(Op.WRITE, piece, room, generation)))
+                running.append(_submit(backend, peer, Batch(Op.WRITE, piece, room, generation, checked)))
                 nbytes += piece.total
                 blocks += piece.count
                 yield 0.0

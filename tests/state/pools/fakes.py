@@ -74,6 +74,11 @@ class KeysPool:
     get_kv_scale_buf_infos = lists("scales")
 
 
+def without_scales(pool: KeysPool) -> Any:
+    """The same pool without a list of scales: pools have one only if their keys are quantised by block."""
+    return SimpleNamespace(**vars(pool), get_contiguous_buf_infos=pool.get_contiguous_buf_infos)
+
+
 class LatentPool:
     """Latents: ``[pages, tokens, width]`` a layer."""
 
@@ -104,9 +109,9 @@ class IndexedPool(LatentPool):
 
 
 class SlidingPool:
-    """A full and a sliding pool, each with its own pages."""
+    """A full and a sliding pool, each with its own pages. It asks them for scales whether they have any or not."""
 
-    def __init__(self, full: KeysPool, sliding: KeysPool, window: int) -> None:
+    def __init__(self, full: Any, sliding: Any, window: int) -> None:
         self.full_kv_pool, self.swa_kv_pool = full, sliding
         self.page_size = full.page_size
         self.sliding_window = window
@@ -114,6 +119,12 @@ class SlidingPool:
     translate_loc_from_full_to_swa = same_slots
     get_contiguous_buf_infos = lists_of("full_kv_pool")
     get_state_buf_infos = lists_of("swa_kv_pool")
+
+    def get_kv_scale_buf_infos(self) -> Triples:
+        return self.full_kv_pool.get_kv_scale_buf_infos()  # type: ignore[no-any-return]
+
+    def get_swa_kv_scale_buf_infos(self) -> Triples:
+        return self.swa_kv_pool.get_kv_scale_buf_infos()  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -20,6 +20,7 @@ from .fakes import (
     latents_pool,
     noise,
     some_states,
+    without_scales,
 )
 from .reading import HEADS, PAGES, TOKENS, agrees, cut, geometry, keys, kinds, names, refused, whole
 
@@ -52,6 +53,16 @@ def test_sliding_windows_have_pages_of_their_own() -> None:
     agrees(found[0], "layers.5.k", full_k[0])
     own = inner.scales[2].view(np.uint8)[:, None]
     agrees(found[3], "layers.3.v_scale", np.concatenate([own, own], axis=1))
+
+
+def test_a_sliding_pool_asks_pools_for_scales_that_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SlidingPool(without_scales(keys_pool(1, HEADS)), without_scales(keys_pool(1, HEADS)), 7)
+    given = geometry(2, kv_heads=HEADS, window_kv_heads=HEADS, kinds=["window", "full"])
+    assert [name for name, _ in kinds(state.from_pools(pool, geometry=given))] == ["kv", "swa"]
+    # Any other missing attribute is a defect of the pool, and so is a list of pages that is missing.
+    for missing in ("k_scale_buffer", "get_contiguous_buf_infos"):
+        monkeypatch.setattr(pool, "get_swa_kv_scale_buf_infos", lambda missing=missing: getattr(object(), missing))
+        refused(rf"SlidingPool.get_swa_kv_scale_buf_infos: it raised AttributeError.*{missing}", pool, given)
 
 
 @pytest.mark.parametrize("dense", [True, False])

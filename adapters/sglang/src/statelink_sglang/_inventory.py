@@ -25,9 +25,6 @@ NO_PAYLOAD = {
 }
 """State types whose indices the adapter cannot pass on, and why."""
 
-SCALES_OF = {"get_kv_scale_buf_infos": "full_kv_pool", "get_swa_kv_scale_buf_infos": "swa_kv_pool"}
-"""Methods of a pool of two pools that list scales, and the inner pool that they ask."""
-
 
 class Pools(NamedTuple):
     """The pools of one scheduler.
@@ -99,7 +96,7 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
         StateError: A pool cannot be described, or the description and ``kv_args`` have different buffers.
     """
     components = state.from_pools(
-        _without_scales(pools.pages),
+        pools.pages,
         geometry=geometry_of(pools),
         request_pool=pools.requests,
         draft_pool=pools.draft,
@@ -120,32 +117,6 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
     pages = tuple(name for name in found if name not in names and name != "aux")
     whole = frozenset(name for name in names if state.state_type(found[name].component.type).positional)
     return components, StateLists(pages, names, whole)
-
-
-def _without_scales(pool: Any) -> Any:
-    """The pool, without the lists of scales that it cannot make.
-
-    A pool of two pools always offers them, and they fail where the inner pool has no scales.
-    """
-    hidden = {
-        outer
-        for outer, inner in SCALES_OF.items()
-        if hasattr(pool, outer) and not hasattr(getattr(pool, inner, pool), "get_kv_scale_buf_infos")
-    }
-    if not hidden:
-        return pool
-
-    class View:
-        def __getattr__(self, attribute: str) -> Any:
-            if attribute in hidden:
-                raise AttributeError(attribute)
-            return getattr(pool, attribute)
-
-        def __dir__(self) -> list[str]:
-            return [each for each in dir(pool) if each not in hidden]
-
-    View.__name__ = type(pool).__name__  # errors name the pool's class
-    return View()
 
 
 def names_of(state_types: Sequence[Any]) -> tuple[str, ...]:

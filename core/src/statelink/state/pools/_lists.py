@@ -117,12 +117,11 @@ class Reader:
         """Refuse lists that no component read, if they have bytes that no other list has."""
         for pool in pools:
             for method in dir(pool):
-                wanted = method.startswith("get_") and method.endswith("_buf_infos")
-                if not wanted or (id(pool), method) in self._read or not has(pool, method):
+                if not _is_list(method) or (id(pool), method) in self._read or not has(pool, method):
                     continue
                 parameters = inspect.signature(getattr(pool, method)).parameters.values()
                 free = any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-                if not free and not self.holds(self._entries(pool, method)):
+                if not free and not self.holds(self._entries(pool, method, lacking=True)):
                     raise refuse(
                         pool,
                         method,
@@ -130,8 +129,8 @@ class Reader:
                         "describe the component with a constructor of statelink.state, and the pool without it",
                     )
 
-    def _entries(self, pool: object, method: str) -> list[Entry]:
-        given = _called(pool, method, ((), (), ()))
+    def _entries(self, pool: object, method: str, *, lacking: bool = False) -> list[Entry]:
+        given = _called(pool, method, ((), (), ()), lacking=lacking)
         try:
             ptrs, lens, items = ([operator.index(value) for value in values] for values in given)
         except (TypeError, ValueError):
@@ -158,17 +157,36 @@ class Reader:
         return Entry(number, ptr, item, item, nbytes // item, Region(ptr, nbytes, self._kind))
 
 
-def _called(pool: object, method: str, default: Any) -> Any:
-    """The result of ``pool.method()``; ``default`` if the pool lacks it, or only a base class has it."""
+def _called(pool: object, method: str, default: Any, *, lacking: bool = False) -> Any:
+    """The result of ``pool.method()``; ``default`` if the pool lacks it, or only a base class has it.
+
+    Args:
+        pool: Any object.
+        method: Name of the method.
+        default: What stands for a method that is not there.
+        lacking: Also return ``default`` if the method asks another pool for a list that that one does not have. Pools
+            of several pools offer lists of scales, whether their inner pools have scales or not.
+    """
     found = getattr(pool, method, None)
     if found is None:
         return default
     try:
         return found()
     except Exception as error:
-        if isinstance(error, NotImplementedError) and method not in PAGES:
+        if method not in PAGES and (isinstance(error, NotImplementedError) or (lacking and _lacks(error, pool))):
             return default
         raise refuse(pool, method, f"it raised {type(error).__name__}: {error}") from error
+
+
+def _lacks(error: Exception, pool: object) -> bool:
+    """Whether an error says that another object than this pool lacks a list."""
+    name = error.name if isinstance(error, AttributeError) else None
+    return isinstance(name, str) and _is_list(name) and name not in PAGES and getattr(error, "obj", pool) is not pool
+
+
+def _is_list(method: str) -> bool:
+    """Whether a method of this name lists buffers."""
+    return method.startswith("get_") and method.endswith("_buf_infos")
 
 
 def by_layer(

@@ -41,6 +41,8 @@ class Seen:
     quiesced: bool
     prefix: int | None
     report: RoomReport
+    given_back: bool
+    quiet_by: float | None
 
 
 @dataclass
@@ -117,7 +119,8 @@ class Host:
 
     def see(self, number: int) -> Seen:
         room = self.rooms[number]
-        return Seen(room.poll(), room.reason, room.quiesced, room.prefix, room.report)
+        how = (room.quiesced, room.prefix, room.report, room.given_back, room.quiet_by)
+        return Seen(room.poll(), room.reason, *how)
 
     def reach(self, number: int, status: statelink.Status, timeout: float) -> Seen:
         """Wait until a room is at least there, or has failed."""

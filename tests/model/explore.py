@@ -29,7 +29,15 @@ HARSH = Faults(transfer=0.02, submit=0.02, connect=0.08, stuck=0.15, stray=0.04)
 WILD = HARSH._replace(drop=0.03, repeat=0.1, reorder=0.1)
 
 
-def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "", both: bool = False) -> World:
+def run(
+    seed: int,
+    steps: int = 2000,
+    *,
+    staged: bool = False,
+    reuse: str = "",
+    both: bool = False,
+    takes_back: bool = False,
+) -> World:
     """One world from its beginning to its end.
 
     Args:
@@ -39,6 +47,7 @@ def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "", 
         reuse: How ids are used again, if it matters. Where uses are counted, no process is killed, stopped or put on
             another clock: nothing could tell what it never took up.
         both: Let every process send and receive.
+        takes_back: Let engines take memory of failed rooms back before there is proof; for staged components.
 
     Raises:
         Defect: A rule of the lifecycle is broken.
@@ -48,7 +57,8 @@ def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "", 
     shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")), both=both)
     shape = shape._replace(prompt=shape.owner_fence and rng.random() < 0.5)
     if staged:
-        shape = shape._replace(staged=rng.choice(STAGED), ring=rng.choice(RINGS))
+        components = STAGED[0] if takes_back else rng.choice(STAGED)
+        shape = shape._replace(staged=components, ring=rng.choice(RINGS), takes_back=takes_back)
     faults = rng.choice([CALM, HARSH, WILD])
     if staged:
         faults = faults._replace(slow=rng.choice(SLOW))
@@ -60,6 +70,8 @@ def run(seed: int, steps: int = 2000, *, staged: bool = False, reuse: str = "", 
             crowd(world, rng)
         if shape.reuse:
             hurry(world, rng)
+        if shape.takes_back:
+            take_back(world, rng)
         world.step()
     world.settle()
     return world
@@ -137,6 +149,17 @@ def hurry(world: World, rng: random.Random) -> None:
             if not held.pushed and not held.accepted:
                 world.counts["aborted"] += 1
                 held.handle.abort()
+
+
+def take_back(world: World, rng: random.Random) -> None:
+    """An engine takes memory back that is not proven to be quiet."""
+    if rng.random() < 0.05:
+        process = rng.choice(world.places)
+        waiting = [held for held in process.held.values() if held.ended is not None and not held.handle.quiesced]
+        if waiting and process.alive and not process.paused:
+            held = rng.choice(waiting)
+            held.handle.release()
+            world.counts["taken back"] += held.handle.given_back
 
 
 def explore(steps: int, seed: int, *, staged: bool = False) -> Counter[str]:

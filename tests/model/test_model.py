@@ -41,6 +41,8 @@ REUSED_WORLDS = 18
 BOTH_WORLDS = 12
 STAGED_WORLDS = 24
 """The same with components that go through rings of one to three parcels."""
+RELEASED_WORLDS = 12
+"""The same in which engines take memory back before there is proof."""
 RARE: set[tuple[object, object]] = {
     (InstanceState.GREETING, InstanceEvent.REFUSED),
     (InstanceState.READY, InstanceEvent.REFUSED),
@@ -123,6 +125,16 @@ def test_worlds_in_which_staging_is_forced_on() -> None:
     assert counts["staged blocks"] > 200
     for what in FAILED_WHILE:
         assert ends[what] > 3, f"hardly a room failed while {what}: {ends}"
+
+
+def test_worlds_in_which_engines_take_memory_back_without_proof() -> None:
+    """Ids are used again at once, and space in rings is still given back on proof alone."""
+    counts: Counter[str] = Counter()
+    with running():
+        for seed in range(RELEASED_WORLDS):
+            counts.update(run(seed, staged=True, takes_back=True, reuse="attempts").counts)
+    assert counts["taken back"] > 20, counts
+    assert min(counts["decode succeeded"], counts["decode failed"]) > 20, counts
 
 
 FAILED_WHILE = (

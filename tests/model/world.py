@@ -51,6 +51,8 @@ class Shape(NamedTuple):
         reuse: How ids are used again; see `REUSE`.
         both: Whether every process sends and receives, under the same ids.
         prompt: Whether no call of the library blocks. Then memory's owner can stop the bytes.
+        takes_back: Whether engines take memory of failed rooms back before there is proof. Then everything is staged,
+            so that nobody writes to that memory but the process itself.
     """
 
     prefill: int
@@ -62,6 +64,7 @@ class Shape(NamedTuple):
     reuse: str = ""
     both: bool = False
     prompt: bool = False
+    takes_back: bool = False
 
 
 REUSE = ("", "attempts", "counted")
@@ -484,6 +487,7 @@ class World:
         rings = [(process, ring) for process in self.places for ring in process.rings]
         for _ in range(5000):
             kept = [f"{process.name} keeps {ring.snapshot()}" for process, ring in rings if not whole(ring)]
+            kept += [f"{each.name} follows {rooms}" for each in self.places if (rooms := each.link._table.unproven())]
             kept += [f"{process.name} still grants {keys}" for process in self.places if (keys := process.backend.open)]
             if not kept:
                 return

@@ -114,6 +114,14 @@ class Context:
         """
         return os.getpid() != self._process
 
+    @property
+    def quiet_within(self) -> float | None:
+        """See `Link.quiet_within`. Any thread."""
+        if self.fencing is not None:
+            return self.config.liveness
+        after = self.config.release_after
+        return None if after is None else max(after, self.config.liveness)
+
     def check_process(self) -> None:
         """Refuse a call in a forked child, before it takes a lock that a thread of the parent may have held.
 

@@ -78,9 +78,23 @@ class Room:
 
         True before anything was named, false while a transfer may touch it, true again once every transfer has ended
         or was fenced. A failed room may quiesce later than it ends. A timeout never makes a room quiesced, unless the
-        operator set 'release_after'.
+        operator set 'release_after'. `given_back` says whether it is true by somebody's choice, without proof.
         """
         return self._state.quiesced
+
+    @property
+    def given_back(self) -> bool:
+        """Whether memory was given back without proof, by `release` or by the operator's 'release_after'."""
+        return self._state.given_back
+
+    @property
+    def quiet_by(self) -> float | None:
+        """Seconds from now after which the memory is quiet at the latest; ``None`` where there is no bound.
+
+        It is 0 once the memory has quiesced. Of a room that has not ended it says what would hold if it failed now.
+        See `Link.quiet_within`.
+        """
+        return self._state.quiet_by()
 
     def wait(self, timeout: float | None = None, *, quiesced: bool = False) -> Status:
         """Block until the room ended, and with ``quiesced`` also until its memory may be reused.
@@ -121,6 +135,24 @@ class Room:
         state = self._state
         state.context.check_process()
         state.context.post(lambda: state.abort(str(why)))
+
+    def release(self, why: str = "the engine needs it") -> None:
+        """Take the memory of the room back, although nobody has proven that nothing touches it. Does not block.
+
+        For an engine that uses the memory of a failed request again whatever happens. The room is aborted if it has not
+        ended. Then `quiesced` and `given_back` are true, the id may be used again, and the room no longer counts for
+        'max_rooms'. All of this holds when this call returns, unless the room had not ended, or a strategy's hook is at
+        work on the memory in this process: then it holds soon. The link logs and counts it.
+
+        Who uses the memory now may find bytes of this request in it (decode), or send bytes of another request for it
+        (prefill; decode's room has failed, so that nobody uses them). Only the engine's memory is given back: space in
+        staging rings stays quarantined until there is proof. It does nothing if the memory has quiesced.
+
+        Args:
+            why: For the log, and for the reason of a room that had not ended.
+        """
+        self._state.context.check_process()
+        self._state.release(str(why))
 
     def extend(self, seconds: float) -> None:
         """Set a new deadline: the room may take so many seconds from this call. Does not block.

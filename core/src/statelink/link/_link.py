@@ -84,6 +84,16 @@ class Link:
         """This rank's components and regions."""
         return self._context.inventory
 
+    @property
+    def quiet_within(self) -> float | None:
+        """Seconds after a room failed on decode in which its memory quiesces in any case; ``None`` without a bound.
+
+        There is a bound where the memory's owner can stop writes alone (a fence of the backend, as of ``tcp``). Then
+        only this process's own threads have work to do, and the bound is 'liveness'. Elsewhere a writer that is lost
+        may write at any time, unless 'release_after' is set. For prefill's memory there is no bound.
+        """
+        return self._context.quiet_within if self._decode is not None else None
+
     def receive(
         self,
         room: int,
@@ -259,21 +269,23 @@ class Link:
             timeout: Seconds to wait, about, for transfers and threads to end.
 
         Returns:
-            Whether everything ended in time. If not, memory of rooms that are not quiesced may still be touched.
+            Whether everything ended in time. If not, memory of rooms that are not quiesced may still be touched, and of
+            rooms whose memory was taken back without proof.
         """
         if self._closed:
             return self._clean
         self._closed = True
         if self._context.forked:
             return True  # threads, sockets and registered memory belong to the parent process
-        rooms = [room for _, room in self._table.all()]
-        for room in rooms:
+        entries = self._table.all()
+        for _, room in entries:
             room.abort("the link was closed")
         until = time.monotonic() + timeout
-        for room in rooms:
+        for _, room in entries:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
         remaining = max(0.5, until - time.monotonic())
-        self._clean = self._control.stop(remaining) and all(room.quiesced for room in rooms)
+        ended = self._control.stop(remaining)
+        self._clean = ended and all(state.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
         if self._inspection is not None:
             self._inspection.close()
         return self._clean

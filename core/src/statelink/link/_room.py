@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ._header import RoomKey
 
 __all__ = ["Ready", "RoomState", "RoomWatcher", "room_reason"]
+
+log = logging.getLogger("statelink.link")
 
 READY_POLL = 0.0005
 """Seconds between two queries of an engine's ready event. An event that is ready at once is queried once."""
@@ -44,6 +47,9 @@ class RoomWatcher(Protocol):
 
     def forget(self, state: RoomState) -> None:
         """Free the room's id, if the room has ended and quiesced by now."""
+
+    def given_back(self, state: RoomState, by: str) -> None:
+        """Memory was given back without proof: ``by`` is ``engine`` or ``release_after``."""
 
     def watch(self, state: RoomState) -> None:
         """Watch the room's deadline, which is new, or has changed."""
@@ -82,6 +88,7 @@ class RoomState:
         status: How far the room is.
         reason: Why the room failed; ``None`` while it has not failed.
         quiesced: Whether the memory that this side named may be reused.
+        proven: Whether that is proven; otherwise the engine took the memory back.
         ended: Set once the room has ended.
     """
 
@@ -106,12 +113,13 @@ class RoomState:
         self.status = Status.BOOTSTRAPPING
         self.reason: Reason | None = None
         self.quiesced = True
+        self.proven = True
         self.ended = Flag()
         self._watcher = watcher
         self._quiet = Flag(raised=True)
         self._naming = threading.Lock()
-        """Guards `quiesced`, `_quiet` and `_named`: the engine's threads name memory, and the control thread finds out
-        when that memory may be reused."""
+        """Guards `quiesced`, `proven`, `_taken`, `_quiet` and `_named`: the engine's threads name memory and take it
+        back, and the control thread finds out when that memory may be reused."""
         self._named = 0
         """Calls that named memory, and whose job has not run on the control thread yet."""
         self._polls_event = False
@@ -119,6 +127,11 @@ class RoomState:
         """When the room went on from bootstrapping."""
         self._over: float | None = None
         """When the room ended."""
+        self._taken = False
+        """Whether the memory counts as quiesced because the engine took it back."""
+        self._release_why: str | None = None
+        """Why the engine wants it back."""
+        self._noted_release = False
         self._moved: dict[str, Moved] = {}
         self._chunks = 0
 
@@ -126,6 +139,11 @@ class RoomState:
     def key(self) -> RoomKey:
         """The id and the attempt, with which both sides name this use."""
         return self.room, self.attempt
+
+    @property
+    def given_back(self) -> bool:
+        """Whether the memory was given back without proof. Any thread."""
+        return self._taken or self._noted_release
 
     @property
     def over(self) -> bool:
@@ -181,6 +199,10 @@ class RoomState:
 
     def waits_for(self) -> str:
         """What the room still waits for, in words; empty where there is nothing. Any thread."""
+        raise NotImplementedError
+
+    def quiet_within(self) -> float | None:
+        """Seconds from a failure until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
         raise NotImplementedError
 
     def held(self) -> tuple[int, str]:
@@ -241,8 +263,10 @@ class RoomState:
         """
         with self._naming:
             self._named += 1
-            self.quiesced = False
-            self._quiet.clear()
+            self.proven = False
+            if not self._taken:
+                self.quiesced = False
+                self._quiet.clear()
 
     def _take_named(self) -> None:
         """Note that the control thread runs the job of one such call."""
@@ -255,16 +279,69 @@ class RoomState:
         It may not, while a job of a call that named memory has yet to run.
         """
         with self._naming:
-            quiesced = quiesced and not self._named
-            if quiesced == self.quiesced:
-                return
-            self.quiesced = quiesced
-            if quiesced:
-                self._quiet.set()
-            else:
-                self._quiet.clear()
-        if quiesced:
+            self.proven = quiesced and not self._named
+            quiesced = self.proven or self._taken
+            changes = quiesced != self.quiesced
+            if changes:
+                self.quiesced = quiesced
+                (self._quiet.set if quiesced else self._quiet.clear)()
+        if changes and quiesced:
             self._watcher.changed(self)
+        elif self._release_why is not None:
+            self._maybe_release()
+
+    # Memory that is given back without proof.
+
+    def release(self, why: str) -> None:
+        """The engine takes the memory back. A thread of the engine.
+
+        If the room has ended, and this process does not touch the memory, the id may be used again when this returns.
+        The control thread does the rest.
+        """
+        if self.status in ENDED:
+            self._take_back()
+        self.context.post(lambda: self._release_now(why))
+
+    def _release_now(self, why: str) -> None:
+        if self.status not in ENDED:
+            self.abort(why)
+        self._release_why = why
+        self._maybe_release()
+
+    def _maybe_release(self) -> None:
+        """Give the memory back that the engine wants back, unless this process touches it. Control thread."""
+        if self._release_why is None or self._noted_release or not self._take_back():
+            return
+        self._note_release("engine", self._release_why)
+        self._watcher.changed(self)
+        self._watcher.forget(self)
+
+    def _note_release(self, by: str, why: str) -> None:
+        """Log and count, once, that the memory is given back: by the ``engine``, or ``release_after`` some time."""
+        if not self._noted_release:
+            self._noted_release = True
+            waits = self.held()[1]
+            log.warning("room %d: memory is given back without proof, by %s: %s; %s", self.room, by, why, waits)
+            self._watcher.given_back(self, by)
+
+    def _take_back(self) -> bool:
+        """Count the memory as quiesced, if only others may touch it. Any thread. Returns whether that is so."""
+        with self._naming:
+            if self.quiesced or self._touches():
+                return self._taken
+            self._taken = self.quiesced = True
+            self._quiet.set()
+            return True
+
+    def _touches(self) -> bool:
+        """Whether code of this process may still write to the memory. Any thread."""
+        return False
+
+    def quiet_by(self) -> float | None:
+        """Seconds from now until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
+        bound = 0.0 if self.quiesced else self.quiet_within()
+        ended = self._over
+        return bound if bound is None or ended is None else max(0.0, ended + bound - self.context.now())
 
     def _count_moved(self, name: str, moved: Moved) -> None:
         before = self._moved.get(name, Moved(0, 0))

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statelink.errors import RoomError
@@ -44,6 +45,8 @@ class RoomTable:
         self._lock = threading.Lock()
         """Guards the ids and the number of pushes."""
         self._rooms: dict[tuple[str, int], tuple[RoomState, Room]] = {}
+        self._unproven: dict[RoomState, None] = {}
+        """Rooms whose memory was taken back, and whose transfers may still be in flight, in order."""
         self._changes: deque[Room] = deque()
         self._changed: set[Room] = set()
         """The rooms in `_changes`. The control thread adds to both, and a thread of the engine takes from both; each
@@ -57,6 +60,13 @@ class RoomTable:
         """Every room that is open or holds memory, with the engine's handle of it. Any thread."""
         with self._lock:
             return list(self._rooms.values())
+
+    def unproven(self) -> list[RoomState]:
+        """Rooms whose memory was taken back, and whose transfers may still be in flight. Any thread."""
+        if not self._unproven:  # read without the lock: this is asked for every message of an unknown use
+            return []
+        with self._lock:
+            return list(self._unproven)
 
     def find(self, role: str, room: int) -> RoomState | None:
         """The room with this id in which this link plays this role. Any thread."""
@@ -90,6 +100,8 @@ class RoomTable:
                     code="room.many",
                     **who,
                 )
+            if known is not None and not known.proven:  # the engine took it back just now, and uses the id again
+                self._unproven[known] = None
             self._rooms[key] = state, handle
 
     def withdraw(self, state: RoomState) -> None:
@@ -129,12 +141,22 @@ class RoomTable:
             log.exception("an observer of rooms failed")
 
     def forget(self, state: RoomState) -> None:
-        """Free the id of a room that has ended and quiesced."""
+        """Free the id of a room that has ended and quiesced, and forget the room if that is proven."""
         key = state.role, state.room
         with self._lock:
+            if not state.over:
+                return
             entry = self._rooms.get(key)
-            if entry is not None and entry[0] is state and state.over:
+            if entry is not None and entry[0] is state:
                 del self._rooms[key]
+            if state.proven:
+                self._unproven.pop(state, None)
+            else:
+                self._unproven[state] = None
+
+    def given_back(self, state: RoomState, by: str) -> None:
+        """Count a room whose memory was taken back without proof."""
+        self._totals.release(state, by)
 
     # What the engine takes.
 
@@ -172,7 +194,12 @@ class RoomTable:
 
     def load(self) -> dict[str, int]:
         """Numbers of pushes and changed rooms that wait. Any thread."""
-        return {"pushes": self._pushes, "changes": len(self._changes), "changes_dropped": self._changes_dropped}
+        return {
+            "pushes": self._pushes,
+            "changes": len(self._changes),
+            "changes_dropped": self._changes_dropped,
+            "given_back": len(self._unproven),
+        }
 
 
 class Rooms(Generic[AnyState]):
@@ -193,5 +220,18 @@ class Rooms(Generic[AnyState]):
         return found if isinstance(found, self._kind) else None
 
     def all(self) -> list[AnyState]:
-        """Every room of this role that is open or holds memory. Any thread."""
-        return [state for state, _ in self._table.all() if isinstance(state, self._kind)]
+        """Every room of this role that is open or holds memory. Any thread.
+
+        Also rooms whose memory was taken back, as long as transfers of theirs may be in flight.
+        """
+        found = [*(state for state, _ in self._table.all()), *self._table.unproven()]
+        return [state for state in found if isinstance(state, self._kind)]
+
+    def with_id(self, room: int) -> Iterator[AnyState]:
+        """The room with this id, and those that had it and whose memory was taken back without proof. Any thread."""
+        current = self.get(room)
+        if current is not None:
+            yield current
+        for state in self._table.unproven():
+            if state.room == room and state is not current and isinstance(state, self._kind):
+                yield state

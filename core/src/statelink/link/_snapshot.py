@@ -45,6 +45,7 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
         "rooms": {status.name.lower(): sum(room.status is status for room in rooms) for status in Status},
         "oldest": [_room(room, now) for room in busy[:MOST]],
         "quarantined": sorted(room.room for room in rooms if room.status is Status.FAILED and not room.quiesced),
+        "given_back": [room.room for room in table.unproven()[-MOST:]],
         "quarantined_bytes": dict(quarantined),
         "held_bytes": dict(held),
         "strategies": {

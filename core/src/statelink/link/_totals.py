@@ -41,7 +41,9 @@ def _count(counter: Counter[tuple[str, ...]], key: tuple[str, ...], count: int) 
 
 
 class Totals:
-    """Rooms by outcome, bytes by component and transport, and latencies. Written by the control thread, read by any.
+    """Rooms by outcome, bytes by component and transport, latencies, and memory that was taken back without proof.
+
+    Written by the control thread, read by any.
 
     Every number only grows. A reader may see a room in one of them and not yet in another.
     """
@@ -49,6 +51,7 @@ class Totals:
     def __init__(self) -> None:
         self._rooms: Counter[tuple[str, ...]] = Counter()
         self._nbytes: Counter[tuple[str, ...]] = Counter()
+        self._given_back: Counter[tuple[str, ...]] = Counter()
         self._seconds: dict[tuple[str, str], Histogram] = {}
 
     def add(self, room: RoomState) -> None:
@@ -62,6 +65,10 @@ class Totals:
             self._histogram(room.role, "waited").add(waited)
             self._histogram(room.role, "transferred").add(transferred)
 
+    def release(self, room: RoomState, by: str) -> None:
+        """Count a room whose memory was taken back without proof. Control thread."""
+        _count(self._given_back, (room.role, by), 1)
+
     def _histogram(self, role: str, stage: str) -> Histogram:
         found = self._seconds.get((role, stage))
         if found is None:
@@ -70,9 +77,11 @@ class Totals:
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as plain values, by role. Any thread."""
-        found: dict[str, Any] = {"rooms": {}, "bytes": {}, "seconds": {}, "bounds": list(BOUNDS)}
+        found: dict[str, Any] = {"rooms": {}, "bytes": {}, "given_back": {}, "seconds": {}, "bounds": list(BOUNDS)}
         for (role, outcome), count in self._rooms.copy().items():
             found["rooms"].setdefault(role, {})[outcome] = count
+        for (role, by), count in self._given_back.copy().items():
+            found["given_back"].setdefault(role, {})[by] = count
         for (role, component, transport), nbytes in self._nbytes.copy().items():
             found["bytes"].setdefault(role, {}).setdefault(component, {})[transport] = nbytes
         for (role, stage), histogram in self._seconds.copy().items():

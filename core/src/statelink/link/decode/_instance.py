@@ -20,10 +20,6 @@ __all__ = ["Instance", "InstanceUser"]
 class InstanceUser(Protocol):
     """A room that waits for an instance or uses it. Called on the control thread."""
 
-    @property
-    def room(self) -> int:
-        """Its id."""
-
     def instance_ready(self, instance: Instance) -> None:
         """The instance takes requests. Called again with every heartbeat."""
 
@@ -47,7 +43,7 @@ class Instance:
         since: When it entered the state.
         ranks: Its ranks by the address they were dialled at.
         siblings: Handshakes of this decode instance's other ranks, by address; ``None`` until they answer.
-        rooms: Rooms that wait for it or use it, by id.
+        rooms: Rooms that wait for it or use it, in order. Two of them may have one id, of which one has ended.
         reason: Why it was refused.
         suspect: Whether one of its ranks is silent.
         asked: How often `Hello` was sent since its addresses were found or a rank was lost.
@@ -62,7 +58,7 @@ class Instance:
         self.state = InstanceState.RESOLVING
         self.ranks: dict[str, PrefillRank] = {}
         self.siblings: dict[str, Handshake | None] = {}
-        self.rooms: dict[int, InstanceUser] = {}
+        self.rooms: dict[InstanceUser, None] = {}
         self.reason: Reason | None = None
         self.suspect = False
         self.asked = 0
@@ -82,16 +78,15 @@ class Instance:
 
     def join(self, room: InstanceUser) -> None:
         """Add a room that needs it."""
-        self.rooms[room.room] = room
+        self.rooms[room] = None
 
     def leave(self, room: InstanceUser) -> None:
         """Remove a room that has ended and quiesced."""
-        if self.rooms.get(room.room) is room:  # if not, another room uses the id by now
-            del self.rooms[room.room]
+        self.rooms.pop(room, None)
 
     def tell_ready(self) -> None:
         """Tell all its rooms that it takes requests."""
-        for room in list(self.rooms.values()):
+        for room in list(self.rooms):
             room.instance_ready(self)
 
     # Its ranks.

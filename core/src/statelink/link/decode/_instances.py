@@ -207,14 +207,14 @@ class Instances:
         for address, rank in instance.ranks.items():
             if tell and rank.handshake is not None:
                 self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason), address)
-        for room in list(instance.rooms.values()):
+        for room in list(instance.rooms):
             room.instance_refused(reason)
 
     def _lose(self, instance: Instance, rank: PrefillRank, why: str) -> None:
         """A rank was lost: the rooms that it owes bytes fail, and the handshake with it begins anew. Others go on."""
         if not self._step(instance, InstanceEvent.LOST):
             return
-        for room in list(instance.rooms.values()):
+        for room in list(instance.rooms):
             room.rank_lost(rank, why)
         self._attaching.detach(rank)
         if not instance.rooms:

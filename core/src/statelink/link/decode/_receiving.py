@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from ._unmet import UnmetUses
 
 __all__ = ["AboutRoom", "ReceivingState"]
-
-log = logging.getLogger("statelink.link")
 
 AboutRoom = wire.Chunk | wire.Finished | wire.Failed | wire.Drained | wire.Note
 """Messages of writers about rooms."""
@@ -97,7 +94,7 @@ class ReceivingState(RoomState):
         """See `InstanceUser.instance_ready`."""
         if self.status not in ENDED:
             self._maybe_request()
-        elif not self.quiesced and self.reason is not None:
+        elif not self.proven and self.reason is not None:
             for rank in instance.parts:
                 writer = self._writers.get(rank.name)
                 if writer is not None and not writer.drained:
@@ -250,21 +247,19 @@ class ReceivingState(RoomState):
         if not self._writers and self._instance is not None:
             self._declines.add(self.key, self.generation, self._instance, ended, self.deadline)
         release = self.context.config.release_after
-        if release is not None and not self.quiesced:
-            self.context.after(release, lambda: self._release(release))
+        if release is not None and not self.proven:
+            self.context.after(release, lambda: self._release_after(release))
 
-    def _release(self, after: float) -> None:
-        """Count memory as drained without proof, as the operator chose with 'release_after'."""
+    def _release_after(self, after: float) -> None:
+        """Count memory as drained without proof, as the operator chose with 'release_after'; also space in rings."""
         names = [rank.name for rank in self.undrained()]
         if names:
-            log.warning(
-                "room %d: memory is given back %.1f s after the failure without proof that %s stopped writing",
-                self.room,
-                after,
-                ", ".join(names),
-            )
+            self._note_release("release_after", f"{after:.1f} s after the failure")
         for name in names:
             self.drained(name)
+
+    def _touches(self) -> bool:
+        return any(writer.working for writer in list(self._writers.values()))
 
     def _not_met(self) -> list[str] | None:
         """Names of ranks that have not said that they have a room for this use; ``None`` if no rank was asked."""
@@ -287,7 +282,7 @@ class ReceivingState(RoomState):
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
 
     def _after_change(self) -> None:
-        """Update quiescence, and leave the instance once the room has ended and quiesced.
+        """Update quiescence, and leave the instance once the room has ended, and it is proven that it has quiesced.
 
         Until then the room stays with the instance, so that Failed is repeated to ranks that have not drained.
         """
@@ -296,7 +291,7 @@ class ReceivingState(RoomState):
             return
         for writer in self._writers.values():
             writer.release()
-        if self.quiesced and self._instance is not None:
+        if self.proven and self._instance is not None:
             self._instance.leave(self)
 
     def update_quiesced(self) -> None:
@@ -335,6 +330,10 @@ class ReceivingState(RoomState):
             how = "silent" if instance.state is InstanceState.READY else instance.state.value
             return f"prefill, which is {how}" + (f", and an answer from {silent}" if silent else "")
         return "the engine's accept()" if self._accepted is None else "the engine's ready event"
+
+    def quiet_within(self) -> float | None:
+        """See `RoomState.quiet_within`."""
+        return self.context.quiet_within
 
     def held(self) -> tuple[int, str]:
         """See `RoomState.held`."""

@@ -154,8 +154,7 @@ class DecodeRole:
             room.handle(message, rank.name)
 
     def _room(self, number: int, generation: int) -> ReceivingState | None:
-        room = self._rooms.get(number)
-        return room if room is not None and room.generation == generation else None
+        return next((room for room in self._rooms.with_id(number) if room.generation == generation), None)
 
     def _drained(self, rank: PrefillRank) -> None:
         """No write of a rank can land any more: it said so when it closed, or its process has ended."""
@@ -180,8 +179,8 @@ class DecodeRole:
         self._instances.close()
 
     def _quarantined(self) -> list[ReceivingState]:
-        """Rooms that ended and have not quiesced."""
-        return [room for room in self._rooms.all() if room.status in ENDED and not room.quiesced]
+        """Rooms that ended, and of which it is not proven that they have quiesced."""
+        return [room for room in self._rooms.all() if room.status in ENDED and not room.proven]
 
     # What is seen from outside. Any thread.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from statelink import wire
+from statelink.backend import Side
 from statelink.errors import Reason
 from statelink.link._header import RoomHeader
 from statelink.link._status import ENDED
@@ -136,7 +137,15 @@ class Requests:
     def drained(self, message: wire.Failed, rank: DecodeRank) -> wire.Drained | None:
         """The answer to a rank that gave a use up; ``None`` while writes for the use may be in flight."""
         use = (rank.name, message.room, message.generation)
-        return None if use in self._in_flight else self._drained(use)
+        return None if self._may_land(use) else self._drained(use)
+
+    def _may_land(self, use: RequestId) -> bool:
+        """Whether writes for a use may be in flight, or be started: of its room, or of one that is forgotten."""
+        found = ((room, room.delivery_to(use[0])) for room in self._rooms.with_id(use[1]))
+        return use in self._in_flight or any(
+            each is not None and each.use == use and (room.status not in ENDED or each.in_flight(Side.TARGET))
+            for room, each in found
+        )
 
     def _drained(self, use: RequestId) -> wire.Drained:
         name, room, generation = use
@@ -164,7 +173,7 @@ class Requests:
                     continue
                 self._tombstones.acknowledge(key, asking, end)
                 self._tombstones.meet(use)
-            if use not in self._in_flight:
+            if not self._may_land(use):
                 self._ranks.send(self._drained(use))
 
     def _answered_by_tombstone(self, message: wire.Request, rank: DecodeRank) -> bool:
@@ -324,7 +333,7 @@ class Requests:
         for name, generation in uses.items():
             use = (name, room.room, generation)
             self._tombstones.meet(use)
-            if self._ranks.get(name) is not None and use not in self._in_flight:
+            if self._ranks.get(name) is not None and not self._may_land(use):
                 self._ranks.send(self._drained(use))
         return dict.fromkeys(uses, given_up.instance)
 

@@ -129,11 +129,11 @@ class PrefillRole:
             self._ranks.send(drained)
 
     def _find(self, message: AboutDelivery, rank: DecodeRank) -> tuple[SendingState | None, Delivery | None]:
-        room = self._rooms.get(message.room)
-        delivery = room.delivery_to(rank.name) if room is not None else None
-        if delivery is not None and delivery.request.generation != message.generation:
-            return None, None
-        return room, delivery
+        for room in self._rooms.with_id(message.room):
+            delivery = room.delivery_to(rank.name)
+            if delivery is not None and delivery.request.generation == message.generation:
+                return room, delivery
+        return None, None
 
     def _lost(self, rank: DecodeRank, why: str) -> None:
         self._requests.lost(rank)
@@ -146,7 +146,7 @@ class PrefillRole:
         """See `Role.beat`."""
         self._ranks.beat(now, late)
         for room in self._rooms.all():
-            if room.status is Status.FAILED and not room.quiesced:
+            if room.status is Status.FAILED and not room.proven:
                 room.look_for_exits()
 
     def busy(self) -> bool:

@@ -362,6 +362,10 @@ class SendingState(RoomState):
             return push + (f", with {', '.join(lacking)}" if lacking else "")
         return "; ".join(filter(None, (each.waits_for() for each in deliveries)))
 
+    def quiet_within(self) -> float | None:
+        """See `RoomState.quiet_within`. Nobody bounds how long a transfer takes that was given to a library."""
+        return None
+
     def held(self) -> tuple[int, str]:
         """See `RoomState.held`."""
         named = [(name, list(pieces)) for name, pieces in list(self._items.items())]  # the control thread may be adding

@@ -1,0 +1,143 @@
+"""Memory of failed rooms that is given back without proof, and the bound within which there is proof."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.helpers.links import link_of
+from tests.helpers.peers import until
+from tests.link.conftest import FORCED
+from tests.link.test_staged import hang, quarantined, reach, ring
+from tests.link.test_verify import FAULTY
+
+from statelink import Status
+from statelink.errors import RoomError
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle
+    from tests.link.conftest import TwoEngines
+
+
+def taken_back(link: LinkHandle) -> tuple[list[int], dict[str, Any], list[int]]:
+    """The rooms without proof, the counts of them, and the rooms that hold memory."""
+    seen = link.snapshot()
+    return seen["given_back"], seen["totals"]["given_back"], seen["quarantined"]
+
+
+def test_an_engine_takes_the_memory_of_a_room_back(two_engines: TwoEngines) -> None:
+    """At once, and the id with it; what the earlier use left in flight is followed to its end."""
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}")
+    fenced = two_engines.backend == "tcp"
+    made.run()
+    case, receiving, sending = hang(two_engines, made, two_engines.prefill)
+    assert sending.see().quiet_by is None
+    receiving.abort("as planned")
+    assert "as planned" in sending.failed()
+    assert "as planned" in receiving.failed()
+    rooms = [(made.prefill, sending, "prefill")]
+    if fenced:
+        seen = receiving.wait(quiesced=True)
+        assert (seen.quiesced, seen.given_back, seen.quiet_by) == (True, False, 0.0)
+    else:
+        rooms.append((made.decode, receiving, "decode"))
+    for _, room, role in rooms:
+        seen = room.see()
+        assert (seen.quiesced, seen.given_back, seen.quiet_by) == (False, False, None)
+        with pytest.raises(RoomError, match="is in use"):
+            made.send(case) if role == "prefill" else made.receive(case)
+        room.release("it is needed")
+        seen = room.see()
+        assert (seen.quiesced, seen.given_back, seen.quiet_by) == (True, True, 0.0)
+    for link, room, role in rooms:
+        room.release("once more")  # which does nothing
+        until(lambda: taken_back(link) == ([case.room], {role: {"engine": 1}}, []))  # noqa: B023 - it is called at once
+        assert link.snapshot()["load"]["given_back"] == 1
+    made.pardon(case)
+    made.done(case)
+    made.run(room=case.room)
+    for link, _, role in rooms:
+        assert taken_back(link) == ([case.room], {role: {"engine": 1}}, [])
+    two_engines.prefill.run(FAULTY, "heal")
+    for link, _, role in rooms:
+        until(lambda: not taken_back(link)[0])  # noqa: B023 - it is called at once
+        assert taken_back(link) == ([], {role: {"engine": 1}}, [])
+    made.run(room=case.room)
+
+
+def test_space_in_rings_stays_quarantined_until_there_is_proof(two_engines: TwoEngines) -> None:
+    """Also if the id is used again meanwhile."""
+    roomy = {**FORCED, "ring_bytes": 256 << 10}
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}", staging=roomy)
+    fenced = two_engines.backend == "tcp"
+    made.run()
+    case, receiving, sending = hang(two_engines, made, two_engines.prefill)
+    receiving.abort("as planned")
+    assert "as planned" in sending.failed()
+    held = [(link, quarantined(link)) for link in (made.prefill, made.decode)[: 1 if fenced else 2]]
+    for room in (sending, receiving):
+        room.release("it is needed")
+        assert room.wait(quiesced=True).quiesced
+    made.pardon(case)
+    made.done(case)
+    made.run(32, room=case.room)
+    for link, nbytes in held:
+        assert ring(link)["quarantined"] == nbytes
+    two_engines.prefill.run(FAULTY, "heal")
+    for link in (made.prefill, made.decode):
+        reach(link, in_use=0, waiting=0, quarantined=0)
+        until(lambda: not taken_back(link)[0])  # noqa: B023 - it is called at once
+    made.run()
+
+
+def test_the_operators_bound_gives_memory_back(two_engines: TwoEngines) -> None:
+    """Where decode's backend holds no fence. The link counts it as it counts what an engine takes back."""
+    bound, liveness = 3.0, 2.0
+    config: dict[str, Any] = {"release_after": bound, "liveness": liveness, "heartbeat": 0.25}
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}", decode_config=config)
+    made.run()
+    case, receiving, sending = hang(two_engines, made, two_engines.prefill)
+    most = liveness if two_engines.backend == "tcp" else bound
+    assert receiving.see().quiet_by == most
+    receiving.abort("as planned")
+    sending.failed()
+    receiving.failed()
+    seen = receiving.see()
+    assert seen.quiet_by is not None
+    assert seen.quiet_by <= most
+    seen = receiving.wait(quiesced=True)
+    fenced = two_engines.backend == "tcp"
+    assert (seen.quiesced, seen.given_back, seen.quiet_by) == (True, not fenced, 0.0)
+    assert taken_back(made.decode) == ([], {} if fenced else {"decode": {"release_after": 1}}, [])
+    two_engines.prefill.run(FAULTY, "heal")
+    assert sending.wait(quiesced=True).quiesced
+    made.spoilt(case)
+    made.run()
+
+
+def test_a_room_that_has_not_ended_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    with link_of("prefill") as prefill, link_of("decode") as decode:
+        assert (prefill.quiet_within, decode.quiet_within) == (None, 10.0)
+        sending, receiving = prefill.send(7, 4), decode.receive(7, prefill.address, 4, {"kv": [1]})
+        until(lambda: sending.status is Status.WAITING)
+        with caplog.at_level(logging.WARNING):
+            receiving.release("it is needed")
+            assert receiving.wait(20, quiesced=True) is sending.wait(20) is Status.FAILED
+        assert receiving.reason is not None
+        assert (receiving.reason.code, receiving.reason.cause) == ("room.aborted", "it is needed")
+        if receiving.given_back:  # the revocation may have come before
+            assert [each.getMessage() for each in caplog.records if "without proof" in each.getMessage()] == [
+                "room 7: memory is given back without proof, by engine: it is needed; not known to have stopped: "
+                + prefill.name
+            ]
+        sending, receiving = prefill.send(7, 4), decode.receive(7, prefill.address, 4, {"kv": [1]})
+        sending.push({"kv": [0]})
+        assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
+        sending.release()
+        receiving.release()
+        assert not sending.given_back
+        assert not receiving.given_back
+        assert decode.snapshot()["given_back"] == []
+        assert math.isfinite(decode.quiet_within or math.inf)

@@ -85,7 +85,11 @@ class ReceiveContext(HookContext, Protocol):
     """What else a receive hook may do."""
 
     def expected(self) -> Move:
-        """Everything of the component that the writer has to write. Only the target side of the move is meaningful."""
+        """Everything of the component that the writer has to write. Only the target side of the move is meaningful.
+
+        While decode's engine knows only the number of pages, this is the most that these pages can hold. In ``finish``
+        it is exact.
+        """
 
     def lend(self, address: int, nbytes: int, then: Callable[[], None]) -> None:
         """Grant the writer some of the strategy's own memory, until ``released``.

@@ -98,7 +98,7 @@ class Link:
         self,
         room: int,
         peer: Peer,
-        tokens: int,
+        tokens: int | None = None,
         items: Mapping[str, Any] | None = None,
         *,
         prefix: int = 0,
@@ -111,7 +111,9 @@ class Link:
         Args:
             room: The non-zero 64-bit id that both sides use for the request.
             peer: The prefill instance: its name, or the addresses of its ranks. Connecting happens in the background.
-            tokens: N: positions of the request; prefill must state the same.
+            tokens: N: positions of the request; prefill must state the same. When not given, prefill states it, and
+                it must fit the number of pages that are accepted. Refused where components depend on more than that,
+                as windows do, unless pages have one token: see `Receiving.accept`.
             items: If given, `Receiving.accept` is called with them at once.
             prefix: See `Receiving.accept`.
             ready: See `Receiving.accept`.
@@ -120,7 +122,8 @@ class Link:
                 every other use of the id. Without it, an id is best used once.
 
         Raises:
-            RoomError: The id is not valid or in use, too many rooms are open, or the items are not what must arrive.
+            RoomError: The id is not valid or in use, too many rooms are open, the items are not what must arrive, or
+                the number of tokens is needed (``room.tokens``).
             ConfigError: This link's role is ``prefill``, or ``peer`` is neither a name nor addresses.
             ClosedError: The link is closed.
         """
@@ -128,8 +131,8 @@ class Link:
         if role is None:
             raise _not_this_role("receive()", "decode", self._context.config.role)
         where = _valid_peer(peer)
-        room, tokens, deadline, attempt = self._valid(room, tokens, deadline, attempt)
-        return role.receive(room, where, tokens, items, prefix, ready, deadline, attempt)
+        room, known, deadline, attempt = self._valid(room, 1 if tokens is None else tokens, deadline, attempt)
+        return role.receive(room, where, None if tokens is None else known, items, prefix, ready, deadline, attempt)
 
     def send(
         self,

@@ -16,6 +16,7 @@ from ._match import differences, match
 from ._move import MAX_BATCH, Move, arrived_content, expected_move, plan_move
 from ._numbers import checked_int
 from ._pack import Places, Tile
+from ._page_counts import Tokens, needs_tokens, tokens_of, unknown_pages
 from ._pairing import Due, due
 from ._payload import indices_of
 from ._positions import MAX_TOKENS, item_positions, required_span
@@ -38,6 +39,7 @@ __all__ = [
     "Places",
     "Share",
     "Tile",
+    "Tokens",
     "arrived_content",
     "check_pieces",
     "checked_int",
@@ -48,9 +50,12 @@ __all__ = [
     "indices_of",
     "item_positions",
     "match",
+    "needs_tokens",
     "plan_move",
     "pushed",
     "required",
     "required_span",
     "route",
+    "tokens_of",
+    "unknown_pages",
 ]

@@ -16,7 +16,7 @@ from ._positions import MAX_TOKENS, held_items, local, required_span
 if TYPE_CHECKING:
     from statelink.state import Component
 
-__all__ = ["Items", "Pages", "check_pieces", "item_at", "pushed", "required"]
+__all__ = ["Items", "Pages", "check_pieces", "checked_ids", "item_at", "pushed", "required"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -74,7 +74,7 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
     elif isinstance(given, Pages):
         start = item_at(component, given.start)
         given = given.ids
-    ids = _ids(component, given)
+    ids = checked_ids(component, given)
     if len(ids) != last - first or (start is not None and len(ids) and start != first):
         said = f"{len(ids)} items" + (f" from item {start} of the sequence" if start is not None else "")
         raise RoomError(
@@ -157,7 +157,7 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
     a, b = span
     everything = held_items(component, tokens, span)
     if isinstance(given, Pages):
-        ids, first = _ids(component, given.ids), item_at(component, given.start)
+        ids, first = checked_ids(component, given.ids), item_at(component, given.start)
         if first < everything[0] or first + len(ids) > everything[1]:
             raise RoomError(
                 f"items of component {component.name!r} leave the pushed span",
@@ -165,7 +165,7 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
                 code="room.items",
             )
         return Items(ids, first)
-    ids = _ids(component, given)
+    ids = checked_ids(component, given)
     allowed: dict[int, int] = {}
     for known in {prefix or 0, 0}:
         # An engine that does not know of prefixes names the items of the whole span.
@@ -240,7 +240,7 @@ def item_at(component: Component, start: Any) -> int:
 def _one(component: Component, given: Any) -> Items:
     if isinstance(given, (Pages, Items)):
         given = given.ids
-    ids = _ids(component, [given] if isinstance(given, (int, np.integer)) else given)
+    ids = checked_ids(component, [given] if isinstance(given, (int, np.integer)) else given)
     if len(ids) != 1:
         raise RoomError(
             f"{len(ids)} items of component {component.name!r}",
@@ -250,7 +250,7 @@ def _one(component: Component, given: Any) -> Items:
     return Items(ids, 0)
 
 
-def _ids(component: Component, given: Any) -> I64:
+def checked_ids(component: Component, given: Any) -> I64:
     """An int64 copy of indices. Checks that all of them are inside every buffer."""
     try:
         raw = np.asarray(given)

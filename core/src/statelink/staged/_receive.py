@@ -122,10 +122,11 @@ class StagedReceive(ReceiveHook):
         Raises:
             RoomError: Something is missing.
         """
-        if self._move is not None and self._nbytes != self._move.nbytes:
+        # Asked again: when the space was offered, decode may have known only the number of pages.
+        if self._move is not None and self._nbytes != (promised := context.expected().nbytes):
             raise RoomError(
                 "a writer did not stage what the plan promised",
-                cause=f"{self._move.nbytes} bytes promised, {self._nbytes} written",
+                cause=f"{promised} bytes promised, {self._nbytes} written",
                 component=context.component,
                 code="room.bytes",
             )

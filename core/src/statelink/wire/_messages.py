@@ -205,7 +205,8 @@ class Request(Message, frozen=True, kw_only=True):
     Attributes:
         room: The request.
         generation: Number that this decode rank chose for this use of the room id.
-        tokens: N. Both sides must agree.
+        tokens: N. Both sides must agree. If decode knows only the number of pages: the most that N can be.
+        least: Then the fewest that N can be; otherwise 0.
         prefix: P, the number of positions that decode already holds.
         items: The items of each component in decode's memory.
         prepared: What each receive hook prepared for this writer.
@@ -225,6 +226,7 @@ class Request(Message, frozen=True, kw_only=True):
     attempt: Attempt = 0
     lifetime_ms: Count = 0
     unmet: Annotated[tuple[Unmet, ...], msgspec.Meta(max_length=MAX_UNMET)] = ()
+    least: Tokens = 0
 
 
 class Chunk(Message, frozen=True, kw_only=True):
@@ -260,6 +262,7 @@ class Finished(Message, frozen=True, kw_only=True):
         layers: As `Chunk.layers`, of the last push.
         digests: For each component, the digest of its bytes, if both sides verify.
         transport: The transport that carried the bytes, as its backend says.
+        tokens: N, if decode's request did not say it; otherwise 0.
     """
 
     room: Room
@@ -271,6 +274,7 @@ class Finished(Message, frozen=True, kw_only=True):
     layers: tuple[int, int] | None = None
     digests: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=64)]], Few] = {}
     transport: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    tokens: Tokens = 0
 
 
 class Accepted(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from statelink.errors import ClosedError, RoomError
 from statelink.link._handle import Room
 from statelink.link._status import Status
-from statelink.plan import checked_int
+from statelink.plan import MAX_TOKENS, checked_int
 
 from ._request import Accepted, check_items
 
@@ -45,6 +45,10 @@ class Receiving(Room):
     def accept(self, items: Mapping[str, Any], *, prefix: int = 0, ready: Ready | None = None) -> None:
         """Name the memory for the request's state. From this call until `quiesced`, that memory may be written.
 
+        If `Link.receive` got no number of tokens, the pages say what it can be, and prefill says what it is. This is
+        possible only where every component has the same pages for each of these numbers: a window has not. If a page
+        has one token, they say the number itself.
+
         Thread-safe. A room can fail at any moment; accepting one that has does nothing, and its `reason` says why.
 
         Args:
@@ -55,7 +59,8 @@ class Receiving(Room):
             ready: Guards the memory: nothing is written before ``ready.query()`` is true.
 
         Raises:
-            RoomError: The items are not what must arrive; the room stays as it was.
+            RoomError: The items are not what must arrive, or not known without the number of tokens
+                (``room.tokens``). The room stays as it was.
             ClosedError: It was accepted before.
         """
         state = self._state
@@ -68,13 +73,15 @@ class Receiving(Room):
                     "a room cannot be accepted", cause="it was accepted before", room=state.room, code="room.closed"
                 )
             try:
-                prefix = checked_int(prefix, "the prefix of a room", 0, state.tokens, code="room.prefix")
+                most = MAX_TOKENS if state.tokens is None else state.tokens
+                prefix = checked_int(prefix, "the prefix of a room", 0, most, code="room.prefix")
             except RoomError as error:
                 what, cause = error.reason.what, error.reason.cause
                 raise RoomError.of(state.reason_for(error.code, what, cause)) from None
             self._check_given(items, ready, "room.items")
-            checked = check_items(state, state.tokens, items, prefix)
+            checked, tokens = check_items(state, state.tokens, items, prefix)
             self._prefix = prefix
             state.name_memory()
-        accepted = Accepted(state.room, state.generation, state.attempt, state.tokens, prefix, checked, ready)
+        use = state.room, state.generation, state.attempt
+        accepted = Accepted(*use, tokens.most, tokens.least, prefix, checked, ready)
         state.context.post(lambda: state.accepted(accepted))

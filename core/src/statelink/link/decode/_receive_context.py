@@ -53,6 +53,10 @@ class ReceiveHookContext(HookContext):
         self._ended = ended
         self._fail = fail
 
+    def know(self, accepted: Accepted) -> None:
+        """The number of tokens is known by now. Control thread, before the hook's ``finish`` is called."""
+        self._accepted = accepted
+
     def expected(self) -> Move:
         """See `statelink.backend.ReceiveContext.expected`."""
         accepted, plan = self._accepted, self._plan

@@ -44,7 +44,6 @@ class ReceivingState(RoomState):
     """
 
     role = "decode"
-    tokens: int
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class ReceivingState(RoomState):
         explain: Callable[[Instance], tuple[str, str]],
         *,
         room: int,
-        tokens: int,
+        tokens: int | None,
         generation: int,
         deadline: float | None,
         attempt: int,
@@ -87,6 +86,8 @@ class ReceivingState(RoomState):
         self._take_named()
         self._accepted = accepted
         self.prefix = accepted.prefix
+        if accepted.least == accepted.tokens:
+            self.tokens = accepted.tokens
         self.update_quiesced()
         self._maybe_request()
 
@@ -168,7 +169,7 @@ class ReceivingState(RoomState):
             self._arrived(writer, message, message.number)
         elif isinstance(message, wire.Finished):
             self._arrived(writer, message, message.chunks - 1)
-            reason = writer.finish(message)
+            reason = self._check_tokens(writer, message) or writer.finish(message)
             if reason is not None:
                 self.fail(reason)
             if self.status not in ENDED:
@@ -180,6 +181,21 @@ class ReceivingState(RoomState):
             self.drained(name)
         elif self.status not in ENDED:
             writer.note(message.component, message.payload, self._hook_ended)
+
+    def _check_tokens(self, writer: Writer, message: wire.Finished) -> Reason | None:
+        """Take N from a writer's last message, if decode knew only the number of pages. Returns why it cannot be."""
+        accepted = self._accepted
+        if accepted is None or accepted.least == accepted.tokens:
+            return None
+        said, known = message.tokens, self.tokens
+        if accepted.least <= said <= accepted.tokens and known in (None, said):
+            self.tokens = said
+            return None
+        cause = f"{said} on prefill, {accepted.least} to {accepted.tokens} on decode, by the number of its pages"
+        if known is not None:
+            cause = f"{known} on one rank of prefill, {said} on another"
+        what, peer = "the two sides disagree on the number of tokens", writer.rank.name
+        return self.reason_for("room.tokens", what, cause, peer=peer)
 
     def _arrived(self, writer: Writer, message: wire.Chunk | wire.Finished, number: int) -> None:
         """A push is visible here, of which a message tells."""

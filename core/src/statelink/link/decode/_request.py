@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink._nearest import did_you_mean
 from statelink.errors import RoomError
-from statelink.plan import Items, required
+from statelink.plan import Items, Tokens, required, tokens_of
 from statelink.wire import MAX_INDICES
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ class Accepted(NamedTuple):
         room: The room's id.
         generation: The number that this side drew for this use of the id.
         attempt: The number that the engines of both sides gave it.
-        tokens: N: positions of the request.
+        tokens: N: positions of the request; the most that it can have, while decode knows only its number of pages.
+        least: The fewest that it can have; N if that is known.
         prefix: P: positions that decode already holds.
         items: Checked items per component.
         ready: The ready event that guards the memory, if there is one.
@@ -33,13 +34,22 @@ class Accepted(NamedTuple):
     generation: int
     attempt: int
     tokens: int
+    least: int
     prefix: int
     items: Mapping[str, Items]
     ready: Ready | None
 
 
-def check_items(room: RoomState, tokens: int, items: Mapping[str, Any], prefix: int) -> dict[str, Items]:
-    """The checked items of every component that an engine passed to `Receiving.accept`.
+def check_items(
+    room: RoomState, tokens: int | None, items: Mapping[str, Any], prefix: int
+) -> tuple[dict[str, Items], Tokens]:
+    """The checked items of every component that an engine passed to `Receiving.accept`, and how many tokens there are.
+
+    Args:
+        room: The room.
+        tokens: N, if decode's engine knows it.
+        items: What was passed.
+        prefix: P.
 
     Raises:
         RoomError: They are not what must arrive.
@@ -56,6 +66,10 @@ def check_items(room: RoomState, tokens: int, items: Mapping[str, Any], prefix: 
                 cause=f"this rank has {', '.join(known) or 'none'}",
                 hint=did_you_mean(name, known),
             )
+    try:
+        found = tokens_of(known.values(), prefix, items) if tokens is None else Tokens(tokens, tokens)
+    except RoomError as error:
+        raise refused(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
     checked: dict[str, Items] = {}
     for name, component in known.items():
         given = items.get(name)
@@ -67,7 +81,7 @@ def check_items(room: RoomState, tokens: int, items: Mapping[str, Any], prefix: 
                     hint=f"add items[{name!r}]",
                     code="room.items",
                 )
-            checked[name] = required(component, tokens, prefix, [] if given is None else given)
+            checked[name] = required(component, found.most, prefix, [] if given is None else given)
         except RoomError as error:
             raise refused(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
     count = sum(len(each.ids) for each in checked.values())
@@ -77,4 +91,4 @@ def check_items(room: RoomState, tokens: int, items: Mapping[str, Any], prefix: 
             cause=f"a request carries at most {MAX_INDICES}, of all components together",
             hint="describe pages of more tokens",
         )
-    return checked
+    return checked, found

@@ -10,6 +10,7 @@ from statelink.errors import RoomError, StatelinkError
 from statelink.link._room import room_reason
 from statelink.link._room_table import Rooms
 from statelink.link._status import ENDED
+from statelink.plan import needs_tokens, unknown_pages
 
 from ._declines import Declines
 from ._generations import Generations
@@ -56,7 +57,7 @@ class DecodeRole:
         self,
         room: int,
         peer: Peer,
-        tokens: int,
+        tokens: int | None,
         items: Mapping[str, Any] | None,
         prefix: int,
         ready: Ready | None,
@@ -66,8 +67,16 @@ class DecodeRole:
         """Open a room. A thread of the engine.
 
         Raises:
-            RoomError: The id is in use, too many rooms are open, or the items are not what must arrive.
+            RoomError: The id is in use, too many rooms are open, or the items are not what must arrive, or not known
+                without the number of tokens.
         """
+        components = self._context.inventory.components
+        if tokens is None and not any(each.page == 1 and not needs_tokens(each) for each in components):
+            for component in components:
+                if needs_tokens(component):
+                    error = unknown_pages(component).reason
+                    reason = room_reason(self._context, room, attempt, error.code, error.what, error.cause, error.hint)
+                    raise RoomError.of(reason)
         state = ReceivingState(
             self._context,
             self._table,

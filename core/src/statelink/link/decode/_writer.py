@@ -85,11 +85,7 @@ class Writer:
             name: ReceiveHookContext(context, accepted, rank, name, part, ended, partial(fail, rank.name, name))
             for name, part in parts.items()
         }
-        # Bytes per component: computed here, never taken from the writer.
-        self._expected = {
-            name: part.granule_nbytes * len(due(part.source, part.target, accepted.tokens, accepted.prefix))
-            for name, part in parts.items()
-        }
+        self._expected = self._bytes_of(accepted.tokens)
         fences = context.fencing is None or context.backend.capabilities.prompt_fences
         self.prompt = (
             fences
@@ -109,6 +105,14 @@ class Writer:
         self._digests: Mapping[str, bytes] = {}
         self._verified = False
         self._released = False
+
+    def _bytes_of(self, tokens: int) -> dict[str, int]:
+        """Bytes per component of a request of so many tokens: computed here, never taken from the writer."""
+        parts, prefix = self._plan.components, self._accepted.prefix
+        return {
+            name: part.granule_nbytes * len(due(part.source, part.target, tokens, prefix))
+            for name, part in parts.items()
+        }
 
     # The request.
 
@@ -147,6 +151,7 @@ class Writer:
         request = wire.Request(
             **self._header(),
             tokens=accepted.tokens,
+            least=accepted.least if accepted.least != accepted.tokens else 0,
             prefix=accepted.prefix,
             items=items,
             prepared=self._prepared,
@@ -189,6 +194,8 @@ class Writer:
     def finish(self, message: wire.Finished) -> Reason | None:
         """Take its last message. Returns why the room fails, if its numbers are not those that this side computed."""
         self.finished = self.drained = True
+        if self._accepted.least != self._accepted.tokens:
+            self._know(message.tokens)
         self._moved, self._digests = message.moved, message.digests
         self.rank.carry_by(message.transport or UNKNOWN)
         if message.digest != self._plan.digest:
@@ -202,6 +209,13 @@ class Writer:
         cause = "; ".join(f"{n}: {expected.get(n, 0)} bytes promised, {reported.get(n, 0)} moved" for n in names)
         what = "a writer did not move what the plan promised"
         return self._reason("room.bytes", what, cause, component=", ".join(names))
+
+    def _know(self, tokens: int) -> None:
+        """Note N, which prefill has said, and which fits the number of pages."""
+        self._accepted = self._accepted._replace(tokens=tokens, least=tokens)
+        self._expected = self._bytes_of(tokens)
+        for context in self._contexts.values():
+            context.know(self._accepted)
 
     def finish_hooks(self, then: Done) -> None:
         """Call the hooks' ``finish``, since everything is written. The room ends once they and their transfers have."""

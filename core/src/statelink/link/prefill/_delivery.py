@@ -49,6 +49,7 @@ class Delivery:
         context: The link's parts.
         rank: The decode rank.
         request: Its request.
+        tokens: N.
         plan: What this rank writes for it.
         targets: Destination items per component.
 
@@ -63,7 +64,13 @@ class Delivery:
     """
 
     def __init__(
-        self, context: Context, rank: DecodeRank, request: wire.Request, plan: PairPlan, targets: dict[str, Items]
+        self,
+        context: Context,
+        rank: DecodeRank,
+        request: wire.Request,
+        tokens: int,
+        plan: PairPlan,
+        targets: dict[str, Items],
     ) -> None:
         self.rank = rank
         self.request = request
@@ -75,7 +82,8 @@ class Delivery:
         self._context = context
         self._plan = plan
         self._cancelled = Flag()
-        self._pusher = Pusher(context, rank, request, plan, targets, self._cancelled, self._wake)
+        self._tokens = tokens
+        self._pusher = Pusher(context, rank, request, tokens, plan, targets, self._cancelled, self._wake)
         self._never_blocks = False
         """Whether no call for this delivery ever blocks. Set when the hooks are open."""
         self._prompt_bytes = 0
@@ -110,10 +118,12 @@ class Delivery:
         plan = rank.plan
         if plan is None:
             raise StatelinkError("a request came from a rank that is not attached any more", code="room.unattached")
-        if request.tokens != tokens:
+        least = request.least or request.tokens
+        if not least <= tokens <= request.tokens:
+            said = f"{least} to {request.tokens} on decode, by the number of its pages"
             raise MismatchError(
                 "the two sides disagree on the number of tokens",
-                cause=f"{tokens} on prefill, {request.tokens} on decode",
+                cause=f"{tokens} on prefill, {said if request.least else f'{request.tokens} on decode'}",
                 code="room.tokens",
             )
         checked_int(request.prefix, "the prefix of a request", 0, tokens, code="room.prefix")
@@ -124,7 +134,7 @@ class Delivery:
                 raise MismatchError(f"a request lacks component {name!r}", code="room.items", component=name)
             listed = Items(wire.unpack_items(given), given.first)
             targets[name] = required(component_plan.target, tokens, request.prefix, listed)
-        return cls(context, rank, request, plan, targets)
+        return cls(context, rank, request, tokens, plan, targets)
 
     # Pushes.
 
@@ -350,6 +360,7 @@ class Delivery:
             layers=pushed.push.layers,
             digests=pushed.digests,
             transport=self.rank.transport(),
+            tokens=self._tokens if self.request.least else 0,
         )
 
     def say_failed(self, reason: Reason) -> wire.Failed:

@@ -58,6 +58,7 @@ class Pusher:
         context: The link's parts.
         rank: The destination.
         request: The destination's request.
+        tokens: N.
         plan: What this rank writes for the destination.
         targets: Destination items per component.
         cancelled: Set by the control thread when the room failed.
@@ -73,6 +74,7 @@ class Pusher:
         context: Context,
         rank: DecodeRank,
         request: Request,
+        tokens: int,
         plan: PairPlan,
         targets: dict[str, Items],
         cancelled: Flag,
@@ -85,7 +87,7 @@ class Pusher:
         self._plan = plan
         self._targets = targets
         self._cancelled = cancelled
-        self._coverage = Coverage(plan, request.tokens, request.prefix, rank.name)
+        self._coverage = Coverage(plan, tokens, request.prefix, rank.name)
         self._digests: dict[str, int] = {}
         self._line: deque[tuple[Push, Callable[[Pushed], None]]] = deque()
         """Pushes that are not visible at the destination yet, and what to call then. The first one is under way."""

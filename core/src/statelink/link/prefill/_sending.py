@@ -126,15 +126,23 @@ class SendingState(RoomState):
     def bind(self, asked: list[tuple[DecodeRank, wire.Request]]) -> bool:
         """Make a delivery for each rank that asked for the room. Returns false if that failed, and with it the room."""
         opened: list[Delivery] = []
-        tokens = asked[0][1].tokens if self.tokens is None else self.tokens
+        first = asked[0][1]
+        said = (request.tokens for _, request in asked if not request.least)
+        tokens = next(said, None) if self.tokens is None else self.tokens
+        if tokens is None:
+            what = "nobody says how many tokens the request has"
+            cause = f"prefill takes that from decode, and decode knows its pages only: {first.least} to {first.tokens}"
+            hint = "pass tokens to send() or to receive()"
+            self.fail(self.explain(self.reason_for("room.tokens", what, cause, hint), [asked[0][0].info]))
+            return False
         for rank, request in asked:
             try:
                 delivery = Delivery.of(self.context, rank, request, tokens)
                 opened.append(delivery)
-                if request.prefix != asked[0][1].prefix:
+                if request.prefix != first.prefix:
                     raise MismatchError(
                         "the decode ranks of one room disagree on the prefix",
-                        cause=f"{asked[0][1].prefix} and {request.prefix}",
+                        cause=f"{first.prefix} and {request.prefix}",
                         code="room.prefix",
                     )
                 delivery.open_hooks()

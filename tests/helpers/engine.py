@@ -190,6 +190,12 @@ class LinkHandle:
     def snapshot(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.engine.call("link", self.key, "snapshot"))
 
+    def suspend(self, timeout: float = 20.0) -> None:
+        self.engine.call("link", self.key, "suspend", timeout)
+
+    def resume(self) -> None:
+        self.engine.call("link", self.key, "resume")
+
     def siblings(self, addresses: Sequence[str]) -> None:
         self.engine.call("link", self.key, "siblings", addresses)
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -106,16 +106,21 @@ def _open(
     settings = msgspec.structs.replace(given.config, backend=picked.kind.name)
     picked = picked._replace(strategies=choose_staging(picked.strategies, picked.kind, settings.staging, settings.role))
     with contextlib.ExitStack() as opened:  # closed again in reverse order if something fails
-        inventory = open_strategies(picked.strategies, inventory, opened)
+        whole = open_strategies(picked.strategies, inventory, opened)
         if settings.verify != "off":
-            check_verify(inventory)
+            check_verify(whole)
         if rendezvous is not None and settings.rendezvous:
             what = "two rendezvous are given"
             raise ConfigError(what, cause="one in the configuration, and one as an argument", backend=settings.backend)
         name = f"{inventory.instance[:48]}.{inventory.rank}-{secrets.token_hex(8)}"
         slot = LinkSlot(picked.kind, name)
         opened.callback(slot.free)
-        found, context = _prepare(settings, picked, name, inventory, rendezvous, hooks, slot, checked, opened)
+
+        def check_again() -> Checked:
+            return check(inventory, role=settings.role, platform=Platform.here())
+
+        checks = checked, check_again
+        found, context = _prepare(settings, picked, name, whole, rendezvous, hooks, slot, checks, opened)
         link = Link(context)
         opened.pop_all()
     if isinstance(found, RendezvousClient):
@@ -131,23 +136,38 @@ def _prepare(
     rendezvous: Rendezvous | None,
     hooks: pluggy.PluginManager,
     slot: LinkSlot,
-    checked: Checked,
+    checks: tuple[Checked, Callable[[], Checked]],
     opened: contextlib.ExitStack,
 ) -> tuple[Rendezvous, Context]:
-    """Prepare everything, and start nothing. ``opened`` closes what this opens."""
+    """Prepare everything, and start nothing. ``opened`` closes what this opens.
+
+    ``checks``: what was found out about the memory, and how to find it out again.
+    """
+    checked, check_again = checks
     keys = settings.keys or Keys.from_environment()
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     opened.callback(channel.close)
-    backend = _construct(picked, name, settings, channel)
+
+    def start(registration: int) -> tuple[Backend, Handshake]:
+        if registration:
+            check_again()
+        made = _construct(picked, name, settings, channel)
+        try:
+            with hint_at_settings(checked, backend=settings.backend):
+                made.register(inventory.regions)
+                own = _own_handshake(name, settings, made, picked.strategies, inventory)
+        except BaseException:
+            made.close()
+            raise
+        return made, msgspec.structs.replace(own, registration=registration)
+
+    backend, own = start(0)
     opened.callback(backend.close)
     found = rendezvous or StaticRendezvous(settings.peers)
     if settings.rendezvous:
         found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
     opened.callback(found.close)
-    with hint_at_settings(checked, backend=settings.backend):
-        backend.register(inventory.regions)
-        own = _own_handshake(name, settings, backend, picked.strategies, inventory)
-    made = Context(
+    context = Context(
         settings,
         channel,
         backend,
@@ -159,8 +179,9 @@ def _prepare(
         memory=checked.summary(),
         closed=slot.free,
         explained=partial(hint_at_settings, checked),
+        start=start,
     )
-    return found, made
+    return found, context
 
 
 def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:

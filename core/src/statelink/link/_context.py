@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from statelink.backend import Fence, Fencing, Op, RegionTable, Side
-from statelink.errors import ClosedError, PeerError, WireError
+from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
 
 from .peers import Connections, HandshakeReader
@@ -47,6 +49,8 @@ class Context:
         memory: Memory kind to what is known of its regions.
         closed: Called once the backend has been closed, on a data thread.
         explained: A context manager that adds to an error about memory which allocator setting may be the cause.
+        start: Makes a backend object that has registered the memory, and the handshake with its descriptor. Called
+            with the number of earlier registrations. ``None`` if the registration cannot be suspended.
         loop: The control thread's loop.
         make_executor: Makes an executor; see `KeyedExecutor` for what it is given.
 
@@ -73,6 +77,7 @@ class Context:
         memory: Mapping[str, Mapping[str, Any]] | None = None,
         closed: Callable[[], object] = lambda: None,
         explained: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        start: Callable[[int], tuple[Backend, Handshake]] | None = None,
         loop: Loop | None = None,
         make_executor: MakeExecutor = KeyedExecutor,
     ) -> None:
@@ -87,13 +92,13 @@ class Context:
         self.rejected = dict(rejected or {})
         self.memory = dict(memory or {})
         self.regions = RegionTable(handshake.inventory.regions, backend.name)
-        owner = backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER
-        self.fencing = backend if owner and isinstance(backend, Fencing) else None
+        self.fencing = _fencing(backend)
         self.loop = loop or Loop()
         self.workers = Workers(self.loop, backend, config.threads, make_executor)
         self.connections = Connections(backend, self.workers, explained)
         self.reader = HandshakeReader(channel, self.workers)
         self._closed = closed
+        self._start = start
         self._process = os.getpid()
 
     @property
@@ -166,6 +171,56 @@ class Context:
             return False
         return True
 
+    # The registration of memory.
+
+    def deregister(self, timeout: float) -> None:
+        """Close the backend, once no job uses it. Blocks; a thread of the engine.
+
+        Raises:
+            TransferError: The backend is still in use, or has not closed, after so many seconds.
+        """
+        until = time.monotonic() + timeout
+        while not self.workers.idle:
+            if time.monotonic() > until:
+                raise self._not_suspended("calls of the backend have not returned")
+            time.sleep(0.002)
+        failed: list[BaseException] = []
+
+        def job() -> None:
+            try:
+                self.backend.close()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=job, name="statelink-suspend", daemon=True)
+        thread.start()
+        thread.join(max(0.5, until - time.monotonic()))
+        if thread.is_alive() or failed:
+            raise self._not_suspended(repr(failed[0]) if failed else "closing the backend has not ended")
+
+    def _not_suspended(self, cause: str) -> TransferError:
+        return TransferError(
+            "the memory cannot be unregistered", cause=cause, backend=self.backend.name, link=self.name
+        )
+
+    def register(self) -> tuple[Backend, Handshake]:
+        """Register the memory with a new object of the backend. Blocks; a thread of the engine.
+
+        Raises:
+            StatelinkError: The backend's error, or that of the checks of memory.
+        """
+        assert self._start is not None
+        return self._start(self.handshake.registration + 1)
+
+    def use(self, backend: Backend, handshake: Handshake) -> None:
+        """Use a new object of the backend. Control thread, while there is no connection and no job."""
+        self.backend = backend
+        self.handshake = handshake
+        self.announcement = write_handshake(handshake)
+        self.fencing = _fencing(backend)
+        self.workers.use(backend)
+        self.connections.use(backend)
+
     def close(self, timeout: float) -> bool:
         """End the data threads, and close the backend, the rendezvous and the strategies.
 
@@ -183,3 +238,8 @@ class Context:
             self.backend.close()
         finally:
             self._closed()
+
+
+def _fencing(backend: Backend) -> Fencing | None:
+    owner = backend.capabilities.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER
+    return backend if owner and isinstance(backend, Fencing) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -31,6 +32,15 @@ class Role(Protocol):
 
     def busy(self) -> bool:
         """Whether transfers are in flight, or memory waits for writers to drain."""
+
+    def moves(self) -> bool:
+        """Whether transfers of this side are in flight."""
+
+    def suspend(self) -> None:
+        """Say goodbye to all peers and forget them, and begin with no peer anew until `resume`."""
+
+    def resume(self) -> None:
+        """Begin anew with the peers that wait for it."""
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
         """The ranks of the other side: state, age and when each was last heard. Any thread."""
@@ -102,6 +112,45 @@ class Control:
         self._context.after(heartbeat, self._beat)
         for role in self.roles:
             role.beat(now, late if late > heartbeat else 0.0)
+
+    def suspend(self, timeout: float) -> bool:
+        """Forget all peers, once no transfer is in flight. Returns whether that was so within ``timeout`` seconds.
+
+        Blocks; called on the engine's thread.
+        """
+        context = self._context
+        done, told = threading.Event(), threading.Event()
+        until = context.now() + timeout
+
+        # Runs on the control thread.
+        def again() -> None:
+            if any(role.moves() for role in self.roles):
+                if context.now() < until:
+                    context.after(0.005, again)
+                    return
+            else:
+                for role in self.roles:
+                    role.suspend()
+                told.set()
+            done.set()
+
+        context.post(again)
+        done.wait(timeout + 5)
+        return told.is_set()
+
+    def resume(self, change: Callable[[], None]) -> None:
+        """Run ``change`` on the control thread, and begin anew with the peers. Blocks; called on the engine's thread."""
+        done = threading.Event()
+
+        # Runs on the control thread.
+        def job() -> None:
+            change()
+            for role in self.roles:
+                role.resume()
+            done.set()
+
+        self._context.post(job)
+        done.wait(5)
 
     def stop(self, timeout: float) -> bool:
         """Say goodbye, end the threads and close the backend.

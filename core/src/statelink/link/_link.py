@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from statelink.wire import parse_endpoint
 from ._control import Control
 from ._handle import is_duration
 from ._inspect import Inspection
-from ._room_table import RoomTable
+from ._room_table import RoomTable, suspended, unfinished
 from ._snapshot import snapshot
 from .decode import DecodeRole, Receiving
 from .peers import can_receive, can_send
@@ -50,6 +51,9 @@ class Link:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._table = RoomTable(context)
+        self._changing = threading.Lock()
+        """Lets one thread of the engine suspend, resume or close the link at a time."""
+        self._suspended = False
         self._closed = False
         self._clean = True
         role = context.config.role
@@ -191,6 +195,8 @@ class Link:
             raise _not_this_role("decline()", "decode", self._context.config.role)
         where = _valid_peer(peer)
         room, _, _, attempt = self._valid(room, 1, None, attempt)
+        if self._suspended:
+            raise suspended(self._context)
         self._decode.decline(room, attempt, where, str(why))
 
     def siblings(self, addresses: Sequence[str]) -> None:
@@ -221,6 +227,67 @@ class Link:
                 code="config.peer",
             )
         self._decode.set_siblings(others)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the link is suspended: its memory is not registered, and no room can be opened."""
+        return self._suspended
+
+    def suspend(self, timeout: float = 30.0) -> None:
+        """Unregister the memory, which the engine may then unmap or give to others. Blocks; does nothing when suspended.
+
+        For an engine that gives its memory away for a while and gets it back at the same addresses. The link keeps its
+        name and address. Its peers are told and forgotten. Rooms of theirs that have asked this link fail; others wait,
+        until their deadlines. Until `resume`, calls that open or decline rooms raise `ClosedError`
+        (``closed.suspended``).
+
+        Args:
+            timeout: Seconds to wait for the memory of rooms that have ended, and for the backend.
+
+        Raises:
+            RoomError: A room has not ended, or its memory has not quiesced in time (``room.unfinished``): see
+                `Room.abort` and `Room.release`. The link goes on as before.
+            TransferError: The backend could not unregister the memory in time. The memory may still be registered, and
+                the link is suspended: only `resume` and `close` help.
+            ClosedError: The link is closed.
+        """
+        until = time.monotonic() + timeout
+        with self._changing:
+            self._check_open()
+            if self._suspended:
+                return
+            self._table.shut()
+            kept = []
+            for state, room in self._table.all():
+                room.wait(max(0.0, until - time.monotonic()), quiesced=True)
+                if not state.quiesced:
+                    kept.append(state.room)
+            if not kept and not self._control.suspend(max(0.5, until - time.monotonic())):
+                kept = [state.room for state in self._table.unproven()]
+            if kept:
+                self._table.unshut()
+                hint = "wait longer; take memory back with release() if nobody can say when it is quiet"
+                raise unfinished(self._context, kept, "have ended, and transfers of theirs may be in flight", hint)
+            self._suspended = True
+            self._context.deregister(max(0.5, until - time.monotonic()))
+
+    def resume(self) -> None:
+        """Register the memory again, at the same addresses. Blocks; does nothing unless suspended.
+
+        Peers that asked for rooms meanwhile are answered, and rooms can be opened again.
+
+        Raises:
+            StatelinkError: The memory is not what the inventory says, or the backend does not start or register it. The
+                link stays suspended; call this again once the cause is gone.
+            ClosedError: The link is closed.
+        """
+        with self._changing:
+            self._check_open()
+            if self._suspended:
+                made = self._context.register()
+                self._control.resume(lambda: self._context.use(*made))
+                self._suspended = False
+                self._table.unshut()
 
     def changes(self, timeout: float | None = 0.0) -> list[Room]:
         """Rooms whose status or quiescence changed since the last call.
@@ -280,6 +347,10 @@ class Link:
         self._closed = True
         if self._context.forked:
             return True  # threads, sockets and registered memory belong to the parent process
+        with self._changing:
+            return self._close(timeout)
+
+    def _close(self, timeout: float) -> bool:
         entries = self._table.all()
         for _, room in entries:
             room.abort("the link was closed")

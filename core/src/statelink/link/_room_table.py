@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from statelink.errors import RoomError
+from statelink.errors import ClosedError, RoomError
 
 from ._deadlines import Deadlines
+from ._status import ENDED
 from ._totals import Totals
 
 if TYPE_CHECKING:
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
     from ._handle import Room
     from ._room import RoomState
 
-__all__ = ["RoomTable", "Rooms"]
+__all__ = ["RoomTable", "Rooms", "suspended", "unfinished"]
 
 log = logging.getLogger("statelink.link")
 
 UNTAKEN_CHANGES = 4096
 """Changed rooms that are kept until the first call of `RoomTable.take_changes`. An engine may never call it, and look
 at each of its rooms instead."""
+
+MOST_NAMED = 8
+"""Most rooms that an error names."""
 
 AnyState = TypeVar("AnyState", bound="RoomState")
 
@@ -47,6 +51,8 @@ class RoomTable:
         self._rooms: dict[tuple[str, int], tuple[RoomState, Room]] = {}
         self._unproven: dict[RoomState, None] = {}
         """Rooms whose memory was taken back, and whose transfers may still be in flight, in order."""
+        self._shut = False
+        """Whether no room may be opened, since the link is suspended."""
         self._changes: deque[Room] = deque()
         self._changed: set[Room] = set()
         """The rooms in `_changes`. The control thread adds to both, and a thread of the engine takes from both; each
@@ -78,10 +84,13 @@ class RoomTable:
 
         Raises:
             RoomError: Its id is in use, or too many rooms are open.
+            ClosedError: The link is suspended.
         """
         key = state.role, state.room
         who = {"backend": self._context.backend.name, "link": self._context.name}
         with self._lock:
+            if self._shut:
+                raise suspended(self._context)
             known, _ = self._rooms.get(key, (None, None))
             if known is not None and not known.over:
                 holds = "" if known.quiesced else "; memory that it named may still be written or read"
@@ -103,6 +112,27 @@ class RoomTable:
             if known is not None and not known.proven:  # the engine took it back just now, and uses the id again
                 self._unproven[known] = None
             self._rooms[key] = state, handle
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether the link is suspended, or about to be. Any thread."""
+        return self._shut
+
+    def shut(self) -> None:
+        """Let no room be opened, until `unshut`. A thread of the engine.
+
+        Raises:
+            RoomError: A room has not ended; then nothing has changed.
+        """
+        with self._lock:
+            open_ = sorted(state.room for state, _ in self._rooms.values() if state.status not in ENDED)
+            if open_:
+                raise unfinished(self._context, open_, "have not ended", "wait for their end, or abort them")
+            self._shut = True
+
+    def unshut(self) -> None:
+        """Let rooms be opened again. A thread of the engine."""
+        self._shut = False
 
     def withdraw(self, state: RoomState) -> None:
         """Remove a room that was just entered, before the control thread knows of it. A thread of the engine."""
@@ -235,3 +265,18 @@ class Rooms(Generic[AnyState]):
         for state in self._table.unproven():
             if state.room == room and state is not current and isinstance(state, self._kind):
                 yield state
+
+
+def suspended(context: Context) -> ClosedError:
+    """The error of a call that a suspended link does not take."""
+    hint = "call resume() once the memory is back"
+    return ClosedError("the link is suspended", hint=hint, code="closed.suspended", link=context.name)
+
+
+def unfinished(context: Context, rooms: list[int], how: str, hint: str) -> RoomError:
+    """The error of a link that cannot be suspended, because of some rooms."""
+    named = ", ".join(str(room) for room in rooms[:MOST_NAMED])
+    more = f" and {len(rooms) - MOST_NAMED} more" if len(rooms) > MOST_NAMED else ""
+    who = {"backend": context.backend.name, "link": context.name}
+    cause = f"rooms {named}{more} {how}"
+    return RoomError("the link cannot be suspended", cause=cause, hint=hint, code="room.unfinished", **who)

@@ -157,6 +157,16 @@ def abort(host: Host, key: str, room: int) -> None:
     host.rooms[key, room].abort()
 
 
+def suspend(host: Host, key: str, patience: float) -> None:
+    """Unregister a link's memory."""
+    host.links[key].suspend(patience)
+
+
+def resume(host: Host, key: str) -> None:
+    """Register a link's memory again."""
+    host.links[key].resume()
+
+
 def release(host: Host, key: str, room: int) -> None:
     """Make gated pages ready."""
     host.kept[f"gate-{key}-{room}"].open = True

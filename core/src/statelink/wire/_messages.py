@@ -104,6 +104,8 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
         inventory: What this rank holds, addresses included.
         process: The process that it runs in, if known.
         verify: What both sides compare before success: ``off`` or ``digest``.
+        registration: How often the link has registered its memory before. A peer that knows another number connects
+            anew, because the descriptor is another.
     """
 
     link: Name
@@ -118,6 +120,7 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     inventory: Inventory
     process: ProcessId | None = None
     verify: Name = "off"
+    registration: Count = 0
 
 
 class ItemList(msgspec.Struct, frozen=True):
@@ -348,13 +351,17 @@ class Unknown(Message, frozen=True, kw_only=True):
 
 
 class Bye(Message, frozen=True, kw_only=True):
-    """The sender closes its link.
+    """The sender closes its link, or suspends it.
 
     Attributes:
         drained: Whether none of its writes is in flight, and certainly none will land later.
+        registration: As in the handshake that it takes leave of.
+        suspended: Whether the link comes back.
     """
 
     drained: bool = False
+    registration: Count = 0
+    suspended: bool = False
 
 
 KINDS: dict[bytes, type[Message]] = {

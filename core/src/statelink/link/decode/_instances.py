@@ -48,6 +48,7 @@ class Instances:
         self._siblings = [str(wire.parse_endpoint(address)) for address in context.config.siblings]
         self._siblings_known = context.inventory.ranks == 1 or bool(self._siblings) or not context.config.rendezvous
         """Whether a rendezvous server need not be asked for them."""
+        self._suspended = False
 
     def get(self, peer: Peer) -> Instance:
         """The instance that the engine calls ``peer``. A new one is looked up on a data thread."""
@@ -129,6 +130,8 @@ class Instances:
 
     def _hello(self, instance: Instance) -> None:
         """Send `Hello` to every address that has not answered. The pause before the next time grows."""
+        if self._suspended:
+            return
         config = self._context.config
         asked = instance.ask(self._context.now(), config.heartbeat, config.liveness / 2)
         if asked % REDIAL == 0:
@@ -164,7 +167,7 @@ class Instances:
 
     def _met(self, address: str, handshake: wire.Handshake | None, reason: Reason | None) -> None:
         """The handshake of the peer at an address was read: note it, or refuse the instances that have the address."""
-        for instance in self._of_address(address):
+        for instance in self._of_address(address) if not self._suspended else ():
             if instance.state is not InstanceState.GREETING:
                 continue
             rank = instance.ranks.get(address)
@@ -298,7 +301,8 @@ class Instances:
             elif ours and isinstance(message, wire.Attached):
                 self._attaching.attached(instance, rank, message)
             elif ours and isinstance(message, wire.Bye):
-                self._lose(instance, rank, "it closed")
+                if rank.may_leave(message):
+                    self._lose(instance, rank, "it was suspended" if message.suspended else "it closed")
 
     def answer_sibling(self, message: wire.Hello) -> None:
         """Answer another rank of this link's own instance, which asks for the inventory."""
@@ -356,12 +360,32 @@ class Instances:
             instance.suspect_silence(instance.suspect or silent > liveness / 2)
             self._context.send(wire.Ping(sender=self._context.name, to=rank.name), rank.address)
 
+    def suspend(self) -> None:
+        """Say goodbye to all ranks, forget them, and greet nobody."""
+        self._say_goodbye(suspended=True)
+        self._suspended = True
+        for instance in list(self._instances.values()):
+            for rank in list(instance.ranks.values()):
+                self._lose(instance, rank, "this link was suspended")
+
+    def resume(self) -> None:
+        """Greet those for which rooms wait."""
+        self._suspended = False
+        for instance in self._instances.values():
+            if instance.state is InstanceState.GREETING:
+                self._hello(instance)
+
     def close(self) -> None:
         """Say goodbye."""
+        self._say_goodbye(suspended=False)
+
+    def _say_goodbye(self, *, suspended: bool) -> None:
+        us, registration = self._context.name, self._context.handshake.registration
         for instance in self._instances.values():
             for address, rank in instance.ranks.items():
                 if rank.handshake is not None:
-                    self._context.send(wire.Bye(sender=self._context.name, to=rank.name), address)
+                    bye = wire.Bye(sender=us, to=rank.name, registration=registration, suspended=suspended)
+                    self._context.send(bye, address)
 
     # What is seen from outside. Any thread.
 

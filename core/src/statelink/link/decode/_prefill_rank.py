@@ -10,7 +10,7 @@ from statelink.link._diagnostics import PeerInfo
 if TYPE_CHECKING:
     from statelink.link.peers import Connection, Witness
     from statelink.plan import PairPlan
-    from statelink.wire import Endpoint, Handshake
+    from statelink.wire import Bye, Endpoint, Handshake
 
     from ._route import Part
 
@@ -78,6 +78,10 @@ class PrefillRank:
         if self.handshake is None:
             return PeerInfo(self.endpoint.address, None, None)
         return PeerInfo(self.name, self.rank, self.heard)
+
+    def may_leave(self, bye: Bye) -> bool:
+        """Whether a goodbye of it is up to date. If not, it has come back before the goodbye came."""
+        return self.handshake is None or bye.registration >= self.handshake.registration
 
     def answer(self, handshake: Handshake, now: float) -> None:
         """Note its handshake."""

@@ -217,6 +217,11 @@ class ReceivingState(RoomState):
             peer = rank.name or rank.endpoint.address
             self.fail(self.reason_for("peer.lost", "prefill was lost", why, peer=peer))
 
+    @property
+    def writers(self) -> list[Writer]:
+        """The ranks that write for the room. Any thread."""
+        return list(self._writers.values())
+
     def undrained(self) -> list[PrefillRank]:
         """Ranks whose writes may still land."""
         return [writer.rank for writer in self._writers.values() if not writer.drained]
@@ -275,7 +280,7 @@ class ReceivingState(RoomState):
             self.drained(name)
 
     def _touches(self) -> bool:
-        return any(writer.working for writer in list(self._writers.values()))
+        return any(writer.working for writer in self.writers)
 
     def _not_met(self) -> list[str] | None:
         """Names of ranks that have not said that they have a room for this use; ``None`` if no rank was asked."""

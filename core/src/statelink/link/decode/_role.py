@@ -144,7 +144,7 @@ class DecodeRole:
                 if room is not None:
                     room.drained(rank.name)
         for rank in self._instances.speakers(message, address):
-            if isinstance(message, wire.Bye) and message.drained:
+            if isinstance(message, wire.Bye) and message.drained and rank.may_leave(message):
                 self._drained(rank)
             elif isinstance(message, ABOUT_ROOM):
                 self._about_room(message, rank)
@@ -182,6 +182,18 @@ class DecodeRole:
     def busy(self) -> bool:
         """See `Role.busy`."""
         return bool(self._quarantined())
+
+    def moves(self) -> bool:
+        """See `Role.moves`: decode starts no transfers, but hooks of strategies may."""
+        return any(writer.working for room in self._rooms.all() for writer in room.writers)
+
+    def suspend(self) -> None:
+        """See `Role.suspend`."""
+        self._instances.suspend()
+
+    def resume(self) -> None:
+        """See `Role.resume`."""
+        self._instances.resume()
 
     def close(self) -> None:
         """See `Role.close`."""

@@ -73,6 +73,10 @@ class Connections:
         self._tried: dict[str, Connection] = {}
         """Per peer, the connection that the backend was last asked to make. Jobs with the peer's key use its entry."""
 
+    def use(self, backend: Backend) -> None:
+        """Call another object of the same backend from now on. While there is no connection."""
+        self._backend = backend
+
     def join(self, handshake: Handshake) -> Connection:
         """Become a user of the connection to a peer. The caller then submits a job that calls `make`."""
         connection = self._wanted.get(handshake.link)

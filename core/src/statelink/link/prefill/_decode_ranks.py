@@ -49,6 +49,8 @@ class DecodeRanks:
         self._context = context
         self._lost = lost
         self._ranks: dict[str, DecodeRank] = {}
+        self._waiting: dict[str, wire.Hello] | None = None
+        """While the link is suspended: who asks for a handshake."""
 
     def get(self, name: str) -> DecodeRank | None:
         """The rank with this link name, if it is known."""
@@ -79,7 +81,8 @@ class DecodeRanks:
         elif isinstance(message, wire.Refuse):
             log.warning("%s refused this instance: %s", rank.name, message.reason)
         elif isinstance(message, wire.Bye):
-            self._lose(rank, "it closed")
+            if message.registration >= rank.handshake.registration:  # if not, it has come back before this came
+                self._lose(rank, "it was suspended" if message.suspended else "it closed")
         else:
             log.debug("a %s message of %s is not for prefill", type(message).__name__.lower(), rank.name)
 
@@ -94,7 +97,14 @@ class DecodeRanks:
         return name in self._ranks
 
     def hello(self, message: wire.Hello) -> None:
-        """Handle the handshake of a decode rank, or of another rank of this link's own instance."""
+        """Handle the handshake of a decode rank, or of another rank of this link's own instance.
+
+        While the link is suspended, it waits: this link has no descriptor to answer with.
+        """
+        if self._waiting is not None:
+            if message.sender in self._waiting or len(self._waiting) < MAX_PEERS:
+                self._waiting[message.sender] = message
+            return
         ours, backend = self._context.handshake, self._context.backend.name
 
         # Runs on the control thread, or for a large handshake on a data thread.
@@ -103,6 +113,9 @@ class DecodeRanks:
             return handshake, RegionTable(handshake.inventory.regions, backend)
 
         def then(made: tuple[wire.Handshake, RegionTable] | None, reason: Reason | None) -> None:
+            if self._waiting is not None:
+                self.hello(message)
+                return
             if made is not None:
                 reason = self._greet(message.sender, *made)
             if reason is not None:
@@ -115,6 +128,9 @@ class DecodeRanks:
         """Welcome a peer whose handshake was accepted. Returns why not, if there are too many."""
         ours = self._context.handshake
         serves = can_receive(handshake.role) and not is_sibling(ours, handshake) and handshake.link == sender
+        known = self._ranks.get(handshake.link)
+        if serves and known is not None and known.handshake.registration < handshake.registration:
+            self._lose(known, "it has registered its memory anew")
         if serves and handshake.link not in self._ranks:
             if len(self._ranks) >= MAX_PEERS:
                 return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._context.name})
@@ -221,10 +237,30 @@ class DecodeRanks:
         if rank.connection is not None:
             self._context.connections.leave(rank.connection)
 
+    def suspend(self, in_flight: set[str]) -> None:
+        """Say goodbye to every rank, forget it, and welcome nobody. ``in_flight``: as for `close`."""
+        self._say_goodbye(in_flight, suspended=True)
+        self._waiting = {}
+        for rank in list(self._ranks.values()):
+            self._lose(rank, "this link was suspended")
+
+    def resume(self) -> None:
+        """Welcome those who have asked meanwhile."""
+        waiting, self._waiting = self._waiting or {}, None
+        for hello in waiting.values():
+            self.hello(hello)
+
     def close(self, in_flight: set[str]) -> None:
         """Say goodbye to every rank, and whether no write to it is in flight. ``in_flight``: ranks with such writes."""
+        self._say_goodbye(in_flight, suspended=False)
+
+    def _say_goodbye(self, in_flight: set[str], *, suspended: bool) -> None:
+        us, registration = self._context.name, self._context.handshake.registration
         for name in self._ranks:
-            self._context.send(wire.Bye(sender=self._context.name, to=name, drained=name not in in_flight))
+            drained = name not in in_flight
+            self._context.send(
+                wire.Bye(sender=us, to=name, drained=drained, registration=registration, suspended=suspended)
+            )
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
         """Every known rank: its state, how long it has been known, and seconds since it was heard. Any thread."""

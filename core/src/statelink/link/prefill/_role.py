@@ -153,11 +153,27 @@ class PrefillRole:
         """See `Role.busy`."""
         return any(each.running for room in self._rooms.all() for each in room.deliveries)
 
+    def moves(self) -> bool:
+        """See `Role.moves`."""
+        return self.busy()
+
+    def suspend(self) -> None:
+        """See `Role.suspend`."""
+        self._ranks.suspend(self._destinations())
+
+    def resume(self) -> None:
+        """See `Role.resume`."""
+        self._ranks.resume()
+
     def close(self) -> None:
         """See `Role.close`."""
+        self._ranks.close(self._destinations())
+
+    def _destinations(self) -> set[str]:
+        """Link names of the decode ranks to which a write may be in flight."""
         deliveries = (each for room in self._rooms.all() for each in room.deliveries)
         in_flight = {each.rank.name for each in deliveries if each.in_flight(Side.TARGET)}
-        self._ranks.close(in_flight | self._in_flight.destinations())
+        return in_flight | self._in_flight.destinations()
 
     def knows(self, name: str) -> bool:
         """Whether a peer that dialled this link, by its link name, has introduced itself."""

@@ -65,6 +65,11 @@ class KeyOrder:
         """Whether a job of a key is under way or queued."""
         return key in self._lines
 
+    @property
+    def idle(self) -> bool:
+        """Whether no job of any key is under way or queued."""
+        return not self._lines
+
     def waiting(self, executor: KeyedExecutor) -> int:
         """Jobs for an executor that wait for others of their key."""
         lines = [waiting for _, waiting in self._lines.values() if waiting]

@@ -57,7 +57,7 @@ class Workers:
     def __init__(self, loop: Loop, backend: Backend, threads: int, make: MakeExecutor) -> None:
         self._loop = loop
         self._backend = backend
-        order = KeyOrder()
+        self._order = order = KeyOrder()
         limits = backend.capabilities
         serial = not limits.thread_safe
         self.moves = make("statelink-move", 1 if serial else threads, limits.most_stalled or 0, order)
@@ -163,6 +163,16 @@ class Workers:
             log.exception("backend %s failed to poll", self._backend.name)
             return False
         return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job is under way or queued. Any thread."""
+        with self._order.lock:
+            return self._order.idle
+
+    def use(self, backend: Backend) -> None:
+        """Call another object of the same backend from now on. While no job uses the one before."""
+        self._backend = backend
 
     def waiting(self) -> dict[str, int]:
         """Jobs that have not started, by kind. Any thread."""

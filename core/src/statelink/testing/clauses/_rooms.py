@@ -52,6 +52,34 @@ class Rooms(Suite):
         for _ in range(3):
             self._works(links, 12)
 
+    @pytest.mark.parametrize("side", ["prefill", "decode"])
+    def test_a_link_is_suspended_and_resumed(self, links: Links, side: str) -> None:
+        """A link closes its backend, and makes a new one over the same memory. Its peer's backend connects anew.
+
+        Let `close` give up all memory, and keep nothing that stands in the way of another object with the same name.
+        """
+        prefill, decode = links
+        this = prefill if side == "prefill" else decode
+        self._works(links, 13)
+        this(_rooms.suspend, this.subject.patience)
+        decode.keys[:] = decode.values[:] = POISON
+        here, there = self._pages(14)
+        if this is prefill:
+            decode(_rooms.receive, 14, prefill.address, there)
+        else:
+            prefill(_rooms.send, 14)
+            prefill(_rooms.push, 14, here)
+        this(_rooms.resume)
+        if this is prefill:
+            prefill(_rooms.send, 14)
+            prefill(_rooms.push, 14, here)
+        else:
+            decode(_rooms.receive, 14, prefill.address, there)
+        self._succeeded(decode, 14)
+        self._succeeded(prefill, 14)
+        self._arrived(links, here, there)
+        self._works(links, 13)
+
     def test_rooms_go_on_side_by_side(self, links: Links) -> None:
         """Rooms of one pair of links, opened and pushed in any order, arrive each in its place.
 

@@ -1,0 +1,152 @@
+"""Links whose engine gives its memory away for a while, and gets it back at the same addresses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.helpers.fleet import Fleet
+from tests.helpers.links import link_of
+from tests.helpers.peers import until
+from tests.link.test_staged import hang
+from tests.link.test_topology import TCP, sharded
+from tests.link.test_verify import FAULTY
+
+from statelink import Status
+from statelink.errors import ClosedError, RoomError, StateError
+
+if TYPE_CHECKING:
+    from tests.helpers.engine import LinkHandle
+    from tests.link.conftest import TwoEngines
+
+REMAPPING = "tests.link.remapping"
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_memory_that_is_gone_for_a_while(two_engines: TwoEngines, side: str) -> None:
+    """It is unmapped meanwhile. Link, name and address stay; the other side need not do anything."""
+    made = two_engines.pair()
+    made.run()
+    link = made.prefill if side == "prefill" else made.decode
+    before = link.snapshot()
+    link.suspend()
+    assert link.snapshot()["suspended"]
+    link.engine.run_here(REMAPPING, "unmap", link.key)
+    case = made.case()
+    with pytest.raises(ClosedError, match="the link is suspended") as caught:
+        made.send(case) if side == "prefill" else made.receive(case)
+    assert caught.value.code == "closed.suspended"
+    other = made.receive(case) if side == "prefill" else made.send(case)
+    with pytest.raises(StateError):  # the memory is not there
+        link.resume()
+    assert link.snapshot()["suspended"]
+    link.engine.run_here(REMAPPING, "map_again", link.key)
+    link.resume()
+    receiving, sending = (other, made.send(case)) if side == "prefill" else (made.receive(case), other)
+    made.push(sending, case)
+    made.ended(case, receiving, sending)
+    after = link.snapshot()
+    assert not after["suspended"]
+    assert (after["link"], after["address"]) == (before["link"], before["address"])
+    link.suspend()
+    link.suspend()  # which does nothing
+    link.resume()
+    link.resume()
+    made.run()
+
+
+def test_one_rank_after_the_other(two_engines: TwoEngines) -> None:
+    """All ranks of both instances give their memory away, as in a fleet that waits for new weights."""
+    ranks = [sharded(rank, 2) for rank in range(2)]
+    fleet = Fleet(two_engines, ranks, ranks)
+    fleet.run(64)
+    links: list[LinkHandle] = [*fleet.prefill.links, *fleet.decode.links]
+    for link in links:
+        link.suspend()
+    for link in reversed(links):
+        link.resume()
+    fleet.run(64)
+
+
+@TCP
+def test_rooms_that_have_not_ended_are_in_the_way(two_engines: TwoEngines) -> None:
+    made = two_engines.pair()
+    case = made.case()
+    receiving, sending = made.begin(case)
+    for link in (made.prefill, made.decode):
+        with pytest.raises(RoomError, match=f"rooms {case.room} have not ended") as caught:
+            link.suspend()
+        assert caught.value.code == "room.unfinished"
+        assert not link.snapshot()["suspended"]
+    made.push(sending, case)
+    made.ended(case, receiving, sending)
+    made.run()
+
+
+def test_memory_that_is_not_quiet_is_in_the_way(two_engines: TwoEngines) -> None:
+    """Unless the engine takes it back. What this side itself has in flight is waited for in any case."""
+    made = two_engines.pair(backend=f"faulty-{two_engines.backend}")
+    made.run()
+    case, receiving, sending = hang(two_engines, made, two_engines.prefill)
+    receiving.abort("as planned")
+    sending.failed()
+    receiving.failed()
+    for _ in range(2):
+        with pytest.raises(RoomError, match=f"rooms {case.room} have ended, and transfers of theirs") as caught:
+            made.prefill.suspend(0.3)
+        assert caught.value.code == "room.unfinished"
+        sending.release("it is needed")
+    if two_engines.backend != "tcp":
+        with pytest.raises(RoomError, match=f"rooms {case.room} have ended, and transfers of theirs"):
+            made.decode.suspend(0.3)
+        receiving.release("it is needed")
+    made.decode.suspend()
+    made.decode.resume()
+    two_engines.prefill.run(FAULTY, "heal")
+    made.prefill.suspend()
+    made.prefill.resume()
+    made.spoilt(case)
+    made.run()
+
+
+def test_what_peers_see() -> None:
+    """A room that has asked fails at once, and one that comes meanwhile waits."""
+    with link_of("prefill") as prefill, link_of("decode") as decode:
+        early = decode.receive(7, prefill.address, 4, {"kv": [1]})
+        until(lambda: prefill.snapshot()["load"]["pending_requests"])
+        prefill.suspend()
+        assert early.wait(20) is Status.FAILED
+        assert early.reason is not None
+        assert (early.reason.code, early.reason.cause) == ("peer.lost", "it was suspended")
+        late = decode.receive(8, prefill.address, 4, {"kv": [1]})
+        doomed = decode.receive(9, prefill.address, 4, {"kv": [2]}, deadline=1.0)
+        assert doomed.wait(20) is Status.FAILED
+        assert doomed.reason is not None
+        assert doomed.reason.code == "room.deadline"
+        assert late.status is Status.BOOTSTRAPPING
+        prefill.resume()
+        sending = prefill.send(8, 4)
+        sending.push({"kv": [0]})
+        assert late.wait(20) is sending.wait(20) is Status.SUCCEEDED
+
+
+def test_calls_of_a_suspended_link() -> None:
+    with link_of("prefill") as prefill, link_of("decode") as decode:
+        assert not decode.snapshot()["suspended"]
+        decode.suspend()
+        prefill.suspend()
+        assert decode.suspended
+        for call in (
+            lambda: decode.receive(7, prefill.address, 4),
+            lambda: decode.decline(7, prefill.address),
+            lambda: prefill.send(7, 4),
+        ):
+            with pytest.raises(ClosedError) as caught:
+                call()
+            assert caught.value.code == "closed.suspended"
+        assert decode.changes() == []
+        assert prefill.close()
+        with pytest.raises(ClosedError, match="the link is closed"):
+            prefill.resume()
+        decode.resume()
+        assert decode.close()

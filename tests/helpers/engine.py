@@ -220,7 +220,7 @@ class RoomHandle:
         self._engine = engine
         self._number = number
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(self._engine.call, "room", self._number, name)
 
     def spoiling(self, call: str, items: Items, **named: Any) -> None:

@@ -99,9 +99,9 @@ class Host:
         """Make a room by a method of a link."""
         self.rooms[number] = getattr(self.links[key], call)(*arguments, **self._gated(named))
 
-    def room(self, number: int, call: str, *arguments: Any, **named: Any) -> None:
+    def room(self, number: int, call: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of a room."""
-        getattr(self.rooms[number], call)(*arguments, **self._gated(named))
+        return getattr(self.rooms[number], call)(*arguments, **self._gated(named))
 
     def link(self, key: str, call: str, *arguments: Any) -> Any:
         """Call a method of a link."""

@@ -134,7 +134,7 @@ CASES: dict[str, Callable[[int], Tree]] = {
     "resolved": lambda n: {**LINK, "instance": "p", "addresses": ["tcp://127.0.0.1:1"] * min(4096, n // 18)},
     # Those that follow hold nothing that can be long but names.
     "attached": lambda n: {**LINK, "digest": b"", "transport": "x" * min(n, 256)},
-    **dict.fromkeys(("accepted", "drained"), lambda n: {**USE, "sender": "x" * min(n, 512)}),
+    **dict.fromkeys(("accepted", "drained", "inquire", "standing"), lambda n: {**USE, "sender": "x" * min(n, 512)}),
     **dict.fromkeys(("ping", "pong", "unknown", "bye"), lambda n: {"sender": "x" * min(n, 512)}),
     "register": lambda n: {**LINK, "instance": "x" * min(n, 512), "rank": 0, "ranks": 1, "address": "x"},
     "registered": lambda n: {**LINK, "lifetime": 1.0},

@@ -47,6 +47,7 @@ def card() -> wire.Handshake:
         descriptor=b"\x00\xffdescriptor",
         inventory=inventory,
         process=wire.ProcessId(pid=4711, start=99, pid_namespace=4026531836, boot="0c1f"),
+        registration=7,
     )
 
 
@@ -80,16 +81,19 @@ def messages() -> dict[str, wire.Message]:
             attempt=(1 << 63) - 1,
             lifetime_ms=120_000,
             unmet=(wire.Unmet(0, 0), wire.Unmet((1 << 62) + 5, 1500)),
+            least=(1 << 40) - 63,
         ),
         wire.Chunk(**USE, number=3, granules={"kv": (4, 9)}, layers=(0, 12), nbytes=1 << 40),
-        wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4),
+        wire.Finished(**USE, digest=b"\x01" * 16, moved={"kv": Moved(1 << 40, 77)}, chunks=4, tokens=1 << 40),
         wire.Accepted(**USE),
         wire.Failed(**USE, reason=REASON, attempt=3, met=(1 << 63) - 1),
         wire.Drained(**USE, met=(1 << 63) - 1),
         wire.Note(**USE, component="kv", payload=b"\x00" * 100),
+        wire.Inquire(**LINK, room=(1 << 64) - 1, attempt=3),
+        wire.Standing(**LINK, room=(1 << 64) - 1, attempt=3, status=4),
         wire.Ping(**LINK),
         wire.Pong(**LINK),
         wire.Unknown(**LINK),
-        wire.Bye(**LINK, drained=True),
+        wire.Bye(**LINK, drained=True, registration=7, suspended=True),
     )
     return {type(message).__name__.lower(): message for message in made}

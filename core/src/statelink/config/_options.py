@@ -50,8 +50,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         listen: Where the control channel listens; port 0 picks a free port.
         advertise: Host or IP address under which peers reach this process; the listening host if empty.
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
-        siblings: Addresses of the other ranks of this link's own instance. Decode needs them to route. A rendezvous
-            server can find them instead.
+        siblings: Addresses of the other ranks of this link's own instance. Decode needs them to route, and prefill for
+            `Sending.poll_all`. A rendezvous server can find them instead.
         rendezvous: Address of a rendezvous server, with its public key if it has one. The link registers there, and
             finds instances that ``peers`` does not name.
         keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. The default takes them from the

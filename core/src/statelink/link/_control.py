@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from statelink.wire import Standing
+
 if TYPE_CHECKING:
     from statelink.wire import Message
 
@@ -56,8 +58,8 @@ class Control:
     """Starts and ends the control thread, and hands each message to the role that it is for.
 
     The connection says which role that is. Decode dials prefill. So a message from a link that dialled this one is for
-    prefill, and a message from a link that this one dialled is for decode. Two links of the role ``both`` have a
-    connection for each direction.
+    prefill, and a message from a link that this one dialled is for decode. There is one exception: ranks of prefill
+    dial each other, and the answer is `Standing`. Two links of the role ``both`` have a connection for each direction.
 
     Args:
         context: The link's parts.
@@ -95,7 +97,10 @@ class Control:
         if self._left:
             return
         if address is not None:
-            if self._decode is not None:
+            if isinstance(message, Standing):
+                if self._prefill is not None:
+                    self._prefill.handle_sibling(message, address)
+            elif self._decode is not None:
                 self._decode.handle(message, address)
         elif self._prefill is not None:
             self._prefill.handle(message)
@@ -139,7 +144,10 @@ class Control:
         return told.is_set()
 
     def resume(self, change: Callable[[], None]) -> None:
-        """Run ``change`` on the control thread, and begin anew with the peers. Blocks; called on the engine's thread."""
+        """Run ``change`` on the control thread, and begin anew with the peers.
+
+        Blocks; called on the engine's thread.
+        """
         done = threading.Event()
 
         # Runs on the control thread.

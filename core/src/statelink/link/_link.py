@@ -44,8 +44,8 @@ class Link:
     role ``both`` does both, over one registration of its memory. An id may then be sent and received at the same time.
 
     Thread-safe. It belongs to the process that opened it: in a forked child every call but `close` raises `ClosedError`
-    (``closed.forked``). Nothing blocks but `close` and `Room.wait`. The registered memory belongs to the engine and
-    must outlive the link.
+    (``closed.forked``). Nothing blocks but `close`, `suspend`, `resume` and `Room.wait`. The registered memory belongs
+    to the engine and must outlive the link.
     """
 
     def __init__(self, context: Context) -> None:
@@ -200,20 +200,19 @@ class Link:
         self._decode.decline(room, attempt, where, str(why))
 
     def siblings(self, addresses: Sequence[str]) -> None:
-        """On decode: name the other ranks of this link's own instance, instead of the option ``siblings``.
+        """Name the other ranks of this link's own instance, instead of the option ``siblings``.
 
-        For ranks that listen on ports that the system chose, and learn each other's addresses once all are open. It
-        counts for prefill instances that are looked up from now on: call it before the first `receive`. Does not block.
+        For ranks that listen on ports that the system chose, and learn each other's addresses once all are open. On
+        decode, it counts for prefill instances that are looked up from now on: call it before the first `receive`. On
+        prefill, only `Sending.poll_all` needs it. Does not block.
 
         Args:
             addresses: `address` of every other rank, in any order.
 
         Raises:
-            ConfigError: One is no address, or this link's own, or this link's role is ``prefill``.
+            ConfigError: One is no address, or this link's own.
             ClosedError: The link is closed.
         """
-        if self._decode is None:
-            raise _not_this_role("siblings()", "decode", self._context.config.role)
         self._check_open()
         given = () if isinstance(addresses, str) else tuple(addresses)
         if isinstance(addresses, str) or not all(isinstance(each, str) for each in given):
@@ -226,7 +225,10 @@ class Link:
                 hint="name the other ranks only",
                 code="config.peer",
             )
-        self._decode.set_siblings(others)
+        if self._decode is not None:
+            self._decode.set_siblings(others)
+        if self._prefill is not None:
+            self._prefill.set_siblings(others)
 
     @property
     def suspended(self) -> bool:
@@ -234,12 +236,12 @@ class Link:
         return self._suspended
 
     def suspend(self, timeout: float = 30.0) -> None:
-        """Unregister the memory, which the engine may then unmap or give to others. Blocks; does nothing when suspended.
+        """Unregister the memory, which the engine may then unmap or give to others. Blocks.
 
         For an engine that gives its memory away for a while and gets it back at the same addresses. The link keeps its
         name and address. Its peers are told and forgotten. Rooms of theirs that have asked this link fail; others wait,
         until their deadlines. Until `resume`, calls that open or decline rooms raise `ClosedError`
-        (``closed.suspended``).
+        (``closed.suspended``). Does nothing if the link is suspended.
 
         Args:
             timeout: Seconds to wait for the memory of rooms that have ended, and for the backend.

@@ -29,6 +29,7 @@ __all__ = [
     "Finished",
     "Handshake",
     "Hello",
+    "Inquire",
     "ItemList",
     "Message",
     "Note",
@@ -37,6 +38,7 @@ __all__ = [
     "ProcessId",
     "Refuse",
     "Request",
+    "Standing",
     "Unknown",
     "Unmet",
     "Welcome",
@@ -330,6 +332,32 @@ class Note(Message, frozen=True, kw_only=True):
     payload: Annotated[bytes, msgspec.Meta(max_length=64 << 10)]
 
 
+class Inquire(Message, frozen=True, kw_only=True):
+    """A rank of prefill asks another one of its own instance how a room stands there, now and from now on.
+
+    Attributes:
+        room: The request.
+        attempt: Number that the engines gave this use of the room id.
+    """
+
+    room: Room
+    attempt: Attempt = 0
+
+
+class Standing(Message, frozen=True, kw_only=True):
+    """The answer to `Inquire`, repeated when it changes. Without an answer, the room is not open there.
+
+    Attributes:
+        room: The request.
+        attempt: Number that the engines gave this use of the room id.
+        status: How far the room is there, as the number of a `statelink.Status`.
+    """
+
+    room: Room
+    attempt: Attempt = 0
+    status: Annotated[int, msgspec.Meta(ge=0, le=4)] = 0
+
+
 class Ping(Message, frozen=True, kw_only=True):
     """Are you there?"""
 
@@ -379,6 +407,8 @@ KINDS: dict[bytes, type[Message]] = {
         Failed,
         Drained,
         Note,
+        Inquire,
+        Standing,
         Ping,
         Pong,
         Unknown,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import wire
 from statelink.errors import ConfigError, PeerError, Reason
+from statelink.link._own_instance import find_siblings
 from statelink.link.peers import InstanceEvent, InstanceState, can_send, check_peer, is_sibling
 
 from ._attaching import Attaching
@@ -300,9 +301,8 @@ class Instances:
                 self._refuse(instance, message.reason)
             elif ours and isinstance(message, wire.Attached):
                 self._attaching.attached(instance, rank, message)
-            elif ours and isinstance(message, wire.Bye):
-                if rank.may_leave(message):
-                    self._lose(instance, rank, "it was suspended" if message.suspended else "it closed")
+            elif ours and isinstance(message, wire.Bye) and rank.may_leave(message):
+                self._lose(instance, rank, "it was suspended" if message.suspended else "it closed")
 
     def answer_sibling(self, message: wire.Hello) -> None:
         """Answer another rank of this link's own instance, which asks for the inventory."""
@@ -409,9 +409,3 @@ class Instances:
     def snapshot(self) -> dict[str, str]:
         """See `Role.snapshot`."""
         return {key: each.words for key, each in list(self._instances.items())}
-
-
-def find_siblings(context: Context) -> list[str] | None:
-    """Addresses of this instance's other ranks; ``None`` while the rendezvous lacks some. Blocks; data threads only."""
-    own = context.rendezvous.resolve(context.inventory.instance)
-    return None if own is None else [str(each) for each in own if each != context.channel.endpoint]

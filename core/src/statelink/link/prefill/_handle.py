@@ -92,3 +92,20 @@ class Sending(Room):
             pushes.add(push)
             state.name_memory()
         state.context.post(lambda: state.pushed(push))
+
+    def poll_all(self) -> Status:
+        """The least status that the room has on any rank of this prefill instance. Does not block.
+
+        For engines whose ranks have to agree before they go on, such as pipeline stages: a rank that has not opened the
+        room, or has not answered yet, counts as BOOTSTRAPPING. The first call asks the other ranks; they then tell of
+        every change. A rank that is alone asks nobody. The room's own `status` stays that of this rank.
+
+        All ranks have to use the same id and attempt for the request. If ids are used again, give each use an attempt
+        of its own; otherwise the end of an earlier use may stand for one that another rank has not opened yet.
+
+        Raises:
+            ConfigError: The addresses of the other ranks are not known: see `Link.siblings`.
+            ClosedError: This is a forked child.
+        """
+        self._state.context.check_process()
+        return self._state.everywhere()

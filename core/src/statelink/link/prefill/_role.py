@@ -15,6 +15,7 @@ from ._admission import Requests
 from ._decode_ranks import DecodeRanks
 from ._handle import Sending
 from ._sending import SendingState
+from ._siblings import Siblings
 from ._to import read_to
 from ._uses_in_flight import UsesInFlight
 
@@ -46,6 +47,7 @@ class PrefillRole:
         self._rooms = Rooms(table, SendingState)
         self._ranks = DecodeRanks(context, self._lost)
         self._in_flight = UsesInFlight()
+        self._siblings = Siblings(context, self._rooms)
         self._requests = Requests(context, self._ranks, self._rooms, self._in_flight)
 
     def send(
@@ -64,6 +66,7 @@ class PrefillRole:
             self._ranks,
             self._requests,
             self._in_flight,
+            self._siblings,
             room=room,
             tokens=tokens,
             deadline=deadline,
@@ -77,7 +80,12 @@ class PrefillRole:
 
     def _open(self, room: SendingState) -> None:
         self._table.watch(room)
+        self._siblings.opened(room)
         self._requests.open(room)
+
+    def set_siblings(self, siblings: list[str]) -> None:
+        """See `Link.siblings`. Any thread."""
+        self._siblings.name(siblings)
 
     # Messages.
 
@@ -86,6 +94,9 @@ class PrefillRole:
         if isinstance(message, wire.Hello):
             self._ranks.speaker(message)
             self._ranks.hello(message)
+            return
+        if isinstance(message, wire.Inquire):
+            self._siblings.inquired(message)
             return
         rank = self._ranks.speaker(message)
         if rank is None:
@@ -104,6 +115,10 @@ class PrefillRole:
                 room.note(delivery, message.component, message.payload)
         else:
             self._ranks.handle(message, rank)
+
+    def handle_sibling(self, message: wire.Standing, address: str) -> None:
+        """A message from another rank of this instance, which this link dialled at ``address``."""
+        self._siblings.answered(message, address)
 
     def _answer_unknown(self, message: wire.Message) -> None:
         """Answer a message that is not from a known rank to this process: its sender begins with a new handshake.
@@ -145,6 +160,7 @@ class PrefillRole:
     def beat(self, now: float, late: float) -> None:
         """See `Role.beat`."""
         self._ranks.beat(now, late)
+        self._siblings.beat()
         for room in self._rooms.all():
             if room.status is Status.FAILED and not room.proven:
                 room.look_for_exits()

@@ -17,6 +17,7 @@ from statelink.link.peers import Explaining
 from statelink.link.runtime import reason_of
 
 from ._delivery import Delivery
+from ._standings import Standings
 
 if TYPE_CHECKING:
     from statelink import wire
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ._to import To
     from ._uses_in_flight import UsesInFlight
 
-__all__ = ["Admission", "PushBudget", "SendingState"]
+__all__ = ["Admission", "OtherRanks", "PushBudget", "SendingState"]
 
 
 class PushBudget(Protocol):
@@ -56,6 +57,27 @@ class Admission(Protocol):
         """Why the room belongs to no instance, as a text."""
 
 
+class OtherRanks(Protocol):
+    """The other ranks of this link's own instance. On the control thread, unless a method says otherwise."""
+
+    @property
+    def count(self) -> int:
+        """How many there are. Any thread."""
+
+    def check(self) -> None:
+        """Check that they can be asked. Any thread.
+
+        Raises:
+            ConfigError: Their addresses are not known.
+        """
+
+    def ask(self, room: SendingState) -> None:
+        """Ask how a room stands there, from now on."""
+
+    def changed(self, room: SendingState) -> None:
+        """The status of a room changed here."""
+
+
 class SendingState(RoomState):
     """Owns the queue of pushes and the deliveries. Belongs to the control thread; see `RoomState`.
 
@@ -66,7 +88,11 @@ class SendingState(RoomState):
         ranks: The decode ranks that are known; messages go out through it.
         admission: Decides which instance the room belongs to.
         in_flight: Uses that must not be called drained.
+        siblings: The other ranks of this link's own instance.
         to: The decode instance that the engine named, if it named one.
+
+    Attributes:
+        standings: How the room stands on the other ranks; ``None`` before the engine asks.
     """
 
     role = "prefill"
@@ -79,6 +105,7 @@ class SendingState(RoomState):
         ranks: DecodeRanks,
         admission: Admission,
         in_flight: UsesInFlight,
+        siblings: OtherRanks,
         *,
         room: int,
         tokens: int | None,
@@ -94,6 +121,8 @@ class SendingState(RoomState):
         self._ranks = ranks
         self._admission = admission
         self._in_flight = in_flight
+        self._siblings = siblings
+        self.standings: Standings | None = None
         self._begun = False
         self._deliveries: dict[str, Delivery] = {}
         self._queue: deque[Push] = deque()
@@ -101,6 +130,29 @@ class SendingState(RoomState):
         self._complete = False
         self._items: dict[str, list[Items]] = {}
         """What was pushed, per component."""
+
+    # The other ranks of this link's own instance.
+
+    def step(self, status: Status) -> bool:
+        """See `RoomState.step`. Tells the other ranks that asked."""
+        taken = super().step(status)
+        if taken:
+            self._siblings.changed(self)
+        return taken
+
+    def everywhere(self) -> Status:
+        """The least status of the room on all ranks of this instance. A thread of the engine.
+
+        Raises:
+            ConfigError: The addresses of the other ranks are not known.
+        """
+        if not self._siblings.count:
+            return self.status
+        if self.standings is None:
+            self._siblings.check()
+            self.standings = Standings(self._siblings.count)
+            self.context.post(lambda: self._siblings.ask(self))
+        return self.standings.least(self.status)
 
     # The instance that the room belongs to.
 

@@ -1,0 +1,170 @@
+"""The other ranks of this link's own instance: it asks them how a room stands there, and answers them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from statelink import wire
+from statelink.errors import ConfigError
+from statelink.link._own_instance import find_siblings
+from statelink.link._status import ENDED, Status
+
+if TYPE_CHECKING:
+    from statelink.errors import Reason
+    from statelink.link._context import Context
+    from statelink.link._header import RoomKey
+    from statelink.link._room_table import Rooms
+
+    from ._sending import SendingState
+
+__all__ = ["Siblings"]
+
+REMEMBERED = 65536
+"""Most rooms of which it is remembered who asked, and most of which the end is."""
+MOST_ASKING = 1024
+"""Most ranks that may ask about one room."""
+
+
+class Siblings:
+    """Sends `Inquire` for the rooms whose engine asks, and `Standing` to those who sent it. Nobody asks unasked.
+
+    Belongs to the control thread, except where a method says otherwise.
+
+    Args:
+        context: The link's parts.
+        rooms: The rooms that send.
+    """
+
+    def __init__(self, context: Context, rooms: Rooms[SendingState]) -> None:
+        self._context = context
+        self._rooms = rooms
+        self._count = context.inventory.ranks - 1
+        self._addresses = _checked(context.config.siblings)
+        self._looks = False
+        """Whether a data thread asks the rendezvous server for them."""
+        self._asking: weakref.WeakSet[SendingState] = weakref.WeakSet()
+        """Rooms of which this link asks. Weak references: it matters only to an engine that has the room."""
+        self._askers: OrderedDict[RoomKey, set[str]] = OrderedDict()
+        """Link names of those who are told how rooms stand here."""
+        self._ended: OrderedDict[RoomKey, Status] = OrderedDict()
+        """How rooms that are forgotten ended here."""
+
+    @property
+    def count(self) -> int:
+        """How many other ranks there are. Any thread."""
+        return self._count
+
+    def name(self, addresses: list[str]) -> None:
+        """Use these addresses. Any thread."""
+        self._addresses = addresses
+
+    def check(self) -> None:
+        """Check that the other ranks can be asked. Any thread.
+
+        Raises:
+            ConfigError: Their addresses are not known.
+        """
+        known = len(self._addresses)
+        if known == self._count or (not known and self._context.config.rendezvous):
+            return
+        raise ConfigError(
+            "the other ranks of this instance cannot be asked",
+            cause=f"addresses of {known} of them are known, and there are {self._count}",
+            hint="call siblings() with the addresses of all other ranks, or configure 'siblings' or 'rendezvous'",
+            code="config.peer",
+            link=self._context.name,
+        )
+
+    # This link asks.
+
+    def ask(self, room: SendingState) -> None:
+        """Ask how a room stands on the other ranks, from now on."""
+        self._asking.add(room)
+        self._inquire(room)
+
+    def _inquire(self, room: SendingState) -> None:
+        if not self._addresses:
+            self._look()
+        inquire = wire.Inquire(sender=self._context.name, room=room.room, attempt=room.attempt)
+        for address in self._unsure(room):
+            try:
+                self._context.channel.dial(wire.parse_endpoint(address))
+            except ConfigError:
+                continue  # a key that is not allowed; the room then stays as it is
+            self._context.send(inquire, address)
+
+    def _unsure(self, room: SendingState) -> list[str]:
+        return [] if room.standings is None else room.standings.unsure(room.status, self._addresses)
+
+    def _look(self) -> None:
+        if self._looks or not self._context.config.rendezvous:
+            return
+        self._looks = True
+        context = self._context
+
+        # Runs on the control thread, after a data thread has asked the rendezvous server.
+        def then(found: list[str] | None, _: Reason | None) -> None:
+            self._looks = False
+            if found and not self._addresses:
+                self._addresses = found
+                for room in list(self._asking):
+                    self._inquire(room)
+
+        workers = context.workers
+        workers.run(workers.setups.submit, ("resolve", "own instance"), lambda: find_siblings(context), then)
+
+    def answered(self, message: wire.Standing, address: str) -> None:
+        """Another rank says how a room stands there."""
+        for room in list(self._asking):
+            if room.key == (message.room, message.attempt) and address in self._addresses and room.standings:
+                room.standings.note(address, Status(message.status))
+
+    def beat(self) -> None:
+        """Ask again where an answer may have been lost, and let go of rooms about which everything is known."""
+        for room in list(self._asking):
+            if self._unsure(room) or not self._addresses:
+                self._inquire(room)
+            else:
+                self._asking.discard(room)
+
+    # This link is asked.
+
+    def inquired(self, message: wire.Inquire) -> None:
+        """Another rank asks how a room stands here. It is told at once if the room is open, and of every change."""
+        key = message.room, message.attempt
+        room = self._rooms.get(message.room)
+        here = room.status if room is not None and room.attempt == message.attempt else self._ended.get(key)
+        if here not in ENDED:
+            askers = self._askers.setdefault(key, set())
+            if len(askers) < MOST_ASKING:
+                askers.add(message.sender)
+            self._askers.move_to_end(key)
+            if len(self._askers) > REMEMBERED:
+                self._askers.popitem(last=False)
+        if here is not None:
+            self._say(key, here, message.sender)
+
+    def opened(self, room: SendingState) -> None:
+        """A room was opened: how an earlier use of its id ended does not matter any more."""
+        self._ended.pop(room.key, None)
+
+    def changed(self, room: SendingState) -> None:
+        """The status of a room changed: tell those who asked."""
+        key, status = room.key, room.status
+        for name in self._askers.get(key, ()):
+            self._say(key, status, name)
+        if status in ENDED and self._count:
+            self._askers.pop(key, None)
+            self._ended[key] = status
+            if len(self._ended) > REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def _say(self, key: RoomKey, status: Status, name: str) -> None:
+        standing = wire.Standing(sender=self._context.name, to=name, room=key[0], attempt=key[1], status=int(status))
+        self._context.send(standing)
+
+
+def _checked(addresses: tuple[str, ...]) -> list[str]:
+    return [str(wire.parse_endpoint(address)) for address in addresses]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.helpers.expect import Case, carry
 
-from statelink import Status
+from statelink import Pages, Status
 from statelink.errors import ClosedError, RoomError
 
 if TYPE_CHECKING:
@@ -48,6 +48,20 @@ def test_chunks_in_any_order(pair: Pair) -> None:
     rest = {name: ids for name, ids in case.span(64, 128, pools).items() if ids}
     sending.push({**rest}, span=(64, 128))
     sending.push({"mamba": case.source["mamba"], "aux": case.source["aux"]}, span=(256, 256))
+    pair.ended(case, receiving, sending)
+
+
+def test_components_of_one_push_cover_different_positions(pair: Pair) -> None:
+    """Pages of full attention for the last chunk, and all of a window that begins long before it."""
+    case = pair.case(256)
+    receiving, sending = pair.begin(case)
+    pools = pair.prefill.memory.pools
+    early = case.span(0, 224, pools)
+    chunks = ("kv", "dsa")
+    sending.push({name: early[name] for name in chunks}, span=(0, 224), last=False)
+    last, whole = case.span(224, 256, pools), case.whole(pools)
+    given = {**whole, **{name: Pages(last[name], 224) for name in chunks}}
+    sending.push(given, span=(0, 256))
     pair.ended(case, receiving, sending)
 
 

@@ -35,9 +35,12 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Directory]:
     directory.close()
 
 
-def _row(rank: int, ranks: int = 2, instance: str = "first", **more: Any) -> dict[str, Any]:
-    address = f"tcp://127.0.0.1:{7000 + rank}"
-    return {"schema": SCHEMA, "instance": instance, "rank": rank, "ranks": ranks, "address": address, **more}
+def _row(
+    rank: int, ranks: int = 2, instance: str = "first", dp: tuple[int, int] = (0, 1), **more: Any
+) -> dict[str, Any]:
+    place = {"rank": rank, "ranks": ranks, "dp_rank": dp[0], "dp_size": dp[1]}
+    address = f"tcp://127.0.0.1:{7000 + 10 * dp[0] + rank}"
+    return {"schema": SCHEMA, "instance": instance, **place, "address": address, "http_port": 30000, **more}
 
 
 def _wait(condition: Callable[[], Any]) -> Any:
@@ -59,8 +62,9 @@ def test_prefill_is_known_once_all_of_its_ranks_are(server: BootstrapServer, dir
     _wait(lambda: "1 of 2 are missing" in directory.why(at))
     put(at, _row(0), 5)
     found = _wait(lambda: directory.find(at))
-    assert found.addresses == ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001")
-    assert (found.dp_size, found.follow_bootstrap_room, found.gone) == (1, True, "")
+    assert found.instances[0].addresses == ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001")
+    assert (found.dp_size, found.follow_bootstrap_room, found.http_port) == (1, True, 30000)
+    assert found.instances[0].gone == ""
     assert directory.why(at) == ""
 
 
@@ -70,8 +74,41 @@ def test_a_prefill_that_was_started_anew_replaces_the_old_one(server: BootstrapS
     old = _wait(lambda: directory.find(at))
     put(at, _row(0, 1, "second"), 5)
     new = _wait(lambda: directory.table[at] is not old and directory.table[at])
-    assert "was started anew" in old.gone
-    assert (new.instance, new.gone) == ("second", "")
+    assert "was started anew" in old.instances[0].gone
+    assert (new.instances[0].name, new.instances[0].gone) == ("second", "")
+
+
+def test_each_dp_rank_is_an_instance(server: BootstrapServer, directory: Directory) -> None:
+    at = _at(server)
+    for number in (1, 0):
+        assert directory.find(at) is None
+        for rank in range(2):
+            put(at, _row(rank, instance=f"dp-{number}", dp=(number, 2)), 5)
+    found = _wait(lambda: directory.find(at))
+    assert found.dp_size == 2
+    assert [each.name for each in found.instances] == ["dp-0", "dp-1"]
+    assert found.instances[1].addresses == ("tcp://127.0.0.1:7010", "tcp://127.0.0.1:7011")
+
+
+def test_a_dp_rank_that_opens_its_links_anew_leaves_the_others(server: BootstrapServer, directory: Directory) -> None:
+    at = _at(server)
+    for number in range(2):
+        put(at, _row(0, 1, f"dp-{number}", (number, 2)), 5)
+    before = _wait(lambda: directory.find(at))
+    put(at, _row(0, 1, "dp-1", (1, 2), address="tcp://127.0.0.1:7999"), 5)
+    after = _wait(lambda: directory.table[at] is not before and directory.table[at])
+    assert after.instances[0] is before.instances[0]
+    assert (before.instances[0].gone, after.instances[1].gone) == ("", "")
+    assert "has opened its links anew" in before.instances[1].gone
+
+
+def test_a_server_with_other_dp_ranks_replaces_the_old_one(server: BootstrapServer, directory: Directory) -> None:
+    at = _at(server)
+    for number in range(2):
+        put(at, _row(0, 1, f"dp-{number}", (number, 2)), 5)
+    put(at, _row(0, 1, "alone"), 5)
+    directory.find(at)
+    assert [each.name for each in _wait(lambda: directory.find(at)).instances] == ["alone"]
 
 
 def test_ranks_of_an_old_start_do_not_complete_a_new_one(server: BootstrapServer, directory: Directory) -> None:
@@ -87,15 +124,33 @@ def test_a_prefill_that_answers_no_more_is_gone(server: BootstrapServer, directo
     put(at, _row(0, 1), 5)
     found = _wait(lambda: directory.find(at))
     server.close()
-    _wait(lambda: found.gone)
-    assert "does not answer" in found.gone
+    _wait(lambda: found.instances[0].gone)
+    assert "does not answer" in found.instances[0].gone
     assert at not in directory.table
 
 
-def test_another_server_at_the_port_is_named(directory: Directory) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "HTTP status 404"),
+        ({"schema": SCHEMA + 1}, f"version {SCHEMA + 1} of its answers, not {SCHEMA}"),
+        ({"schema": SCHEMA, "instances": []}, "an answer of another kind"),
+        ({"schema": SCHEMA, "http_port": 1, "instances": []}, "an answer without ranks"),
+        ({"schema": SCHEMA, "http_port": 1, "instances": [7]}, "an answer of another kind"),
+        ([], "an answer of another kind"),
+    ],
+)
+def test_another_server_at_the_port_is_named(directory: Directory, answer: Any, said: str) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_error(404)
+            if answer is None:
+                self.send_error(404)
+                return
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -104,6 +159,7 @@ def test_another_server_at_the_port_is_named(directory: Directory) -> None:
         at = f"127.0.0.1:{other.server_port}"
         directory.find(at)
         _wait(lambda: "--disaggregation-transfer-backend statelink" in directory.why(at))
+        assert said in directory.why(at)
         other.shutdown()
 
 
@@ -113,6 +169,8 @@ def test_another_server_at_the_port_is_named(directory: Directory) -> None:
         {},
         _row(2, 2),
         _row(0, schema=SCHEMA + 1),
+        _row(0, dp=(2, 2)),
+        {**_row(0), "http_port": True},
         {**_row(0), "ranks": "2"},
         _row(0, more=1),
     ],

@@ -53,7 +53,7 @@ def test_wrong_options_are_refused_with_the_reason(given: str, said: str) -> Non
         _read(given)
 
 
-def _server(*, device: str = "cpu", draft: bool = False, **changes: Any) -> Server:
+def _server(*, device: str = "cpu", draft: bool = False, states: tuple[str, ...] = ("swa",), **changes: Any) -> Server:
     groups: dict[str, dict[str, Any]] = {
         "args": {"disable_overlap_schedule": True, "tokenizer_worker_num": 1, "enable_hierarchical_cache": False},
         "parallel": {"pp_size": 1, "attn_cp_size": 1, "dp_size": 1},
@@ -63,18 +63,27 @@ def _server(*, device: str = "cpu", draft: bool = False, **changes: Any) -> Serv
         group, _, key = name.partition("__")
         groups[group][key] = value
     args, parallel, disagg = (SimpleNamespace(**groups[name]) for name in ("args", "parallel", "disagg"))
-    return Server("prefill", args, parallel, disagg, device, draft)
+    return Server("prefill", args, parallel, disagg, device, draft, states)
 
 
-def test_a_server_that_was_tested_is_accepted() -> None:
-    check_server(_server(), ())
+def test_a_state_type_that_was_never_tested_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"\(qsa_pending, block_scale\)"):
+        check_server(_server(states=("swa", "qsa_pending", "block_scale")), ())
+
+
+@pytest.mark.parametrize("changes", [{}, {"parallel__dp_size": 2}, {"parallel__dp_size": 1}])
+def test_a_server_that_was_tested_is_accepted(changes: dict[str, Any]) -> None:
+    check_server(_server(**changes), ())
 
 
 @pytest.mark.parametrize(
     ("server", "said"),
     [
         (_server(parallel__pp_size=2), "pp_size is 2"),
-        (_server(parallel__dp_size=2), "dp_size is 2"),
+        (
+            _server(parallel__dp_size=2, parallel__load_balance_method="round_robin"),
+            "follow_bootstrap_room .*round_robin",
+        ),
         (_server(parallel__attn_cp_size=2), "attn_cp_size is 2"),
         (_server(args__tokenizer_worker_num=2), "tokenizer-worker-num must be 1"),
         (_server(disagg__enable_pd_role_switch=True), "enable-pd-role-switch"),
@@ -93,6 +102,8 @@ def test_what_cannot_work_is_refused_even_if_everything_is_allowed(server: Serve
         ("overlap", _server(args__disable_overlap_schedule=False)),
         ("draft", _server(draft=True)),
         ("hicache", _server(args__enable_hierarchical_cache=True)),
+        ("state_types", _server(states=("swa", "qsa_pending"))),
+        ("dp_attention", _server(parallel__attn_dp_size=2)),
     ],
 )
 def test_what_was_never_tested_needs_the_operators_word(word: str, server: Server) -> None:
@@ -107,6 +118,7 @@ def test_what_was_never_tested_needs_the_operators_word(word: str, server: Serve
         ("SGLANG_DISAGG_STAGING_BUFFER", "1"),
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "false"),
         ("SGLANG_RUST_SERVER", "true"),
+        ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", "1"),
     ],
 )
 def test_a_variable_of_sglang_that_contradicts_is_refused(

@@ -10,8 +10,6 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.smoke
-
 SEEN = """
 import json, sys
 from sglang.srt.plugins import load_plugins
@@ -39,7 +37,6 @@ seen["hooked"] = [
     hasattr(method, "__wrapped__")
     for method in (
         prefill.PrefillBootstrapQueue._init_kv_manager,
-        prefill.PrefillBootstrapQueue.create_sender,
         decode.DecodePreallocQueue._init_kv_manager,
         decode.DecodePreallocQueue._create_receiver_and_enqueue,
     )
@@ -71,7 +68,8 @@ def test_a_process_without_a_scheduler_learns_the_name_and_imports_neither_the_c
     assert not seen["queues"]
 
 
-def test_a_scheduler_gets_the_classes_and_the_four_hooks() -> None:
+@pytest.mark.smoke
+def test_a_scheduler_gets_the_classes_and_the_three_hooks() -> None:
     seen, _ = _run("import sglang.srt.managers.scheduler", SEEN, CLASSES, QUEUES)
     assert seen["classes"] == [
         "sglang.srt.disaggregation.base.conn",
@@ -81,10 +79,11 @@ def test_a_scheduler_gets_the_classes_and_the_four_hooks() -> None:
         "statelink_sglang._server",
     ]
     assert seen["fake"] == "FakeKVSender"
-    assert seen["hooked"] == [True] * 4
+    assert seen["hooked"] == [True] * 3
     assert seen["same"]
 
 
+@pytest.mark.smoke
 def test_another_sglang_is_refused_with_what_differs_and_the_name_stays_unknown() -> None:
     seen, logged = _run("from sglang.srt.disaggregation.base import conn\ndel conn.BaseKVSender.clear", SEEN)
     assert not seen["choice"]
@@ -96,8 +95,8 @@ def test_another_sglang_is_refused_with_what_differs_and_the_name_stays_unknown(
 def test_a_method_that_cannot_be_hooked_is_named_and_the_name_stays_unknown() -> None:
     seen, logged = _run(
         "import sglang.srt.managers.scheduler",
-        "from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue\ndel PrefillBootstrapQueue.create_sender",
+        "from sglang.srt.disaggregation.decode import DecodePreallocQueue\ndel DecodePreallocQueue._init_kv_manager",
         SEEN,
     )
     assert not seen["choice"]
-    assert "PrefillBootstrapQueue.create_sender is missing" in logged
+    assert "DecodePreallocQueue._init_kv_manager is missing" in logged

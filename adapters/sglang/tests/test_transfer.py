@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from support.sides import (
+    ADDRESS,
     FAILED,
     SUCCESS,
     TRANSFERRING,
     WAITING,
+    Event,
     Lists,
     Side,
     accept,
+    at,
+    hand_over,
+    reason,
     rooms,
     send,
     sides,
@@ -36,12 +41,6 @@ def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
         yield sources[0], targets[0]
 
 
-def _reason(transfer: Any) -> TransferFailed:
-    with pytest.raises(TransferFailed) as caught:
-        transfer.failure_exception()
-    return caught.value
-
-
 @pytest.mark.parametrize("prefix", [0, 64])
 @pytest.mark.parametrize("kind", ["mha", "mla", "swa", "hybrid", "dsa"])
 def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
@@ -49,7 +48,7 @@ def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
         source.fill(1)
         room = next(rooms)
         ours, theirs = Lists.draw(source, N, 2), Lists.draw(target, N, 3)
-        sender, receiver = source.sender(room, N), target.receiver(room, N)
+        sender, receiver = source.sender(room), target.receiver(room, N)
         receiver.init(0)
         accept(receiver, target, theirs, N, prefix)
         until(sender.poll, WAITING)
@@ -78,7 +77,7 @@ def test_heads_are_dealt_out_anew_where_tp_differs(prefill: int, decode: int) ->
         for part in sources[1:]:
             for a, b in zip(sources[0].buffers("aux"), part.buffers("aux"), strict=True):
                 b[:] = a  # every rank of SGLang writes the same metadata row
-        senders = [source.sender(room, N) for source in sources]
+        senders = [source.sender(room) for source in sources]
         receivers = [target.receiver(room, N) for target in targets]
         for receiver, target in zip(receivers, targets, strict=True):
             receiver.init(0)
@@ -108,7 +107,7 @@ def _slots(lists: Lists) -> Any:
 class _Unread:
     """The room of a rank from which no decode rank reads: the link ends it as soon as decode has asked."""
 
-    prefix, reason, quiesced = 0, None, True
+    tokens, prefix, reason, quiesced = N, 0, None, True
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, int]] = []
@@ -124,7 +123,7 @@ def test_a_rank_from_which_nobody_reads_ends_with_its_last_chunk_and_not_before(
     source, _ = pair
     ours = Lists.draw(source, N, 20)
     unread: Any = _Unread()
-    sender = source.sender(next(rooms), N)
+    sender = source.sender(next(rooms))
     sender.abort()
     sender._failure, sender._room, sender._sending = "", unread, unread
     assert sender.poll() == WAITING
@@ -140,7 +139,7 @@ def test_each_queue_sees_only_states_that_it_allows(pair: tuple[Side, Side]) -> 
     source, target = pair
     room = next(rooms)
     ours, theirs = Lists.draw(source, N, 7), Lists.draw(target, N, 8)
-    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    sender, receiver = source.sender(room), target.receiver(room, N)
     assert sender.poll() == 1
     assert receiver.poll() == 1
     receiver.init(0)
@@ -160,29 +159,21 @@ def test_each_queue_sees_only_states_that_it_allows(pair: tuple[Side, Side]) -> 
         assert transfer.poll() == SUCCESS
 
 
-class _Event:
-    """A device's event that another stream has not reached yet."""
-
-    done = False
-
-    def query(self) -> bool:
-        return self.done
-
-
 def test_a_chunk_that_is_sent_early_waits_for_its_event(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
     ours, theirs = Lists.draw(source, N, 9), Lists.draw(target, N, 10)
-    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    sender, receiver = source.sender(room), target.receiver(room, N)
     receiver.init(0)
     accept(receiver, target, theirs, N)
     until(sender.poll, WAITING)
     source.fill(11)
     sender.init(7, ours.row)
-    event = sender._early_send_wait_event = _Event()
+    event = sender._early_send_wait_event = Event()
     sender.send(ours.pages[:2], None, num_kv_tokens=32)
     assert sender._early_send_wait_event is None
     sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)
+    hand_over(source, target)  # a chunk that did not wait would have been read by now
     for buffer in source.buffers("kv"):
         buffer[ours.pages[:2]] = 77  # the forward that writes them ends only now
     event.done = True
@@ -191,62 +182,14 @@ def test_a_chunk_that_is_sent_early_waits_for_its_event(pair: tuple[Side, Side])
         assert (buffer[theirs.pages[:2]] == 77).all()
 
 
-def test_an_abort_on_decode_fails_prefill_and_keeps_the_memory_until_nothing_writes(pair: tuple[Side, Side]) -> None:
-    source, target = pair
-    room = next(rooms)
-    sender, receiver = source.sender(room, N), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 12), N)
-    until(sender.poll, WAITING)
-    receiver.abort()
-    assert receiver.poll() == FAILED
-    assert receiver.abort_notified
-    assert "SGLang aborted the request" in str(_reason(receiver))
-    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
-    target.clear_deferred_abort_state(room)
-    until(sender.poll, FAILED)
-    assert "SGLang aborted the request" in str(_reason(sender))
-
-
-def test_an_abort_before_memory_was_named_holds_nothing(pair: tuple[Side, Side]) -> None:
-    _, target = pair
-    receiver = target.receiver(next(rooms), N)
-    receiver.init(0)
-    receiver.abort()
-    assert receiver.poll() == FAILED
-    assert not receiver.abort_notified
-
-
-def test_an_abort_on_prefill_between_chunks_fails_decode(pair: tuple[Side, Side]) -> None:
-    source, target = pair
-    room = next(rooms)
-    ours = Lists.draw(source, N, 13)
-    sender, receiver = source.sender(room, N), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 14), N)
-    until(sender.poll, WAITING)
-    sender.init(7, ours.row)
-    sender.send(ours.pages[:2], None, num_kv_tokens=32)
-    sender.abort()
-    until(sender.poll, FAILED)
-    sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)  # is ignored
-    until(receiver.poll, FAILED)
-    failure = _reason(receiver)
-    assert "SGLang aborted the request" in str(failure)
-    assert not failure.is_from_another_rank
-    receiver.ensure_abort_notified(force_arm=True)
-    assert receiver.abort_notified
-    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
-
-
 def test_a_rank_that_another_rank_fails_says_so_and_gives_the_room_up(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    sender, receiver = source.sender(room), target.receiver(room, N)
     receiver.init(0)
     accept(receiver, target, Lists.draw(target, N, 15), N)
     until(sender.poll, WAITING)
-    assert _reason(receiver).is_from_another_rank
+    assert reason(receiver).is_from_another_rank
     until(sender.poll, FAILED)
 
 
@@ -254,9 +197,10 @@ def test_prefill_waits_for_decode_no_longer_than_sglang_says(pair: tuple[Side, S
     source, _ = pair
     source.timeouts = Timeouts(bootstrap=0.05, waiting=60.0)
     try:
-        sender = source.sender(next(rooms), N)
+        sender = source.sender(next(rooms))
         until(sender.poll, FAILED)
-        assert "decode named no memory for the request within 0.05 s" in str(_reason(sender))
+        assert "decode never asked for it" in str(reason(sender))
+        assert "the limit is SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT" in str(reason(sender))
     finally:
         source.timeouts = Timeouts(60.0, 60.0)
 
@@ -266,11 +210,12 @@ def test_decode_waits_for_the_state_no_longer_than_sglang_says(pair: tuple[Side,
     target.timeouts = Timeouts(bootstrap=60.0, waiting=0.05)
     try:
         room = next(rooms)
-        sender, receiver = source.sender(room, N), target.receiver(room, N)
+        sender, receiver = source.sender(room), target.receiver(room, N)
         receiver.init(0)
         accept(receiver, target, Lists.draw(target, N, 16), N)
         until(receiver.poll, FAILED)
-        assert "the state did not arrive within 0.05 s" in str(_reason(receiver))
+        assert "it still waits for" in str(reason(receiver))
+        assert "the limit is SGLANG_DISAGGREGATION_WAITING_TIMEOUT" in str(reason(receiver))
         until(sender.poll, FAILED)
     finally:
         target.timeouts = Timeouts(60.0, 60.0)
@@ -290,19 +235,21 @@ def test_a_request_that_waits_for_memory_does_not_time_out(pair: tuple[Side, Sid
 
 @pytest.mark.parametrize("room", [0, None, -1, 1 << 64])
 def test_a_room_that_is_no_room_fails_the_request_and_not_the_scheduler(pair: tuple[Side, Side], room: Any) -> None:
-    for transfer in (pair[0].sender(room, N), pair[1].receiver(room, N)):
-        if transfer is not None and hasattr(transfer, "bootstrap_addr"):
-            transfer.init(0)
+    source, target = pair
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 24), N)
+    for transfer in (sender, receiver):
         assert transfer.poll() == FAILED
-        assert "room" in str(_reason(transfer))
+        assert "room" in str(reason(transfer))
 
 
 def test_a_room_that_is_in_use_fails_the_second_request(pair: tuple[Side, Side]) -> None:
     source, _ = pair
     room = next(rooms)
-    first, second = source.sender(room, N), source.sender(room, N)
+    first, second = source.sender(room), source.sender(room)
     assert second.poll() == FAILED
-    assert "in use" in str(_reason(second))
+    assert "in use" in str(reason(second))
     assert first.poll() == 1
     first.abort()
 
@@ -321,7 +268,7 @@ def test_a_chunk_that_does_not_add_up_fails_the_request(
     source, target = pair
     room = next(rooms)
     ours = Lists.draw(source, N, 17)
-    sender, receiver = source.sender(room, N), target.receiver(room, N)
+    sender, receiver = source.sender(room), target.receiver(room, N)
     receiver.init(0)
     accept(receiver, target, Lists.draw(target, N, 18), N)
     until(sender.poll, WAITING)
@@ -339,26 +286,24 @@ def test_memory_of_another_length_fails_the_request(pair: tuple[Side, Side]) -> 
     receiver.init(0)
     receiver.send_metadata(np.arange(1, 4, dtype=np.int32), 1, [], decode_prefix_len=0)
     assert receiver.poll() == FAILED
-    assert "3 items of component 'kv'" in str(_reason(receiver))
+    assert "3 items of component 'kv'" in str(reason(receiver))
     assert not receiver.abort_notified
 
 
 def test_a_prefill_that_is_gone_fails_requests_that_have_not_met_it(pair: tuple[Side, Side]) -> None:
-    from support.sides import ADDRESS
-
-    from statelink_sglang._directory import Prefill
-
     _, target = pair
     before = target.prefill_info_table[ADDRESS]
-    gone = target.prefill_info_table[ADDRESS] = Prefill("old", ("tcp://127.0.0.1:9",))
+    gone = target.prefill_info_table[ADDRESS] = at("tcp://127.0.0.1:9")
     try:
-        receiver = target.receiver(next(rooms), N)
-        receiver.init(0)
-        accept(receiver, target, Lists.draw(target, N, 19), N)
-        assert receiver.poll() == TRANSFERRING
-        gone.gone = "the prefill server was started anew"
-        assert receiver.poll() == FAILED
-        assert "started anew" in str(_reason(receiver))
+        asks, queues = target.receiver(next(rooms), N), target.receiver(next(rooms), N)
+        for receiver in (asks, queues):
+            receiver.init(0)
+        accept(asks, target, Lists.draw(target, N, 19), N)
+        assert (asks.poll(), queues.poll()) == (TRANSFERRING, WAITING)
+        gone.instances[0].gone = "the prefill server was started anew"
+        for receiver in (asks, queues):
+            assert receiver.poll() == FAILED
+            assert "started anew" in str(reason(receiver))
     finally:
         target.prefill_info_table[ADDRESS] = before
 
@@ -371,6 +316,6 @@ def test_a_prefill_that_is_not_known_fails_the_request(pair: tuple[Side, Side]) 
         receiver = target.receiver(next(rooms), N)
         receiver.init(0)
         assert receiver.poll() == FAILED
-        assert "the prefill server at 127.0.0.1:1 is not known" in str(_reason(receiver))
+        assert "the prefill server at 127.0.0.1:1 is not known" in str(reason(receiver))
     finally:
         target.prefill_info_table.update(known)

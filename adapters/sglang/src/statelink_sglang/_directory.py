@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from ._http import ask
+from ._http import Found, ask
 
-__all__ = ["Directory", "Prefill"]
+__all__ = ["Directory", "Instance", "Prefill"]
 
 log = logging.getLogger("statelink.sglang")
 
@@ -27,22 +26,40 @@ FORGET = 60
 """Unanswered questions after which nobody asks any more, until a request names the server again."""
 
 
-class Prefill:
-    """One start of a prefill server. What SGLang reads of it is `dp_size` and `follow_bootstrap_room`.
+class Instance:
+    """One DP rank of one start of a prefill server.
 
     Attributes:
-        instance: The instance's name, another one after each start.
+        name: Its name, another one after each start.
         addresses: Where its ranks' links listen.
         gone: Why it is not there any more; empty while it is.
     """
 
-    dp_size = 1
-    follow_bootstrap_room = True
-
-    def __init__(self, instance: str, addresses: tuple[str, ...]) -> None:
-        self.instance = instance
+    def __init__(self, name: str, addresses: tuple[str, ...]) -> None:
+        self.name = name
         self.addresses = addresses
         self.gone = ""
+
+
+class Prefill:
+    """A prefill server. What SGLang reads of it is `dp_size` and `follow_bootstrap_room`.
+
+    Attributes:
+        instances: One for each DP rank.
+        http_port: Where it takes requests.
+    """
+
+    follow_bootstrap_room = True
+    """A request is on the DP rank that its room says: other ways to choose it are refused on prefill."""
+
+    def __init__(self, instances: tuple[Instance, ...], http_port: int = 0) -> None:
+        self.instances = instances
+        self.http_port = http_port
+
+    @property
+    def dp_size(self) -> int:
+        """DP ranks of the server."""
+        return len(self.instances)
 
 
 class Directory:
@@ -100,27 +117,31 @@ class Directory:
     def _ask(self, address: str) -> None:
         """Runs on a thread of the pool."""
         try:
-            content = ask(address, PATIENCE)
+            found = ask(address, PATIENCE)
         except (OSError, ValueError) as error:
             self._missed(address, str(error) or type(error).__name__)
         except Exception as error:  # a defect here must not end the questions
             log.exception("asking the bootstrap server at %s", address)
             self._missed(address, f"{type(error).__name__}: {error}")
         else:
-            self._answered(address, content)
+            self._answered(address, found)
         finally:
             with self._lock:
                 self._asking.discard(address)
 
-    def _answered(self, address: str, content: dict[str, Any]) -> None:
-        instance, addresses = content["instance"], tuple(content["addresses"])
+    def _answered(self, address: str, found: Found) -> None:
         with self._lock:
             known = self._known.get(address)
-            if known is None or (known.instance, known.addresses) != (instance, addresses):
-                if known is not None:
-                    known.gone = f"the prefill server at {address} was started anew"
-                known = self._known[address] = Prefill(instance, addresses)
-            known.gone = ""
+            before = () if known is None else known.instances
+            same = {(each.name, each.addresses): each for each in before}
+            instances = tuple(same.get(each) or Instance(*each) for each in found.instances)
+            for each in before:
+                if each not in instances:
+                    each.gone = f"the prefill server at {address} was started anew, or has opened its links anew"
+            for each in instances:
+                each.gone = ""
+            if known is None or instances != before or known.http_port != found.http_port:
+                known = self._known[address] = Prefill(instances, found.http_port)
             self._misses[address] = 0
             self._why.pop(address, None)
             self.table[address] = known
@@ -131,7 +152,8 @@ class Directory:
             self._why[address] = why
             known = self._known.get(address)
             if misses >= MISSES and known is not None:
-                known.gone = known.gone or f"the prefill server at {address} does not answer: {why}"
+                for each in known.instances:
+                    each.gone = each.gone or f"the prefill server at {address} does not answer: {why}"
                 self.table.pop(address, None)
             if misses >= FORGET:
                 del self._misses[address]

@@ -1,7 +1,7 @@
 """Hooks on SGLang's two queues. They pass on what SGLang does not: the pools, and the tokens of a request.
 
-A manager is made without the pools, and a sender or receiver without the number of tokens. The queue that makes them
-has both. Everything here runs on the scheduler's one thread.
+A manager is made without the pools, and a receiver without the number of tokens. The queue that makes them has both.
+Everything here runs on the scheduler's one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["AROUND", "Announced", "announced", "queue_in_construction"]
 
 
 class Announced(NamedTuple):
-    """The request for which a sender or receiver is made.
+    """The request for which a receiver is made.
 
     Attributes:
         room: SGLang's ``bootstrap_room``.
@@ -36,7 +36,7 @@ def queue_in_construction() -> Any:
 
 
 def announced(room: Any) -> Announced | None:
-    """The request that a queue makes a sender or receiver for at this moment; ``None`` if it is not this room's."""
+    """The request that the queue makes a receiver for at this moment; ``None`` if it is not this room's."""
     request = _request.get()
     return request if request is not None and request.room == room else None
 
@@ -56,12 +56,6 @@ def around_init_kv_manager(original: Callable[..., Any], queue: Any) -> Any:
         return original(queue)
 
 
-def around_create_sender(original: Callable[..., Any], queue: Any, req: Any, num_kv_heads: int) -> Any:
-    """Around ``PrefillBootstrapQueue.create_sender``."""
-    with _set(_request, Announced(req.bootstrap_room, len(req.origin_input_ids))):
-        return original(queue, req, num_kv_heads)
-
-
 def around_create_receiver(original: Callable[..., Any], queue: Any, req: Any, is_rebootstrap: bool = False) -> Any:
     """Around ``DecodePreallocQueue._create_receiver_and_enqueue``."""
     with _set(_request, Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req))):
@@ -70,7 +64,6 @@ def around_create_receiver(original: Callable[..., Any], queue: Any, req: Any, i
 
 AROUND: dict[str, Callable[..., Any]] = {
     "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue._init_kv_manager": around_init_kv_manager,
-    "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue.create_sender": around_create_sender,
     "sglang.srt.disaggregation.decode.DecodePreallocQueue._init_kv_manager": around_init_kv_manager,
     "sglang.srt.disaggregation.decode.DecodePreallocQueue._create_receiver_and_enqueue": around_create_receiver,
 }

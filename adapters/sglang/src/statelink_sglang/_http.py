@@ -1,14 +1,49 @@
-"""One HTTP exchange with a bootstrap server. Blocks, so no scheduler's thread calls it."""
+"""HTTP exchanges with prefill: with its bootstrap server, and with the server that takes requests.
+
+They block, so no scheduler's thread calls them.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._server import MAX_BODY, PATH, SCHEMA
 
-__all__ = ["ask", "put"]
+__all__ = ["Found", "ask", "generate", "put"]
+
+
+class Found(NamedTuple):
+    """What a bootstrap server knows of its prefill server.
+
+    Attributes:
+        instances: For each DP rank, the instance's name, and where its ranks' links listen.
+        http_port: Where the server takes requests.
+    """
+
+    instances: tuple[tuple[str, tuple[str, ...]], ...]
+    http_port: int
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> Found:
+        """What a server's answer says.
+
+        Raises:
+            ValueError: It is no such answer.
+        """
+        try:
+            if content["schema"] != SCHEMA:
+                raise ValueError(f"version {content['schema']} of its answers, not {SCHEMA}")
+            instances = tuple(
+                (str(each["instance"]), tuple(map(str, each["addresses"]))) for each in content["instances"]
+            )
+            port = int(content["http_port"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"an answer of another kind ({type(error).__name__}: {error})") from error
+        if not instances or not all(addresses for _, addresses in instances):
+            raise ValueError("an answer without ranks")
+        return cls(instances, port)
 
 
 def put(address: str, row: dict[str, Any], timeout: float) -> None:
@@ -18,39 +53,53 @@ def put(address: str, row: dict[str, Any], timeout: float) -> None:
         OSError: It does not answer.
         ValueError: It refuses.
     """
-    status, content = _exchange(address, "PUT", json.dumps(row).encode(), timeout)
+    status, content = _exchange(address, "PUT", PATH, row, timeout)
     if status != 200:
         raise ValueError(f"the bootstrap server at {address} answered {status}: {content.get('error', '')}")
 
 
-def ask(address: str, timeout: float) -> dict[str, Any]:
+def ask(address: str, timeout: float) -> Found:
     """What the server at ``address`` (``host:port``) knows of prefill's ranks.
 
     Raises:
         OSError: It does not answer.
         ValueError: It is another server, or not all ranks have told it where they are.
     """
-    status, content = _exchange(address, "GET", None, timeout)
+    status, content = _exchange(address, "GET", PATH, None, timeout)
     if status == 503 and "missing" in content:
         raise ValueError(f"prefill at {address} is starting: {content['missing']} are missing")
-    addresses = content.get("addresses")
-    known = content.get("schema") == SCHEMA and isinstance(content.get("instance"), str)
-    if status != 200 or not known or not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
+    try:
+        if status != 200:
+            raise ValueError(f"HTTP status {status}")
+        return Found.read(content)
+    except ValueError as error:
         raise ValueError(
-            f"no prefill server of the same statelink-sglang answers at {address} (HTTP status {status}); "
+            f"no prefill server of the same statelink-sglang answers at {address}: {error}; "
             "it must be started with --disaggregation-transfer-backend statelink, too"
-        )
-    return content
+        ) from error
 
 
-def _exchange(address: str, method: str, body: bytes | None, timeout: float) -> tuple[int, dict[str, Any]]:
+def generate(address: str, payload: dict[str, Any], timeout: float) -> None:
+    """Have the server at ``address`` (``host:port``) compute a request.
+
+    Raises:
+        OSError: It does not answer.
+        ValueError: It refuses.
+    """
+    status, content = _exchange(address, "POST", "/generate", payload, timeout)
+    if status >= 400:
+        raise ValueError(f"the server at {address} answered {status}: {json.dumps(content):.300}")
+
+
+def _exchange(address: str, method: str, path: str, body: Any, timeout: float) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection(address, timeout=timeout)
     try:
-        connection.request(method, PATH, body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         answer = connection.getresponse()
         raw = answer.read(MAX_BODY)
     except http.client.HTTPException as error:
-        raise ValueError(f"no bootstrap server answers at {address}: {type(error).__name__}") from error
+        raise ValueError(f"no server of this kind answers at {address}: {type(error).__name__}") from error
     finally:
         connection.close()
     try:

@@ -15,6 +15,12 @@ from ._options import ALLOWED, VARIABLE
 
 __all__ = ["Server", "check_server"]
 
+TESTED_STATE = frozenset({"swa", "dsa", "mamba"})
+"""State types with which the adapter is tested."""
+
+FOLLOWS = "follow_bootstrap_room"
+"""How prefill must choose a DP rank, so that decode knows it from the room."""
+
 
 class Server(NamedTuple):
     """What of SGLang's configuration matters here.
@@ -26,6 +32,7 @@ class Server(NamedTuple):
         disagg: SGLang's ``get_disagg()``.
         device: Where the pools are, such as ``cpu`` or ``cuda:0``.
         draft: Whether there is a draft model's pool.
+        state_types: What SGLang moves beside pages, such as ``swa``.
     """
 
     role: str
@@ -34,6 +41,7 @@ class Server(NamedTuple):
     disagg: Any
     device: str
     draft: bool
+    state_types: tuple[str, ...] = ()
 
 
 def check_server(server: Server, allow: Iterable[str]) -> None:
@@ -53,10 +61,13 @@ def check_server(server: Server, allow: Iterable[str]) -> None:
 
 def _impossible(server: Server) -> Iterator[str]:
     parallel, disagg, args = server.parallel, server.disagg, server.args
-    for name, most in (("pp_size", 1), ("attn_cp_size", 1), ("attn_dcp_size", 1), ("dp_size", 1), ("attn_dp_size", 1)):
+    for name in ("pp_size", "attn_cp_size", "attn_dcp_size"):
         width = getattr(parallel, name, 1) or 1
-        if width > most:
+        if width > 1:
             yield f"{name} is {width}, and only 1 is supported"
+    balances = getattr(parallel, "load_balance_method", FOLLOWS)
+    if server.role == "prefill" and _dp_ranks(parallel) > 1 and balances != FOLLOWS:
+        yield f"--load-balance-method must be {FOLLOWS} with several DP ranks, not {balances}: decode goes by it"
     for name in ("enable_kv_cache_sharding", "enable_dsa_cache_layer_split", "enable_cp_tp_group_sharing"):
         if getattr(parallel, name, False):
             yield f"{name} is not supported"
@@ -75,22 +86,31 @@ def _impossible(server: Server) -> Iterator[str]:
         ("SGLANG_DISAGG_STAGING_BUFFER", False),
         ("SGLANG_RUST_SERVER", False),
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", True),
+        ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", False),
     ):
         given = os.environ.get(variable, "").strip().lower()
         if given and (given in ("1", "true", "yes", "on")) != wanted:
             yield f"the variable {variable} must not be {given}"
 
 
+def _dp_ranks(parallel: Any) -> int:
+    return (getattr(parallel, "dp_size", 1) or 1) * (getattr(parallel, "attn_dp_size", 1) or 1)
+
+
 def _untested(server: Server, allow: frozenset[str]) -> Iterator[str]:
+    types = [each for each in server.state_types if each not in TESTED_STATE]
     found = {
+        "state_types": bool(types),
         "cuda": server.device != "cpu",
         "overlap": not getattr(server.args, "disable_overlap_schedule", False),
         "draft": server.draft,
+        "dp_attention": (getattr(server.parallel, "attn_dp_size", 1) or 1) > 1,
         "hicache": bool(getattr(server.args, "enable_hierarchical_cache", False)),
     }
     for word, there in found.items():
         if there and word not in allow:
+            named = f" ({', '.join(types)})" if word == "state_types" else ""
             yield (
-                f'{ALLOWED[word]} was not tested with Statelink; {{"sglang": {{"allow": ["{word}"]}}}} in {VARIABLE} '
-                "allows it"
+                f"{ALLOWED[word]}{named}: not tested with Statelink; "
+                f'{{"sglang": {{"allow": ["{word}"]}}}} in {VARIABLE} allows it'
             )

@@ -28,12 +28,14 @@ from ._http import put
 from ._inventory import Pools, describe_pools
 from ._limits import Server, check_server
 from ._options import read_options
+from ._recompute import recompute
 from ._seam import VERSION
 from ._server import SCHEMA, Row
 
 if TYPE_CHECKING:
     from statelink import Link, Receiving
 
+    from ._receiver import Receiver
 
 __all__ = ["Manager", "Timeouts"]
 
@@ -44,6 +46,9 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 """Seconds between two tries to reach the bootstrap server, which starts after the schedulers."""
+
+RECOMPUTED_AT_ONCE = 16
+"""Retracted requests that prefill is asked for at once, as with SGLang's own backends."""
 
 
 class Timeouts(NamedTuple):
@@ -99,10 +104,19 @@ class Manager(BaseKVManager):
         self._options = read_options(self.role)
         parallel = get_parallel()
         self._place = parallel.attn_tp_rank, parallel.attn_tp_size
+        self.dp = _dp_rank(parallel, args.system_dp_rank)
         pool = queue.token_to_kv_pool
         draft = queue.draft_token_to_kv_pool
         check_server(
-            Server(self.role, server_args, parallel, get_disagg(), str(pool.device), draft is not None),
+            Server(
+                self.role,
+                server_args,
+                parallel,
+                get_disagg(),
+                device=str(pool.device),
+                draft=draft is not None,
+                state_types=tuple(each.value for each in args.state_types),
+            ),
             self._options.allow,
         )
         self._group = parallel.attn_tp_group if self._place[1] > 1 else None
@@ -139,11 +153,12 @@ class Manager(BaseKVManager):
         else:
             self.register_to_bootstrap()
         log.info(
-            "Statelink backend %r moves %s of this %s rank %d of %d; its link listens at %s",
+            "Statelink backend %r moves %s of this %s rank %d of %d%s; its link listens at %s",
             self.link.backend,
             ", ".join(each.name for each in self._inventory.components),
             self.role,
             *self._place,
+            f" (DP rank {self.dp[0]} of {self.dp[1]})" if self.dp[1] > 1 else "",
             self.link.address.partition("|")[0],
         )
 
@@ -176,8 +191,8 @@ class Manager(BaseKVManager):
 
     def register_to_bootstrap(self) -> None:
         """Tell the bootstrap server where this rank is, on a thread, until it answers. Does not block."""
-        row = Row(SCHEMA, self._inventory.instance, *self._place, self.link.address)
         parallel, serving = get_parallel(), get_serving()
+        row = Row(SCHEMA, self._inventory.instance, *self._place, self.link.address, *self.dp, serving.port)
         host = serving.host
         if parallel.dist_init_addr:
             host = parallel.dist_init_addr.rpartition(":")[0].strip("[]")
@@ -220,18 +235,34 @@ class Manager(BaseKVManager):
 
     def _ensure_prefill_recompute_executor(self) -> ThreadPoolExecutor:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(4, thread_name_prefix="statelink-recompute")
+            self._executor = ThreadPoolExecutor(RECOMPUTED_AT_ONCE, thread_name_prefix="statelink-recompute")
         return self._executor
 
-    def submit_prefill_recompute(self, kv_receiver: Any, payload: dict[str, Any]) -> None:
-        """Prefill would compute a retracted request anew. That is not supported: the request fails."""
-        kv_receiver.fail("a request that was retracted for new weights cannot be computed anew with Statelink")
+    def submit_prefill_recompute(self, kv_receiver: Receiver, payload: dict[str, Any]) -> None:
+        """Have prefill compute a request anew that was retracted for new weights. Does not block.
+
+        Every decode rank calls this, and one of them asks prefill for all.
+        """
+        prefill = self.prefill_info_table.get(kv_receiver.bootstrap_addr)
+        if self._place[0] or kv_receiver.failed or prefill is None:
+            return  # without a prefill server the receiver has failed, or will
+        executor = self._ensure_prefill_recompute_executor()
+        executor.submit(recompute, kv_receiver, prefill.http_port, payload, self.timeouts.waiting)
 
     def teardown(self) -> None:
         """Close the link."""
         if self._directory is not None:
             self._directory.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
         self.link.close()
+
+
+def _dp_rank(parallel: Any, dp_rank: int | None) -> tuple[int, int]:
+    """Which DP rank of how many this one is, with replicas of the whole model or with DP attention."""
+    if parallel.dp_size > 1:
+        return dp_rank or 0, parallel.dp_size
+    return parallel.attn_dp_rank, parallel.attn_dp_size
 
 
 def _memory_kind(device: str, number: int) -> str:

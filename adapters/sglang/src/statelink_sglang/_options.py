@@ -24,7 +24,9 @@ ALLOWED = {
     "cuda": "pools in device memory",
     "overlap": "the overlap schedule (or start the server with --disable-overlap-schedule)",
     "draft": "a draft model's pool",
+    "dp_attention": "DP attention",
     "hicache": "a hierarchical cache",
+    "state_types": "state of a rare type",
 }
 """What no test of the adapter reaches, and what works only if the operator allows it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +10,26 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver
 
 from statelink.errors import StatelinkError
 
+from ._hooks import announced
 from ._sender import one_dimensional
-from ._transfer import BOOTSTRAPPING, FAILED, FOREVER, SUCCESS, TRANSFERRING, WAITING, Transfer
+from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
     from statelink import Receiving
 
-    from ._directory import Prefill
+    from ._directory import Instance
     from ._manager import Manager
 
 __all__ = ["Receiver"]
 
 
 class Receiver(Transfer, BaseKVReceiver):
-    """Opens the room when SGLang knows the prefill server, and names the memory when SGLang has allocated it."""
+    """Opens the room when SGLang has allocated its memory. Before that, the room would only take a place in the link.
 
+    A request that SGLang gives up earlier is declined at prefill, whose room would otherwise wait for it.
+    """
+
+    limit = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
     require_staging = False
     supports_host_destination = False
     bootstrap_infos: Sequence[Any] = ()
@@ -36,23 +41,27 @@ class Receiver(Transfer, BaseKVReceiver):
         self.abort_notified = False
         """Whether SGLang has to keep the memory of a failed request until nothing writes to it."""
         self._receiving: Receiving | None = None
-        self._prefill: Prefill | None = None
-        self._accepted: float | None = None
+        self._instance: Instance | None = None
+        self._declined = False
+        request = announced(bootstrap_room)
+        self._tokens = 0 if request is None else request.tokens
+        if not self.failed and self._tokens < 1:
+            self.fail("the number of tokens of the request is not known")
 
     def init(self, prefill_dp_rank: int) -> None:
-        """SGLang knows the prefill server: open the room. Does not block."""
-        if self.failed:
-            return
-        self._prefill = self.kv_mgr.prefill_info_table.get(self.bootstrap_addr)
-        if self._prefill is None:
+        """SGLang knows the prefill server, and which of its DP ranks has the request. Does not block."""
+        prefill = self.kv_mgr.prefill_info_table.get(self.bootstrap_addr)
+        if prefill is None:
             self.fail(self._unknown())
-            return
-        try:
-            self._room = self._receiving = self.kv_mgr.link.receive(
-                self.bootstrap_room, self._prefill.addresses, self._tokens, deadline=FOREVER
+        elif not 0 <= prefill_dp_rank < prefill.dp_size:
+            self.fail(
+                f"the request names DP rank {prefill_dp_rank} of the prefill server at {self.bootstrap_addr}, "
+                f"which has {prefill.dp_size}"
             )
-        except StatelinkError as error:
-            self.fail(str(error))
+        else:
+            self._instance = prefill.instances[prefill_dp_rank]
+            if self.failed:
+                self._give_up(self._failure)
 
     def send_metadata(
         self,
@@ -62,7 +71,7 @@ class Receiver(Transfer, BaseKVReceiver):
         decode_prefix_len: int | None = None,
         destination: Any = None,
     ) -> None:
-        """Name the memory.
+        """Name the memory, and open the room. Does not block.
 
         Args:
             kv_indices: Pages of the tokens from P on.
@@ -71,7 +80,7 @@ class Receiver(Transfer, BaseKVReceiver):
             decode_prefix_len: P: tokens that decode holds already.
             destination: Always the device: `supports_host_destination` is false.
         """
-        if self.failed or self._receiving is None:
+        if self.failed or self._instance is None:
             return
         lists = self.kv_mgr.lists
         items: dict[str, Any] = dict.fromkeys(lists.pages, kv_indices)
@@ -79,11 +88,16 @@ class Receiver(Transfer, BaseKVReceiver):
         try:
             given = zip(lists.states, state_indices or (), strict=True)
             items.update((name, one_dimensional(each)) for name, each in given)
-            self._receiving.accept(items, prefix=decode_prefix_len or 0)
+            self._room = self._receiving = self.kv_mgr.link.receive(
+                self.bootstrap_room,
+                self._instance.addresses,
+                self._tokens,
+                items,
+                prefix=decode_prefix_len or 0,
+                deadline=self.kv_mgr.timeouts.waiting,
+            )
         except (StatelinkError, ValueError) as error:
             self.fail(str(error))
-        else:
-            self._accepted = time.monotonic()
 
     def poll(self) -> int:
         """How far the request is, as the queue in which it is may see it."""
@@ -92,41 +106,49 @@ class Receiver(Transfer, BaseKVReceiver):
         return self._conclude(self._state())
 
     def _state(self) -> int:
-        receiving = self._receiving
-        if self.failed:
+        receiving, instance = self._receiving, self._instance
+        status = BOOTSTRAPPING if receiving is None else int(receiving.poll())
+        if self.failed or status == FAILED:
+            return FAILED
+        if instance is None:
+            return BOOTSTRAPPING
+        if status == BOOTSTRAPPING and instance.gone:
+            self.fail(instance.gone)
             return FAILED
         if receiving is None:
-            return BOOTSTRAPPING
-        status = int(receiving.poll())
-        if status == BOOTSTRAPPING and self._prefill is not None and self._prefill.gone:
-            self.fail(self._prefill.gone)
-            return FAILED
-        if self._accepted is None:
-            return WAITING
-        if status < SUCCESS and time.monotonic() - self._accepted > self.kv_mgr.timeouts.waiting:
-            self.fail(
-                f"the state did not arrive within {self.kv_mgr.timeouts.waiting:g} s "
-                "(SGLANG_DISAGGREGATION_WAITING_TIMEOUT)"
-            )
-            return FAILED
+            return WAITING  # for memory; SGLang may take as long as it likes for that
         return SUCCESS if status == SUCCESS else TRANSFERRING
 
     def abort(self) -> None:
         """SGLang gives the request up: a client has gone, or the prefill server cannot be found."""
-        unknown = self._prefill is None and self.kv_mgr.why_unknown(self.bootstrap_addr)
+        unknown = self._instance is None and self.kv_mgr.why_unknown(self.bootstrap_addr)
         self.fail(self._unknown() if unknown else "SGLang aborted the request")
         self.ensure_abort_notified()
+
+    def clear(self) -> None:
+        """SGLang is done with the request. It may be so before it had memory for it."""
+        if self._receiving is None and not self.failed:
+            self.fail("SGLang gave the request up")
+        super().clear()
+
+    def _give_up(self, why: str) -> None:
+        super()._give_up(why)
+        if self._receiving is not None or self._instance is None or self._declined:
+            return
+        self._declined = True
+        # An id that is no room's, or whose earlier use has not ended, has no room of this request on prefill either.
+        with contextlib.suppress(StatelinkError):
+            self.kv_mgr.link.decline(self.bootstrap_room, self._instance.addresses, why)
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
         """Prefill learns of the end from the link. Note whether memory must be kept. May be called twice.
 
         Args:
-            force_arm: Not needed: the room knows whether it named memory.
+            force_arm: Not needed: there is a room exactly if memory was named.
         """
-        receiving = self._receiving
-        if receiving is not None and self._accepted is not None and not self.abort_notified:
+        if self._receiving is not None and not self.abort_notified:
             self.abort_notified = True
-            self.kv_mgr.hold(self.bootstrap_room, receiving)
+            self.kv_mgr.hold(self.bootstrap_room, self._receiving)
 
     def _unknown(self) -> str:
         why = self.kv_mgr.why_unknown(self.bootstrap_addr)

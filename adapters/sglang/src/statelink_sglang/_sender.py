@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from sglang.srt.disaggregation.base.conn import BaseKVSender, KVTransferMetric
 from statelink import Pages
 from statelink.errors import StatelinkError
 
-from ._transfer import BOOTSTRAPPING, FAILED, FOREVER, SUCCESS, TRANSFERRING, WAITING, Transfer
+from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
     from statelink import Sending
@@ -24,13 +25,18 @@ __all__ = ["Sender", "one_dimensional"]
 
 log = logging.getLogger("statelink.sglang")
 
+AT_ONCE = 1e-6
+"""Seconds to a deadline that is over."""
+
 
 class Sender(Transfer, BaseKVSender):
-    """Opens the room at once, so that decode's request finds it, and pushes what SGLang sends.
+    """Opens the room at once, so that decode's request finds it, and pushes what SGLang sends. N comes from decode.
 
     It reports states as SGLang's queues expect them: before `init` nothing above WAITING, and Success only after the
     last chunk, also on a rank from which decode reads nothing.
     """
+
+    limit = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 
     def __init__(
         self, mgr: Manager, bootstrap_addr: str, bootstrap_room: Any, req_has_disagg_prefill_dp_rank: bool = False
@@ -38,7 +44,8 @@ class Sender(Transfer, BaseKVSender):
         super().__init__(mgr, bootstrap_room)
         self._early_send_wait_event: Any = None
         """SGLang sets it before a chunk that a forward may still be writing; it guards only that chunk."""
-        self._opened = time.monotonic()
+        self._patience = time.monotonic() + mgr.timeouts.bootstrap
+        """When decode must have named its memory. After that, SGLang sets no limit, however long the forward takes."""
         self._pages: int | None = None
         self._row = -1
         self._sent = 0
@@ -48,11 +55,19 @@ class Sender(Transfer, BaseKVSender):
         self._took: float | None = None
         self._failed_at: float | None = None
         self._sending: Sending | None = None
-        if not self.failed:
-            try:
-                self._room = self._sending = mgr.link.send(bootstrap_room, self._tokens, deadline=FOREVER)
-            except StatelinkError as error:
-                self.fail(str(error))
+        if self.failed:
+            return
+        rank, ranks = mgr.dp
+        if not req_has_disagg_prefill_dp_rank and bootstrap_room % ranks != rank:
+            self.fail(
+                f"the request came to DP rank {rank} of {ranks} on prefill, and decode looks for its room "
+                f"{bootstrap_room} on DP rank {bootstrap_room % ranks}; name 'disagg_prefill_dp_rank' in the request"
+            )
+            return
+        try:
+            self._room = self._sending = mgr.link.send(bootstrap_room, deadline=math.inf)
+        except StatelinkError as error:
+            self.fail(str(error))
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         """Decode has named its memory: from now on chunks come.
@@ -63,7 +78,22 @@ class Sender(Transfer, BaseKVSender):
         """
         self._pages = num_kv_indices
         self._row = -1 if aux_index is None else aux_index
+        sending = self._sending
+        if self.failed or sending is None:
+            return
+        self._tokens = sending.tokens or 0
         self._at = self.pop_decode_prefix_len()
+        page = self.kv_mgr.page_size
+        if self._at % page:
+            self.fail(
+                f"decode holds {self._at} tokens of the request already, which is no multiple of prefill's page of "
+                f"{page} tokens; give both servers the same --page-size"
+            )
+        elif -(-(self._tokens - self._at) // page) != num_kv_indices:
+            self.fail(
+                f"decode asks for tokens [{self._at}, {self._tokens}), and prefill has {num_kv_indices} pages of "
+                f"{page} tokens for them; the two servers have different prompts"
+            )
 
     def pop_decode_prefix_len(self) -> int:
         """P: how many tokens decode holds already."""
@@ -136,17 +166,16 @@ class Sender(Transfer, BaseKVSender):
 
     def _state(self) -> int:
         sending = self._sending
-        if self.failed or sending is None:
+        status = FAILED if self.failed or sending is None else int(sending.poll())
+        if status == FAILED:
             return self._failing()
-        status = int(sending.poll())
-        if status == BOOTSTRAPPING and time.monotonic() - self._opened > self.kv_mgr.timeouts.bootstrap:
-            self.fail(
-                f"decode named no memory for the request within {self.kv_mgr.timeouts.bootstrap:g} s "
-                "(SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)"
-            )
-            return self._failing()
-        if status == SUCCESS and not self._complete:
-            return WAITING if self._pages is None else TRANSFERRING
+        if status == BOOTSTRAPPING and time.monotonic() > self._patience:
+            assert sending is not None
+            sending.extend(AT_ONCE)  # the link fails the room, and says for whom it waited
+            self._patience = math.inf
+        if not self._complete:
+            # A rank from which nobody reads has succeeded before its last chunk, and must look like its siblings.
+            return min(status, WAITING if self._pages is None else TRANSFERRING)
         if status == SUCCESS and self._took is None and self._began is not None:
             self._took = time.perf_counter() - self._began
         return status
@@ -155,10 +184,11 @@ class Sender(Transfer, BaseKVSender):
         """Failed, once nothing reads the request's pages any more: SGLang gives them to others at once.
 
         A transfer that reads later harms nobody, because decode's room has failed, and decode keeps that memory until
-        the transfer has ended. So the wait has a bound.
+        the transfer has ended. So the wait has a bound. Before the first chunk there is nothing to wait for, and in
+        SGLang's bootstrap queue a request may not be on its way.
         """
         room = self._room
-        if room is None or room.quiesced:
+        if room is None or self._began is None or room.quiesced:
             return FAILED
         now = time.monotonic()
         self._failed_at = self._failed_at or now

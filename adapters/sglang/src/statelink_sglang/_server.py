@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 __all__ = ["PATH", "SCHEMA", "BootstrapServer", "Row"]
 
@@ -33,10 +33,13 @@ class Row(NamedTuple):
 
     Attributes:
         schema: `SCHEMA`.
-        instance: The instance's name. A restarted server has another one.
+        instance: The instance's name. Each DP rank is one, and a restarted server has other ones.
         rank: This rank's number in the instance.
         ranks: Ranks of the instance.
         address: Where its link listens.
+        dp_rank: Which of the server's DP ranks the instance is.
+        dp_size: DP ranks of the server.
+        http_port: Where the server takes requests.
     """
 
     schema: int
@@ -44,6 +47,9 @@ class Row(NamedTuple):
     rank: int
     ranks: int
     address: str
+    dp_rank: int
+    dp_size: int
+    http_port: int
 
     @classmethod
     def read(cls, given: Any) -> Row:
@@ -52,40 +58,52 @@ class Row(NamedTuple):
         Raises:
             ValueError: It is not one.
         """
-        if not isinstance(given, dict) or set(given) != set(cls._fields):
+        if not isinstance(given, dict) or not isinstance(given.get("schema"), int):
+            raise ValueError(f"a rank is described by {', '.join(cls._fields)}")
+        if given["schema"] != SCHEMA:
+            raise ValueError(f"the rank speaks version {given['schema']}, this server version {SCHEMA}")
+        if set(given) != set(cls._fields):
             raise ValueError(f"a rank is described by {', '.join(cls._fields)}")
         row = cls(**given)
-        whole = all(type(number) is int for number in (row.schema, row.rank, row.ranks))
-        if not whole or not isinstance(row.instance, str) or not isinstance(row.address, str):
+        if not all(type(value) is kind for value, kind in zip(row, get_type_hints(cls).values(), strict=True)):
             raise ValueError("a value has the wrong type")
-        if row.schema != SCHEMA:
-            raise ValueError(f"the rank speaks version {row.schema}, this server version {SCHEMA}")
-        if not 0 <= row.rank < row.ranks <= 4096:
-            raise ValueError(f"rank {row.rank} of {row.ranks}")
+        for number, count in ((row.rank, row.ranks), (row.dp_rank, row.dp_size)):
+            if not 0 <= number < count <= 4096:
+                raise ValueError(f"rank {number} of {count}")
         return row
 
 
-class _Instance:
+class _Ranks:
     """The rows of prefill's ranks. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, dict[int, Row]] = {}
+        """By DP rank, and then by rank."""
 
     def put(self, row: Row) -> None:
         with self._lock:
-            if any((each.instance, each.ranks) != (row.instance, row.ranks) for each in self._rows.values()):
-                self._rows.clear()  # the ranks of a server that was started anew
-            self._rows[row.rank] = row
+            instance = self._rows.setdefault(row.dp_rank, {})
+            if any((each.instance, each.ranks) != (row.instance, row.ranks) for each in instance.values()):
+                instance.clear()  # the ranks of a server that was started anew
+            if any(each.dp_size != row.dp_size for rows in self._rows.values() for each in rows.values()):
+                self._rows = {row.dp_rank: instance}
+            instance[row.rank] = row
 
     def get(self) -> dict[str, Any]:
         with self._lock:
-            rows = dict(self._rows)
-        ranks = next((row.ranks for row in rows.values()), None)
-        if ranks is None or len(rows) < ranks:
-            return {"schema": SCHEMA, "missing": "all ranks" if ranks is None else f"{ranks - len(rows)} of {ranks}"}
-        addresses = [rows[rank].address for rank in range(ranks)]
-        return {"schema": SCHEMA, "instance": rows[0].instance, "addresses": addresses}
+            instances = {number: dict(rows) for number, rows in self._rows.items() if rows}
+        some = next((row for rows in instances.values() for row in rows.values()), None)
+        if some is None:
+            return {"schema": SCHEMA, "missing": "all ranks"}
+        ranks, found = some.ranks * some.dp_size, sum(map(len, instances.values()))
+        if found < ranks:
+            return {"schema": SCHEMA, "missing": f"{ranks - found} of {ranks}"}
+        listed = [
+            {"instance": rows[0].instance, "addresses": [rows[rank].address for rank in range(rows[0].ranks)]}
+            for _, rows in sorted(instances.items())
+        ]
+        return {"schema": SCHEMA, "http_port": some.http_port, "instances": listed}
 
 
 class BootstrapServer:
@@ -96,8 +114,7 @@ class BootstrapServer:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        instance = _Instance()
-        handler = type("_Handler", (_Handler,), {"instance": instance})
+        handler = type("_Handler", (_Handler,), {"ranks": _Ranks()})
         listener = _Listener6 if ":" in host else _Listener
         try:
             self._server = listener((host, port), handler)
@@ -134,7 +151,7 @@ class _Listener6(_Listener):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    instance: _Instance
+    ranks: _Ranks
     timeout = TIMEOUT
     protocol_version = "HTTP/1.1"
 
@@ -152,14 +169,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._answer(400, {"error": str(error)})
             return
-        self.instance.put(row)
+        self.ranks.put(row)
         self._answer(200, {"schema": SCHEMA})
 
     def do_GET(self) -> None:
         """Decode asks where the ranks are; a probe asks whether this server lives."""
         if self.path == PATH:
-            found = self.instance.get()
-            self._answer(200 if "addresses" in found else 503, found)
+            found = self.ranks.get()
+            self._answer(200 if "instances" in found else 503, found)
         elif self.path == "/health":
             self._answer(200, {"schema": SCHEMA})
         else:

@@ -6,22 +6,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ._failure import TransferFailed
-from ._hooks import announced
 
 if TYPE_CHECKING:
     from statelink import Room
 
     from ._manager import Manager
 
-__all__ = ["FAILED", "FOREVER", "Transfer"]
+__all__ = ["BOOTSTRAPPING", "FAILED", "SUCCESS", "TRANSFERRING", "WAITING", "Transfer"]
 
 log = logging.getLogger("statelink.sglang")
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
 """SGLang's `KVPoll`, whose numbers are those of `statelink.Status`."""
-
-FOREVER = 7 * 86400.0
-"""Seconds that a room may take. SGLang's own clocks, which begin at other moments, end it long before."""
 
 
 class Transfer:
@@ -32,26 +28,30 @@ class Transfer:
         room: SGLang's ``bootstrap_room``.
     """
 
+    limit = ""
+    """The variable with SGLang's time limit for this side."""
+
     def __init__(self, manager: Manager, room: Any) -> None:
         self.kv_mgr = manager
         self.bootstrap_room = room
         self.conclude_state: int | None = None
         """The final state that SGLang was told; ``None`` before."""
         self._room: Room | None = None
+        self._tokens = 0
+        """N: the tokens whose state is moved; 0 while it is not known."""
         self._failure = ""
-        request = announced(room)
-        self._tokens = 0 if request is None else request.tokens
         if not isinstance(room, int) or room < 1:
-            self.fail(f"the request has the room {room!r}; a number above zero is needed")
-        elif self._tokens < 1:
-            self.fail("the number of tokens of the request is not known")
+            self._failure = f"the request has the room {room!r}; a number above zero is needed"
 
     def fail(self, reason: str) -> None:
         """Give the request up. The first reason stays. Any thread."""
         self._failure = self._failure or reason
-        room = self._room
-        if room is not None:
-            room.abort(self._failure)
+        self._give_up(self._failure)
+
+    def _give_up(self, why: str) -> None:
+        """Tell the other side that this one goes no further. Any thread."""
+        if self._room is not None:
+            self._room.abort(why)
 
     def abort(self) -> None:
         """SGLang gives the request up: a client has gone, or aborted it. Does not block."""
@@ -70,8 +70,8 @@ class Transfer:
         """
         reason = self._reason()
         self.conclude_state = FAILED
-        if not reason and self._room is not None:
-            self._room.abort("another rank of this server failed the request")
+        if not reason:
+            self._give_up("another rank of this server failed the request")
         raise TransferFailed(self.bootstrap_room, reason)
 
     @property
@@ -83,7 +83,9 @@ class Transfer:
         if self._failure:
             return self._failure
         reason = None if self._room is None else self._room.reason
-        return "" if reason is None else str(reason)
+        if reason is None:
+            return ""
+        return f"{reason}\nthe limit is {self.limit}" if reason.code == "room.deadline" else str(reason)
 
     def _conclude(self, state: int) -> int:
         if state in (FAILED, SUCCESS):

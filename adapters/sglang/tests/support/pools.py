@@ -17,13 +17,14 @@ class Made(NamedTuple):
     kv_args: Any
 
 
-def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE) -> Made:
+def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str = "float32") -> Made:
     """Pools of one kind: ``mha``, ``mla``, ``swa``, ``hybrid`` or ``dsa``.
 
     Args:
         kind: The kind.
         tp: The rank and the width. Each of the ranks holds its share of four heads.
-        page: Tokens of a page.
+        page: Tokens of a page, except for ``dsa``.
+        dtype: Of ``mha``.
     """
     import torch
     from sglang.srt.disaggregation.base.conn import KVArgs
@@ -38,7 +39,7 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE) -> Made:
     from statelink_sglang._inventory import Pools
 
     heads = HEADS // tp[1]
-    pool, requests, layers = _MAKERS[kind](heads, page, tp)
+    pool, requests, layers = _MAKERS[kind](heads, page, tp, dtype)
     metadata = MetadataBuffers(8, 64, torch.float32, 16)
     args = KVArgs()
     args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = get_kv_transfer_buf_infos(pool)
@@ -58,14 +59,14 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE) -> Made:
     return Made(Pools(pool, None, requests, metadata, config, WINDOW if kind == "swa" else 0, tp), args)
 
 
-def _mha(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+def _mha(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     pool = MHATokenToKVPool(
         size=1024,
         page_size=page,
-        dtype=torch.float32,
+        dtype=getattr(torch, dtype),
         head_num=heads,
         head_dim=8,
         layer_num=2,
@@ -75,7 +76,7 @@ def _mha(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
     return pool, None, 2
 
 
-def _mla(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+def _mla(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
@@ -92,7 +93,7 @@ def _mla(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
     return pool, None, 2
 
 
-def _swa(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
@@ -110,7 +111,7 @@ def _swa(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
     return pool, None, 4
 
 
-def _dsa(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
@@ -129,7 +130,7 @@ def _dsa(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
     return pool, None, 2
 
 
-def _hybrid(heads: int, page: int, tp: tuple[int, int]) -> tuple[Any, Any, int]:
+def _hybrid(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool

@@ -14,15 +14,18 @@ import numpy as np
 import statelink
 from statelink import state
 from statelink_sglang import _hooks
-from statelink_sglang._directory import Prefill
+from statelink_sglang._directory import Instance, Prefill
+from statelink_sglang._failure import TransferFailed
 from statelink_sglang._inventory import describe_pools
 from statelink_sglang._manager import Manager, Timeouts
 from statelink_sglang._receiver import Receiver
 from statelink_sglang._sender import Sender
 
-from .pools import WINDOW, Made, make
+from .pools import PAGE, WINDOW, Made, make
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     import numpy.typing as npt
 
 rooms = itertools.count(1)
@@ -33,26 +36,32 @@ ADDRESS = "127.0.0.1:1"
 class Side:
     """One rank: what a `Manager` is to senders and receivers."""
 
-    hold, is_abort_release_safe = Manager.hold, Manager.is_abort_release_safe
-    clear_deferred_abort_state = Manager.clear_deferred_abort_state
+    hold: Any = Manager.hold
+    is_abort_release_safe: Any = Manager.is_abort_release_safe
+    clear_deferred_abort_state: Any = Manager.clear_deferred_abort_state
+    submit_prefill_recompute: Any = Manager.submit_prefill_recompute
+    _ensure_prefill_recompute_executor: Any = Manager._ensure_prefill_recompute_executor
+    dp = (0, 1)
 
-    def __init__(self, role: str, made: Made, config: statelink.LinkConfig | None = None) -> None:
+    def __init__(self, role: str, made: Made, config: statelink.LinkConfig | None = None, model: str = "tiny") -> None:
         self.made = made
+        self.page_size = made.pools.pages.page_size
         components, self.lists = describe_pools(made.pools, made.kv_args)
         rank, ranks = made.pools.tp
-        inventory = state.describe(role, components, rank=rank, ranks=ranks)
+        inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
         self.link = statelink.open(config or _config(role), inventory)
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table: dict[str, Prefill] = {}
         self._held: dict[int, Any] = {}
+        self._place = made.pools.tp
+        self._executor: ThreadPoolExecutor | None = None
 
     def why_unknown(self, address: str) -> str:
         return ""
 
-    def sender(self, room: int, tokens: int) -> Sender:
+    def sender(self, room: int) -> Sender:
         manager: Any = self
-        with announcing(room, tokens):
-            return Sender(manager, "unused", room)
+        return Sender(manager, "unused", room)
 
     def receiver(self, room: int, tokens: int) -> Receiver:
         manager: Any = self
@@ -90,13 +99,15 @@ class Lists(NamedTuple):
     row: int
 
     @classmethod
-    def draw(cls, side: Side, tokens: int, seed: int) -> Lists:
+    def draw(cls, side: Side, tokens: int, seed: int, without: Sequence[int] = ()) -> Lists:
+        """Random ones. No page is one of ``without``."""
         draw = np.random.default_rng(seed)
         count = -(-tokens // side.made.kv_args.page_size_of_pool)
 
         def some(part: str) -> npt.NDArray[Any]:
             items = min(len(each) for each in side.buffers(part))
-            return 1 + draw.permutation(items - 1)[:count]
+            drawn = 1 + draw.permutation(items - 1)
+            return drawn[~np.isin(drawn, without)][:count]
 
         window = some("swa") if "swa" in side.parts else np.arange(count)
         return cls(some("kv").astype(np.int32), window, int(draw.integers(1, 8)), int(draw.integers(1, 8)))
@@ -123,29 +134,55 @@ class Lists(NamedTuple):
 
 @contextlib.contextmanager
 def announcing(room: Any, tokens: int) -> Iterator[None]:
-    """What the hooks on SGLang's queues do around a constructor."""
+    """What the hook on decode's queue does around a receiver's constructor."""
     with _hooks._set(_hooks._request, _hooks.Announced(room, tokens)):
         yield
 
 
 @contextlib.contextmanager
-def sides(kind: str, prefill: int = 1, decode: int = 1, **config: Any) -> Iterator[tuple[list[Side], list[Side]]]:
-    """Ranks of a prefill instance and of a decode instance that know each other."""
+def sides(
+    kind: str,
+    prefill: int = 1,
+    decode: int = 1,
+    *,
+    pages: tuple[int, int] = (PAGE, PAGE),
+    dtypes: tuple[str, str] = ("float32", "float32"),
+    models: tuple[str, str] = ("tiny", "tiny"),
+    own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
+) -> Iterator[tuple[list[Side], list[Side]]]:
+    """Ranks of a prefill instance and of a decode instance that know each other.
+
+    Args:
+        kind: The pools of both.
+        prefill: Prefill's ranks.
+        decode: Decode's ranks.
+        pages: Tokens of a page on prefill and on decode.
+        dtypes: Of the pools that can have another.
+        models: What each side says which model it has.
+        own: Each side's own keys of the link's configuration.
+    """
     with contextlib.ExitStack() as opened:
 
-        def ranks(role: str, width: int, configs: Sequence[Any]) -> list[Side]:
-            made = [Side(role, _made(kind, (rank, width)), configs[rank]) for rank in range(width)]
-            for side in made:
-                opened.callback(side.link.close)
+        def ranks(role: str, width: int) -> list[Side]:
+            end = ("prefill", "decode").index(role)
+            made = []
+            for rank in range(width):
+                pools = _made(kind, (rank, width), pages[end], dtypes[end])
+                made.append(Side(role, pools, _config(role, **own[end]), models[end]))
+                opened.callback(made[-1].link.close)
             return made
 
-        sources = ranks("prefill", prefill, [_config("prefill", **config)] * prefill)
-        targets = ranks("decode", decode, [_config("decode", **config)] * decode)
+        sources, targets = ranks("prefill", prefill), ranks("decode", decode)
         for target in targets:
             target.link.siblings([each.link.address for each in targets if each is not target])
         for target in targets:
-            target.prefill_info_table[ADDRESS] = Prefill("prefill", tuple(each.link.address for each in sources))
+            target.prefill_info_table[ADDRESS] = at(*(each.link.address for each in sources))
         yield sources, targets
+
+
+def at(*addresses: str) -> Prefill:
+    """What the directory knows of a prefill server with one DP rank."""
+    return Prefill((Instance("prefill", addresses),))
 
 
 def until(poll: Callable[[], int], *states: int, seconds: float = 60.0) -> list[int]:
@@ -161,6 +198,20 @@ def until(poll: Callable[[], int], *states: int, seconds: float = 60.0) -> list[
         assert found not in (FAILED, SUCCESS), seen
         assert time.monotonic() < end, seen
         time.sleep(0.002)
+
+
+def reason(transfer: Any) -> TransferFailed:
+    """What SGLang gets as the reason of a failed request."""
+    try:
+        transfer.failure_exception()
+    except TransferFailed as failure:
+        return failure
+    raise AssertionError("it did not fail")
+
+
+def safe(target: Side, room: int) -> Callable[[], int]:
+    """Whether decode's queue may free the memory of a failed request, as a state."""
+    return lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING
 
 
 def send(sender: Sender, side: Side, lists: Lists, tokens: int, ends: Sequence[int]) -> None:
@@ -185,8 +236,32 @@ def accept(receiver: Receiver, side: Side, lists: Lists, tokens: int, prefix: in
     receiver.send_metadata(lists.pages[prefix // page :], lists.row, states, decode_prefix_len=prefix)
 
 
-def _made(kind: str, tp: tuple[int, int]) -> Made:
-    made = make(kind, tp)
+def hand_over(source: Side, target: Side, room: int = 0, without: Sequence[int] = ()) -> None:
+    """A whole request, whose bytes must arrive. No page is one of ``without``."""
+    room, tokens = room or next(rooms), 100
+    ours, theirs = (Lists.draw(side, tokens, 20 + number, without) for number, side in enumerate((source, target)))
+    sender, receiver = source.sender(room), target.receiver(room, tokens)
+    receiver.init(0)
+    accept(receiver, target, theirs, tokens)
+    until(sender.poll, WAITING)
+    send(sender, source, ours, tokens, [])
+    until(receiver.poll, SUCCESS)
+    until(sender.poll, SUCCESS)
+    for a, b in zip(source.buffers("kv"), target.buffers("kv"), strict=True):
+        assert np.array_equal(a[ours.pages], b[theirs.pages])
+
+
+class Event:
+    """A device's event that another stream has not reached yet."""
+
+    done = False
+
+    def query(self) -> bool:
+        return self.done
+
+
+def _made(kind: str, tp: tuple[int, int], page: int, dtype: str) -> Made:
+    made = make(kind, tp, page, dtype)
     made.kv_args.page_size_of_pool = made.pools.pages.page_size
     return made
 

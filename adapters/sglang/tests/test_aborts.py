@@ -1,0 +1,300 @@
+"""Aborts in every place of both schedulers, and what may not happen after them. Real pools, no scheduler."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.sides import (
+    FAILED,
+    SUCCESS,
+    TRANSFERRING,
+    WAITING,
+    Event,
+    Lists,
+    Side,
+    accept,
+    hand_over,
+    reason,
+    rooms,
+    safe,
+    send,
+    sides,
+    until,
+)
+
+from statelink.errors import Reason
+from statelink_sglang._manager import Timeouts
+
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
+
+N = 100
+
+
+@pytest.fixture(scope="module")
+def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
+    """One rank on each side, with full attention."""
+    with sides("mha") as (sources, targets):
+        yield sources[0], targets[0]
+
+
+def test_an_abort_on_decode_fails_prefill_and_keeps_the_memory_until_nothing_writes(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 12), N)
+    until(sender.poll, WAITING)
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    assert receiver.abort_notified
+    assert "SGLang aborted the request" in str(reason(receiver))
+    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
+    target.clear_deferred_abort_state(room)
+    until(sender.poll, FAILED)
+    assert "SGLang aborted the request" in str(reason(sender))
+
+
+def test_an_abort_on_prefill_between_chunks_fails_decode(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    ours = Lists.draw(source, N, 13)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 14), N)
+    until(sender.poll, WAITING)
+    sender.init(7, ours.row)
+    sender.send(ours.pages[:2], None, num_kv_tokens=32)
+    sender.abort()
+    until(sender.poll, FAILED)
+    sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)  # is ignored
+    until(receiver.poll, FAILED)
+    failure = reason(receiver)
+    assert "SGLang aborted the request" in str(failure)
+    assert not failure.is_from_another_rank
+    receiver.ensure_abort_notified(force_arm=True)
+    assert receiver.abort_notified
+    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
+
+
+def _abort(receiver: Any) -> None:
+    receiver.abort()
+
+
+def _clear(receiver: Any) -> None:
+    receiver.clear()
+
+
+def _vote(receiver: Any) -> None:
+    assert reason(receiver).is_from_another_rank
+
+
+@pytest.mark.parametrize("gives_up", [_abort, _clear, _vote])
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_prefill_learns_at_once_that_decode_gave_up_a_request_without_memory(
+    pair: tuple[Side, Side], first: str, gives_up: Callable[[Any], None]
+) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender = source.sender(room) if first == "prefill" else None
+    receiver = target.receiver(room, N)
+    receiver.init(0)
+    assert receiver.poll() == WAITING
+    gives_up(receiver)
+    assert receiver.poll() == FAILED
+    assert not receiver.abort_notified  # no memory was named: SGLang holds nothing
+    sender = sender or source.sender(room)
+    assert WAITING not in until(sender.poll, FAILED)
+    assert "decode declined the request" in str(reason(sender))
+
+
+def test_an_abort_after_init_and_before_the_first_chunk_fails_decode(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 30), N)
+    until(sender.poll, WAITING)
+    sender.init(7, 1)
+    sender.abort()  # from here on, SGLang frees prefill's pages, and does not poll
+    until(receiver.poll, FAILED)
+    assert "SGLang aborted the request" in str(reason(receiver))
+
+
+def test_a_chunk_that_waits_for_its_event_is_not_read_after_an_abort(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    ours, theirs = Lists.draw(source, N, 31), Lists.draw(target, N, 32)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, theirs, N)
+    until(sender.poll, WAITING)
+    sender.init(7, ours.row)
+    event = sender._early_send_wait_event = Event()
+    sender.send(ours.pages[:2], None, num_kv_tokens=32)
+    sender.abort()
+    for buffer in source.buffers("kv"):
+        buffer[ours.pages[:2]] = 66  # another request's
+    for buffer in target.buffers("kv"):
+        buffer[theirs.pages] = 5
+    until(receiver.poll, FAILED)
+    until(sender.poll, FAILED)
+    event.done = True
+    until(safe(target, room), SUCCESS)
+    hand_over(source, target, without=[*map(int, theirs.pages)])
+    for buffer in target.buffers("kv"):
+        assert (buffer[theirs.pages] == 5).all()
+
+
+def test_no_request_succeeds_from_pages_that_were_used_again(pair: tuple[Side, Side]) -> None:
+    """SGLang frees the pages of an aborted request at once, except in the queue where it waits for the transfer."""
+    source, target = pair
+    draw = random.Random(33)
+    for _ in range(60):
+        room = next(rooms)
+        ours, theirs = Lists.draw(source, N, room), Lists.draw(target, N, -room % 997)
+        sender, receiver = source.sender(room), target.receiver(room, N)
+        receiver.init(0)
+        accept(receiver, target, theirs, N)
+        until(sender.poll, WAITING)
+        sender.init(7, ours.row)
+        for first in range(0, draw.randrange(0, 7)):  # never the last page
+            sender.send(ours.pages[first : first + 1], None, num_kv_tokens=16)
+        time.sleep(draw.choice([0.0, 0.001]))
+        sender.abort()
+        for buffer in source.buffers("kv"):
+            buffer[ours.pages] = 66
+        until(receiver.poll, FAILED)
+        until(safe(target, room), SUCCESS)
+        for buffer in target.buffers("kv"):
+            buffer[theirs.pages] = 5  # the next owner's
+        hand_over(source, target, without=[*map(int, theirs.pages)])
+        for buffer in target.buffers("kv"):
+            assert (buffer[theirs.pages] == 5).all()
+
+
+def test_an_abort_after_the_last_chunk_leaves_the_right_bytes_or_a_failed_request(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    draw = random.Random(34)
+    ends = set()
+    for number in range(80):
+        room = next(rooms)
+        ours, theirs = Lists.draw(source, N, room), Lists.draw(target, N, -room % 997)
+        source.fill(number)
+        sent = [buffer[ours.pages].copy() for buffer in source.buffers("kv")]
+        sender, receiver = source.sender(room), target.receiver(room, N)
+        receiver.init(0)
+        accept(receiver, target, theirs, N)
+        until(sender.poll, WAITING)
+        send(sender, source, ours, N, [48])
+        time.sleep(draw.choice([0.0, 0.0, 0.0005, 0.002]))
+        draw.choice([sender, receiver]).abort()
+        seen: list[int] = []
+        while not seen or seen[-1] not in (FAILED, SUCCESS):
+            seen.append(sender.poll())
+        for buffer in source.buffers("kv"):
+            buffer[ours.pages] = 66  # SGLang has freed the pages
+        while (end := receiver.poll()) not in (FAILED, SUCCESS):
+            time.sleep(0.0005)
+        ends.add(end)
+        if end == SUCCESS:
+            for a, b in zip(sent, target.buffers("kv"), strict=True):
+                assert np.array_equal(a, b[theirs.pages])
+        else:
+            receiver.ensure_abort_notified(force_arm=True)
+            until(safe(target, room), SUCCESS)
+    assert FAILED in ends
+
+
+class _Read:
+    """A failed room from which a transfer still reads."""
+
+    room, reason, quiesced, tokens, prefix = 1, Reason("peer.lost", "decode was lost", {}), False, N, 0
+
+    def poll(self) -> Any:
+        return FAILED
+
+    def push(self, items: Any, **more: Any) -> None: ...
+
+    def abort(self, why: str) -> None: ...
+
+
+def test_a_failed_request_keeps_its_pages_while_they_are_read_but_not_for_ever(pair: tuple[Side, Side]) -> None:
+    source, _ = pair
+    read: Any = _Read()
+    sender = source.sender(next(rooms))
+    sender.abort()
+    sender._failure, sender._room, sender._sending = "", read, read
+    sender._pages, sender._began = 7, 1.0
+    assert [sender.poll() for _ in range(3)] == [TRANSFERRING] * 3
+    source.timeouts = Timeouts(60.0, 60.0, hold=0.05)
+    try:
+        until(sender.poll, FAILED)
+    finally:
+        source.timeouts = Timeouts(60.0, 60.0)
+
+
+def test_a_request_that_has_sent_nothing_fails_at_once(pair: tuple[Side, Side]) -> None:
+    """SGLang's bootstrap queue ends the server if it sees a request on its way."""
+    source, _ = pair
+    read: Any = _Read()
+    sender = source.sender(next(rooms))
+    sender.abort()
+    sender._failure, sender._room, sender._sending = "", read, read
+    assert sender.poll() == FAILED
+
+
+def test_decode_has_the_memory_of_a_failed_request_until_nothing_writes(pair: tuple[Side, Side]) -> None:
+    _, target = pair
+    room = next(rooms)
+    writes: Any = _Read()
+    target.hold(room, writes)
+    assert not target.is_abort_release_safe(room, 0)
+    writes.quiesced = True
+    assert target.is_abort_release_safe(room, 0)
+    target.clear_deferred_abort_state(room)
+    assert target.is_abort_release_safe(room, 0)
+
+
+def test_a_room_may_be_used_again_once_both_sides_are_done(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    for number in range(5):
+        source.fill(100 + number)
+        hand_over(source, target, room)
+
+
+def test_a_room_that_was_aborted_may_be_used_again(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 35), N)
+    until(sender.poll, WAITING)
+    receiver.abort()
+    until(sender.poll, FAILED)
+    until(safe(target, room), SUCCESS)
+    target.clear_deferred_abort_state(room)
+    receiver.clear()
+    hand_over(source, target, room)
+
+
+def test_a_request_whose_forward_ran_before_decode_had_asked(pair: tuple[Side, Side]) -> None:
+    """Optimistic prefill: the forward is over, and may have been run twice, before `init` and the chunks come."""
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    assert [sender.poll() for _ in range(3)] == [1] * 3
+    ours, theirs = Lists.draw(source, N, 36), Lists.draw(target, N, 37)
+    source.fill(38)
+    receiver.init(0)
+    accept(receiver, target, theirs, N)
+    assert set(until(sender.poll, WAITING)) <= {1, WAITING}
+    send(sender, source, ours, N, [])
+    until(receiver.poll, SUCCESS)
+    for a, b in zip(source.buffers("kv"), target.buffers("kv"), strict=True):
+        assert np.array_equal(a[ours.pages], b[theirs.pages])

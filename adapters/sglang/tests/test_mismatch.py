@@ -1,0 +1,293 @@
+"""Two servers that do not fit: each request fails with the reason, and both sides go on. And what does fit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from support.sides import (
+    ADDRESS,
+    FAILED,
+    SUCCESS,
+    WAITING,
+    Lists,
+    Side,
+    accept,
+    hand_over,
+    reason,
+    rooms,
+    safe,
+    send,
+    sides,
+    until,
+)
+
+from statelink_sglang._directory import Instance, Prefill
+
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
+
+N = 100
+
+
+@pytest.fixture(scope="module")
+def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
+    """One rank on each side, with full attention."""
+    with sides("mha") as (sources, targets):
+        yield sources[0], targets[0]
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ({"models": ("llama@1", "llama@2")}, "model: 'llama@2' on decode, 'llama@1' on prefill"),
+        ({"dtypes": ("float32", "bfloat16")}, "dtype: bfloat16 on decode, float32 on prefill"),
+    ],
+)
+def test_servers_that_hold_other_state_refuse_each_other_by_name(differs: dict[str, Any], said: str) -> None:
+    with sides("mha", **differs) as ((source,), (target,)):
+        for room in (next(rooms), next(rooms)):  # the second time, the link knows it
+            sender, receiver = source.sender(room), target.receiver(room, N)
+            receiver.init(0)
+            accept(receiver, target, Lists.draw(target, N, 1), N)
+            until(receiver.poll, FAILED)
+            assert said in str(reason(receiver))
+            receiver.ensure_abort_notified(force_arm=True)
+            until(safe(target, room), SUCCESS)
+            sender.abort()
+            until(sender.poll, FAILED)
+
+
+@pytest.mark.parametrize("kind", ["mha", "swa", "hybrid"])
+@pytest.mark.parametrize(("pages", "prefix"), [((16, 1), 0), ((1, 16), 0), ((16, 1), 64), ((1, 16), 64)])
+def test_page_sizes_may_differ(kind: str, pages: tuple[int, int], prefix: int) -> None:
+    with sides(kind, pages=pages) as ((source,), (target,)):
+        source.fill(1)
+        room = next(rooms)
+        ours, theirs = Lists.draw(source, N, 2), Lists.draw(target, N, 3)
+        sender, receiver = source.sender(room), target.receiver(room, N)
+        receiver.init(0)
+        accept(receiver, target, theirs, N, prefix)
+        until(sender.poll, WAITING)
+        send(sender, source, ours, N, [32, 80])
+        until(receiver.poll, SUCCESS)
+        until(sender.poll, SUCCESS)
+        for layer in _full_layers(kind):
+            for name in ("get_key_buffer", "get_value_buffer"):
+                sent, arrived = (
+                    _tokens(side, lists, name, layer) for side, lists in ((source, ours), (target, theirs))
+                )
+                assert np.array_equal(sent[prefix:], arrived[prefix:])
+
+
+def _full_layers(kind: str) -> list[int]:
+    return {"mha": [0, 1], "swa": [2], "hybrid": [3]}[kind]
+
+
+def _tokens(side: Side, lists: Lists, name: str, layer: int) -> Any:
+    """The bytes of each token of the request, in one buffer of full attention."""
+    page = side.page_size
+    slots = (lists.pages[:, None] * page + np.arange(page)).reshape(-1)[:N]
+    return getattr(side.made.pools.pages, name)(layer).numpy()[slots].view(np.int32)
+
+
+def test_a_prefix_that_is_no_multiple_of_prefills_page_fails_the_request() -> None:
+    with sides("mha", pages=(16, 1)) as ((source,), (target,)):
+        room = next(rooms)
+        sender, receiver = source.sender(room), target.receiver(room, N)
+        receiver.init(0)
+        accept(receiver, target, Lists.draw(target, N, 4), N, prefix=5)
+        until(sender.poll, WAITING)
+        sender.init(6, 1)
+        sender.send(np.arange(1, 7, dtype=np.int32), [], num_kv_tokens=N - 5)  # is ignored
+        until(sender.poll, FAILED)
+        until(receiver.poll, FAILED)
+        for side in (sender, receiver):
+            assert "decode holds 5 tokens of the request already" in str(reason(side))
+            assert "give both servers the same --page-size" in str(reason(side))
+
+
+def test_prompts_of_another_length_fail_the_request(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N + 40)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N + 40, 5), N + 40)
+    until(sender.poll, WAITING)
+    sender.init(7, 1)
+    until(sender.poll, FAILED)
+    assert "decode asks for tokens [0, 140), and prefill has 7 pages of 16 tokens" in str(reason(sender))
+    until(receiver.poll, FAILED)
+    hand_over(source, target)
+
+
+def test_prompts_that_differ_within_the_last_page_fail_the_request(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N - 1)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N - 1, 6), N - 1)
+    until(sender.poll, WAITING)
+    send(sender, source, Lists.draw(source, N, 7), N, [])
+    until(sender.poll, FAILED)
+    assert "SGLang sent tokens [0, 100) of 99" in str(reason(sender))
+    until(receiver.poll, FAILED)
+    hand_over(source, target)
+
+
+def _keys() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (2, 2), (2, 1), (1, 2)])
+def test_each_server_has_a_key_of_its_own(prefill: int, decode: int) -> None:
+    """All ranks of a server read the same configuration, and so the same key."""
+    ours, theirs = _keys(), _keys()
+    keys = tuple({"keys": {"secret": secret, "allow": [ours[0], theirs[0]]}} for _, secret in (ours, theirs))
+    with sides("mha", prefill, decode, own=(keys[0], keys[1])) as (sources, targets):
+        assert {side.link.address.partition("|")[2] for side in targets} == {theirs[0]}
+        room = next(rooms)
+        lists = Lists.draw(sources[0], N, 8), Lists.draw(targets[0], N, 9)
+        senders = [source.sender(room) for source in sources]
+        receivers = [target.receiver(room, N) for target in targets]
+        for receiver, target in zip(receivers, targets, strict=True):
+            receiver.init(0)
+            accept(receiver, target, lists[1], N)
+        for sender, source in zip(senders, sources, strict=True):
+            until(sender.poll, WAITING)
+            send(sender, source, lists[0], N, [48])
+        for transfer in (*senders, *receivers):
+            until(transfer.poll, SUCCESS)
+
+
+def test_a_key_that_is_not_allowed_fails_the_request_with_the_reason() -> None:
+    ours, theirs = _keys(), _keys()
+    own = (
+        {"keys": {"secret": ours[1], "allow": [ours[0]]}},
+        {"keys": {"secret": theirs[1], "allow": [ours[0], theirs[0]]}},
+    )
+    with sides("mha", own=own) as (_, (target,)):
+        room = next(rooms)
+        target.timeouts = target.timeouts._replace(waiting=3.0)
+        receiver = target.receiver(room, N)
+        receiver.init(0)
+        accept(receiver, target, Lists.draw(target, N, 10), N)
+        until(receiver.poll, FAILED)
+        print(reason(receiver))
+        assert "the limit is" in str(reason(receiver))
+
+
+# DP ranks.
+
+
+def test_a_request_goes_to_the_dp_rank_of_prefill_that_sglang_names() -> None:
+    with sides("mha") as ((first,), (target,)), sides("mha") as ((second,), _):
+        names = [Instance(str(number), (side.link.address,)) for number, side in enumerate((first, second))]
+        target.prefill_info_table[ADDRESS] = Prefill(tuple(names))
+        first.dp, second.dp = (0, 2), (1, 2)
+        for number, source in enumerate((first, second)):
+            source.fill(number)
+            room = 2 * next(rooms) + number
+            ours, theirs = Lists.draw(source, N, 11), Lists.draw(target, N, 12)
+            sender, receiver = source.sender(room), target.receiver(room, N)
+            receiver.init(room % 2)
+            accept(receiver, target, theirs, N)
+            until(sender.poll, WAITING)
+            send(sender, source, ours, N, [])
+            until(receiver.poll, SUCCESS)
+            for a, b in zip(source.buffers("kv"), target.buffers("kv"), strict=True):
+                assert np.array_equal(a[ours.pages], b[theirs.pages])
+
+
+def test_a_dp_rank_that_decode_will_not_look_at_fails_the_request(pair: tuple[Side, Side]) -> None:
+    source, target = pair
+    source.dp = (0, 2)
+    try:
+        sender = source.sender(2 * next(rooms) + 1)
+        assert sender.poll() == FAILED
+        assert "name 'disagg_prefill_dp_rank' in the request" in str(reason(sender))
+    finally:
+        source.dp = (0, 1)
+    receiver = target.receiver(next(rooms), N)
+    receiver.init(1)
+    assert receiver.poll() == FAILED
+    assert "DP rank 1 of the prefill server at 127.0.0.1:1, which has 1" in str(reason(receiver))
+
+
+# Retraction for new weights.
+
+
+class _Server(BaseHTTPRequestHandler):
+    """Prefill's HTTP port."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append((self.path, body))  # type: ignore[attr-defined]
+        answer = json.dumps({"error": body.get("answer", "")}).encode()
+        self.send_response(body.get("status", 200))
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def prefill_http() -> Iterator[Any]:
+    with HTTPServer(("127.0.0.1", 0), _Server) as server:
+        server.seen = []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def _retracted(target: Side, port: int, **payload: Any) -> Any:
+    target.prefill_info_table[ADDRESS].http_port = port
+    receiver = target.receiver(next(rooms), N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 13), N)
+    target.submit_prefill_recompute(receiver, payload)
+    return receiver
+
+
+def test_prefill_is_asked_to_compute_a_retracted_request_anew(pair: tuple[Side, Side], prefill_http: Any) -> None:
+    receiver = _retracted(pair[1], prefill_http.server_port, rid="a", input_ids=[5, 6])
+    until(lambda: SUCCESS if prefill_http.seen else WAITING, SUCCESS)
+    assert prefill_http.seen == [("/generate", {"rid": "a", "input_ids": [5, 6]})]
+    assert receiver.poll() not in (FAILED, SUCCESS)
+    receiver.abort()
+
+
+def test_a_request_that_prefill_will_not_compute_anew_fails_with_the_reason(
+    pair: tuple[Side, Side], prefill_http: Any
+) -> None:
+    receiver = _retracted(pair[1], prefill_http.server_port, status=400, answer="too long")
+    until(receiver.poll, FAILED)
+    assert "prefill was to compute a retracted request anew, and did not" in str(reason(receiver))
+    assert "400" in str(reason(receiver))
+    assert "too long" in str(reason(receiver))
+
+
+class _Executor:
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def submit(self, job: Any, *given: Any) -> None:
+        self.jobs += 1
+
+
+def test_one_rank_of_decode_asks_for_all() -> None:
+    executor: Any = _Executor()
+    with sides("mha", 1, 2) as (_, targets):
+        for target in targets:
+            target._executor = executor
+            receiver = target.receiver(next(rooms), N)
+            receiver.init(0)
+            target.submit_prefill_recompute(receiver, {})
+        assert executor.jobs == 1

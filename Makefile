@@ -134,8 +134,12 @@ ENGINE_SGLANG = python=$$(PYTHON="$(PYTHON)" tools/sglang-env.sh build/sglang) |
   STATELINK_ABSENT_PACKAGES=1 "$$python" -W ignore -m pytest -c adapters/sglang/pyproject.toml --rootdir adapters/sglang \
     adapters/sglang/tests
 
+ENGINE_REPORT := build/engine-sglang.json
+
 engine-sglang: ## Run SGLang, unmodified, with Statelink: real pools, real servers, every test
-	@$(ENGINE_SGLANG) $(ARGS)
+	@rm -f $(ENGINE_REPORT)
+	@$(ENGINE_SGLANG) $(or $(ARGS),--engine-report=$(abspath $(ENGINE_REPORT)))
+	@[ ! -e $(ENGINE_REPORT) ] || build/sglang/bin/python -m tools.engine_table $(ENGINE_REPORT) adapters/sglang/RESULTS.md
 
 engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is installed, the pools, one pair for each backend
 	@$(ENGINE_SGLANG) -m smoke $(ARGS)

@@ -1,13 +1,12 @@
-"""Two real SGLang servers in other shapes: pages of one token, a sliding window, and unequal tensor parallelism."""
+"""Two real SGLang servers in other shapes: pages of one token, a sliding window, unequal TP, several DP ranks."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 from support.models import generate, make_windowed
-from support.servers import Pair, Server, free_port, running
+from support.servers import Pair, Posted, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,11 +17,31 @@ CONFIG = {"backend": "tcp", "verify": "digest"}
 """With digests, a request succeeds only if the same bytes are on both sides."""
 
 
-def test_pages_of_one_token(llama: Path, tmp_path: Path) -> None:
-    with running(Pair(tmp_path, llama, CONFIG, common=["--page-size", "1", "--chunked-prefill-size", "32"])) as pair:
+def test_pages_of_one_token_and_forwards_that_run_before_decode_has_asked(llama: Path, tmp_path: Path) -> None:
+    """Optimistic prefill. SGLang computes about half of the requests twice, by a switch for its own tests."""
+    with running(
+        Pair(
+            tmp_path,
+            llama,
+            CONFIG,
+            common=["--page-size", "1", "--chunked-prefill-size", "32"],
+            prefill=["--optimistic-prefill-attempts", "2"],
+            environment={"SGLANG_TEST_FORCE_OPTIMISTIC_PREFILL_RETRY_PROB": "0.5"},
+        )
+    ) as pair:
         for length in (1, 40, 100):
             prompt = list(range(5, 5 + length))
             assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
+        late = []
+        for number in range(8):
+            prompt = list(range(number + 10, number + 90))
+            body = pair.body(prompt)
+            late.append((prompt, body, Posted(pair.prefill, body)))
+        for prompt, body, first in late:
+            assert not first.answered(0.2)  # decode has not asked
+            assert Posted(pair.decode, body).answer().tokens == generate(llama, prompt, 8)
+            assert first.answer().status == 200
+        assert "optimistic prefill" in pair.prefill.logged()
 
 
 def test_a_sliding_window(tmp_path: Path) -> None:
@@ -55,37 +74,14 @@ def test_unequal_tensor_parallelism(llama: Path, tmp_path: Path, prefill: int, d
             assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"backend": "tpc"}, "no backend named 'tpc'"),
-        ({"backends": "tcp"}, "unknown key 'backends'"),
-    ],
-)
-def test_a_wrong_configuration_ends_the_server_with_the_reason(
-    llama: Path, tmp_path: Path, config: dict[str, str], said: str
-) -> None:
-    arguments = ["--model-path", str(llama), "--disaggregation-mode", "decode", "--max-total-tokens", "2048"]
-    arguments += ["--disaggregation-transfer-backend", "statelink"]
-    arguments += ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
-    server = Server("wrong", tmp_path, arguments, {"STATELINK_SGLANG_CONFIG": json.dumps(config)})
-    try:
-        assert said in server.wait_end()
-    finally:
-        server.kill()
-
-
-def test_a_bootstrap_port_in_use_is_said(llama: Path, tmp_path: Path) -> None:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port()))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        arguments = ["--model-path", str(llama), "--disaggregation-mode", "prefill", "--max-total-tokens", "2048"]
-        arguments += ["--disaggregation-transfer-backend", "statelink", "--disaggregation-bootstrap-port", port]
-        server = Server("taken", tmp_path, arguments, {"STATELINK_SGLANG_CONFIG": '{"backend": "tcp"}'})
-        try:
-            server.wait_logged("choose another --disaggregation-bootstrap-port", 420)
-        finally:
-            server.kill()
+def test_dp_ranks_without_dp_attention(llama: Path, tmp_path: Path) -> None:
+    ranks = ["--dp", "2"]
+    with running(Pair(tmp_path, llama, CONFIG, common=["--page-size", "16"], prefill=ranks, decode=ranks)) as pair:
+        for room in (1000, 1001, 1002, 1003):
+            prompt = list(range(room % 100, room % 100 + 60))
+            first, second = pair.generate(prompt, bootstrap_room=room)
+            assert first.status == 200
+            assert second.tokens == generate(llama, prompt, 8)
+        for server in (pair.prefill, pair.decode):
+            for rank in (0, 1):
+                assert f"(DP rank {rank} of 2)" in server.logged()

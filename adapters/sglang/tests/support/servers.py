@@ -125,6 +125,11 @@ class Server:
         except ValueError:
             return Answer(status, raw.decode(errors="replace"))
 
+    def tell(self, path: str, **body: Any) -> None:
+        """POST an order to the server, which must take it."""
+        answer = self.ask(path, body)
+        assert answer.status == 200, (path, answer)
+
     def kill(self) -> None:
         """End the server and everything that it started, at once."""
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,71 @@
+"""The table of what the tests with an engine found, made from their report.
+
+``python -m tools.engine_table REPORT FILE`` writes it to a Markdown file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+INTRO = """\
+# What the tests with SGLang found
+
+`make engine-sglang` wrote this file, from the report of one whole run. Each row is one test; the words after its name
+are its parameters. A test that starts servers counts the seconds that they take to start.
+"""
+
+
+def render(report: dict[str, Any]) -> str:
+    """The file."""
+    tests = report["tests"]
+    counts = {outcome: sum(test["outcome"] == outcome for test in tests) for outcome in ("passed", "failed", "skipped")}
+    versions = ", ".join(f"{name} {found}" for name, found in report["versions"].items() if found != "none")
+    lines = [
+        INTRO,
+        f"{', '.join(f'{count} {outcome}' for outcome, count in counts.items() if count)}, in "
+        f"{report['seconds'] / 60:.0f} minutes on {report['cores']} cores, with Python {report['python']}, {versions}.",
+        "",
+        *_rows(report),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(report: dict[str, Any]) -> Iterator[str]:
+    for file, text in report["files"].items():
+        tests = [test for test in report["tests"] if test["file"] == file]
+        if not tests:
+            continue
+        seconds = sum(test["seconds"] for test in tests)
+        yield f"## `{Path(file).name}`"
+        yield ""
+        yield f"{text.rstrip()} {seconds:.0f} s."
+        yield ""
+        yield "| test | outcome | seconds |"
+        yield "|---|---|---|"
+        for test in tests:
+            outcome = test["outcome"] + (f": {test['why']}" if test["why"] else "")
+            yield f"| {_words(test['name'])} | {outcome.replace('|', '/')} | {test['seconds']:.1f} |"
+        yield ""
+
+
+def _words(name: str) -> str:
+    """A test's name as words."""
+    function, _, parameters = name.rpartition("::")[2].partition("[")
+    text = function.removeprefix("test_").replace("_", " ")
+    return text + (f": `{parameters.removesuffix(']')}`".replace("|", "/") if parameters else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args()
+    given.file.write_text(render(json.loads(given.report.read_text())))
+
+
+if __name__ == "__main__":
+    main()

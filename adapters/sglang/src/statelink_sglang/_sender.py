@@ -81,7 +81,10 @@ class Sender(Transfer, BaseKVSender):
         sending = self._sending
         if self.failed or sending is None:
             return
-        self._tokens = sending.tokens or 0
+        if sending.tokens is None:
+            self.fail("SGLang has pages of the request, and decode has not named its memory for it")
+            return
+        self._tokens = sending.tokens
         self._at = self.pop_decode_prefix_len()
         page = self.kv_mgr.page_size
         if self._at % page:

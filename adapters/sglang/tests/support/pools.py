@@ -17,7 +17,7 @@ class Made(NamedTuple):
     kv_args: Any
 
 
-def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str = "float32") -> Made:
+def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str = "float32", **changes: Any) -> Made:
     """Pools of one kind: ``mha``, ``mla``, ``swa``, ``hybrid`` or ``dsa``.
 
     Args:
@@ -25,6 +25,26 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str =
         tp: The rank and the width. Each of the ranks holds its share of four heads.
         page: Tokens of a page, except for ``dsa``.
         dtype: Of ``mha``.
+        changes: What is otherwise than usual: arguments of the kind's maker, and ``window``.
+    """
+    window = changes.pop("window", WINDOW if kind == "swa" else 0)
+    pool, requests, layers = _MAKERS[kind](HEADS // tp[1], page, tp, dtype, **changes)
+    return listed(pool, requests, layers, heads=HEADS, window=window, tp=tp)
+
+
+def listed(
+    pool: Any, requests: Any, layers: int, *, heads: int, window: int = 0, tp: tuple[int, int] = (0, 1), rows: int = 8
+) -> Made:
+    """Pools with as many metadata rows, and what SGLang's queues list of both.
+
+    Args:
+        pool: The pool of pages.
+        requests: The pool of request slots, or ``None``.
+        layers: Layers of the model.
+        heads: KV heads of the whole model.
+        window: Positions that sliding-window layers look back; 0 if there are none.
+        tp: The rank and the width.
+        rows: Metadata rows.
     """
     import torch
     from sglang.srt.disaggregation.base.conn import KVArgs
@@ -38,9 +58,7 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str =
 
     from statelink_sglang._inventory import Pools
 
-    heads = HEADS // tp[1]
-    pool, requests, layers = _MAKERS[kind](heads, page, tp, dtype)
-    metadata = MetadataBuffers(8, 64, torch.float32, 16)
+    metadata = MetadataBuffers(rows, 64, torch.float32, 16)
     args = KVArgs()
     args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = get_kv_transfer_buf_infos(pool)
     args.num_draft_entries = 0
@@ -48,18 +66,18 @@ def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str =
         token_to_kv_pool=pool, draft_token_to_kv_pool=None, num_draft_entries=0, num_hidden_layers=layers
     )
     args.kv_layout = get_pd_kv_layout(pool)
-    args.page_size = page
+    args.page_size = pool.page_size
     args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = metadata.get_buf_infos()
     setup_state_kv_args(args, pool, None, layers, req_to_token_pool=requests)
     config = SimpleNamespace(
         num_hidden_layers=layers,
-        get_total_num_kv_heads=lambda: HEADS,
-        get_swa_num_kv_heads=lambda width: HEADS // width,
+        get_total_num_kv_heads=lambda: heads,
+        get_swa_num_kv_heads=lambda width: heads // width,
     )
-    return Made(Pools(pool, None, requests, metadata, config, WINDOW if kind == "swa" else 0, tp), args)
+    return Made(Pools(pool, None, requests, metadata, config, window, tp), args)
 
 
-def _mha(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+def _mha(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
@@ -69,11 +87,11 @@ def _mha(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
         dtype=getattr(torch, dtype),
         head_num=heads,
         head_dim=8,
-        layer_num=2,
+        layer_num=layers,
         device="cpu",
         enable_memory_saver=False,
     )
-    return pool, None, 2
+    return pool, None, layers
 
 
 def _mla(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
@@ -93,7 +111,8 @@ def _mla(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
     return pool, None, 2
 
 
-def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str, values: int | None = None) -> tuple[Any, Any, int]:
+    """``values`` is the size of a head's values in layers with a window, if it is another than that of its keys."""
     import torch
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
@@ -107,6 +126,7 @@ def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
         swa_attention_layer_ids=[0, 1, 3],
         full_attention_layer_ids=[2],
         device="cpu",
+        **({} if values is None else {"swa_v_head_dim": values}),
     )
     return pool, None, 4
 
@@ -130,7 +150,7 @@ def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
     return pool, None, 2
 
 
-def _hybrid(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+def _hybrid(heads: int, page: int, tp: tuple[int, int], dtype: str, state: int = 8) -> tuple[Any, Any, int]:
     import torch
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
@@ -141,13 +161,13 @@ def _hybrid(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any
         n_groups=2,
         num_heads=4,
         head_dim=16,
-        state_size=8,
+        state_size=state,
         conv_kernel=4,
     )
     requests = HybridReqToTokenPool(
         size=8,
         mamba_size=8,
-        mamba_spec_state_size=8,
+        mamba_spec_state_size=state,
         max_context_len=256,
         device="cpu",
         enable_memory_saver=False,

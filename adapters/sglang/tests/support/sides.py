@@ -21,7 +21,7 @@ from statelink_sglang._manager import Manager, Timeouts
 from statelink_sglang._receiver import Receiver
 from statelink_sglang._sender import Sender
 
-from .pools import PAGE, WINDOW, Made, make
+from .pools import PAGE, Made, make
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,34 @@ FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
 ADDRESS = "127.0.0.1:1"
 
 
-class Side:
+class Memory:
+    """A rank's memory, by the addresses that SGLang lists."""
+
+    made: Made
+
+    def buffers(self, part: str) -> list[npt.NDArray[np.uint8]]:
+        """Each buffer of ``kv``, ``aux`` or a state type as SGLang lists it: ``[items, bytes]`` over its memory."""
+        args = self.made.kv_args
+        if part in ("kv", "aux"):
+            lists = [getattr(args, f"{part}_{what}s") for what in ("data_ptr", "data_len", "item_len")]
+        else:
+            number = [each.value for each in args.state_types].index(part)
+            lists = [getattr(args, f"state_{what}s")[number] for what in ("data_ptr", "data_len", "item_len")]
+        return [_memory(*each) for each in zip(*lists, strict=True) if each[1]]
+
+    def fill(self, seed: int) -> None:
+        """Random bytes everywhere."""
+        draw = np.random.default_rng(seed)
+        for part in self.parts:
+            for buffer in self.buffers(part):
+                buffer[:] = draw.integers(0, 256, buffer.shape, np.uint8)
+
+    @property
+    def parts(self) -> list[str]:
+        return ["kv", *(each.value for each in self.made.kv_args.state_types), "aux"]
+
+
+class Side(Memory):
     """One rank: what a `Manager` is to senders and receivers."""
 
     hold: Any = Manager.hold
@@ -68,27 +95,6 @@ class Side:
         with announcing(room, tokens):
             return Receiver(manager, ADDRESS, room)
 
-    def buffers(self, part: str) -> list[npt.NDArray[np.uint8]]:
-        """Each buffer of ``kv``, ``aux`` or a state type as SGLang lists it: ``[items, bytes]`` over its memory."""
-        args = self.made.kv_args
-        if part in ("kv", "aux"):
-            lists = [getattr(args, f"{part}_{what}s") for what in ("data_ptr", "data_len", "item_len")]
-        else:
-            number = [each.value for each in args.state_types].index(part)
-            lists = [getattr(args, f"state_{what}s")[number] for what in ("data_ptr", "data_len", "item_len")]
-        return [_memory(*each) for each in zip(*lists, strict=True) if each[1]]
-
-    def fill(self, seed: int) -> None:
-        """Random bytes everywhere."""
-        draw = np.random.default_rng(seed)
-        for part in self.parts:
-            for buffer in self.buffers(part):
-                buffer[:] = draw.integers(0, 256, buffer.shape, np.uint8)
-
-    @property
-    def parts(self) -> list[str]:
-        return ["kv", *(each.value for each in self.made.kv_args.state_types), "aux"]
-
 
 class Lists(NamedTuple):
     """What one side's queue has of a request: pages by number, the window's pages, a slot, and a metadata row."""
@@ -99,7 +105,7 @@ class Lists(NamedTuple):
     row: int
 
     @classmethod
-    def draw(cls, side: Side, tokens: int, seed: int, without: Sequence[int] = ()) -> Lists:
+    def draw(cls, side: Memory, tokens: int, seed: int, without: Sequence[int] = ()) -> Lists:
         """Random ones. No page is one of ``without``."""
         draw = np.random.default_rng(seed)
         count = -(-tokens // side.made.kv_args.page_size_of_pool)
@@ -112,17 +118,17 @@ class Lists(NamedTuple):
         window = some("swa") if "swa" in side.parts else np.arange(count)
         return cls(some("kv").astype(np.int32), window, int(draw.integers(1, 8)), int(draw.integers(1, 8)))
 
-    def states(self, side: Side, tokens: int, prefix: int) -> list[Any]:
+    def states(self, side: Memory, tokens: int, prefix: int) -> list[Any]:
         """The lists of each state type, as SGLang's queues make them on both sides."""
         page = side.made.kv_args.page_size_of_pool
         made: dict[str, Callable[[], Any]] = {
-            "swa": lambda: self.window[max(prefix, tokens - WINDOW) // page :],
+            "swa": lambda: self.window[max(prefix, tokens - side.made.pools.window) // page :],
             "dsa": lambda: self.pages[prefix // page :],
             "mamba": lambda: [np.array(self.slot, np.int32)],
         }
         return [made[each.value]() for each in side.made.kv_args.state_types]
 
-    def indices(self, part: str, side: Side, tokens: int, prefix: int) -> Any:
+    def indices(self, part: str, side: Memory, tokens: int, prefix: int) -> Any:
         """The items of a part that must arrive, in the order of positions."""
         if part == "kv":
             return self.pages[prefix // side.made.kv_args.page_size_of_pool :]

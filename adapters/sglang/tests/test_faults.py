@@ -1,0 +1,358 @@
+"""What goes wrong between two servers, and what must come of it: SGLang's real pools, and processes for both sides.
+
+Every row has the right outcome: the request fails on both sides with the reason, or all of its bytes are where they
+belong, and the next request succeeds. At the end the outcomes are printed beside those of SGLang's own connectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from support.process import START, Process, processes
+from support.servers import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(600)
+
+N = 256
+FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
+CONFIG: dict[str, Any] = {"backend": "tcp", "heartbeat": 0.5, "liveness": 4.0}
+SWA = {"kind": "swa", "window": 128}
+HYBRID = {"kind": "hybrid"}
+IMPATIENT = (10.0, 60.0)
+"""Seconds that prefill waits for decode to name its memory, and decode for the state, where requests do not meet."""
+rooms = itertools.count(1)
+
+PEERS: dict[str, tuple[str, str]] = {
+    "unknown state type": ("failed, clear reason", "success, state not moved"),
+    "decode offers 12 pages for 16": ("success, truncated", "success, truncated"),
+    "prefill sends 12 pages of 16": ("success", "success"),
+    "window of 8 and 5 pages": ("failed, clear reason", "success, truncated"),
+    "two mamba indices": ("failed", "worker thread dies"),
+    "decode's mamba stride differs": ("success with wrong bytes", "worker thread dies"),
+    "K page smaller than V page": ("success with corruption", "not tried"),
+    "decode registers fewer buffers": ("bootstrap thread dies", "worker thread dies"),
+    "garbage to a port": ("bootstrap thread dies", "bootstrap thread dies"),
+    "send before decode's metadata": ("chunk dropped, times out", "chunk dropped, times out"),
+    "transport refuses one batch": ("-", "peer blacklisted; the next request fails"),
+}
+"""What SGLang's own NIXL and Mooncake connectors (0.5.23) did when they were tried."""
+
+
+class Table:
+    """What was seen, row by row."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[str]] = {}
+
+    def note(self, row: str, outcome: str) -> None:
+        self.rows.setdefault(row, []).append(outcome)
+
+    def __str__(self) -> str:
+        lines = ["| fault | SGLang + Statelink | SGLang's NIXL | SGLang's Mooncake |", "|---|---|---|---|"]
+        for row, seen in self.rows.items():
+            lines.append(f"| {row} | {'; '.join(seen)} | {' | '.join(PEERS.get(row, ('not tried', 'not tried')))} |")
+        return "\n".join(lines)
+
+
+class Pair(NamedTuple):
+    """A rank on each side that know each other, by the same key in both processes."""
+
+    prefill: Process
+    decode: Process
+    key: str
+    table: Table
+
+    def on(self, process: Process, method: str, *arguments: Any, **named: Any) -> Any:
+        return process.call("rank", self.key, method, *arguments, **named)
+
+    def open(self, room: int, tokens: int = N, prefix: int = 0) -> None:
+        self.on(self.prefill, "open", room, tokens)
+        self.on(self.decode, "open", room, tokens, prefix)
+
+    def fails(self, room: int, said: str = "") -> str:
+        """Both sides fail; decode's reason. Each of them has the text."""
+        reasons = []
+        for process in (self.decode, self.prefill):
+            assert self.on(process, "reach", room, FAILED)[-1] == FAILED, process.name
+            reasons.append(self.on(process, "reason", room))
+            assert re.search(said, reasons[-1]), reasons
+        assert self.on(self.decode, "release", room, 30.0) < 30.0
+        self.end(room)
+        return str(reasons[0])
+
+    def fails_on_decode(self, room: int) -> str:
+        """Decode fails at once, with a reason; prefill when nobody has asked for the request within its limit."""
+        assert self.on(self.decode, "reach", room, FAILED, seconds=IMPATIENT[0])[-1] == FAILED
+        reason = self.on(self.decode, "reason", room)
+        assert self.on(self.decode, "arrived", room) == 0
+        assert self.on(self.prefill, "reach", room, FAILED)[-1] == FAILED
+        self.on(self.prefill, "reason", room)
+        self.end(room)
+        return str(reason)
+
+    def succeeds(self, room: int) -> None:
+        """Both sides succeed, every byte is there, and none is where it does not belong."""
+        for process in (self.decode, self.prefill):
+            assert self.on(process, "reach", room, SUCCESS)[-1] == SUCCESS, self.on(process, "reason", room)
+        sent, arrived = self.on(self.prefill, "items", room), self.on(self.decode, "items", room)
+        assert list(sent) == list(arrived)
+        for part, buffers in sent.items():
+            for ours, theirs in zip(buffers, arrived[part], strict=True):
+                assert ours.any()
+                assert np.array_equal(ours, theirs), part
+        assert self.on(self.decode, "stray", room) == 0
+        self.end(room)
+
+    def end(self, room: int) -> None:
+        for process in (self.decode, self.prefill):
+            self.on(process, "end", room)
+
+    def ordinary(self, prefix: int = 0) -> None:
+        """A request without a fault succeeds."""
+        room = next(rooms)
+        self.on(self.decode, "wipe")
+        self.open(room, N, prefix)
+        self.on(self.decode, "name", room)
+        assert self.on(self.prefill, "reach", room, WAITING)[-1] == WAITING
+        self.on(self.prefill, "send", room, 64, 128)
+        self.succeeds(room)
+
+
+class Two(NamedTuple):
+    """Two processes, prefill and decode, in which pairs are made."""
+
+    prefill: Process
+    decode: Process
+    table: Table
+
+    def pair(self, prefill: dict[str, Any], decode: dict[str, Any] | None = None, **config: Any) -> Pair:
+        """A rank in each process. Where the sides differ, prefill waits a few seconds for a request, not minutes."""
+        limits = {} if decode is None else {"timeouts": IMPATIENT}
+        key, port = f"pair-{next(rooms)}", free_port()
+        self.prefill.ask("start", key, ("support.pools", "make", prefill), port, {**CONFIG, **config}, **limits)
+        self.decode.ask("start", key, ("support.pools", "make", decode or prefill), port, {**CONFIG, **config})
+        for process in (self.prefill, self.decode):
+            process.answer()
+        made_pair = Pair(self.prefill, self.decode, key, self.table)
+        made_pair.on(self.prefill, "fill", 1)
+        made_pair.on(self.decode, "meet")
+        return made_pair
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    found = Table()
+    yield found
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n\n{found}\n")
+
+
+@pytest.fixture(scope="module")
+def two(llama: Path, table: Table, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    with processes(tmp_path_factory.mktemp("two"), "prefill", "decode") as (prefill, decode):
+        for process in (prefill, decode):
+            process.ask("publish", process.name, "statelink", str(llama))
+        for process in (prefill, decode):
+            process.answer(START)
+        yield Two(prefill, decode, table)
+
+
+@pytest.fixture(scope="module")
+def windowed(two: Two) -> Pair:
+    return two.pair(SWA)
+
+
+@pytest.fixture(scope="module")
+def hybrid(two: Two) -> Pair:
+    return two.pair(HYBRID)
+
+
+def _refused(process: Process, made: dict[str, Any], spoil: str, *allow: str) -> str:
+    """Why a rank does not start."""
+    config = {**CONFIG, "sglang": {"allow": allow}}
+    with pytest.raises(RuntimeError) as caught:
+        process.call("start", "refused", ("support.pools", "make", made), free_port(), config, spoil=spoil)
+    return str(caught.value)
+
+
+def test_requests_without_a_fault(windowed: Pair, hybrid: Pair) -> None:
+    for pair in (windowed, hybrid):
+        pair.ordinary()
+        pair.ordinary(prefix=128)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_unknown_state_type(two: Two, hybrid: Pair, role: str) -> None:
+    assert "fresh_state" in _refused(getattr(two, role), HYBRID, "fresh_state")
+    said = _refused(getattr(two, role), HYBRID, "fresh_state", "state_types")
+    assert "SGLang moves the state type 'fresh_state', which the pools do not describe" in said
+    hybrid.ordinary()
+    two.table.note("unknown state type", f"{role} does not start, by name")
+
+
+def test_decode_offers_12_pages_for_16(hybrid: Pair) -> None:
+    room = next(rooms)
+    hybrid.open(room)
+    hybrid.on(hybrid.decode, "name", room, pages=12)
+    hybrid.fails(room, r"12 items of component 'kv'.*need 16 pages of 16 tokens")
+    hybrid.ordinary()
+    hybrid.table.note("decode offers 12 pages for 16", "failed on both sides, clear reason")
+
+
+def test_prefill_sends_12_pages_of_16(hybrid: Pair) -> None:
+    room = next(rooms)
+    hybrid.open(room)
+    hybrid.on(hybrid.decode, "name", room)
+    hybrid.on(hybrid.prefill, "reach", room, WAITING)
+    hybrid.on(hybrid.prefill, "send", room, pages=12)
+    hybrid.fails(room, "12 of 16 pages")
+    hybrid.ordinary()
+    hybrid.table.note("prefill sends 12 pages of 16", "failed on both sides, clear reason")
+
+
+def test_prefill_has_fewer_tokens_than_decode(hybrid: Pair) -> None:
+    room = next(rooms)
+    hybrid.on(hybrid.prefill, "open", room, 192)
+    hybrid.on(hybrid.decode, "open", room, N)
+    hybrid.on(hybrid.decode, "name", room)
+    if hybrid.on(hybrid.prefill, "reach", room, WAITING)[-1] == WAITING:
+        hybrid.on(hybrid.prefill, "send", room)  # prefill may learn the number of tokens from decode
+    hybrid.fails(room, "12 pages|12 of 16 pages")
+    hybrid.ordinary()
+    hybrid.table.note("prefill sends 12 pages of 16", "also if its request is shorter")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_windows_of_8_and_5_pages(windowed: Pair, role: str) -> None:
+    room = next(rooms)
+    windowed.open(room)
+    windowed.on(windowed.decode, "name", room, **({"window": 5} if role == "decode" else {}))
+    if role == "prefill":
+        windowed.on(windowed.prefill, "reach", room, WAITING)
+        windowed.on(windowed.prefill, "send", room, 128, window=5)
+    windowed.fails(room, r"5 items of component 'swa'")
+    windowed.ordinary()
+    windowed.table.note("window of 8 and 5 pages", f"5 on {role}: failed on both sides, clear reason")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_two_mamba_indices(hybrid: Pair, role: str) -> None:
+    room = next(rooms)
+    hybrid.open(room)
+    hybrid.on(hybrid.decode, "name", room, **({"slots": 2} if role == "decode" else {}))
+    if role == "prefill":
+        hybrid.on(hybrid.prefill, "reach", room, WAITING)
+        hybrid.on(hybrid.prefill, "send", room, slots=2)
+    hybrid.fails(room, r"2 items of component 'mamba'")
+    hybrid.ordinary()
+    hybrid.table.note("two mamba indices", f"two on {role}: failed on both sides, clear reason")
+
+
+def test_decode_has_other_mamba_slots(two: Two, hybrid: Pair) -> None:
+    """SGLang's pools have no gaps between slots: another stride is another shape."""
+    assert "of 'mamba'" in _refused(two.decode, HYBRID, "wider_slots")
+    pair = two.pair(HYBRID, {**HYBRID, "state": 16})
+    room = next(rooms)
+    pair.open(room)
+    pair.on(pair.decode, "name", room)
+    reason = pair.fails_on_decode(room)
+    assert re.search(r"mamba/.*ssm: extent of axis .*: \d+ on decode, \d+ on prefill", reason), reason
+    hybrid.ordinary()
+    two.table.note("decode's mamba stride differs", "no byte moved, each field is named")
+
+
+def test_pages_of_keys_are_smaller_than_those_of_values(two: Two) -> None:
+    pair = two.pair({**SWA, "values": 16})
+    for prefix in (0, 64, 240):
+        pair.ordinary(prefix)
+    two.table.note("K page smaller than V page", "success, every byte right")
+
+
+def test_decode_lists_fewer_buffers(two: Two, hybrid: Pair) -> None:
+    assert re.search("only the pools describe .* of 'kv'", _refused(two.decode, HYBRID, "fewer_buffers"))
+    pair = two.pair({"kind": "mha"}, {"kind": "mha", "layers": 1})
+    room = next(rooms)
+    pair.open(room)
+    pair.on(pair.decode, "name", room)
+    reason = pair.fails_on_decode(room)
+    assert "model" in reason or "absent on decode, present on prefill" in reason, reason
+    hybrid.ordinary()
+    two.table.note("decode registers fewer buffers", "decode does not start; another model: no byte moved, by name")
+
+
+@pytest.mark.parametrize(("role", "port"), [("prefill", "link"), ("prefill", "bootstrap"), ("decode", "link")])
+def test_garbage_to_a_port(hybrid: Pair, role: str, port: str) -> None:
+    process: Process = getattr(hybrid, role)
+    address = hybrid.on(process, "ports")[port].partition("|")[0].removeprefix("tcp://")
+    host, _, number = address.rpartition(":")
+    room = next(rooms)
+    hybrid.on(hybrid.decode, "wipe")
+    hybrid.open(room)  # it is under way meanwhile
+    request = b"PUT /statelink HTTP/1.1\r\nContent-Length: 9\r\n\r\n"
+    for raw in (b"hello\n", b"GET / HTTP/1.1\r\n\r\n", request + b"\xff" * 9, bytes(range(256)) * 64):
+        with socket.create_connection((host, int(number)), timeout=10) as sock:
+            sock.sendall(raw)
+    hybrid.on(hybrid.decode, "name", room)
+    assert hybrid.on(hybrid.prefill, "reach", room, WAITING)[-1] == WAITING
+    hybrid.on(hybrid.prefill, "send", room, 128)
+    hybrid.succeeds(room)
+    hybrid.ordinary()
+    hybrid.table.note("garbage to a port", f"{role}'s {port} port: dropped, the request succeeds")
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_prefill_sends_before_decode_has_named_its_memory(hybrid: Pair, first: str) -> None:
+    """SGLang's scheduler never does. The request fails at once on both sides, instead of losing a chunk."""
+    room = next(rooms)
+    hybrid.on(getattr(hybrid, first), "open", room, N)
+    if first == "decode":
+        hybrid.on(hybrid.prefill, "open", room, N)
+    hybrid.on(hybrid.prefill, "begin", room)
+    hybrid.on(hybrid.prefill, "chunk", room, 0, 128)
+    if first == "prefill":
+        hybrid.on(hybrid.decode, "open", room, N)
+    hybrid.on(hybrid.decode, "name", room)
+    hybrid.on(hybrid.prefill, "chunk", room, 128, N)
+    hybrid.fails(room, "decode has not named its memory")
+    hybrid.ordinary()
+    hybrid.table.note("send before decode's metadata", f"{first} first: failed on both sides at once, clear reason")
+
+
+def test_requests_meet_in_either_order(hybrid: Pair) -> None:
+    for first, second in (("prefill", "decode"), ("decode", "prefill")):
+        room = next(rooms)
+        hybrid.on(hybrid.decode, "wipe")
+        for role in (first, second):
+            hybrid.on(getattr(hybrid, role), "open", room, N)
+            if role == "decode":
+                hybrid.on(hybrid.decode, "name", room)
+        assert hybrid.on(hybrid.prefill, "reach", room, WAITING)[-1] == WAITING
+        hybrid.on(hybrid.prefill, "send", room, 128)
+        hybrid.succeeds(room)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("refuse", "the transport refused: ENOBUFS|ENOBUFS"), ("fail", "the transport failed: EIO")],
+)
+def test_transport_refuses_one_batch(two: Two, fault: str, said: str) -> None:
+    pair = two.pair(HYBRID, backend="faulty-tcp")
+    pair.ordinary()
+    room = next(rooms)
+    pair.open(room)
+    pair.on(pair.decode, "name", room)
+    pair.on(pair.prefill, "reach", room, WAITING)
+    two.prefill.call("plain", "faulty_backends", "plan", "submit", fault)
+    pair.on(pair.prefill, "send", room, 128)
+    pair.fails(room, said)
+    pair.ordinary()
+    two.table.note("transport refuses one batch", f"it {fault}s: that request fails on both sides, the next succeeds")

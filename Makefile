@@ -64,8 +64,8 @@ $(BENCH): $(BASE)
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix third-party soak bench gpu engine-sglang engine-sglang-smoke fix clean \
-  distclean libraries
+.PHONY: help setup demo check test again matrix third-party soak bench gpu engine-sglang engine-sglang-smoke \
+  engine-sglang-bench fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -128,11 +128,11 @@ gpu: ## Run what needs a graphics card; without one, say what would run
 	$(BIN)/python -m tools.gpu $(ARGS)
 
 # In an environment of its own, which is kept in the user's cache. Where no interpreter is new enough, only CI fails.
-ENGINE_SGLANG = python=$$(PYTHON="$(PYTHON)" tools/sglang-env.sh build/sglang) || { rc=$$?; \
+SGLANG_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/sglang-env.sh build/sglang) || { rc=$$?; \
     if [ "$$rc" = 3 ] && [ "$${CI:-}" != true ]; then echo "skipped: SGLang needs Python 3.11 or newer"; exit 0; fi; exit "$$rc"; }; \
-  tools/mooncake-libraries.sh "$$python" || [ "$${CI:-}" != true ]; \
-  STATELINK_ABSENT_PACKAGES=1 "$$python" -W ignore -m pytest -c adapters/sglang/pyproject.toml --rootdir adapters/sglang \
-    adapters/sglang/tests
+  tools/mooncake-libraries.sh "$$python" || [ "$${CI:-}" != true ]; export STATELINK_ABSENT_PACKAGES=1
+ENGINE_SGLANG = $(SGLANG_PYTHON); \
+  "$$python" -W ignore -m pytest -c adapters/sglang/pyproject.toml --rootdir adapters/sglang adapters/sglang/tests
 
 ENGINE_REPORT := build/engine-sglang.json
 
@@ -143,6 +143,9 @@ engine-sglang: ## Run SGLang, unmodified, with Statelink: real pools, real serve
 
 engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is installed, the pools, one pair for each backend
 	@$(ENGINE_SGLANG) -m smoke $(ARGS)
+
+engine-sglang-bench: ## Measure SGLang's own connectors and Statelink in turn, and write build/bench/sglang.json: ARGS="--help"
+	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests "$$python" -W ignore -m benchmarks.sglang $(ARGS)
 
 fix: $(DEV) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --exit-zero

@@ -25,9 +25,11 @@ class Feature(NamedTuple):
     fits: Fits
 
 
+RECURRENT = ("mamba", "mamba in raw pages")
 RINGS = ("swa_ring", "swa_ring with heads", "dsa_tail", "dsv4_c4_state", "c128_state")
 SUFFIX = ("kv", "kv of latents", "kv in planar pages", "dsa", "dsv4", "minimax_index_k")
-HEADS = ("kv", "swa", "minimax_dense_kv", "block_scale with heads")
+FUSED = ("kv side by side", "kv side by side, opaque")
+HEADS = ("kv", "swa", "minimax_dense_kv", "block_scale with heads", *FUSED)
 
 
 def _wraps(scene: Scene, pool: Pool, lay: Lay) -> bool:
@@ -114,24 +116,28 @@ FEATURES: dict[str, Feature] = {
         ),
     ),
     "grouped convolutions, narrower": Feature(
-        ("mamba",), 6, lambda scene, pool, s, t: _grouped(pool) and scene.source.tp > scene.target.tp
+        RECURRENT, 6, lambda scene, pool, s, t: _grouped(pool) and scene.source.tp > scene.target.tp
     ),
     "grouped convolutions, wider": Feature(
-        ("mamba",), 6, lambda scene, pool, s, t: _grouped(pool) and scene.source.tp < scene.target.tp
+        RECURRENT, 6, lambda scene, pool, s, t: _grouped(pool) and scene.source.tp < scene.target.tp
     ),
     "convolution heads replicated, narrower": Feature(
-        ("mamba",), 2, lambda scene, pool, s, t: _few_heads(scene, pool) and scene.source.tp > scene.target.tp
+        RECURRENT, 2, lambda scene, pool, s, t: _few_heads(scene, pool) and scene.source.tp > scene.target.tp
     ),
     "convolution heads replicated, wider": Feature(
-        ("mamba",), 2, lambda scene, pool, s, t: _few_heads(scene, pool) and scene.source.tp < scene.target.tp
+        RECURRENT, 2, lambda scene, pool, s, t: _few_heads(scene, pool) and scene.source.tp < scene.target.tp
     ),
-    "transposed on one side": Feature(("mamba",), 6, lambda scene, pool, s, t: s.swapped != t.swapped),
-    "transposed on both sides": Feature(("mamba",), 6, lambda scene, pool, s, t: s.swapped and t.swapped),
+    "transposed on one side": Feature(RECURRENT, 6, lambda scene, pool, s, t: s.swapped != t.swapped),
+    "transposed on both sides": Feature(RECURRENT, 6, lambda scene, pool, s, t: s.swapped and t.swapped),
     "more rows on one side": Feature(
         ("swa with spare rows", "qsa_pending with spare rows"),
         8,
         lambda scene, pool, s, t: pool.parts[0].spare[0] != pool.parts[0].spare[1],
     ),
+    "a window of pages side by side": Feature(
+        FUSED, 8, lambda scene, pool, s, t: 0 < pool.window < scene.tokens and max(s.page, t.page) > 1
+    ),
+    "page orders, side by side": Feature(FUSED[:1], 6, lambda scene, pool, s, t: s.swapped != t.swapped),
     "draft layers": Feature(("kv",), 3, lambda scene, pool, s, t: any(part.draft for part in pool.parts)),
     "by parcels": Feature(tuple(KINDS), 4, lambda scene, pool, s, t: scene.parcel > 0),
 }

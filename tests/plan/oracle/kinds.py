@@ -217,6 +217,33 @@ def _mamba(frame: Frame, name: str) -> Made:
     return pool, Lay(0, swapped=rng.random() < 0.5), Lay(0, swapped=rng.random() < 0.5)
 
 
+def _packed(frame: Frame, name: str) -> Made:
+    """The same in raw pages: one state after the other, and then padding."""
+    pool, source, target = _mamba(frame, name)
+    return replace(pool, build="packed"), source, target
+
+
+def _fused(frame: Frame, name: str) -> Made:
+    """Key and value of a token and head side by side, of full attention or of windows."""
+    heads, width = frame.heads(), frame.rng.randint(2, 6)
+    window = frame.rng.choice([0, frame.rng.randint(1, 24)])
+    parts = tuple(
+        Part(f"layers.{n}.kv", n, (heads, width), heads=((heads, heads),), swaps=True) for n in frame.layers()
+    )
+    covered = ("swa", "window") if window else ("kv", "suffix")
+    return Pool(name, *covered, "fused", parts, window=window, dtype=frame.dtype), *frame.lays(swaps=True)
+
+
+def _opaque(frame: Frame, name: str) -> Made:
+    """The same where only the page of a head is known: it is one item on both sides."""
+    heads, page = frame.heads(), frame.rng.choice(PAGES)
+    shape = heads, page * frame.rng.randint(2, 6)
+    window = frame.rng.choice([0, frame.rng.randint(1, 24)])
+    parts = tuple(Part(f"layers.{n}.kv", n, shape, page, heads=((heads, heads),)) for n in frame.layers())
+    covered = ("swa", "window") if window else ("kv", "suffix")
+    return Pool(name, *covered, "opaque", parts, window=window, dtype=frame.dtype), Lay(page), Lay(page)
+
+
 def _draft(frame: Frame, name: str) -> Made:
     """Only decode has it: keys and values, or a ring, of a draft model."""
     pool, source, target = frame.rng.choice([_keys("kv", "suffix", "kv"), _swa_ring])(frame, name)
@@ -231,6 +258,9 @@ KINDS: dict[str, Maker] = {
     "swa with spare rows": _spare("swa", "window"),
     "dsa": _rows("dsa", "suffix", "index", "index_k", shared=True),
     "mamba": _mamba,
+    "mamba in raw pages": _packed,
+    "kv side by side": _fused,
+    "kv side by side, opaque": _opaque,
     "swa_ring": _swa_ring,
     "swa_ring with heads": _swa_ring_of_heads,
     "dsa_tail": _dsa_tail,

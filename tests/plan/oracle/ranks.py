@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from statelink import plan, state
 
-from .scene import Keeping, Part, Pool, Scene, Side, ceil_to, floor_to, need, share_of
+from .scene import Keeping, Lay, Part, Pool, Scene, Side, ceil_to, floor_to, need, share_of
 from .space import Placed, Space, Wanted
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _rank(
         mine = parts[pool.name]
         if mine:
             kept = keeping[pool.name] = Keeping(scene, side, pool, shard, rng)
-            place_of = _planar if pool.build == "planar" else _placed
+            place_of = {"planar": _planar, "packed": _packed}.get(pool.build, _placed)
             found = place_of(space, scene, side, pool, mine, kept, tp)
             placed.update({(pool.name, part.label): where for part, where in zip(mine, found, strict=True)})
     space.seal()
@@ -138,15 +139,40 @@ def _placed(
     space: Space, scene: Scene, side: Side, pool: Pool, parts: tuple[Part, ...], kept: Keeping, tp: int
 ) -> list[Placed]:
     number = int(side is scene.target)
-    wanted = []
-    for part in parts:
-        shape = (len(share_of(part, tp, side.tp)) + part.spare[number], *part.shape[1:])
-        if pool.rows:
-            shape = (kept.lay.page // part.unit, *shape)
-        if part.swaps and kept.lay.swapped:
-            shape = (shape[1], shape[0], *shape[2:])
-        wanted.append(Wanted(0 if part.empty[number] else kept.items, shape, pool.dtype))
+    wanted = [
+        Wanted(0 if part.empty[number] else kept.items, _shape(side, pool, part, kept, tp, number), pool.dtype)
+        for part in parts
+    ]
     return space.place(wanted, side.style, padded=side.padded)
+
+
+def _shape(side: Side, pool: Pool, part: Part, kept: Keeping, tp: int, number: int) -> tuple[int, ...]:
+    """The axes of one item of a rank's own array."""
+    shape = (len(share_of(part, tp, side.tp)) + part.spare[number], *part.shape[1:])
+    if pool.rows:
+        shape = (kept.lay.page // part.unit, *shape)
+    if part.swaps and kept.lay.swapped:
+        shape = (shape[1], shape[0], *shape[2:])
+    return shape
+
+
+def _packed(
+    space: Space, scene: Scene, side: Side, pool: Pool, parts: tuple[Part, ...], kept: Keeping, tp: int
+) -> list[Placed]:
+    """One array of bytes a layer; its states stand one after the other in each item, before some padding."""
+    found = []
+    for _, group in itertools.groupby(parts, key=lambda part: part.layer):
+        inner = [Wanted(kept.items, _shape(side, pool, part, kept, tp, 0), pool.dtype) for part in group]
+        padding = 5 if side.padded else 0
+        page = sum(each.nbytes for each in inner) + padding
+        [whole] = space.place([Wanted(kept.items, (page,), "uint8")], "separate", padded=side.padded)
+        at = whole.offset
+        for each in inner:
+            dense = np.empty(each.shape, each.dtype).strides
+            shape, strides = (kept.items, *each.shape), (whole.strides[0], *dense)
+            found.append(Placed(whole.allocation, at, shape, strides, each.dtype))
+            at += each.nbytes
+    return found
 
 
 def _planar(
@@ -211,6 +237,18 @@ def _constructed(
         if pool.build == "window":
             return state.window_pages(pairs, window=pool.window, replicated=replicated, **heads, **common)
         return state.kv_pages(pairs, replicated=replicated, **heads, **dealt, **kinds)
+    if pool.build in ("fused", "opaque"):
+        fused = {layer: _with_heads_first(each["kv"], lay, pool.build) for layer, each in nested.items()}
+        return state.fused_pages(
+            fused,
+            heads=first.heads[0][1],
+            tp=rank,
+            opaque=pool.build == "opaque",
+            window=pool.window or None,
+            replicated=replicated,
+            **dealt,
+            **kinds,
+        )
     if pool.build == "mla":
         return state.mla_pages({layer: each["latent"] for layer, each in nested.items()}, **dealt, **common)
     if pool.build == "index":
@@ -229,18 +267,24 @@ def _constructed(
             for layer, each in nested.items()
         }
         return state.planar_pages(layers, fields=fields, replicated=replicated, **kinds)
-    if pool.build == "mamba":
+    if pool.build in ("mamba", "packed"):
         groups: list[int | tuple[int, int]] = [each if each[0] != each[1] else each[0] for each in first.heads]
+        recurrent: dict[str, Any] = {
+            # As engines say it: nothing for one block of which any channel may go to any rank.
+            "conv_groups": None if len(groups) == 1 and isinstance(groups[0], int) else groups,
+            "heads": next(part.heads[0][1] for part in parts if part.label.endswith("ssm")),
+            "tp": rank,
+            "transposed": lay.swapped,
+            "name": pool.name,
+            "replicated": side.shards > 1,
+        }
+        if pool.build == "packed":
+            [states] = {_states(each) for each in nested.values()}
+            return state.packed_slots({n: _raw(each) for n, each in nested.items()}, states=states, **recurrent)
         return state.mamba_slots(
             conv={layer: each["conv"] for layer, each in nested.items()},
             ssm={layer: each["ssm"] for layer, each in nested.items()},
-            # As engines say it: nothing for one block of which any channel may go to any rank.
-            conv_groups=None if len(groups) == 1 and isinstance(groups[0], int) else groups,
-            heads=next(part.heads[0][1] for part in parts if part.label.endswith("ssm")),
-            tp=rank,
-            transposed=lay.swapped,
-            name=pool.name,
-            replicated=side.shards > 1,
+            **recurrent,
         )
     if pool.build == "rings":
         rings = {
@@ -261,3 +305,31 @@ def _as_rings(rows: state.Memory, ring: int) -> state.Memory:
     shape = (rows.shape[0] // ring, ring, *rows.shape[1:])
     strides = (ring * rows.strides[0], *rows.strides)
     return msgspec.structs.replace(rows, shape=shape, strides=strides)
+
+
+def _with_heads_first(pages: state.Memory, lay: Lay, build: str) -> state.Memory:
+    """``[pages, heads, tokens, content]``, from pages in either order or with a page of a head as one item."""
+    count, a, b = pages.shape[:3]
+    size, x, y = pages.strides[:3]
+    if build == "opaque":
+        shape, strides = (count, a, lay.page, b // lay.page), (size, x, b // lay.page * y, y)
+    elif lay.swapped:
+        return pages
+    else:
+        shape, strides = (count, b, a, pages.shape[3]), (size, y, x, pages.strides[3])
+    return msgspec.structs.replace(pages, shape=shape, strides=strides)
+
+
+def _raw(states: dict[str, state.Memory]) -> state.Memory:
+    """The raw pages around states, of which the first one begins where a page does."""
+    first, last = states["conv"], states["ssm"]
+    nbytes = last.address - first.address + last.itemsize * math.prod(last.shape[1:])
+    return msgspec.structs.replace(
+        first, shape=(first.shape[0], nbytes), strides=(first.strides[0], 1), dtype="uint8", itemsize=1
+    )
+
+
+def _states(states: dict[str, state.Memory]) -> tuple[state.PackedState, ...]:
+    return tuple(
+        state.PackedState(kind, each.shape[1:], each.dtype, each.itemsize) for kind, each in sorted(states.items())
+    )

@@ -66,7 +66,7 @@ class Pool:
     @property
     def rows(self) -> bool:
         """Whether an item has an axis of positions."""
-        return self.build not in ("items", "rings", "aux", "mamba")
+        return self.build not in ("items", "rings", "aux", "mamba", "packed", "opaque")
 
 
 @dataclass(frozen=True)

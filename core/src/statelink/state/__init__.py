@@ -10,9 +10,11 @@ from __future__ import annotations
 from ._attention import compressed_pages, index_pages, kv_pages, mla_pages, planar_pages, window_pages
 from ._build import Described, describe
 from ._diff import Difference
+from ._fused import fused_pages
 from ._inventory import Axis, Buffer, Component, Inventory, Partition, Region
 from ._layout import Layout, Slab
 from ._memory import Memory
+from ._packed import PackedState, packed_slots
 from ._requests import aux_rows, mamba_slots, ring_rows, whole_items
 from ._types import Coverage, IndexSpace, StateType, register_state_type, state_type, state_types
 from .pools import PageField, PoolGeometry, StateTensor, from_pools
@@ -28,6 +30,7 @@ __all__ = [
     "Inventory",
     "Layout",
     "Memory",
+    "PackedState",
     "PageField",
     "Partition",
     "PoolGeometry",
@@ -39,10 +42,12 @@ __all__ = [
     "compressed_pages",
     "describe",
     "from_pools",
+    "fused_pages",
     "index_pages",
     "kv_pages",
     "mamba_slots",
     "mla_pages",
+    "packed_slots",
     "planar_pages",
     "register_state_type",
     "ring_rows",

@@ -21,7 +21,7 @@ from ._shares import as_int, entries, expect_axes, pair, share
 if TYPE_CHECKING:
     from ._inventory import Partition
 
-__all__ = ["aux_rows", "mamba_slots", "ring_rows", "whole_items"]
+__all__ = ["Groups", "aux_rows", "conv_view", "mamba_slots", "ring_rows", "ssm_view", "whole_items"]
 
 Array = Any
 Groups = Sequence[int | tuple[int, int]]
@@ -64,17 +64,9 @@ def mamba_slots(
         arrays = list(given) if isinstance(given, (list, tuple)) else [given]
         for number, array in enumerate(arrays):
             suffix = f".{number}" if len(arrays) > 1 else ""
-            views.append(_conv_view(f"layers.{layer}.conv{suffix}", layer, array, conv_groups, tp, transposed))
+            views.append(conv_view(f"layers.{layer}.conv{suffix}", layer, array, conv_groups, tp, transposed))
     for layer, array in entries(ssm, "recurrent states by layer"):
-        memory = Memory.of(array)
-        label = f"layers.{layer}.ssm"
-        if len(memory.shape) < 2 or heads < 1:
-            raise StateError(f"recurrent state {label!r} needs [slots, heads, ...] and the number of heads")
-        first, last = share(label, "head", heads, tp)
-        inner = memory.shape[2:]
-        axes = ("head", *(f"state{axis}" for axis in range(len(inner))))
-        box = ((first, *(0 for _ in inner)), (last, *inner))
-        views.append(View(label, memory, (heads, *inner), axes, [box], tuple(range(len(axes))), layer=layer))
+        views.append(ssm_view(f"layers.{layer}.ssm", layer, array, heads, tp))
     return component(name, "mamba", views, format=format, tp=tp, replicated=replicated)
 
 
@@ -260,9 +252,10 @@ def _rows(label: str, memory: Memory) -> Memory:
     )
 
 
-def _conv_view(
+def conv_view(
     label: str, layer: int, array: Array, groups: Groups | None, tp: tuple[int, int], transposed: bool
 ) -> View:
+    """A convolution state, of which this rank holds its share of each block of channels."""
     memory = Memory.of(array)
     expect_axes(label, memory, "slots, kernel, channels" if transposed else "slots, channels, kernel")
     order = (1, 0) if transposed else (0, 1)
@@ -281,3 +274,15 @@ def _conv_view(
         blocks.append(width)
     divided = tuple(blocks) if len(blocks) > 1 else ()
     return View(label, memory, (before, kernel), ("channel", "kernel"), boxes, order, layer=layer, blocks=divided)
+
+
+def ssm_view(label: str, layer: int, array: Array, heads: int, tp: tuple[int, int]) -> View:
+    """A recurrent state ``[slots, heads, ...]``, of which this rank holds its share of the heads."""
+    memory = Memory.of(array)
+    if len(memory.shape) < 2 or heads < 1:
+        raise StateError(f"recurrent state {label!r} needs [slots, heads, ...] and the number of heads")
+    first, last = share(label, "head", heads, tp)
+    inner = memory.shape[2:]
+    axes = ("head", *(f"state{axis}" for axis in range(len(inner))))
+    box = ((first, *(0 for _ in inner)), (last, *inner))
+    return View(label, memory, (heads, *inner), axes, [box], tuple(range(len(axes))), layer=layer)

@@ -1,0 +1,132 @@
+"""A constructor for pages in which the key and the value of a token and head are side by side.
+
+Every array may be a torch tensor, a numpy array or a `Memory`. Nothing is copied. The arrays must outlive every link
+that was opened with the description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statelink.errors import StateError
+
+from ._build import Described, View, component
+from ._memory import Memory
+from ._shares import entries, expect_axes, share
+
+if TYPE_CHECKING:
+    from ._inventory import Partition
+
+__all__ = ["fused_pages"]
+
+Array = Any
+
+
+def fused_pages(
+    layers: Mapping[int, Array],
+    *,
+    heads: int,
+    tp: tuple[int, int] = (0, 1),
+    opaque: bool = False,
+    window: int | None = None,
+    name: str = "",
+    type: str = "",
+    partition: Partition | None = None,
+    replicated: bool = False,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Pages of attention whose content is the key and then the value of one token and one head.
+
+    The array's axes are always in one order. Its strides say how it lies in memory: with tokens or heads first, or
+    with the pages of all layers in one block. Components may share an allocation, also the same bytes of it, if a page
+    id belongs to one of them at a time.
+
+    Args:
+        layers: Global layer number to its array ``[pages, heads, tokens, content]``.
+        heads: Number of KV heads of the whole model, before any replication.
+        tp: This rank and the width of attention TP. If there are more ranks than heads, consecutive ranks hold the
+            same head.
+        opaque: Whether only the backend of attention knows how a page holds the tokens of a head. The bytes of a head
+            in a page then move as a whole, and both sides need pages of one size. Tokens must be next to each other
+            in memory, with their content.
+        window: Tokens that sliding-window layers look back; ``None`` for full attention.
+        name: Component name; by default that of the type.
+        type: State type; by default ``swa`` with a window, else ``kv``.
+        partition: Which positions this rank holds.
+        replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
+        optional: Whether the other side may lack these layers (draft layers).
+        format: Tag for properties that strides do not express, such as the name of the backend of attention that packs
+            ``content``. It is compared verbatim.
+
+    Raises:
+        StateError: The arrays do not hold this rank's share, or opaque pages have gaps between tokens.
+    """
+    kind = type or ("kv" if window is None else "swa")
+    label = name or kind
+    views, pages = [], set()
+    for layer, array in entries(layers, "arrays by layer"):
+        memory = Memory.of(array)
+        expect_axes(f"layers.{layer}.kv", memory, "pages, heads, tokens, content")
+        pages.add(memory.shape[2])
+        views.append((_by_head if opaque else _by_token)(f"layers.{layer}.kv", layer, memory, heads, tp, optional))
+    if len(pages) != 1:
+        found = ", ".join(map(str, sorted(pages)))
+        raise StateError(
+            f"the arrays of component {label!r} need one number of tokens a page", cause=f"they have {found or 'none'}"
+        )
+    return component(
+        label,
+        kind,
+        views,
+        page=pages.pop(),
+        window=window,
+        partition=partition,
+        format=format,
+        tp=tp,
+        replicated=replicated,
+    )
+
+
+def _by_token(label: str, layer: int, memory: Memory, heads: int, tp: tuple[int, int], optional: bool) -> View:
+    first, last = share(label, "head", heads, tp)
+    _, _, tokens, width = memory.shape
+    return View(
+        name=label,
+        memory=memory,
+        shape=(tokens, heads, width),
+        axes=("token", "head", "kv"),
+        boxes=[((0, first, 0), (tokens, last, width))],
+        order=(1, 0, 2),
+        position=0,
+        layer=layer,
+        optional=optional,
+    )
+
+
+def _by_head(label: str, layer: int, memory: Memory, heads: int, tp: tuple[int, int], optional: bool) -> View:
+    first, last = share(label, "head", heads, tp)
+    pages, here, tokens, width = memory.shape
+    dense = (memory.itemsize * width, memory.itemsize)
+    if any(n > 1 and a != b for n, a, b in zip((tokens, width), memory.strides[2:], dense, strict=True)):
+        raise StateError(
+            f"the tokens of a head of {label!r} are not next to each other in a page",
+            cause=f"strides {memory.strides} bytes; opaque pages need {dense} on the last two axes",
+            hint="lay pages out with heads before tokens; or describe them by token, if their content is known",
+        )
+    cells = msgspec.structs.replace(
+        memory, shape=(pages, here, tokens * width), strides=(*memory.strides[:2], memory.itemsize)
+    )
+    return View(
+        name=label,
+        memory=cells,
+        shape=(heads, tokens * width),
+        axes=("head", "cell"),
+        boxes=[((first, 0), (last, tokens * width))],
+        order=(0, 1),
+        layer=layer,
+        optional=optional,
+    )

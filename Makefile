@@ -30,7 +30,7 @@ EXTRA_ascend := [npu]
 PLUGINS := nixl mooncake mori ascend
 TOOLS := codespell greenlet import-linter mypy pytest-timeout pytest-xdist ruff
 
-PROJECTS := core/pyproject.toml adapters/sglang/pyproject.toml examples/demo/pyproject.toml
+PROJECTS := core/pyproject.toml adapters/sglang/pyproject.toml adapters/vllm/pyproject.toml examples/demo/pyproject.toml
 PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
 
 # Stamps: what was installed, so that a second run has nothing to do.
@@ -50,7 +50,7 @@ $(BASE): $(BIN)/python constraints.txt
 
 # One command for each: pip then finds one torch that satisfies everything that asks for it.
 $(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
-	$(PIP) -e "core[testing,verify]" -e adapters/sglang -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	$(PIP) -e "core[testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
 	@touch $@
 
 $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
@@ -65,7 +65,7 @@ $(BENCH): $(BASE)
 FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix third-party soak bench gpu engine-sglang engine-sglang-smoke \
-  engine-sglang-bench fix clean distclean libraries
+  engine-sglang-bench engine-vllm engine-vllm-smoke fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -128,11 +128,13 @@ gpu: ## Run what needs a graphics card; without one, say what would run
 	$(BIN)/python -m tools.gpu $(ARGS)
 
 # In an environment of its own, which is kept in the user's cache. Where no interpreter is new enough, only CI fails.
-SGLANG_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/sglang-env.sh build/sglang) || { rc=$$?; \
-    if [ "$$rc" = 3 ] && [ "$${CI:-}" != true ]; then echo "skipped: SGLang needs Python 3.11 or newer"; exit 0; fi; exit "$$rc"; }; \
-  tools/mooncake-libraries.sh "$$python" || [ "$${CI:-}" != true ]; export STATELINK_ABSENT_PACKAGES=1
-ENGINE_SGLANG = $(SGLANG_PYTHON); \
-  "$$python" -W ignore -m pytest -c adapters/sglang/pyproject.toml --rootdir adapters/sglang adapters/sglang/tests
+ENGINE_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/engine-env.sh $(1)) || { rc=$$?; \
+    if [ "$$rc" = 3 ] && [ "$${CI:-}" != true ]; then echo "skipped: $(1) needs Python 3.11 or newer"; exit 0; fi; exit "$$rc"; }; \
+  tools/mooncake-libraries.sh "$$python" || [ "$${CI:-}" != true ]; export $(2)
+ENGINE_TESTS = "$$python" -W ignore -m pytest -c adapters/$(1)/pyproject.toml --rootdir adapters/$(1) adapters/$(1)/tests
+SGLANG_PYTHON = $(call ENGINE_PYTHON,sglang,STATELINK_ABSENT_PACKAGES=1)
+ENGINE_SGLANG = $(SGLANG_PYTHON); $(call ENGINE_TESTS,sglang)
+ENGINE_VLLM = $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu); $(call ENGINE_TESTS,vllm)
 
 ENGINE_REPORT := build/engine-sglang.json
 
@@ -146,6 +148,12 @@ engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is in
 
 engine-sglang-bench: ## Measure SGLang's own connectors and Statelink in turn, and write build/bench/sglang.json: ARGS="--help"
 	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests "$$python" -W ignore -m benchmarks.sglang $(ARGS)
+
+engine-vllm: ## Run vLLM, unmodified, with Statelink: engines in processes, real servers, every test
+	@$(ENGINE_VLLM) $(ARGS)
+
+engine-vllm-smoke: ## The part of engine-vllm that takes minutes: what is installed, the caches, one pair for each backend
+	@$(ENGINE_VLLM) -m smoke $(ARGS)
 
 fix: $(DEV) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --exit-zero

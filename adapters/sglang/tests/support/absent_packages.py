@@ -1,6 +1,6 @@
 """Stands in for two packages that SGLang imports and that have no build for a CPU: ``sgl_kernel`` and ``torchvision``.
 
-Every process of a server must have it, so `tools/sglang-env.sh` puts it into the environment's site-packages, with a
+Every process of a server must have it, so `tools/engine-env.sh` puts it into the environment's site-packages, with a
 ``.pth`` file that imports it. It does nothing unless ``STATELINK_ABSENT_PACKAGES=1``. Whatever SGLang takes from the
 two packages at import time is a class that allows everything. What a server really calls must not come from here: a
 result of such a call is no tensor.

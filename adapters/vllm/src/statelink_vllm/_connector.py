@@ -1,0 +1,246 @@
+"""The class that vLLM makes: once in the engine core, and once in each worker. Each has one side of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.kv_cache_interface import SlidingWindowSpec, iter_layer_specs
+
+from statelink import state
+
+from ._inventory import Model, describe_cache
+from ._limits import check_server
+from ._messages import Address, ToWorker
+from ._options import read_options
+from ._scheduler import SchedulerSide
+from ._seam import VERSION
+from ._stats import PromMetrics, TransferStats
+from ._worker import WorkerSide
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+__all__ = ["StatelinkConnector"]
+
+log = logging.getLogger("vllm.statelink")
+
+GROUPS_OF_MAMBA2 = ("mamba_n_groups", "n_groups", "ssm_n_groups")
+"""Names under which configurations of models have the number of groups of Mamba2 layers."""
+
+
+class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
+    """Moves the state of requests with Statelink. Everything here hands on to one of the two sides.
+
+    Args:
+        vllm_config: vLLM's ``VllmConfig``.
+        role: Whether this is in the engine core or in a worker.
+        kv_cache_config: vLLM's ``KVCacheConfig``.
+
+    Raises:
+        StatelinkError: The server cannot use Statelink; the text says why.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._options = read_options(transfer.kv_role, transfer.kv_connector_extra_config)
+        check_server(vllm_config, self._options.allow)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        specs = [spec for group in kv_cache_config.transfer_groups for spec in iter_layer_specs(group.kv_cache_spec)]
+        self._windows = any(isinstance(spec, SlidingWindowSpec) for spec in specs)
+        if role is KVConnectorRole.SCHEDULER:
+            at_least = 1 if self._windows or kv_cache_config.has_mamba_layers else 0
+            left_out = max(at_least, vllm_config.num_prefill_lookahead_tokens - 1)
+            self._scheduler = SchedulerSide(self._options, transfer.engine_id, kv_cache_config, left_out)
+
+    # What vLLM asks of the class.
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Heads before tokens: then the tokens of a head are one run of bytes in a page."""
+        return "LBHNC"
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """No: registered memory would have to be given up, and registered again."""
+        return False
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """What a worker counted, as another process gets it."""
+        return TransferStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> KVConnectorPromMetrics | None:
+        """The same for Prometheus."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """Yes: the recurrent state always comes from prefill, however much of attention is here.
+
+        Not with windows: what is missing of them in front of a deeper hit would not come.
+        """
+        return not self._windows
+
+    # The scheduler's side.
+
+    @property
+    def _decide(self) -> SchedulerSide:
+        assert self._scheduler is not None, "only the engine core calls this"
+        return self._scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Take the addresses of all workers."""
+        self._decide.set_addresses(metadata)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Take the pool of blocks, in which blocks of failed requests may be held."""
+        self._decide.held.bind(gpu_block_pool)
+
+    def on_new_request(self, request: Any) -> None:
+        """See `SchedulerSide.new_request`."""
+        self._decide.new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """See `SchedulerSide.matched`."""
+        return self._decide.matched(request, num_computed_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        """Every group that is moved: vLLM zeroes none of them while prefill writes to it."""
+        groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return groups
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """See `SchedulerSide.allocated`."""
+        self._decide.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """See `SchedulerSide.step`."""
+        return self._decide.step()
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """See `SchedulerSide.told`."""
+        self._decide.told(connector_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """See `SchedulerSide.finished`."""
+        return self._decide.finished(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """See `SchedulerSide.finished`."""
+        return self._decide.finished(request, block_ids)
+
+    def has_pending_push_work(self) -> bool:
+        """See `SchedulerSide.busy`."""
+        return self._decide.busy
+
+    # The worker's side.
+
+    @property
+    def _move(self) -> WorkerSide:
+        assert self._worker is not None, "only a worker calls this, after register_kv_caches"
+        return self._worker
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Describe the caches, and open the link."""
+        config, cache = self._vllm_config, self._kv_cache_config
+        parallel = config.parallel_config
+        width, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+        rank, stage = get_tensor_model_parallel_rank(), get_pp_group().rank_in_group if stages > 1 else 0
+        layers = config.compilation_config.static_forward_context
+        text = config.model_config.hf_text_config
+        model = Model(
+            tp=(rank, width),
+            heads=config.model_config.get_total_num_kv_heads(),
+            groups=next((getattr(text, name) for name in GROUPS_OF_MAMBA2 if hasattr(text, name)), None),
+            channels_first=is_conv_state_dim_first(),
+            backend=lambda name: str(layers[name].get_attn_backend().get_name()),
+            number=extract_layer_index,
+        )
+        components, groups = describe_cache(cache, kv_caches, model)
+        inventory = state.describe(
+            config.kv_transfer_config.engine_id,
+            components,
+            rank=stage * width + rank,
+            ranks=stages * width,
+            axes={"tp": (rank, width), "pp": (stage, stages)},
+            model=self._options.model or _identity(config.model_config),
+        )
+        self._worker = WorkerSide(self._options.link, inventory, groups)
+        link = self._worker.link
+        log.info(
+            "Statelink backend %r moves %s of rank %d of %d; its link listens at %s",
+            link.backend,
+            ", ".join(f"{each.name} ({each.type})" for each in inventory.components),
+            inventory.rank,
+            inventory.ranks,
+            link.address.partition("|")[0],
+        )
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """The address of this worker's link."""
+        return Address(self._move.link.address)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """See `WorkerSide.begin`. Sending begins here, too: what is sent was computed in an earlier step."""
+        step = self._get_connector_metadata()
+        assert isinstance(step, ToWorker)
+        self._move.begin(step)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """State never arrives in the middle of a forward pass."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """State is sent when a prompt has been computed."""
+
+    def wait_for_save(self) -> None:
+        """State is sent beside the forward pass."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """See `WorkerSide.results`."""
+        sent, received, failed = self._move.results()
+        return KVConnectorTransferResults(sent, received, failed)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """See `WorkerSide.said`."""
+        return self._move.said()
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """See `WorkerSide.stats`. The scheduler has none."""
+        return None if self._worker is None else self._worker.stats()
+
+    def shutdown(self) -> None:
+        """Close the link."""
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _identity(config: Any) -> str:
+    """What two servers with the same model and the same vLLM state alike."""
+    text = config.hf_text_config
+    numbers = (text.num_hidden_layers, text.hidden_size, text.vocab_size)
+    names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])
+    return f"vllm {VERSION}, {names}, {'x'.join(map(str, numbers))}"

@@ -1,0 +1,56 @@
+"""What the adapter refuses at the start of a server: what it cannot do, and what was never tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from statelink.errors import ConfigError
+
+from ._options import ALLOWED, WHERE
+
+__all__ = ["check_server"]
+
+
+def check_server(config: Any, allow: Iterable[str]) -> None:
+    """Refuse what does not work, by name.
+
+    Args:
+        config: vLLM's ``VllmConfig``.
+        allow: What the operator allows although it was not tested.
+
+    Raises:
+        ConfigError: Names all that must be changed.
+    """
+    refused = [*_impossible(config), *_untested(config, frozenset(allow))]
+    if refused:
+        raise ConfigError(
+            "this vLLM server cannot use StatelinkConnector",
+            cause="; ".join(refused),
+            hint="change these options, or use another kv_connector",
+        )
+
+
+def _impossible(config: Any) -> Iterator[str]:
+    parallel = config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            yield f"{name} is {getattr(parallel, name)}, and only 1 is supported"
+    if config.scheduler_config.disable_hybrid_kv_cache_manager:
+        yield "the hybrid KV cache manager is turned off (--disable-hybrid-kv-cache-manager), and is needed"
+
+
+def _untested(config: Any, allow: frozenset[str]) -> Iterator[str]:
+    model = config.model_config
+    found = {
+        "cuda": config.device_config.device_type != "cpu",
+        "pp": config.parallel_config.pipeline_parallel_size > 1,
+        "mla": bool(model.use_mla),
+        "speculative": config.speculative_config is not None,
+    }
+    for word, there in found.items():
+        if there and word not in allow:
+            yield (
+                f'{ALLOWED[word]} was not tested with Statelink; {{"vllm": {{"allow": ["{word}"]}}}} in {WHERE} '
+                "allows it"
+            )

@@ -1,0 +1,105 @@
+"""What the two sides of the connector tell each other. vLLM carries it, pickled from process to process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+__all__ = ["Address", "FromWorker", "Receive", "Send", "Tables", "ToWorker"]
+
+Tables = tuple[list[int], ...]
+"""A request's blocks of each group that is moved, by position from token 0; 0 where there is none any more."""
+
+
+@dataclass
+class Address(KVConnectorHandshakeMetadata):
+    """Where a worker's link listens."""
+
+    address: str
+
+
+@dataclass
+class Send:
+    """A request whose prompt is computed, and whose blocks are held until it has been sent.
+
+    Attributes:
+        room: The id of the request between the servers.
+        tokens: Number of tokens whose state is sent.
+        tables: Its blocks; empty where there is nothing to send, and decode is only told so.
+        why: Why nothing is sent.
+    """
+
+    room: int
+    tokens: int
+    tables: Tables = ()
+    why: str = ""
+
+
+@dataclass
+class Receive:
+    """A request that needs state from another server.
+
+    Attributes:
+        room: The id of the request between the servers.
+        peer: The prefill instance: its name, or the addresses of its ranks.
+        tokens: Number of tokens whose state arrives, those of the prefix included.
+        prefix: Number of tokens that are here already.
+        tables: Its blocks; empty where nothing is received, and prefill is only told so.
+        why: Why nothing is received.
+    """
+
+    room: int
+    peer: str | tuple[str, ...]
+    tokens: int
+    prefix: int = 0
+    tables: Tables = ()
+    why: str = ""
+
+
+@dataclass
+class ToWorker(KVConnectorMetadata):
+    """What happens in one step, by vLLM's id of the request.
+
+    Attributes:
+        send: Requests to send.
+        receive: Requests to receive.
+        abort: Requests that are received and were given up.
+        addresses: Of the links of all ranks of this server, once, before the first request.
+    """
+
+    send: dict[str, Send] = field(default_factory=dict)
+    receive: dict[str, Receive] = field(default_factory=dict)
+    abort: set[str] = field(default_factory=set)
+    addresses: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether a worker has anything to do."""
+        return bool(self.send or self.receive or self.abort or self.addresses)
+
+
+@dataclass
+class FromWorker(KVConnectorWorkerMetadata):
+    """Failed requests whose memory may still be written, by vLLM's id: the number of ranks that say it.
+
+    Attributes:
+        unquiet: Reported as failed, and something may still be written.
+        quiet: It is proven that nothing is written any more.
+    """
+
+    unquiet: Counter[str] = field(default_factory=Counter)
+    quiet: Counter[str] = field(default_factory=Counter)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> FromWorker:
+        """What two ranks say together."""
+        assert isinstance(other, FromWorker)
+        return FromWorker(self.unquiet + other.unquiet, self.quiet + other.quiet)
+
+    def __bool__(self) -> bool:
+        """Whether a rank says anything."""
+        return bool(self.unquiet or self.quiet)

@@ -1,0 +1,91 @@
+"""What the operator configured: vLLM's ``kv_connector_extra_config``, read in the engine core and in each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import statelink
+from statelink.errors import ConfigError
+
+__all__ = ["ALLOWED", "WHERE", "Options", "read_options"]
+
+WHERE = "kv_connector_extra_config"
+
+OWN_TABLE = "vllm"
+"""The key of the adapter's own options; every other key is one of the link's."""
+
+SET_HERE = ("role", "siblings")
+"""Keys of a link that follow from vLLM's own options."""
+
+ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+
+ALLOWED = {
+    "cuda": "a cache in device memory",
+    "pp": "pipeline parallelism",
+    "mla": "latent attention (MLA)",
+    "speculative": "speculative decoding",
+}
+"""What no test of the adapter reaches, and what works only if the operator allows it."""
+
+
+class Options(NamedTuple):
+    """What the operator configured.
+
+    Attributes:
+        link: The link's configuration.
+        allow: Words of `ALLOWED`.
+        model: The model's identity, which both sides must state alike; by default taken from the model's shape.
+    """
+
+    link: statelink.LinkConfig
+    allow: frozenset[str]
+    model: str
+
+    @property
+    def addressed_by_name(self) -> bool:
+        """Whether decode finds prefill by the name of its instance, and not by addresses in a request."""
+        return bool(self.link.peers or self.link.rendezvous)
+
+
+def read_options(kv_role: str | None, given: Mapping[str, Any] | None) -> Options:
+    """Read vLLM's ``kv_role`` and ``kv_connector_extra_config``. Without a backend, Statelink chooses one.
+
+    Raises:
+        ConfigError: A key or value is wrong.
+    """
+    if kv_role not in ROLES:
+        raise ConfigError(
+            f"kv_role is {kv_role!r}", cause=f"one of {', '.join(ROLES)} is expected", code="config.value"
+        )
+    keys = dict(given or {})
+    own = keys.pop(OWN_TABLE, {})
+    for key in SET_HERE:
+        if key in keys:
+            raise ConfigError(
+                f"{WHERE} has the key {key!r}",
+                cause="it follows from the options of the vLLM server",
+                hint="leave it out",
+                code="config.key",
+            )
+    allow, model = _own(own)
+    return Options(statelink.LinkConfig.read({"backend": "auto", **keys, "role": ROLES[kv_role]}), allow, model)
+
+
+def _own(own: Any) -> tuple[frozenset[str], str]:
+    if not isinstance(own, Mapping) or not set(own) <= {"allow", "model"}:
+        raise ConfigError(
+            f"the table {OWN_TABLE!r} of {WHERE} has wrong keys",
+            cause=f"got {own!r:.80}",
+            hint="it may have 'allow', a list of words, and 'model', a text",
+            code="config.key",
+        )
+    allow, model = own.get("allow", []), own.get("model", "")
+    if not isinstance(allow, list) or not set(map(str, allow)) <= set(ALLOWED) or not isinstance(model, str):
+        raise ConfigError(
+            f"the table {OWN_TABLE!r} of {WHERE} has a wrong value",
+            cause=f"got {own!r:.80}",
+            hint=f"'allow' is a list of {', '.join(ALLOWED)}; 'model' is a text",
+            code="config.type",
+        )
+    return frozenset(allow), model

@@ -1,0 +1,182 @@
+"""The scheduler's side: what each request needs, and when its blocks may be used again.
+
+vLLM calls everything here from the thread of the engine core, between steps. Nothing blocks. There are no tensors here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
+
+from ._held import HeldBlocks
+from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
+from ._params import Source, answer, room_of, source_of
+
+if TYPE_CHECKING:
+    from ._options import Options
+
+__all__ = ["SchedulerSide"]
+
+log = logging.getLogger("vllm.statelink")
+
+COMPUTED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+"""How a request ends whose whole prompt was computed."""
+
+
+class SchedulerSide:
+    """Decides what is sent and received.
+
+    Args:
+        options: What the operator configured.
+        engine_id: The name of this instance.
+        cache: vLLM's ``KVCacheConfig``.
+        left_out: How many of a prompt's last tokens prefill does not compute; see `tokens`.
+    """
+
+    def __init__(self, options: Options, engine_id: str, cache: Any, left_out: int) -> None:
+        self._options = options
+        self._engine_id = engine_id
+        self._cache = cache
+        self._left_out = left_out
+        self._sends = options.link.role in ("prefill", "both")
+        self._receives = options.link.role in ("decode", "both")
+        self._next = ToWorker()
+        self._addresses: tuple[str, ...] = ()
+        self._cut: set[str] = set()
+        """Requests of which the last tokens were left out."""
+        self._loading: dict[str, Tables] = {}
+        """Requests that are received, and their blocks."""
+        self.held = HeldBlocks()
+
+    def set_addresses(self, found: Mapping[tuple[int, int], Any]) -> None:
+        """Take the address of each worker's link, by pipeline stage and rank of tensor parallelism."""
+        addresses = [found[place] for place in sorted(found)]
+        assert all(isinstance(each, Address) for each in addresses)
+        self._addresses = tuple(each.address for each in addresses)
+        self._next.addresses = self._addresses
+
+    def tokens(self, count: int) -> int:
+        """For how many of a prompt's tokens prefill has state that decode can use.
+
+        Decode computes the last token itself, and samples from it. A recurrent state must not have seen that token,
+        because it would see it twice. A window of prefill would end one token too late. Then prefill does not compute
+        it at all.
+        """
+        return count - self._left_out if count > self._left_out else count
+
+    def new_request(self, request: Any) -> None:
+        """A request arrives. On prefill, leave its last tokens out, if decode has to compute them from the state."""
+        params = request.kv_transfer_params or {}
+        name, left_out = request.request_id, self._left_out
+        if not (params.get("do_remote_decode") and self._sends and left_out) or name in self._cut:
+            return
+        # A request with logprobs of its prompt loads nothing on decode, which computes all of it.
+        if request.num_prompt_tokens <= left_out or request.get_skip_reading_prefix_cache():
+            return
+        if request.prompt_token_ids is None:
+            return  # given as embeddings; `finished` then sends nothing
+        del request.prompt_token_ids[-left_out:]
+        del request._all_token_ids[-left_out:]
+        request.num_prompt_tokens -= left_out
+        request.max_tokens = 1
+        self._cut.add(name)
+
+    # Decode.
+
+    def matched(self, request: Any, computed: int) -> tuple[int, bool]:
+        """How many tokens beyond those that are here can be received. Asked again while the request waits."""
+        if self._source(request) is None:
+            return 0, False
+        count = self.tokens(request.num_prompt_tokens) - computed
+        if self._left_out and request.num_prompt_tokens <= self._left_out:
+            count = 0
+        return (count, True) if count > 0 else (0, False)
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """A request has its blocks. Called again after the state was received, and after a preemption."""
+        source = self._taken(request)
+        if source is None:
+            return
+        name, tokens = request.request_id, self.tokens(request.num_prompt_tokens)
+        if external > 0:
+            tables = self._cache.select_transfer_block_ids(blocks.get_block_ids())
+            self._next.receive[name] = Receive(*source, tokens, tokens - external, tables)
+            self._loading[name] = tables
+        else:
+            self._next.receive[name] = Receive(*source, tokens, why="decode needs nothing: it has the prompt's state")
+
+    def _source(self, request: Any) -> Source | None:
+        """Where the state of a request comes from, if it is to be received and was not yet."""
+        params = request.kv_transfer_params
+        if not self._receives or not params or not params.get("do_remote_prefill"):
+            return None
+        try:
+            return source_of(params, self._options)
+        except ValueError as error:
+            log.warning("request %s is computed here: kv_transfer_params are no use: %s", request.request_id, error)
+            params["do_remote_prefill"] = False
+            return None
+
+    def _taken(self, request: Any) -> Source | None:
+        """The same, once for each request."""
+        source = self._source(request)
+        if source is not None:
+            request.kv_transfer_params["do_remote_prefill"] = False
+        return source
+
+    # The end of a request.
+
+    def finished(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended. Whether its blocks have to be held, and what its answer says."""
+        name, params = request.request_id, request.kv_transfer_params or {}
+        cut = name in self._cut
+        self._cut.discard(name)
+        source = self._taken(request)
+        if source is not None:  # it never got blocks
+            count = self.tokens(request.num_prompt_tokens)
+            self._next.receive[name] = Receive(*source, count, why="decode gave the request up before it had memory")
+        elif name in self._loading:  # vLLM holds its blocks until the worker says that nothing writes to them
+            self._next.abort.add(name)
+        elif params.get("do_remote_decode") and self._sends:
+            return self._send(request, tables, cut)
+        return False, None
+
+    def _send(self, request: Any, tables: tuple[list[int], ...], cut: bool) -> tuple[bool, dict[str, Any] | None]:
+        params, tokens = request.kv_transfer_params, request.num_prompt_tokens
+        why = ""
+        if request.status not in COMPUTED or request.num_computed_tokens < tokens:
+            why = f"prefill did not compute the prompt: {request.status.name}"
+        elif self._left_out and not cut:
+            why = "the prompt has no state that decode can use"
+        room = room_of(params)
+        if not why:
+            moved = self._cache.select_transfer_block_ids(tables)
+            self._next.send[request.request_id] = Send(room, tokens, moved)
+            return True, answer(room, self._engine_id, self._addresses)
+        if params.get("transfer_id") is not None:  # decode may be waiting already
+            self._next.send[request.request_id] = Send(room, tokens, why=why)
+        return False, None
+
+    # Each step.
+
+    def step(self) -> ToWorker:
+        """What the workers get with the next step."""
+        made, self._next = self._next, ToWorker()
+        return made
+
+    def told(self, output: Any) -> None:
+        """What the workers said in a step. Called before vLLM frees the blocks of what has ended."""
+        said = output.kv_connector_worker_meta
+        if isinstance(said, FromWorker):
+            self.held.told(said)
+        for name in output.finished_recving or ():
+            tables = self._loading.pop(name, ())
+            self.held.ended(name, {block for table in tables for block in table})
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do that needs further steps, although no request does."""
+        return bool(self._next) or bool(self.held)

@@ -1,0 +1,227 @@
+"""What the adapter was written against, and a check that the installed vLLM is the same.
+
+vLLM calls the interface of its connectors experimental, and it grew in every release. So the adapter works with one
+version, and looks at everything that it inherits, calls or reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from statelink.errors import ConfigError
+
+__all__ = ["VERSION", "check_installed", "differences"]
+
+VERSION = "0.33.0"
+"""The version of vLLM that the adapter is tested with."""
+
+BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+CACHE = "vllm.v1.kv_cache_interface"
+OUTPUTS = "vllm.v1.outputs"
+METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
+
+# fmt: off
+METHODS: dict[str, dict[str, str]] = {
+    f"{BASE}:KVConnectorBase_V1": {
+        "__init__": "self vllm_config role kv_cache_config",
+        "supports_divergent_local_hybrid_hits": "self",
+        "requires_kv_delivery": "self",
+        "supports_sleep_mode": "cls kv_transfer_config",
+        "role": "self",
+        "get_mem_pool_context": "self",
+        "bind_connector_metadata": "self connector_metadata",
+        "clear_connector_metadata": "self",
+        "has_connector_metadata": "self",
+        "register_kv_caches": "self kv_caches",
+        "unregister_kv_caches": "self",
+        "restore_kv_caches": "self",
+        "set_host_xfer_buffer_ops": "self copy_operation",
+        "finish_forward": "self",
+        "reset_capture_state": "self",
+        "handle_preemptions": "self kv_connector_metadata",
+        "start_load_kv": "self forward_context kwargs",
+        "wait_for_layer_load": "self layer_name",
+        "save_kv_layer": "self layer_name kv_layer attn_metadata kwargs",
+        "wait_for_save": "self",
+        "get_finished": "self finished_req_ids",
+        "get_transfer_results": "self finished_req_ids",
+        "get_block_ids_with_load_errors": "self",
+        "shutdown": "self",
+        "get_kv_connector_stats": "self",
+        "get_kv_connector_kv_cache_events": "self",
+        "get_handshake_metadata": "self",
+        "build_connector_worker_meta": "self",
+        "bind_kv_cache_manager": "self kv_cache_manager",
+        "bind_gpu_block_pool": "self gpu_block_pool",
+        "get_loaded_kv_cache_group_ids": "self request",
+        "get_num_new_matched_tokens": "self request num_computed_tokens",
+        "get_external_cache_hit_sources": "self request num_external_tokens",
+        "update_state_after_alloc": "self request blocks num_external_tokens",
+        "build_connector_meta": "self scheduler_output",
+        "on_new_request": "self request",
+        "update_connector_output": "self connector_output",
+        "request_finished": "self request block_ids",
+        "register_finished_partial_tail": "self request block_ids partial_tail_offloads",
+        "take_events": "self",
+        "has_pending_block_frees": "self",
+        "has_pending_push_work": "self",
+        "get_required_kvcache_layout": "cls vllm_config",
+        "requires_piecewise_for_cudagraph": "cls extra_config",
+        "get_finished_count": "self",
+        "build_kv_connector_stats": "cls data",
+        "set_xfer_handshake_metadata": "self metadata",
+        "set_xfer_handshake_metadata_pp_aware": "self metadata",
+        "build_prom_metrics": "cls vllm_config metric_types labelnames per_engine_labelvalues",
+        "reset_cache": "self",
+    },
+    f"{BASE}:SupportsHMA": {"request_finished_all_groups": "self request block_ids"},
+    f"{BASE}:KVConnectorWorkerMetadata": {"aggregate": "self other"},
+    f"{METRICS}:KVConnectorStats": {
+        "__init__": "self data",
+        "to_dict": "self",
+        "reset": "self",
+        "aggregate": "self other",
+        "reduce": "self",
+        "is_empty": "self",
+    },
+    f"{METRICS}:KVConnectorPromMetrics": {
+        "__init__": "self vllm_config metric_types labelnames per_engine_labelvalues",
+        "observe": "self transfer_stats_data engine_idx",
+    },
+}
+"""All methods and properties of the classes that the adapter's classes inherit from, and their parameters."""
+
+FIELDS: dict[str, str] = {
+    f"{BASE}:KVConnectorTransferResults": "finished_sending finished_recving failed_recving",
+    f"{OUTPUTS}:KVConnectorOutput": "finished_sending finished_recving kv_connector_stats kv_cache_events "
+    "kv_connector_worker_meta invalid_block_ids failed_recving expected_finished_count",
+    f"{CACHE}:KVCacheConfig": "num_blocks kv_cache_tensors kv_cache_groups prefix_cache_retention_interval "
+    "kv_cache_layout hash_block_size cache_hit_alignment_tokens hisparse_host_num_blocks hisparse_host_block_stride "
+    "hisparse_shared_host_pool kv_tp_replicas",
+    f"{CACHE}:KVCacheGroupSpec": "layer_names kv_cache_spec is_eagle_group host_resident enable_kv_transfer role",
+    f"{CACHE}:FullAttentionSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
+    "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
+    "state_content_bytes tokens_per_state sliding_window attention_chunk_size non_causal",
+    f"{CACHE}:SlidingWindowSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
+    "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
+    "state_content_bytes tokens_per_state sliding_window extra_retained_tokens",
+    f"{CACHE}:MambaSpec": "block_size dcp_sharded block_stride_alignment is_draft shapes dtypes page_size_padded "
+    "mamba_type mamba_cache_mode num_speculative_blocks num_prefill_checkpoint_blocks prefill_checkpoint_alignment "
+    "num_heads tokens_per_state tp_replicated",
+    f"{BASE}:KVConnectorRole": "SCHEDULER WORKER",
+    "vllm.v1.request:RequestStatus": "WAITING WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR WAITING_FOR_REMOTE_KVS "
+    "WAITING_FOR_STREAMING_REQ RUNNING PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED "
+    "FINISHED_IGNORED FINISHED_ERROR FINISHED_REPETITION",
+}
+"""Fields of dataclasses, and members of enumerations."""
+
+CALLS: dict[str, str] = {
+    "vllm.v1.core.block_pool:BlockPool.touch": "self blocks",
+    "vllm.v1.core.block_pool:BlockPool.free_blocks": "self ordered_blocks",
+    f"{CACHE}:KVCacheConfig.select_transfer_block_ids": "self block_ids",
+    f"{CACHE}:iter_layer_specs": "kv_cache_spec",
+    "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": "",
+    "vllm.distributed.parallel_state:get_pp_group": "",
+    "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first": "",
+    "vllm.v1.metrics.utils:create_metric_per_engine": "metric per_engine_labelvalues",
+    "vllm.v1.request:Request.get_skip_reading_prefix_cache": "self",
+}
+"""Parameters of functions that are called."""
+# fmt: on
+
+
+def check_installed() -> None:
+    """Check that the installed vLLM is the tested one.
+
+    Raises:
+        ConfigError: It differs; lists everything that does.
+    """
+    found = differences()
+    if found:
+        raise ConfigError(
+            "statelink_vllm was not tested with the installed vLLM",
+            cause="; ".join(found),
+            hint=f"install vllm=={VERSION}, or the statelink-vllm for this vLLM",
+            code="config.value",
+        )
+
+
+def differences() -> list[str]:
+    """What the installed vLLM has otherwise than the tested one; empty if nothing.
+
+    Where the version differs, the rest is looked at all the same, so that the list says what to look at first.
+    """
+    return list(_differences())
+
+
+def _differences() -> Iterator[str]:
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        found = "none"
+    if found.partition("+")[0] != VERSION:  # what follows the sign says for which device it was built
+        yield f"vLLM {VERSION} is expected; {found} is installed"
+    for target, methods in METHODS.items():
+        yield from _compare(target, "methods", " ".join(methods), _methods, ordered=False)
+        for name, expected in methods.items():
+            yield from _compare(f"{target}.{name}", "parameters", expected, _parameters)
+    for target, expected in FIELDS.items():
+        yield from _compare(target, "fields", expected, _fields, ordered=False)
+    for target, expected in CALLS.items():
+        yield from _compare(target, "parameters", expected, _parameters)
+
+
+def _compare(
+    target: str, what: str, expected: str, read: Callable[[Any], list[str]], *, ordered: bool = True
+) -> Iterator[str]:
+    name = target.replace(":", ".")
+    try:
+        found = read(_resolve(target))
+    except (ImportError, AttributeError, TypeError) as error:
+        yield f"{name} is missing: {error}"
+        return
+    wanted = expected.split()
+    lacking, more = [each for each in wanted if each not in found], [each for each in found if each not in wanted]
+    if lacking:
+        yield f"{name} lacks the {what} {', '.join(lacking)}"
+    if more:
+        yield f"{name} has the {what} {', '.join(more)}, which are not known"
+    if ordered and not lacking and not more and found != wanted:
+        yield f"{name} has its {what} in another order: {', '.join(found)}"
+
+
+def _resolve(target: str) -> Any:
+    module, _, path = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = inspect.getattr_static(found, name)
+    return found
+
+
+def _methods(found: Any) -> list[str]:
+    kinds = (property, classmethod, staticmethod)
+    return [
+        name
+        for name, each in vars(found).items()
+        if (inspect.isfunction(each) or isinstance(each, kinds)) and (name == "__init__" or not name.startswith("_"))
+    ]
+
+
+def _fields(found: Any) -> list[str]:
+    if isinstance(found, type) and issubclass(found, enum.Enum):
+        return [member.name for member in found]
+    return [field.name for field in dataclasses.fields(found)]
+
+
+def _parameters(found: Any) -> list[str]:
+    if isinstance(found, property):
+        found = found.fget
+    if isinstance(found, (classmethod, staticmethod)):
+        found = found.__func__
+    return list(inspect.signature(inspect.unwrap(found)).parameters)

@@ -1,0 +1,103 @@
+"""What was moved, for vLLM's log and for its Prometheus metrics. vLLM carries it from the workers to the API server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from statelink import Room
+
+__all__ = ["PromMetrics", "TransferStats"]
+
+SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
+BYTES = [4.0**power for power in range(6, 18)]
+"""From 4 KiB to 16 GiB."""
+
+
+class TransferStats(KVConnectorStats):
+    """Rooms that ended in an interval, on one side. Sent to another process, so it has plain values only.
+
+    The values are ``seconds`` and ``bytes`` of each room that succeeded, and in ``failed`` the number of rooms for each
+    code of a reason.
+    """
+
+    data: dict[str, Any]
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        super().__init__(data or {})
+        if not self.data:
+            self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.data = {"seconds": [], "bytes": [], "failed": {}}
+
+    def record(self, room: Room) -> None:
+        """Take a room that has ended."""
+        if room.status is Status.SUCCEEDED:
+            report = room.report
+            self.data["seconds"].append(report.transferred)
+            self.data["bytes"].append(sum(moved.nbytes for moved in report.moved.values()))
+        else:
+            code = "unknown" if room.reason is None else room.reason.code
+            self.data["failed"][code] = self.data["failed"].get(code, 0) + 1
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Add what another rank or interval has."""
+        for name in ("seconds", "bytes"):
+            self.data[name] = [*self.data[name], *other.data[name]]
+        for code, count in other.data["failed"].items():
+            self.data["failed"][code] = self.data["failed"].get(code, 0) + count
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """A few numbers for the log."""
+        seconds, nbytes = self.data["seconds"], self.data["bytes"]
+        made: dict[str, int | float] = {"Transfers": len(seconds)}
+        if seconds:
+            made["Mean time (ms)"] = round(1e3 * sum(seconds) / len(seconds), 3)
+            made["Longest time (ms)"] = round(1e3 * max(seconds), 3)
+            made["MiB"] = round(sum(nbytes) / (1 << 20), 3)
+        for code, count in sorted(self.data["failed"].items()):
+            made[f"Failed: {code}"] = count
+        return made
+
+    def is_empty(self) -> bool:
+        """Whether no room has ended."""
+        return not self.data["seconds"] and not self.data["failed"]
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """The same as metrics: `vllm:statelink_transfer_seconds`, `..._bytes` and `vllm:statelink_failed_transfers`."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._seconds = self._made(
+            self._histogram_cls,
+            "vllm:statelink_transfer_seconds",
+            "Seconds from the moment when both servers knew of a request until its state had moved.",
+            buckets=SECONDS,
+        )
+        self._bytes = self._made(
+            self._histogram_cls, "vllm:statelink_transfer_bytes", "Bytes of state of a request.", buckets=BYTES
+        )
+        self._failed = self._made(
+            self._counter_cls, "vllm:statelink_failed_transfers", "Requests whose state was not moved."
+        )
+
+    def _made(self, kind: Any, name: str, text: str, **more: Any) -> Any:
+        metric = kind(name=name, documentation=text, labelnames=self._labelnames, **more)
+        return create_metric_per_engine(metric, self.per_engine_labelvalues)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Take what an engine sent."""
+        for each in transfer_stats_data["seconds"]:
+            self._seconds[engine_idx].observe(each)
+        for each in transfer_stats_data["bytes"]:
+            self._bytes[engine_idx].observe(each)
+        self._failed[engine_idx].inc(sum(transfer_stats_data["failed"].values()))

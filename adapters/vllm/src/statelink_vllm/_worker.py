@@ -1,0 +1,168 @@
+"""A worker's side: the link, and the rooms of requests that are under way.
+
+vLLM calls everything here from the worker's main thread, in each step. Nothing blocks but `open` and `close`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import statelink
+from statelink import Status
+from statelink.errors import StatelinkError
+
+from ._messages import FromWorker, Receive, Send, Tables, ToWorker
+from ._stats import TransferStats
+
+if TYPE_CHECKING:
+    from statelink import Link, LinkConfig, Room
+    from statelink.state import Inventory
+
+    from ._inventory import Group
+
+__all__ = ["Results", "WorkerSide"]
+
+log = logging.getLogger("vllm.statelink")
+
+ENDED = (Status.SUCCEEDED, Status.FAILED)
+
+
+class Results(NamedTuple):
+    """Requests that vLLM need not wait for any more.
+
+    Attributes:
+        sent: Their blocks are not read any more.
+        received: Their state is here, or they have failed.
+        failed: Those of ``received`` that failed.
+    """
+
+    sent: set[str]
+    received: set[str]
+    failed: set[str]
+
+
+class WorkerSide:
+    """Sends and receives.
+
+    Args:
+        config: The link's configuration.
+        inventory: What this rank holds.
+        groups: How block tables become indices.
+
+    Raises:
+        StatelinkError: The link cannot be opened.
+    """
+
+    def __init__(self, config: LinkConfig, inventory: Inventory, groups: tuple[Group, ...]) -> None:
+        self.link: Link = statelink.open(config, inventory)
+        self._has_siblings = inventory.ranks > 1 and config.role != "prefill"
+        self._groups = groups
+        self._sending: dict[str, Room] = {}
+        self._receiving: dict[str, Room] = {}
+        self._unquiet: dict[str, Room] = {}
+        """Failed requests that vLLM was told of, and whose memory may still be written."""
+        self._notices: list[Room] = []
+        """Rooms that only tell the other side something."""
+        self._results = Results(set(), set(), set())
+        self._said = FromWorker()
+        self._stats = TransferStats()
+
+    def begin(self, step: ToWorker) -> None:
+        """Begin what the scheduler asks for. What cannot begin fails alone."""
+        if step.addresses and self._has_siblings:
+            self.link.siblings([each for each in step.addresses if each != self.link.address])
+        for name, send in step.send.items():
+            try:
+                self._send(name, send)
+            except StatelinkError as error:
+                log.error("request %s cannot be sent: %s", name, error)
+                if send.tables and name not in self._sending:
+                    self._results.sent.add(name)
+        for name, receive in step.receive.items():
+            try:
+                self._receive(name, receive)
+            except StatelinkError as error:
+                log.error("request %s cannot be received: %s", name, error)
+                if receive.tables:
+                    self._results.received.add(name)
+                    self._results.failed.add(name)
+        for name in step.abort:
+            room = self._receiving.get(name)
+            if room is not None:
+                room.abort("vLLM aborted the request on decode")
+
+    def _send(self, name: str, job: Send) -> None:
+        room = self.link.send(job.room, job.tokens)
+        if not job.tables:
+            room.abort(job.why)
+            self._notices.append(room)
+            return
+        self._sending[name] = room
+        try:
+            room.push(self._items(job.tables, job.tokens, 0))
+        except StatelinkError as error:
+            room.abort(f"prefill cannot push: {error}")
+            raise
+
+    def _receive(self, name: str, job: Receive) -> None:
+        if not job.tables:
+            self.link.decline(job.room, job.peer, job.why)
+            return
+        items = self._items(job.tables, job.tokens, job.prefix)
+        self._receiving[name] = self.link.receive(job.room, job.peer, job.tokens, items, prefix=job.prefix)
+
+    def _items(self, tables: Tables, tokens: int, prefix: int) -> Mapping[str, Any]:
+        return {group.component.name: group.indices(tables[group.table], tokens, prefix) for group in self._groups}
+
+    def results(self) -> Results:
+        """What has ended since the last call. Each request is named once."""
+        made, self._results = self._results, Results(set(), set(), set())
+        for name, room in list(self._sending.items()):
+            if room.status in ENDED and room.quiesced:
+                del self._sending[name]
+                made.sent.add(name)
+                self._over("sent", name, room)
+        for name, room in list(self._receiving.items()):
+            if room.status is Status.SUCCEEDED and room.quiesced:
+                made.received.add(name)
+            elif room.status is Status.FAILED:
+                made.received.add(name)
+                made.failed.add(name)
+                if not room.quiesced:
+                    self._unquiet[name] = room
+                    self._said.unquiet[name] += 1
+            else:
+                continue
+            del self._receiving[name]
+            self._over("received", name, room)
+        for name, room in list(self._unquiet.items()):
+            if room.quiesced:
+                del self._unquiet[name]
+                self._said.quiet[name] += 1
+        self._notices = [room for room in self._notices if room.status not in ENDED]
+        return made
+
+    def said(self) -> FromWorker | None:
+        """What the scheduler has to know besides `results`; called after it."""
+        made, self._said = self._said, FromWorker(Counter(), Counter())
+        return made or None
+
+    def stats(self) -> TransferStats | None:
+        """What was moved since the last call."""
+        made, self._stats = self._stats, TransferStats()
+        return None if made.is_empty() else made
+
+    def _over(self, what: str, name: str, room: Room) -> None:
+        self._stats.record(room)
+        if room.status is Status.SUCCEEDED:
+            log.debug("%s request %s: %s", what, name, room.report)
+        else:
+            log.warning("request %s could not be %s: %s", name, what, room.reason)
+
+    def close(self) -> None:
+        """Close the link. Blocks until its threads have ended."""
+        if not self.link.close():
+            log.warning("the link did not end in time: memory that vLLM frees may still be touched")

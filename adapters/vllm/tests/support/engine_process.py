@@ -1,0 +1,91 @@
+"""One vLLM engine in this process, its workers included, driven by lines of JSON. Run as a script by `engines.Engine`.
+
+What comes in: ``{"add": {...}}``, ``{"abort": [...]}``, ``{"ask": n}``. What goes out: a line for each request that
+ended, and an answer to each question: whether anything is left to do, and how many blocks are free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes to the log
+
+    def say(**what: Any) -> None:
+        out.write(json.dumps(what) + "\n")
+        out.flush()
+
+    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    engine: Any = LLM(**json.loads(sys.argv[1])).llm_engine
+    core = engine.engine_core.engine_core
+    commands: queue.Queue[Any] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+        commands.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+    def obey(command: Any) -> None:
+        if "add" in command:
+            given = command["add"]
+            extra = {"kv_transfer_params": given["params"]} if given["params"] else None
+            params = SamplingParams(
+                max_tokens=given["count"], temperature=0, detokenize=False, ignore_eos=True, extra_args=extra
+            )
+            engine.add_request(given["id"], TokensPrompt(prompt_token_ids=given["prompt"]), params)
+        elif "abort" in command:
+            engine.abort_request(command["abort"])
+        else:
+            pool = core.scheduler.kv_cache_manager.block_pool
+            left = core.scheduler.has_requests() or engine.has_unfinished_requests()
+            totals = get_kv_transfer_group()._worker.link.snapshot()["totals"]
+            say(
+                answer=command["ask"],
+                busy=left,
+                free=pool.get_num_free_blocks(),
+                known=len(core.scheduler.requests),
+                rooms=totals["rooms"],
+                bytes=totals["bytes"],
+            )
+
+    pool = core.scheduler.kv_cache_manager.block_pool
+    groups = [type(each.kv_cache_spec).__name__ for each in core.scheduler.kv_cache_config.kv_cache_groups]
+    say(ready=True, free=pool.get_num_free_blocks(), groups=groups)
+    while True:
+        working = core.scheduler.has_requests() or engine.has_unfinished_requests()
+        try:
+            command = commands.get(block=not working)
+        except queue.Empty:
+            pass
+        else:
+            if command is None:
+                break
+            obey(command)
+            continue
+        if working:
+            for each in engine.step():
+                if each.finished:
+                    end = each.outputs[0]
+                    say(
+                        ended=each.request_id,
+                        tokens=list(end.token_ids),
+                        why=end.finish_reason,
+                        params=each.kv_transfer_params,
+                        cached=each.num_cached_tokens,
+                    )
+    core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

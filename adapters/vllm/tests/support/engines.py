@@ -1,0 +1,262 @@
+"""Real vLLM engines on the CPU, each in a process of its own with its scheduler and worker, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .models import VOCABULARY
+
+__all__ = ["ENVIRONMENT", "TRANSFER", "Ended", "Engine", "Pair", "engine_options", "prompt_of", "running", "transfer"]
+
+READY_SECONDS = float(os.environ.get("STATELINK_ENGINE_READY", "420"))
+ANSWER_SECONDS = 180.0
+
+ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+"""What routers pass to prefill."""
+
+TRANSFER = {"kv_connector": "StatelinkConnector", "kv_connector_module_path": "statelink_vllm"}
+
+
+def transfer(role: str, config: dict[str, Any], policy: str = "recompute", **more: Any) -> dict[str, Any]:
+    """A ``kv_transfer_config``."""
+    own = {"kv_role": role, "kv_load_failure_policy": policy, "kv_connector_extra_config": config}
+    return {**TRANSFER, **own, **more}
+
+
+def engine_options(model: Path, **more: Any) -> dict[str, Any]:
+    """Arguments of vLLM's engine for a tiny model. Prefill takes 64 tokens at a time."""
+    return {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "kv_cache_memory_bytes": 16 << 20,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "block_size": 32,
+        "compilation_config": {"custom_ops": ["none"]},
+        **more,
+    }
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    """A prompt that begins as no other prompt does."""
+    return random.Random(seed).choices(range(4, VOCABULARY), k=length)
+
+
+class Ended(NamedTuple):
+    """A request that ended: its tokens, why, what a router gets, and how many tokens came from a cache."""
+
+    tokens: list[int]
+    why: str
+    params: dict[str, Any] | None
+    cached: int | None
+
+
+class Engine:
+    """One engine. Requests go in, and results are asked for later."""
+
+    def __init__(self, name: str, folder: Path, options: dict[str, Any]) -> None:
+        self.name, self.log = name, folder / f"{name}.log"
+        self._file = self.log.open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("engine_process.py")), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._file,
+            text=True,
+            env={**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            start_new_session=True,
+        )
+        self._heard = threading.Condition()
+        self._ready: dict[str, Any] = {}
+        self._ended: dict[str, Ended] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._asked = 0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            with self._heard:
+                if "ready" in said:
+                    self._ready = said
+                elif "answer" in said:
+                    self._answers[said["answer"]] = said
+                else:
+                    name = said.pop("ended").rsplit("-", 1)[0] if "ended" in said else ""
+                    self._ended[name] = Ended(**said)
+                self._heard.notify_all()
+        with self._heard:
+            self._heard.notify_all()
+
+    def _tell(self, **what: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+
+    def _wait(self, found: Callable[[], Any], seconds: float, what: str) -> Any:
+        until = time.monotonic() + seconds
+        with self._heard:
+            while not found():
+                left = until - time.monotonic()
+                assert self._process.poll() is None, f"{self.name} ended:\n{self.logged()[-6000:]}"
+                assert left > 0, f"{self.name}: no {what} after {seconds:g} s:\n{self.logged()[-6000:]}"
+                self._heard.wait(min(left, 1.0))
+            return found()
+
+    def wait_ready(self) -> Engine:
+        self._wait(lambda: self._ready, READY_SECONDS, "sign of being ready")
+        return self
+
+    @property
+    def groups(self) -> list[str]:
+        """vLLM's groups of layers, by the class of their specification."""
+        return list(self._ready["groups"])
+
+    @property
+    def free(self) -> int:
+        """Blocks that were free at the start."""
+        return int(self._ready["free"])
+
+    def add(self, name: str, prompt: Sequence[int], count: int = 8, params: dict[str, Any] | None = None) -> None:
+        self._tell(add={"id": name, "prompt": list(prompt), "count": count, "params": params})
+
+    def abort(self, name: str) -> None:
+        self._tell(abort=[name])
+
+    def result(self, name: str, seconds: float = ANSWER_SECONDS) -> Ended:
+        found: Ended = self._wait(lambda: self._ended.get(name), seconds, f"result of {name}")
+        return found
+
+    def run(self, name: str, prompt: Sequence[int], count: int = 8, params: dict[str, Any] | None = None) -> Ended:
+        self.add(name, prompt, count, params)
+        return self.result(name)
+
+    def ask(self) -> dict[str, Any]:
+        """Whether it is busy, how many requests it knows, how many blocks are free, and what its link counts."""
+        self._asked += 1
+        number = self._asked
+        self._tell(ask=number)
+        answer: dict[str, Any] = self._wait(lambda: self._answers.get(number), ANSWER_SECONDS, "answer")
+        return answer
+
+    def settle(self, seconds: float = 60.0) -> int:
+        """Wait until it has nothing to do, and return the number of free blocks."""
+        until = time.monotonic() + seconds
+        while (answer := self.ask())["busy"]:
+            assert time.monotonic() < until, f"{self.name} is still busy: {answer}\n{self.logged()[-6000:]}"
+            time.sleep(0.02)
+        return int(answer["free"])
+
+    def logged(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """Stop every thread of it, as a machine that hangs does."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it and everything that it started, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(60)
+        self._file.close()
+
+
+class Pair:
+    """A prefill engine and a decode engine."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        config: dict[str, Any],
+        *,
+        prefill: dict[str, Any] | None = None,
+        decode: dict[str, Any] | None = None,
+        roles: tuple[str, str] = ("kv_producer", "kv_consumer"),
+        policy: str = "recompute",
+        **common: Any,
+    ) -> None:
+        self._folder = folder
+        self._options = [
+            engine_options(
+                model,
+                **{**common, **(own or {})},
+                kv_transfer_config=transfer(role, config, policy),
+            )
+            for role, own in zip(roles, (prefill, decode), strict=True)
+        ]
+        self.prefill, self.decode = self.start("prefill"), self.start("decode")
+        self._number = 0
+
+    def start(self, name: str) -> Engine:
+        return Engine(name, self._folder, self._options[name == "decode"])
+
+    def hand(self, prompt: Sequence[int], count: int = 8, name: str = "") -> tuple[Ended, Ended]:
+        """A request as a serial router passes it: prefill's answer goes to decode as it is."""
+        self._number += 1
+        name = name or f"request{self._number}"
+        first = self.prefill.run(name, prompt, 1, dict(PREFILL))
+        return first, self.decode.run(name, prompt, count, first.params)
+
+    def alone(self, prompt: Sequence[int], count: int = 8) -> list[int]:
+        """The tokens of one engine alone. Prefill serves as it."""
+        self._number += 1
+        return self.prefill.run(f"alone{self._number}", prompt, count).tokens
+
+    def moved(self) -> tuple[int, int]:
+        """Requests whose state has come to decode so far, and their bytes."""
+        said = self.decode.ask()
+        nbytes = said["bytes"].get("decode", {})
+        return (
+            said["rooms"].get("decode", {}).get("succeeded", 0),
+            sum(count for by_transport in nbytes.values() for count in by_transport.values()),
+        )
+
+    def settled(self) -> None:
+        """Check that every block of both engines is free again."""
+        for engine in (self.prefill, self.decode):
+            assert engine.settle() == engine.free, engine.name
+
+    def kill(self) -> None:
+        self.prefill.kill()
+        self.decode.kill()
+
+
+@contextlib.contextmanager
+def running(pair: Pair) -> Iterator[Pair]:
+    """A pair that is ready, and is ended afterwards."""
+    try:
+        pair.prefill.wait_ready()
+        pair.decode.wait_ready()
+        yield pair
+    finally:
+        pair.kill()

@@ -1,0 +1,76 @@
+"""Tiny models with random weights, made on the spot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VOCABULARY = 512
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def make_llama(folder: Path) -> Path:
+    """Three layers of full attention with two KV heads of 32, the smallest of vLLM's attention on a CPU."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return _save(folder, LlamaForCausalLM(LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32)))
+
+
+def make_windowed(folder: Path, window: int = 64) -> Path:
+    """Three layers with a sliding window and one of full attention."""
+    from transformers import Cohere2Config, Cohere2ForCausalLM
+
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    config = Cohere2Config(**COMMON, num_hidden_layers=4, sliding_window=window, layer_types=kinds, logit_scale=1.0)
+    return _save(folder, Cohere2ForCausalLM(config))
+
+
+def make_hybrid(folder: Path) -> Path:
+    """Three Mamba2 layers and one of full attention."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    config = GraniteMoeHybridConfig(
+        **COMMON,
+        num_hidden_layers=4,
+        layer_types=["mamba", "attention", "mamba", "mamba"],
+        shared_intermediate_size=256,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        position_embedding_type="rope",
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_n_groups=2,
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        mamba_chunk_size=64,
+    )
+    return _save(folder, GraniteMoeHybridForCausalLM(config))
+
+
+def _save(folder: Path, model: Any) -> Path:
+    """Save the model with weights far from zero: a wrong page then changes the tokens."""
+    import torch
+
+    generator = torch.Generator().manual_seed(20)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.2, generator=generator)
+            elif name.endswith("norm.weight"):
+                parameter.normal_(1.0, 0.1, generator=generator)
+    model.float().save_pretrained(folder)
+    return folder

@@ -1,0 +1,334 @@
+"""vLLM's caches: how each layout, kind of layer and width is described, and that the right bytes arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from support.caches import (
+    BLOCKS,
+    Cache,
+    Rank,
+    attention,
+    hand,
+    latent,
+    make_cache,
+    model_of,
+    recurrent,
+    sides,
+)
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
+
+from statelink import state
+from statelink.errors import StatelinkError
+from statelink_vllm._inventory import Group, Model, describe_cache
+
+pytestmark = pytest.mark.smoke
+
+HEADS, LAYERS, TOKENS = 4, (0, 3), 75
+LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
+
+
+def blocks(seed: int, count: int) -> list[int]:
+    """Blocks of a request in no order, and never the null block."""
+    return (torch.randperm(BLOCKS - 1, generator=torch.Generator().manual_seed(seed))[:count] + 1).tolist()
+
+
+def described(cache: Cache, model: Model) -> tuple[list[state.Described], tuple[Group, ...]]:
+    return describe_cache(cache.config, cache.tensors, model)
+
+
+def heads_of(rank: Rank) -> range:
+    number, width = rank.tp
+    each = max(HEADS // width, 1)
+    first = number * HEADS // width
+    return range(first, first + each)
+
+
+def write(rank: Rank, group: int, table: Sequence[int], truth: torch.Tensor, held: range) -> None:
+    """Write tokens into the places where vLLM's attention has them."""
+    for layer, tensor in rank.tensors(group).items():
+        for token in held:
+            place = tensor[_block(table, token, tensor), :, token % tensor.shape[2]]
+            place[:] = truth[layer, token, heads_of(rank) if truth.shape[2] > 1 else slice(None)]
+
+
+def read(rank: Rank, group: int, table: Sequence[int], held: range) -> torch.Tensor:
+    """The tokens of the group as vLLM's attention reads them: ``[layers, tokens, heads, content]``."""
+    tensors = rank.tensors(group).values()
+    return torch.stack(
+        [torch.stack([t[_block(table, each, t), :, each % t.shape[2]] for each in held]) for t in tensors]
+    )
+
+
+def _block(table: Sequence[int], token: int, tensor: torch.Tensor) -> int:
+    """The first axis has blocks, or the parts into which attention splits them."""
+    split = tensor.shape[0] // BLOCKS
+    part = token // tensor.shape[2]
+    block: int = table[part // split] * split + part % split
+    return block
+
+
+def truth_of(seed: int, heads: int, content: int) -> torch.Tensor:
+    return torch.rand((max(LAYERS) + 1, TOKENS, heads, content), generator=torch.Generator().manual_seed(seed))
+
+
+def full(width: int, layout: str, block: int, **more: Any) -> list[tuple[Cache, Any]]:
+    """The ranks of a side with one group of full attention."""
+    spec = attention(max(HEADS // width, 1), block)
+    kernel = more.pop("kernel", None)
+    return [(make_cache([(spec, LAYERS)], layout, kernel), model_of((n, width), HEADS, **more)) for n in range(width)]
+
+
+@pytest.mark.parametrize("decode", [(1, "LBHNC", 16), (2, "LBNHC", 32), (8, "BLNHC", 16)])
+@pytest.mark.parametrize("prefill", [(1, "LBHNC", 16), (2, "BLHNC", 16), (1, "LBNHC", 32)])
+@pytest.mark.parametrize("prefix", [0, 32])
+def test_tokens_arrive_in_every_layout_width_and_block_size(prefill: Any, decode: Any, prefix: int) -> None:
+    truth = truth_of(1, HEADS, 16)
+    with sides(full(*prefill), full(*decode)) as (sources, targets):
+        tables = blocks(1, -(-TOKENS // prefill[2])), blocks(2, -(-TOKENS // decode[2]))
+        for rank in sources:
+            write(rank, 0, tables[0], truth, range(TOKENS))
+        untouched = [read(rank, 0, tables[1], range(prefix)) for rank in targets] if prefix else []
+        hand(sources, targets, TOKENS, prefix, [tables[0]], [tables[1]])
+        for rank in targets:
+            arrived = read(rank, 0, tables[1], range(prefix, TOKENS))
+            assert torch.equal(arrived, truth[list(LAYERS)][:, prefix:, heads_of(rank)])
+        for rank, before in zip(targets, untouched, strict=prefix > 0) if prefix else ():
+            here = read(rank, 0, tables[1], range(prefix))
+            assert torch.equal(here.view(torch.int32), before.view(torch.int32))  # noise may be no number
+
+
+@pytest.mark.parametrize("widths", [(1, 1), (2, 1), (1, 2)])
+def test_opaque_pages_arrive_by_head(widths: tuple[int, int]) -> None:
+    truth = truth_of(2, HEADS, 16)
+    prefill, decode = (full(width, "LBHNC", 16, backend="CPU_ATTN") for width in widths)
+    with sides(prefill, decode) as (sources, targets):
+        tables = blocks(3, 5), blocks(4, 5)
+        for rank in sources:
+            assert rank.groups[0].component.buffers[0].layout.axes == ("head", "cell")
+            write(rank, 0, tables[0], truth, range(TOKENS))
+        hand(sources, targets, TOKENS, 0, [tables[0]], [tables[1]])
+        for rank in targets:
+            assert torch.equal(read(rank, 0, tables[1], range(TOKENS)), truth[list(LAYERS)][:, :, heads_of(rank)])
+
+
+def test_opaque_pages_of_two_sizes_are_refused_by_name() -> None:
+    pair = (full(1, "LBHNC", block, backend="CPU_ATTN") for block in (16, 32))
+    with sides(*pair) as (one, other), pytest.raises(StatelinkError, match="extent of axis 'cell'"):
+        hand(one, other, 16, 0, [[1]], [[1]])
+
+
+def test_backends_of_attention_that_pack_otherwise_are_refused_by_name() -> None:
+    pair = (full(1, "LBHNC", 16, backend=name) for name in ("FLASH_ATTN", "CPU_ATTN"))
+    with (
+        sides(*pair) as (one, other),
+        pytest.raises(StatelinkError, match="g0: format: 'CPU_ATTN' on decode, 'kv' on prefill"),
+    ):
+        hand(one, other, 16, 0, [[1]], [[1]])
+
+
+def test_blocks_that_attention_splits_are_moved_in_its_parts() -> None:
+    truth = truth_of(3, HEADS, 16)
+    with sides(full(1, "LBHNC", 32, kernel=16), full(1, "LBHNC", 16)) as (sources, targets):
+        assert (sources[0].groups[0].ratio, sources[0].groups[0].component.page) == (2, 16)
+        tables = blocks(5, 3), blocks(6, 5)
+        write(sources[0], 0, tables[0], truth, range(TOKENS))
+        hand(sources, targets, TOKENS, 0, [tables[0]], [tables[1]])
+        assert torch.equal(read(targets[0], 0, tables[1], range(TOKENS)), truth[list(LAYERS)])
+
+
+@pytest.mark.parametrize("tokens", [20, 47, 48, 49, 63, 64, 65, 75])
+def test_a_window_is_what_the_next_token_sees(tokens: int) -> None:
+    """Decode computes the token after the state: with a window W it sees W - 1 tokens of the state."""
+    window, truth = 32, truth_of(4, HEADS, 16)
+    side = [(make_cache([(attention(HEADS), LAYERS), (attention(HEADS, window=window), (5, 6))]), model_of())]
+    other = [(make_cache([(attention(HEADS), LAYERS), (attention(HEADS, window=window), (5, 6))]), model_of())]
+    truth = torch.cat([truth, truth, truth])[:7]
+    first = max(0, tokens - window + 1)
+    with sides(side, other) as (sources, targets):
+        count = -(-tokens // 16)
+        tables = [blocks(7, 2 * count), blocks(8, 2 * count)]
+        pairs = [(table[:count], table[count:]) for table in tables]
+        for number, (_, behind) in enumerate(pairs):
+            for gone in range(first // 16):  # vLLM has given these blocks back, on both sides
+                behind[gone] = 0
+            if number == 0:
+                write(sources[0], 0, pairs[0][0], truth, range(tokens))
+                write(sources[0], 1, pairs[0][1], truth, range(first, tokens))
+        hand(sources, targets, tokens, 0, pairs[0], pairs[1])
+        assert torch.equal(read(targets[0], 0, pairs[1][0], range(tokens)), truth[list(LAYERS)][:, :tokens])
+        assert torch.equal(read(targets[0], 1, pairs[1][1], range(first, tokens)), truth[[5, 6]][:, first:tokens])
+
+
+def test_a_block_that_is_needed_and_gone_is_named() -> None:
+    components, groups = described(make_cache([(attention(HEADS), LAYERS)]), model_of())
+    assert len(components) == 1
+    with pytest.raises(StatelinkError, match="'g0' is not held any more"):
+        groups[0].indices([3, 0, 5], 48, 0)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_latents_are_the_same_on_every_rank(width: int) -> None:
+    truth = truth_of(5, 1, 24)
+    prefill = [(make_cache([(latent(), LAYERS)]), model_of((n, width), 1)) for n in range(width)]
+    with sides(prefill, [(make_cache([(latent(32), LAYERS)]), model_of(heads=1))]) as (sources, targets):
+        tables = blocks(9, 5), blocks(10, 3)
+        for rank in sources:
+            write(rank, 0, tables[0], truth, range(TOKENS))
+        hand(sources, targets, TOKENS, 0, [tables[0]], [tables[1]])
+        assert torch.equal(read(targets[0], 0, tables[1], range(TOKENS)), truth[list(LAYERS)])
+
+
+# Recurrent layers: heads of 4 x 3 numbers; convolutions of two inputs.
+
+
+class Recurrent:
+    """A kind of recurrent layer: its blocks of channels, each by the heads or groups that share it out."""
+
+    def __init__(self, kind: str, heads: int, blocks: Sequence[tuple[int, int]]) -> None:
+        self.kind, self.heads, self.blocks = kind, heads, blocks
+
+    def share(self, rank: int, width: int) -> list[int]:
+        """The channels of a rank."""
+        found: list[int] = []
+        before = 0
+        for channels, units in self.blocks:
+            each = channels // units
+            first = rank * units // width
+            found += range(before + first * each, before + (first + max(units // width, 1)) * each)
+            before += channels
+        return found
+
+    def side(self, width: int, channels_first: bool, page: int | None) -> list[tuple[Cache, Any]]:
+        made = []
+        for rank in range(width):
+            channels = len(self.share(rank, width))
+            conv = (channels, 2) if channels_first else (2, channels)
+            spec = recurrent(self.kind, conv, (self.heads // width, 4, 3), page=page)
+            groups = self.blocks[-1][1] if self.kind == "MAMBA2" else None
+            model = model_of((rank, width), groups=groups, channels_first=channels_first)
+            made.append((make_cache([(spec, (1,)), (spec, (2,))]), model))
+        return made
+
+    def parts(self, rank: Rank, group: int, block: int, channels_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """A request's states as vLLM's layers read them: the convolution ``[channels, 2]``, and the heads."""
+        (tensor,) = rank.tensors(group).values()
+        raw = tensor[block].flatten()
+        channels = len(self.share(*rank.tp))
+        conv = raw[: channels * 8].view(torch.float32).view((channels, 2) if channels_first else (2, channels))
+        heads = raw[channels * 8 :][: self.heads // rank.tp[1] * 48].view(torch.float32).view(-1, 4, 3)
+        return conv if channels_first else conv.T, heads
+
+
+KINDS = {
+    "Mamba2": Recurrent("MAMBA2", 4, [(16, 4), (6, 2), (6, 2)]),
+    "Mamba2 with one group": Recurrent("MAMBA2", 4, [(16, 4), (3, 1), (3, 1)]),
+    "gated delta net": Recurrent("GDN_ATTN", 4, [(6, 2), (6, 2), (16, 4)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("widths", [(1, 1), (2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("orders", [(False, False), (True, False), (True, True)])
+def test_recurrent_states_are_cut_for_every_width_and_order(
+    kind: str, widths: tuple[int, int], orders: tuple[bool, bool]
+) -> None:
+    layer = KINDS[kind]
+    draw = torch.Generator().manual_seed(11)
+    total = sum(channels for channels, _ in layer.blocks)
+    conv, heads = torch.rand((2, total, 2), generator=draw), torch.rand((2, layer.heads, 4, 3), generator=draw)
+    prefill = layer.side(widths[0], orders[0], 1024)
+    decode = layer.side(widths[1], orders[1], 2048 if widths[0] != widths[1] else 1024)
+    with sides(prefill, decode) as (sources, targets):
+        for rank in sources:
+            for group, block in enumerate((3, 4)):
+                ours, states = layer.parts(rank, group, block, orders[0])
+                ours[:] = conv[group, layer.share(*rank.tp)]
+                first = rank.tp[0] * layer.heads // rank.tp[1]
+                states[:] = heads[group, first : first + len(states)]
+        hand(sources, targets, TOKENS, 0, [[0, 0, 3], [0, 0, 4]], [[0, 6], [0, 7]])
+        for rank in targets:
+            for group, block in enumerate((6, 7)):
+                ours, states = layer.parts(rank, group, block, orders[1])
+                assert torch.equal(ours, conv[group, layer.share(*rank.tp)])
+                first = rank.tp[0] * layer.heads // rank.tp[1]
+                assert torch.equal(states, heads[group, first : first + len(states)])
+
+
+def test_a_state_of_which_only_the_size_is_known_moves_between_equal_widths_only() -> None:
+    def side(width: int) -> list[tuple[Cache, Any]]:
+        spec = recurrent("GDN_ATTN", (2, 12 // width), (4 // width, 4, 3))  # 12 channels are fewer than the values
+        return [(make_cache([(spec, (1,))]), model_of((n, width))) for n in range(width)]
+
+    with sides(side(2), side(2)) as (sources, targets):
+        for rank in sources:
+            rank.tensors(0)[1][3] = torch.arange(rank.tensors(0)[1][3].numel()).to(torch.int8) + rank.tp[0]
+        hand(sources, targets, TOKENS, 0, [[3]], [[5]])
+        for source, target in zip(sources, targets, strict=True):
+            assert torch.equal(source.tensors(0)[1][3], target.tensors(0)[1][5])
+    with sides(side(2), side(1)) as (sources, targets), pytest.raises(StatelinkError, match="extent of axis 'rank'"):
+        hand(sources, targets, TOKENS, 0, [[3]], [[5]])
+
+
+def test_blocks_for_speculation_come_after_the_state() -> None:
+    spec = recurrent("MAMBA1", (2, 8), (8, 4), num_speculative_blocks=2)
+    _, groups = described(make_cache([(spec, (1,))]), model_of())
+    assert groups[0].indices([0, 0, 9, 4, 5], TOKENS, 0).tolist() == [9]
+
+
+def test_a_layer_that_shares_a_cache_is_listed_once() -> None:
+    cache = make_cache([(attention(HEADS), LAYERS)])
+    cache.config.kv_cache_groups[0].layer_names.append("model.layers.9.attn")
+    cache.tensors["model.layers.9.attn"] = cache.tensors["model.layers.3.attn"]
+    components, _ = described(cache, model_of())
+    assert [buffer.layer for buffer in components[0].component.buffers] == [0, 3]
+
+
+def _chunked() -> Cache:
+    spec = ChunkedLocalAttentionSpec(
+        block_size=16, num_kv_heads=HEADS, head_size=8, dtype=torch.float32, attention_chunk_size=64
+    )
+    return make_cache([(spec, LAYERS)])
+
+
+def _of_no_group() -> Cache:
+    cache = make_cache([(attention(HEADS), LAYERS)])
+    return Cache(cache.config, {**cache.tensors, "model.layers.9.attn": torch.zeros(BLOCKS, HEADS, 16, 16)})
+
+
+def _twice() -> Cache:
+    cache = make_cache([(attention(HEADS), LAYERS)])
+    cache.config.kv_cache_groups[0].layer_names[1] = "draft.layers.0.attn"
+    first, second = cache.tensors.values()
+    return Cache(cache.config, {"model.layers.0.attn": first, "draft.layers.0.attn": second})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_chunked, "specification is ChunkedLocalAttentionSpec"),
+        (_of_no_group, r"layers of no group: model\.layers\.9\.attn"),
+        (_twice, "two layers of group 'g0' have one number"),
+        (lambda: make_cache([(attention(HEADS, num_head_slots=8), LAYERS)]), "pack their heads"),
+    ],
+)
+def test_what_cannot_be_described_is_refused_by_name(make: Any, said: str) -> None:
+    with pytest.raises(StatelinkError, match=said):
+        described(make(), model_of())
+
+
+def test_a_number_of_heads_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(StatelinkError, match="the number of KV heads of group 'g0' in the whole model is not known"):
+        described(make_cache([(attention(1), LAYERS)]), model_of((0, 2), 8))
+
+
+def test_groups_have_the_same_bytes_and_one_region() -> None:
+    spec = recurrent("MAMBA1", (2, 8), (8, 4), page=attention(HEADS).page_size_bytes)
+    cache = make_cache([(spec, (1, 2)), (attention(HEADS), LAYERS)])
+    inventory = state.describe("p", described(cache, model_of())[0])
+    assert len(inventory.regions) == 1
+    assert [each.type for each in inventory.components] == ["mamba", "kv"]
+    assert len({each.buffers[0].offset for each in inventory.components}) == 1

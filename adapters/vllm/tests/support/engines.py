@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,18 @@ from typing import Any, NamedTuple
 
 from .models import VOCABULARY
 
-__all__ = ["ENVIRONMENT", "TRANSFER", "Ended", "Engine", "Pair", "engine_options", "prompt_of", "running", "transfer"]
+__all__ = [
+    "ENVIRONMENT",
+    "TRANSFER",
+    "Ended",
+    "Engine",
+    "Pair",
+    "engine_options",
+    "free_port",
+    "prompt_of",
+    "running",
+    "transfer",
+]
 
 READY_SECONDS = float(os.environ.get("STATELINK_ENGINE_READY", "420"))
 ANSWER_SECONDS = 180.0
@@ -38,10 +50,10 @@ PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 TRANSFER = {"kv_connector": "StatelinkConnector", "kv_connector_module_path": "statelink_vllm"}
 
 
-def transfer(role: str, config: dict[str, Any], policy: str = "recompute", **more: Any) -> dict[str, Any]:
-    """A ``kv_transfer_config``."""
-    own = {"kv_role": role, "kv_load_failure_policy": policy, "kv_connector_extra_config": config}
-    return {**TRANSFER, **own, **more}
+def transfer(config: dict[str, Any], policy: str = "recompute", **own: Any) -> dict[str, Any]:
+    """A ``kv_transfer_config`` with the connector's own options."""
+    more = own.pop("more", {})
+    return {**TRANSFER, "kv_load_failure_policy": policy, "kv_connector_extra_config": {**config, **more}, **own}
 
 
 def engine_options(model: Path, **more: Any) -> dict[str, Any]:
@@ -191,7 +203,17 @@ class Engine:
 
 
 class Pair:
-    """A prefill engine and a decode engine."""
+    """A prefill engine and a decode engine.
+
+    Args:
+        folder: Where their logs are.
+        model: The model.
+        config: The connector's own options.
+        prefill: What only prefill's ``kv_transfer_config`` has. Its key ``more`` adds to ``config``.
+        decode: The same for decode.
+        policy: What decode does with a request whose state does not come.
+        common: Further arguments of both engines.
+    """
 
     def __init__(
         self,
@@ -201,18 +223,16 @@ class Pair:
         *,
         prefill: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
-        roles: tuple[str, str] = ("kv_producer", "kv_consumer"),
         policy: str = "recompute",
         **common: Any,
     ) -> None:
         self._folder = folder
+        transfers = (
+            {"kv_role": "kv_producer", **(prefill or {})},
+            {"kv_role": "kv_consumer", **(decode or {})},
+        )
         self._options = [
-            engine_options(
-                model,
-                **{**common, **(own or {})},
-                kv_transfer_config=transfer(role, config, policy),
-            )
-            for role, own in zip(roles, (prefill, decode), strict=True)
+            engine_options(model, **common, kv_transfer_config=transfer(config, policy, **own)) for own in transfers
         ]
         self.prefill, self.decode = self.start("prefill"), self.start("decode")
         self._number = 0
@@ -260,3 +280,10 @@ def running(pair: Pair) -> Iterator[Pair]:
         yield pair
     finally:
         pair.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

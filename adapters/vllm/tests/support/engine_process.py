@@ -22,19 +22,20 @@ def main() -> None:
         out.write(json.dumps(what) + "\n")
         out.flush()
 
-    from vllm import LLM, SamplingParams, TokensPrompt
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    engine: Any = LLM(**json.loads(sys.argv[1])).llm_engine
-    core = engine.engine_core.engine_core
     commands: queue.Queue[Any] = queue.Queue()
 
     def listen() -> None:
         for line in sys.stdin:
             commands.put(json.loads(line))
-        commands.put(None)
+        os._exit(0)  # whoever started this process has ended
 
     threading.Thread(target=listen, daemon=True).start()
+
+    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    engine: Any = LLM(**json.loads(sys.argv[1])).llm_engine
+    core = engine.engine_core.engine_core
 
     def obey(command: Any) -> None:
         if "add" in command:
@@ -49,7 +50,9 @@ def main() -> None:
         else:
             pool = core.scheduler.kv_cache_manager.block_pool
             left = core.scheduler.has_requests() or engine.has_unfinished_requests()
-            totals = get_kv_transfer_group()._worker.link.snapshot()["totals"]
+            # With more than one rank, the workers are processes of their own.
+            link = get_kv_transfer_group()._worker.link if has_kv_transfer_group() else None
+            totals = link.snapshot()["totals"] if link is not None else {"rooms": {}, "bytes": {}}
             say(
                 answer=command["ask"],
                 busy=left,
@@ -69,8 +72,6 @@ def main() -> None:
         except queue.Empty:
             pass
         else:
-            if command is None:
-                break
             obey(command)
             continue
         if working:
@@ -84,7 +85,6 @@ def main() -> None:
                         params=each.kv_transfer_params,
                         cached=each.num_cached_tokens,
                     )
-    core.shutdown()
 
 
 if __name__ == "__main__":

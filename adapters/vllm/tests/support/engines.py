@@ -212,6 +212,7 @@ class Pair:
         prefill: What only prefill's ``kv_transfer_config`` has. Its key ``more`` adds to ``config``.
         decode: The same for decode.
         policy: What decode does with a request whose state does not come.
+        widths: Ranks of tensor parallelism of both.
         common: Further arguments of both engines.
     """
 
@@ -224,6 +225,7 @@ class Pair:
         prefill: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
         policy: str = "recompute",
+        widths: tuple[int, int] = (1, 1),
         **common: Any,
     ) -> None:
         self._folder = folder
@@ -232,7 +234,10 @@ class Pair:
             {"kv_role": "kv_consumer", **(decode or {})},
         )
         self._options = [
-            engine_options(model, **common, kv_transfer_config=transfer(config, policy, **own)) for own in transfers
+            engine_options(
+                model, **common, tensor_parallel_size=width, kv_transfer_config=transfer(config, policy, **own)
+            )
+            for width, own in zip(widths, transfers, strict=True)
         ]
         self.prefill, self.decode = self.start("prefill"), self.start("decode")
         self._number = 0

@@ -1,0 +1,74 @@
+"""Real engines over each native backend, and engines that prefill and decode at once and know each other by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from support.engines import PREFILL, Pair, free_port, prompt_of, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.smoke, pytest.mark.servers]
+
+
+@pytest.mark.parametrize("backend", ["nixl", "mooncake"])
+def test_the_tokens_are_those_of_one_engine(backend: str, llama: Path, tmp_path: Path) -> None:
+    pytest.importorskip(f"statelink_{backend}")
+    with running(Pair(tmp_path, llama, {"backend": backend, "verify": "digest"})) as pair:
+        for number, length in enumerate((7, 100)):
+            prompt = prompt_of(length, length)
+            _, second = pair.hand(prompt)
+            assert second.tokens == pair.alone(prompt)
+            assert pair.moved()[0] == number + 1
+        pair.settled()
+        for engine in (pair.prefill, pair.decode):
+            assert f"Statelink backend '{backend}' moves" in engine.logged()
+
+
+@pytest.fixture(scope="module")
+def equals(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two engines with both roles, which find each other by configured names."""
+    ports = [free_port(), free_port()]
+    peers = {f"engine-{number}": [f"tcp://127.0.0.1:{port}"] for number, port in enumerate(ports)}
+    sides = [
+        {"kv_role": "kv_both", "engine_id": name, "more": {"listen": address}} for name, (address,) in peers.items()
+    ]
+    config = {"backend": "tcp", "verify": "digest", "peers": peers}
+    folder = tmp_path_factory.mktemp("equals")
+    with running(Pair(folder, llama, config, prefill=sides[0], decode=sides[1])) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_engines_with_both_roles_hand_requests_both_ways(equals: Pair, number: int) -> None:
+    source, target = (equals.prefill, equals.decode)[:: -1 if number else 1]
+    prompt = prompt_of(number, 100)
+    first = source.run(f"turn{number}", prompt, 1, dict(PREFILL))
+    assert target.run(f"turn{number}", prompt, 8, first.params).tokens == source.run(f"one{number}", prompt).tokens
+    assert target.ask()["rooms"]["decode"] == {"succeeded": 1}
+    equals.settled()
+
+
+def test_a_router_may_send_to_both_at_once(equals: Pair) -> None:
+    prompt = prompt_of(7, 300)
+    before = equals.moved()[0]
+    said = {"transfer_id": "xfer-7", "do_remote_prefill": True, "remote_engine_id": "engine-0"}
+    equals.decode.add("both", prompt, 8, said)
+    equals.prefill.add("both", prompt, 1, {**PREFILL, "transfer_id": "xfer-7"})
+    assert equals.decode.result("both").tokens == equals.alone(prompt)
+    assert equals.moved()[0] == before + 1
+    equals.settled()
+
+
+def test_prefill_tells_a_decode_that_waits_of_an_abort(equals: Pair) -> None:
+    prompt = prompt_of(8, 900)
+    said = {"transfer_id": "xfer-8", "do_remote_prefill": True, "remote_engine_id": "engine-0"}
+    equals.decode.add("told", prompt, 8, said)
+    equals.prefill.add("told", prompt, 1, {**PREFILL, "transfer_id": "xfer-8"})
+    equals.prefill.abort("told")
+    assert equals.decode.result("told").tokens == equals.alone(prompt)
+    assert "prefill did not compute the prompt: FINISHED_ABORTED" in equals.decode.logged()
+    equals.settled()

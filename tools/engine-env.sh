@@ -44,8 +44,9 @@ if [ ! -e "$base/.complete" ] && [ -z "$given" ]; then
     flock 9 # of two that start at once, one installs and the other waits
     if [ ! -e "$base/.complete" ]; then
         PYTHON=$python tools/make-venv.sh "$base"
-        install "$base" "$(grep '^torch==' "$wanted")"
-        install "$base" --no-deps --requirement "$wanted"
+        # What is imported is compiled then; most of it never is.
+        install "$base" --no-compile "$(grep '^torch==' "$wanted")"
+        install "$base" --no-compile --no-deps --requirement "$wanted"
         touch "$base/.complete"
     fi
     exec 9>&-

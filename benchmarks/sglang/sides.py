@@ -123,7 +123,7 @@ def play(host: Host, key: str, at: float, first: int, rooms: int, in_flight: int
         work: Iterations of `_work` in each iteration of the loop; with 0, the loop only rests a little.
     """
     rank, role = host.ranks[key], host.role
-    free, live, each = list(range(in_flight)), list[_Live](), list[float]()
+    free, live, each = set(range(in_flight)), list[_Live](), list[float]()
     following, last = first, first + rooms
     calls = calls_cpu = worked = 0.0
     loops = 0
@@ -132,14 +132,16 @@ def play(host: Host, key: str, at: float, first: int, rooms: int, in_flight: int
     while len(each) < rooms:
         loops += 1
         spent, spent_cpu = time.perf_counter(), time.thread_time()
-        while free and following < last:
-            live.append(_Live(rank, role, following, free.pop()))
+        # Both sides give a request the same number, in whatever order requests end on each.
+        while following < last and (number := (following - first) % in_flight) in free:
+            free.remove(number)
+            live.append(_Live(rank, role, following, number))
             following += 1
         for request in list(live):
             if request.step():
                 each.append(time.perf_counter() - request.began)
                 live.remove(request)
-                free.append(request.number)
+                free.add(request.number)
         now = time.perf_counter()
         calls, calls_cpu = calls + now - spent, calls_cpu + time.thread_time() - spent_cpu
         if work:

@@ -1,4 +1,4 @@
-"""Two real SGLang servers in other shapes: pages of one token, a sliding window, unequal TP, several DP ranks."""
+"""Two real SGLang servers in other shapes: pages of one token, a sliding window, unequal TP."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ pytestmark = pytest.mark.servers
 
 CONFIG = {"backend": "tcp", "verify": "digest"}
 """With digests, a request succeeds only if the same bytes are on both sides."""
+
+BIND = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+"""The core of each rank: SGLang wants to know it where there are several."""
 
 
 def test_pages_of_one_token_and_forwards_that_run_before_decode_has_asked(llama: Path, tmp_path: Path) -> None:
@@ -57,7 +60,6 @@ def test_a_sliding_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
 def test_unequal_tensor_parallelism(llama: Path, tmp_path: Path, prefill: int, decode: int) -> None:
-    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
     with running(
         Pair(
             tmp_path,
@@ -66,22 +68,9 @@ def test_unequal_tensor_parallelism(llama: Path, tmp_path: Path, prefill: int, d
             common=["--page-size", "16", "--chunked-prefill-size", "32"],
             prefill=["--tp", str(prefill)],
             decode=["--tp", str(decode)],
-            environment=bind,
+            environment=BIND,
         )
     ) as pair:
         for length in (40, 100):
             prompt = list(range(5, 5 + length))
             assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
-
-
-def test_dp_ranks_without_dp_attention(llama: Path, tmp_path: Path) -> None:
-    ranks = ["--dp", "2"]
-    with running(Pair(tmp_path, llama, CONFIG, common=["--page-size", "16"], prefill=ranks, decode=ranks)) as pair:
-        for room in (1000, 1001, 1002, 1003):
-            prompt = list(range(room % 100, room % 100 + 60))
-            first, second = pair.generate(prompt, bootstrap_room=room)
-            assert first.status == 200
-            assert second.tokens == generate(llama, prompt, 8)
-        for server in (pair.prefill, pair.decode):
-            for rank in (0, 1):
-                assert f"(DP rank {rank} of 2)" in server.logged()

@@ -1,4 +1,4 @@
-"""Servers that cannot start as they are: each says why."""
+"""Servers that cannot start as they are, and servers that do not fit: each says why, and what can live lives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from support.servers import READY_SECONDS, Server, free_port
+from support.models import make_windowed
+from support.servers import READY_SECONDS, Pair, Server, free_port, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,3 +95,20 @@ def test_a_server_that_cannot_start_says_why(started: dict[str, Server], name: s
         server.wait_logged(text, READY_SECONDS)
     if wrong.role == "decode":
         server.wait_end()
+
+
+def test_servers_with_different_models_fail_the_request_and_live(llama: Path, tmp_path: Path) -> None:
+    other = make_windowed(tmp_path / "windowed")
+    common = ["--page-size", "16"]
+    with running(Pair(tmp_path, other, TCP, common=common, decode=["--model-path", str(llama)])) as pair:
+        body = pair.body(list(range(5, 45)))
+        for _ in range(2):
+            answer = pair.decode.ask("/generate", body)
+            said = answer.text.replace("\\n", "\n")
+            assert "prefill and decode do not describe the same state" in said
+            assert "Cohere2ForCausalLM" in said
+            assert "LlamaForCausalLM" in said
+        assert "do not describe the same state" in pair.decode.logged()
+        pair.prefill.wait_logged("refused this instance")
+        for server in (pair.prefill, pair.decode):
+            assert server.ask("/health").status == 200

@@ -1,4 +1,4 @@
-"""Two real SGLang servers in other shapes: pages of one token, a sliding window, unequal TP."""
+"""Two real SGLang servers in other shapes: pages of one token, a sliding window, unequal TP, several DP ranks."""
 
 from __future__ import annotations
 
@@ -74,3 +74,17 @@ def test_unequal_tensor_parallelism(llama: Path, tmp_path: Path, prefill: int, d
         for length in (40, 100):
             prompt = list(range(5, 5 + length))
             assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
+
+
+def test_dp_ranks_without_dp_attention(llama: Path, tmp_path: Path) -> None:
+    ranks = ["--dp", "2"]
+    common = ["--page-size", "16"]
+    with running(Pair(tmp_path, llama, CONFIG, common=common, prefill=ranks, decode=ranks, environment=BIND)) as pair:
+        for room in (1000, 1001, 1002, 1003):
+            prompt = list(range(5 + room % 100, 65 + room % 100))
+            first, second = pair.generate(prompt, bootstrap_room=room)
+            assert first.status == 200
+            assert second.tokens == generate(llama, prompt, 8)
+        for server in (pair.prefill, pair.decode):
+            for rank in (0, 1):
+                assert f"(DP rank {rank} of 2)" in server.logged()

@@ -191,6 +191,7 @@ def test_a_rank_that_another_rank_fails_says_so_and_gives_the_room_up(pair: tupl
     until(sender.poll, WAITING)
     assert reason(receiver).is_from_another_rank
     until(sender.poll, FAILED)
+    assert "another rank of this server failed the request" in str(reason(sender))
 
 
 def test_prefill_waits_for_decode_no_longer_than_sglang_says(pair: tuple[Side, Side]) -> None:

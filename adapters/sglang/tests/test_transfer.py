@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -320,3 +321,18 @@ def test_a_prefill_that_is_not_known_fails_the_request(pair: tuple[Side, Side]) 
         assert "the prefill server at 127.0.0.1:1 is not known" in str(reason(receiver))
     finally:
         target.prefill_info_table.update(known)
+
+
+def test_sglang_may_free_the_memory_of_a_failed_request_when_the_link_says_so_and_not_before(
+    pair: tuple[Side, Side],
+) -> None:
+    _, target = pair
+    room = next(rooms)
+    receiver = target.receiver(room, N)
+    written: Any = SimpleNamespace(quiesced=False)  # a room to whose memory something still writes
+    receiver._receiving = written
+    receiver.ensure_abort_notified(force_arm=True)
+    assert not target.is_abort_release_safe(room, 0)
+    written.quiesced = True
+    assert target.is_abort_release_safe(room, 0)
+    target.clear_deferred_abort_state(room)

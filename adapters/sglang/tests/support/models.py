@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 VOCABULARY = 512
 
 
-def make_llama(folder: Path) -> Path:
-    """Two layers of full attention with four heads, two of them KV heads."""
+def make_llama(folder: Path, context: int = 2048) -> Path:
+    """Two layers of full attention with four heads, two of them KV heads, for prompts of ``context`` tokens."""
     return _make(
         folder,
         {
+            "max_position_embeddings": context,
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "num_hidden_layers": 2,
@@ -96,7 +97,8 @@ def _make(folder: Path, config: dict[str, Any]) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    more = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048}
+    length = {**common, **config}["max_position_embeddings"]
+    more = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}
     (folder / "tokenizer_config.json").write_text(json.dumps({**special, **more}))
     torch.manual_seed(20)
     maker: Any = AutoModelForCausalLM

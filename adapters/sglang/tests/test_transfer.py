@@ -54,7 +54,7 @@ def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
         accept(receiver, target, theirs, N, prefix)
         until(sender.poll, WAITING)
         assert sender.pop_decode_prefix_len() == prefix
-        send(sender, source, ours, N, [64] if kind == "dsa" else [32, 64])
+        send(sender, source, ours, N, [64] if kind == "dsa" else [32, 96])
         until(receiver.poll, SUCCESS)
         until(sender.poll, SUCCESS)
         for part in source.parts:

@@ -7,11 +7,15 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from support.sides import Side
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -115,3 +119,12 @@ def sglang_context(llama: Path) -> Any:
     given.resolve_once()
     publish(given, role="scheduler")
     return given
+
+
+@pytest.fixture(scope="module")
+def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
+    """One rank on each side, with full attention, over SGLang's real pools. No scheduler."""
+    from support.sides import sides
+
+    with sides("mha") as (sources, targets):
+        yield sources[0], targets[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from support.sides import (
     rooms,
     safe,
     send,
-    sides,
     until,
 )
 
@@ -33,13 +32,6 @@ from statelink_sglang._manager import Timeouts
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
 N = 100
-
-
-@pytest.fixture(scope="module")
-def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
-    """One rank on each side, with full attention."""
-    with sides("mha") as (sources, targets):
-        yield sources[0], targets[0]
 
 
 def test_an_abort_on_decode_fails_prefill_and_keeps_the_memory_until_nothing_writes(pair: tuple[Side, Side]) -> None:

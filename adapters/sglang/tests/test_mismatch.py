@@ -35,13 +35,6 @@ pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 N = 100
 
 
-@pytest.fixture(scope="module")
-def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
-    """One rank on each side, with full attention."""
-    with sides("mha") as (sources, targets):
-        yield sources[0], targets[0]
-
-
 @pytest.mark.parametrize(
     ("differs", "said"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,13 +32,6 @@ from statelink_sglang._manager import Timeouts
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
 N = 100
-
-
-@pytest.fixture(scope="module")
-def pair(sglang_context: Any) -> Iterator[tuple[Side, Side]]:
-    """One rank on each side, with full attention."""
-    with sides("mha") as (sources, targets):
-        yield sources[0], targets[0]
 
 
 @pytest.mark.parametrize("prefix", [0, 64])

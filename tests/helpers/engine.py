@@ -136,8 +136,14 @@ class Engine:
         """Open a gate."""
         self.call("release", name)
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+    def stop(self) -> None:
+        """Stop every thread of it. Returns when they stand still: until then, a stopped process may still do a lot."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill it, and wait until it is gone."""

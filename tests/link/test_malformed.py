@@ -130,10 +130,10 @@ def test_messages_that_are_almost_right(link: LinkHandle) -> None:
         peers.until(lambda: dropped(link) > FRAMES // 4)
         peers.until(lambda: link.snapshot()["rooms"] == before["rooms"])
     after = link.snapshot()
-    # Those that were refused before are forgotten after a while.
+    # Peers that no room needs are forgotten after a while. The one of the room that is open here stays.
     assert {**before["peers"], **after["peers"]} == before["peers"]
     lost = before["peers"].keys() - after["peers"].keys()
-    assert {before["peers"][each] for each in lost} <= {"refused"}
+    assert {before["peers"][each] for each in lost} <= {"refused", "greeting"}
     assert after["quarantined"] == []
 
 

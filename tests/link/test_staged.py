@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,7 @@ def test_who_waits_for_space_holds_no_thread(two_engines: TwoEngines) -> None:
     case = made.case()
     receiving, sending = made.begin(case)
     sending.reach(Status.WAITING)
-    made.decode.engine.signal(signal.SIGSTOP)
+    made.decode.engine.stop()
     try:
         made.push(sending, case)
         sending.reach(Status.TRANSFERRING)
@@ -116,7 +115,7 @@ def test_who_waits_for_space_holds_no_thread(two_engines: TwoEngines) -> None:
         assert sending.wait(quiesced=True).quiesced, "nothing reads its memory while it waits for space"
         reach(made.prefill, in_use=0, quarantined=0)
     finally:
-        made.decode.engine.signal(signal.SIGCONT)
+        made.decode.engine.go_on()
     assert "it takes too long" in receiving.failed()
     assert receiving.wait(quiesced=True).quiesced
     made.spoilt(case)

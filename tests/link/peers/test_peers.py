@@ -6,7 +6,6 @@ Liveness is two seconds here; what is asserted of time is only that nothing wait
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -332,7 +331,7 @@ def test_a_side_is_stopped(two_engines: TwoEngines, case: tuple[str, float]) -> 
     request = made.case()
     receiving, sending = mid_chunk(made, request)
     engine, awake = (made.prefill.engine, receiving) if side == "prefill" else (made.decode.engine, sending)
-    engine.signal(signal.SIGSTOP)
+    engine.stop()
     try:
         if stop > LIVE["liveness"]:
             assert f"{side} was lost" in awake.failed(SOON)
@@ -340,7 +339,7 @@ def test_a_side_is_stopped(two_engines: TwoEngines, case: tuple[str, float]) -> 
             time.sleep(stop)
             assert awake.see().status is Status.TRANSFERRING
     finally:
-        engine.signal(signal.SIGCONT)
+        engine.go_on()
     made.prefill.engine.release("later")
     if stop > LIVE["liveness"]:
         for room in (receiving, sending):  # also who slept hears of it, and need not wait for its deadline
@@ -391,9 +390,9 @@ def test_only_one_side_gives_up(two_engines: TwoEngines, patient: str) -> None:
     engine = made.prefill.engine if patient == "prefill" else made.decode.engine
     case = made.case()
     receiving, sending = mid_chunk(made, case)
-    engine.signal(signal.SIGSTOP)
+    engine.stop()
     time.sleep(2.5)
-    engine.signal(signal.SIGCONT)
+    engine.go_on()
     made.prefill.engine.release("later")
     for room in (receiving, sending):
         room.failed(SOON)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -266,9 +265,9 @@ def stopped(run: Run, rooms: int, *, lies: bool = False) -> Outcome:
     run.begin(rooms, early=lies)
     for part, engine in enumerate(reversed(run.engines), 1):
         run.wait_for(part * rooms // 3)
-        engine.signal(signal.SIGSTOP)
+        engine.stop()
         time.sleep(STOP)
-        engine.signal(signal.SIGCONT)
+        engine.go_on()
     outcome = run.finish()
     print(f"\n--- stopped{', without checks' if lies else ''}\n{outcome}")
     return outcome

@@ -6,7 +6,6 @@ the others had to wait meanwhile is measured, and shown with ``-s``.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -249,7 +248,7 @@ def test_a_stopped_prefill_is_no_dead_one(two_engines: TwoEngines) -> None:
     pair = Pair(two_engines.open("prefill", POOLS, engine=doomed, **LIVE), decode)
     pair.run(32)
     phases = Phases(pair)
-    doomed.signal(signal.SIGSTOP)
+    doomed.stop()
     phases.fail("decode", "prefill")
     time.sleep(2.0)
     held = sorted(case.room for phase, case in phases.cases.items() if phase != "opened")

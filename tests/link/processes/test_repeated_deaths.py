@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -138,9 +137,9 @@ class Repeated:
         time.sleep(self._order.choice((0.0, 0.002, 0.01)))
         began = time.monotonic()
         if stop:
-            doomed.signal(signal.SIGSTOP)
+            doomed.stop()
             time.sleep(STOP)
-            doomed.signal(signal.SIGCONT)
+            doomed.go_on()
             receiving[0].abort()  # where it is decode that goes on, it may still wait for prefill's engine
             rooms = [*receiving, *sending]
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ def test_stopped_decodes_delay_no_other(two_engines: TwoEngines) -> None:
         case = pair.case(200)
         receiving, sending = pair.begin(case)
         sending.reach(Status.WAITING)
-        engine.signal(signal.SIGSTOP)
+        engine.stop()
         pair.push(sending, case)
         sending.reach(Status.TRANSFERRING)
         rooms.append((pair, case, receiving, sending))
@@ -46,7 +45,7 @@ def test_stopped_decodes_delay_no_other(two_engines: TwoEngines) -> None:
         assert [sending.see().status for *_, sending in rooms] == [Status.TRANSFERRING] * threads
     finally:
         for engine in doomed:
-            engine.signal(signal.SIGCONT)
+            engine.go_on()
     for pair, case, receiving, sending in rooms:
         pair.ended(case, receiving, sending)
 
@@ -105,15 +104,15 @@ def test_what_a_stopped_decode_was_to_get_comes_back(two_engines: TwoEngines, af
     case = pair.case(200)
     _, sending = pair.begin(case)
     sending.reach(Status.WAITING)
-    doomed.signal(signal.SIGSTOP)
+    doomed.stop()
     pair.push(sending, case)
     assert "decode was lost" in sending.failed()
     time.sleep(2.0)  # longer than it takes where there is proof
-    assert not sending.see().quiesced
+    assert not sending.see().quiesced, (sending.why(), prefill.snapshot())
     if after == "is killed":
         doomed.kill()
     else:
-        doomed.signal(signal.SIGCONT)
+        doomed.go_on()
     assert sending.wait(quiesced=True).quiesced
     assert prefill.snapshot()["quarantined"] == []
     if after == "goes on":

@@ -104,6 +104,7 @@ class Process:
     def stop(self) -> None:
         """Let it stand still, until `go_on`."""
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until no thread of it runs
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -8,10 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from ._device import hold
@@ -110,10 +108,7 @@ class Worker:
     def stop(self) -> None:
         """Stop the process, like a process whose host swaps, or which a debugger holds."""
         self._process.send_signal(signal.SIGSTOP)
-        status = Path(f"/proc/{self._process.pid}/stat")
-        until = time.monotonic() + 10
-        while status.read_text().rpartition(")")[2].split()[0] != "T" and time.monotonic() < until:
-            time.sleep(0.001)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until no thread of it runs
 
     def go_on(self) -> None:
         """Let it run again."""

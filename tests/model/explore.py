@@ -55,6 +55,7 @@ def run(
     rng = random.Random(seed)
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
     shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")), both=both)
+    shape = shape._replace(sole=rng.random() < 0.5)
     shape = shape._replace(prompt=shape.owner_fence and rng.random() < 0.5)
     if staged:
         components = STAGED[0] if takes_back else rng.choice(STAGED)

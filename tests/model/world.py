@@ -48,6 +48,7 @@ class Shape(NamedTuple):
             small ring would be missed for good.
         ring: Bytes of a ring.
         named: Whether prefill's engine says for whom a room is.
+        sole: Whether decode's engine says that no other instance will ask for it.
         reuse: How ids are used again; see `REUSE`.
         both: Whether every process sends and receives, under the same ids.
         prompt: Whether no call of the library blocks. Then memory's owner can stop the bytes.
@@ -61,6 +62,7 @@ class Shape(NamedTuple):
     staged: tuple[str, ...] = ()
     ring: int = 0
     named: bool = False
+    sole: bool = False
     reuse: str = ""
     both: bool = False
     prompt: bool = False
@@ -240,7 +242,7 @@ class World:
         else:
             other = self._other(process)
             peers = [self._address(other, rank) for rank in range(getattr(self.shape, other))]
-            handle = process.link.receive(request.room, peers, request.tokens, **named)
+            handle = process.link.receive(request.room, peers, request.tokens, sole=self.shape.sole, **named)
         request.taken.add(process.address)
         self._uses += 1
         held = Held(request, handle, self._uses)

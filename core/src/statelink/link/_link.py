@@ -109,6 +109,7 @@ class Link:
         ready: Ready | None = None,
         deadline: float | None = None,
         attempt: int = 0,
+        sole: bool = False,
     ) -> Receiving:
         """On decode: expect a request's state. Needs no memory yet.
 
@@ -124,6 +125,10 @@ class Link:
             deadline: Seconds that the room may take; the configured default when not given.
             attempt: Which use of the id this is, from 0 to 2^63 - 1: prefill states the same, and another one for
                 every other use of the id. Without it, an id is best used once.
+            sole: Whether no other decode instance will ask for this use of the id. If so, and the room fails here
+                before prefill's room belongs to it, prefill's room fails with the same reason, as after `decline`: also
+                if prefill opens it later, and if the two sides refused each other. If not, prefill's room waits for
+                another decode instance, unless it is for this one by name.
 
         Raises:
             RoomError: The id is not valid or in use, too many rooms are open, the items are not what must arrive, or
@@ -136,7 +141,9 @@ class Link:
             raise _not_this_role("receive()", "decode", self._context.config.role)
         where = _valid_peer(peer)
         room, known, deadline, attempt = self._valid(room, 1 if tokens is None else tokens, deadline, attempt)
-        return role.receive(room, where, None if tokens is None else known, items, prefix, ready, deadline, attempt)
+        return role.receive(
+            room, where, None if tokens is None else known, items, prefix, ready, deadline, attempt, sole
+        )
 
     def send(
         self,

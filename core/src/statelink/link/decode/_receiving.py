@@ -41,6 +41,7 @@ class ReceivingState(RoomState):
         declines: Tells prefill of uses that ended before it was asked.
         explain: Says why an instance is not ready, and gives a hint what to look at.
         generation: The number that this side drew for this use of the room id.
+        sole: Whether no other decode instance will ask for this use, as the engine says.
     """
 
     role = "decode"
@@ -58,9 +59,11 @@ class ReceivingState(RoomState):
         generation: int,
         deadline: float | None,
         attempt: int,
+        sole: bool,
     ) -> None:
         super().__init__(context, watcher, room, tokens, deadline, attempt)
         self.generation = generation
+        self._sole = sole
         self._unmet = unmet
         self._declines = declines
         self._explain = explain
@@ -100,7 +103,7 @@ class ReceivingState(RoomState):
                 writer = self._writers.get(rank.name)
                 if writer is not None and not writer.drained:
                     # The rank may have been lost and come back, and its Drained with it: repeat Failed to get another.
-                    writer.tell_failed(self.reason)
+                    writer.tell_failed(self.reason, declined=self._sole)
 
     def instance_refused(self, reason: Reason) -> None:
         """See `InstanceUser.instance_refused`."""
@@ -261,12 +264,13 @@ class ReceivingState(RoomState):
         if self._writers or self._instance is None:
             self._unmet.ended(self.key, self.generation, self._not_met())
         for writer in self._writers.values():
-            writer.tell_failed(ended)
+            writer.tell_failed(ended, declined=self._sole)
             writer.revoke(self.drained)
             writer.abort(self._hook_ended)
         self._after_change()
         if not self._writers and self._instance is not None:
-            self._declines.add(self.key, self.generation, self._instance, ended, self.deadline)
+            use = self.key, self.generation
+            self._declines.add(*use, self._instance, ended, self.deadline, for_all=self._sole)
         release = self.context.config.release_after
         if release is not None and not self.proven:
             self.context.after(release, lambda: self._release_after(release))

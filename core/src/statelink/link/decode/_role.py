@@ -63,6 +63,7 @@ class DecodeRole:
         ready: Ready | None,
         deadline: float | None,
         attempt: int,
+        sole: bool,
     ) -> Receiving:
         """Open a room. A thread of the engine.
 
@@ -88,6 +89,7 @@ class DecodeRole:
             generation=self._generations.draw(),
             deadline=deadline,
             attempt=attempt,
+            sole=sole,
         )
         receiving = Receiving(state)
         self._table.enter(state, receiving)

@@ -291,9 +291,14 @@ class Writer:
         """Send Accepted: the room has everything from every rank."""
         self._context.send(wire.Accepted(**self._header()), self.rank.address)
 
-    def tell_failed(self, reason: Reason) -> None:
-        """Send Failed. Also to a rank that got no request, since its engine may have a room open that waits for one."""
-        failed = wire.Failed(**self._header(), reason=reason, attempt=self._accepted.attempt)
+    def tell_failed(self, reason: Reason, *, declined: bool) -> None:
+        """Send Failed. Also to a rank that got no request, since its engine may have a room open that waits for one.
+
+        Args:
+            reason: Why the room failed.
+            declined: Whether no other decode instance will ask for this use of the id.
+        """
+        failed = wire.Failed(**self._header(), reason=reason, attempt=self._accepted.attempt, declined=declined)
         self._context.send(failed, self.rank.address)
 
     def abort(self, then: Done) -> None:

@@ -98,7 +98,8 @@ class Requests:
         request = self._pending.get(key, rank.name)
         # A repeated or late Failed must not affect a later use of this room id.
         fresh = self._tombstones.admit(use) if request is None else request.generation == message.generation
-        if not fresh or rank.plan is None:
+        # A rank that is not attached cannot have asked. Its Failed counts only if no other instance will ask.
+        if not fresh or (rank.plan is None and not message.declined):
             return
         self._pending.drop(key, rank.name)
         asking = self._claims.asking(rank)

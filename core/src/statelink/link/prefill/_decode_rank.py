@@ -33,7 +33,7 @@ class DecodeRank:
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it, once it named this rank's part.
         witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
-        expected: Decode ranks of its instance that ask this rank for each room.
+        expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
         heard: When its last message came.
         since: When it introduced itself.
     """
@@ -47,7 +47,7 @@ class DecodeRank:
         self.plan: PairPlan | None = None
         self.connection: Connection | None = None
         self.witness: Witness | None = None
-        self.expected = 1
+        self.expected = handshake.inventory.ranks
         self._backend = backend
         self._has_pong = True
         """Whether a Pong was sent to it since the last heartbeat."""

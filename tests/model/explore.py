@@ -37,6 +37,7 @@ def run(
     reuse: str = "",
     both: bool = False,
     takes_back: bool = False,
+    crowded: bool = False,
 ) -> World:
     """One world from its beginning to its end.
 
@@ -48,6 +49,7 @@ def run(
             another clock: nothing could tell what it never took up.
         both: Let every process send and receive.
         takes_back: Let engines take memory of failed rooms back before there is proof; for staged components.
+        crowded: Let many small requests go at once, over a library whose batches may carry several of them.
 
     Raises:
         Defect: A rule of the lifecycle is broken.
@@ -56,6 +58,7 @@ def run(
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
     shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")), both=both)
     shape = shape._replace(sole=rng.random() < 0.5)
+    shape = shape._replace(owner_fence=shape.owner_fence and not crowded)
     shape = shape._replace(prompt=shape.owner_fence and rng.random() < 0.5)
     if staged:
         components = STAGED[0] if takes_back else rng.choice(STAGED)
@@ -68,7 +71,9 @@ def run(
     for _ in range(steps):
         act(world, rng, deadly)
         if staged:
-            crowd(world, rng)
+            crowd(world, rng, 6, 12)
+        if crowded:
+            crowd(world, rng, 1, 4)
         if shape.reuse:
             hurry(world, rng)
         if shape.takes_back:
@@ -123,11 +128,11 @@ def act(world: World, rng: random.Random, deadly: bool) -> None:
         world.counts["cut"] += 1
 
 
-def crowd(world: World, rng: random.Random) -> None:
-    """More rooms at once, and more of them given up: rings are small."""
+def crowd(world: World, rng: random.Random, least: int, most: int) -> None:
+    """More rooms of so many tokens at once, and more of them given up."""
     chance = rng.random()
     if chance < 0.02:
-        request = world.open(direction(world, rng) * rng.randint(1, 2 * ROOMS), rng.randint(6, 12))
+        request = world.open(direction(world, rng) * rng.randint(1, 2 * ROOMS), rng.randint(least, most))
         if request is not None:
             for process in world.living():
                 world.advance(request, process)

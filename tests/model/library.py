@@ -57,9 +57,11 @@ class Flight(Transfer):
     Attributes:
         until: World time after which it is dropped: its process was killed.
         leases: Space in rings that each block goes from and to, as it was lent when the flight began.
+        uses: Room and generation that each block is for. Where the batch does not say: to whom its target belonged when
+            the flight began.
     """
 
-    __slots__ = ("batch", "blocks", "leases", "mover", "next", "target", "until")
+    __slots__ = ("batch", "blocks", "leases", "mover", "next", "target", "until", "uses")
 
     def __init__(self, mover: Process, target: Process, batch: Batch) -> None:
         super().__init__()
@@ -75,6 +77,10 @@ class Flight(Transfer):
                 batch.blocks.source.tolist(), batch.blocks.target.tolist(), batch.blocks.nbytes.tolist(), strict=True
             )
         ]
+        self.uses = [(batch.room, batch.generation)] * batch.blocks.count
+        if not batch.room and target.alive:
+            targets = zip(batch.blocks.target.tolist(), batch.blocks.nbytes.tolist(), self.leases, strict=True)
+            self.uses = [target.use_at(there, nbytes, lease) for there, nbytes, (_, lease) in targets]
 
 
 class _Options(msgspec.Struct):
@@ -108,7 +114,10 @@ class SimBackend(Backend):
     def _alone(self, peer: str, what: str) -> Iterator[None]:
         """A call about a peer, beside which there must be no other."""
         other = self.calls.get(peer)
-        if other is not None:  # not raised here, where the core would take it for a failure of this library
+        # What a killed process still does, until its code has noticed, is nothing to the others.
+        if (
+            other is not None and self.process.alive
+        ):  # not raised here, where the core would take it for a failure of this library
             self.world.defects.append(f"{self.process.name}: {what} of {peer} while {other} of it is under way")
         self.calls[peer] = what
         yield
@@ -140,6 +149,7 @@ class SimBackend(Backend):
             self.world.defects.append(f"{self.process.name}: {peer} was disconnected during a submit")
         flight = Flight(self.process, self.peers[peer], batch)
         self.world.flights.append(flight)
+        self.world.counts["joint"] += not batch.room
         return flight
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
@@ -180,7 +190,7 @@ class SimBackend(Backend):
         return ""
 
 
-def _capabilities(fence: Fence, *, prompt: bool = False) -> Capabilities:
+def _capabilities(fence: Fence, *, prompt: bool = False, joins: bool = False) -> Capabilities:
     return Capabilities(
         memory_kinds=frozenset({"dram"}),
         state_types=ANY,
@@ -191,7 +201,8 @@ def _capabilities(fence: Fence, *, prompt: bool = False) -> Capabilities:
         prompt_fences=prompt,
         fences={(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): fence},
         thread_safe=True,
-        max_blocks=3,
+        joins_rooms=joins,
+        max_blocks=8 if joins else 3,
         max_transfers=2,
     )
 
@@ -200,7 +211,7 @@ class MoverBackend(SimBackend):
     """Nobody but the mover can stop it, as with remote memory access."""
 
     name = "sim-mover"
-    capabilities = _capabilities(Fence.MOVER)
+    capabilities = _capabilities(Fence.MOVER, joins=True)
 
 
 class OwnerBackend(SimBackend):

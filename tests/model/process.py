@@ -21,7 +21,7 @@ from statelink.registry import plugin_manager
 
 from .library import MoverBackend, OwnerBackend, PromptBackend, SimBackend
 from .network import SimChannel
-from .rings import WatchedMemory, rings_of, staging
+from .rings import Lease, WatchedMemory, owner_of, rings_of, staging
 from .threads import Defect, SimExecutor, SimLoop
 from .witness import witnessed
 
@@ -188,6 +188,16 @@ class Process:
             if not right:
                 owner = held.request if held is not None else "nobody"
                 raise Defect(f"memory of {self.name} for room {room} belongs to {owner}")
+
+    def use_at(self, address: int, nbytes: int, lease: Lease | None) -> tuple[int, int]:
+        """Room and generation of the request that receives into these bytes; zeros if none does."""
+        if lease is not None:
+            context = owner_of(lease)
+            return context.room, context.generation
+        held = self.world.users.get(next(iter(self._owners(address, nbytes))))
+        if held is None or not isinstance(held.handle, Receiving):
+            return 0, 0
+        return held.request.room, held.handle.generation
 
     def _owners(self, address: int, nbytes: int) -> Iterator[int]:
         for pools, owners in ((self.kv, self.page_owner), (self.rows, self.slot_owner)):

@@ -39,6 +39,7 @@ WORLDS = 45
 REUSED_WORLDS = 18
 """The same in which uses of ids are told apart by nothing but their order."""
 BOTH_WORLDS = 12
+JOINT_WORLDS = 24
 STAGED_WORLDS = 24
 """The same with components that go through rings of one to three parcels."""
 RELEASED_WORLDS = 12
@@ -111,6 +112,16 @@ def test_uses_of_an_id_that_nothing_tells_apart_never_meet_another() -> None:
     assert min(counts["decode succeeded"], counts["decode failed"]) > 100, counts
     for side in ("decode", "prefill"):
         assert counts[f"{side} room.reused"] > 20, counts
+
+
+def test_worlds_in_which_rooms_share_batches() -> None:
+    """A library gets small pushes of several rooms in one batch. Each still ends by itself, and keeps every rule."""
+    counts: Counter[str] = Counter()
+    with running():
+        for seed in range(JOINT_WORLDS):
+            counts.update(run(seed, crowded=True).counts)
+    assert counts["joint"] > 20, "hardly a batch had several rooms"
+    assert min(counts["decode succeeded"], counts["decode failed"]) > 100, counts
 
 
 def test_worlds_in_which_staging_is_forced_on() -> None:

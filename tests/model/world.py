@@ -297,7 +297,7 @@ class World:
             Defect: Memory was given back while it could still be read or written.
         """
         self.counts["blocks"] += 1
-        lent = flight.leases[flight.next]
+        lent, use = flight.leases[flight.next], flight.uses[flight.next]
         for process, address, side, peer in (
             (flight.mover, source, 0, flight.target),
             (flight.target, target, 1, flight.mover),
@@ -306,19 +306,20 @@ class World:
                 continue
             if any(0 <= address - ring.memory.address < ring.memory.nbytes for ring in process.rings):
                 self.counts["staged blocks"] += side
-                self._own_space(process, flight, lent[side], lease_at(process, address, nbytes), peer)
+                self._own_space(process, use, lent[side], lease_at(process, address, nbytes), peer)
             else:
-                process.own(address, nbytes, flight.batch.room, flight.batch.generation, sends=side == 0)
+                process.own(address, nbytes, *use, sends=side == 0)
 
     @staticmethod
-    def _own_space(process: Process, flight: Flight, before: Lease | None, lease: Lease | None, peer: Process) -> None:
+    def _own_space(
+        process: Process, use: tuple[int, int], before: Lease | None, lease: Lease | None, peer: Process
+    ) -> None:
         """Space of a ring must still be lent for what it was lent for when the flight began."""
         if lease is None or lease is not before:
-            raise Defect(f"space of {process.name} for room {flight.batch.room} was given back before its time")
+            raise Defect(f"space of {process.name} for room {use[0]} was given back before its time")
         context = owner_of(lease)
-        use = (context.room, context.generation, context.peer)
-        if use != (flight.batch.room, flight.batch.generation, peer.name):
-            raise Defect(f"space of {process.name} for room {flight.batch.room} belongs to room {use[0]} of {use[2]}")
+        if (context.room, context.generation, context.peer) != (*use, peer.name):
+            raise Defect(f"space of {process.name} for room {use[0]} belongs to room {context.room} of {context.peer}")
 
     def finish(self, flight: Flight, refusal: str = "") -> None:
         """A flight ends; one that was called failed before that has stopped by now."""

@@ -92,6 +92,9 @@ class Capabilities:
             not block, which saves a request two changes of threads. 0 if there is no such bound.
         prompt_fences: Whether ``grant`` and ``revoke`` never block. The core may then call them on the thread that
             must not block, which saves a request a change of threads.
+        joins_rooms: Whether one batch may carry blocks of several rooms. The core then gives small pushes of several
+            rooms to one peer in one ``submit``, with the room and the generation 0, and all of them end as that batch
+            does. Set it where a call costs much beside its bytes, and the backend does not need to know the room.
         landing_seconds: For a target with `Fence.MOVER`: after the mover's process has ended, bytes that a kernel still
             holds may land for this time. Only the time in which the target's process runs counts.
     """
@@ -114,6 +117,7 @@ class Capabilities:
     ends_unpolled: bool = False
     prompt_bytes: int = 0
     prompt_fences: bool = False
+    joins_rooms: bool = False
     landing_seconds: float = 1.0
 
     def __post_init__(self) -> None:
@@ -129,6 +133,8 @@ class Capabilities:
             raise ValueError("where calls are serialised, a call that waits for one peer keeps all others")
         if self.prompt_bytes < 0 or (self.prompt_bytes and self.stalled_peers is not None):
             raise ValueError("a submit of few bytes is prompt only where no call waits for a peer")
+        if self.joins_rooms and self.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER:
+            raise ValueError("an owner admits a batch by its room, so that a batch cannot carry several rooms")
         if not 0 <= self.block_seconds < 1:
             raise ValueError("a block costs between 0 and 1 seconds")
         if not 0 <= self.landing_seconds <= 60:

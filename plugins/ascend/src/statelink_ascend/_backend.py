@@ -90,6 +90,7 @@ class AscendBackend(Backend):
         max_blocks=4096,
         max_bytes=64 << 20,
         max_transfers=1,
+        joins_rooms=True,
         thread_safe=True,
         stalled_peers=0,  # it is not known whether calls to two peers can overlap
         single_process=False,

@@ -73,6 +73,7 @@ class MooncakeBackend(Backend):
         max_blocks=ENTRIES,
         max_bytes=32 << 20,
         max_transfers=1,
+        joins_rooms=True,
         thread_safe=True,
         # Over TCP, calls to other peers go on while one waits for a stopped peer. The one that waits keeps a core busy.
         stalled_peers=32,

@@ -90,6 +90,7 @@ class MoriBackend(PostingBackend[_Peer]):
         max_blocks=8192,
         max_bytes=64 << 20,
         max_transfers=2,
+        joins_rooms=True,
         thread_safe=True,
         stalled_peers=0,  # one lock guards the library, and a full send queue waits under it
         single_process=True,

@@ -85,7 +85,8 @@ class NixlBackend(PostingBackend[_Peer]):
         stalled_peers=None,  # a post takes as long as the copy, also into a stopped process; it never waits for a peer
         single_process=True,
         priority=50,
-        prompt_bytes=128 << 10,  # the posting call copies, which takes some ten microseconds
+        prompt_bytes=2 << 20,  # the posting call copies, which takes less than a millisecond
+        joins_rooms=True,
         block_seconds=2e-6,  # one system call for each descriptor on one host; more over TCP
     )
     strategies: ClassVar = {"*": DIRECT}

@@ -9,6 +9,7 @@ a data thread wakes it. Two things belong to other threads. `Pushes` belongs to 
 they push before they post it. `Pusher` belongs to the jobs with the peer's key: they plan a push, call the send hooks
 and move the bytes. These jobs run on data threads. So a push crosses threads three times: engine to control, control to
 data, and data to control. Where nothing blocks, the control thread runs the jobs of small pushes itself (`Delivery`).
+Small pushes of several rooms to one peer may go as one batch (`JointPushes`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from statelink.link.peers import Connection, Witness
     from statelink.plan import PairPlan
 
+    from ._joint import JointPushes
+
 __all__ = ["DecodeRank"]
 
 
@@ -32,6 +34,7 @@ class DecodeRank:
         state: How far it is.
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it, once it named this rank's part.
+        joint: Small pushes to it that have not begun; set with the plan.
         witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
         expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
         heard: When its last message came.
@@ -47,6 +50,7 @@ class DecodeRank:
         self.plan: PairPlan | None = None
         self.connection: Connection | None = None
         self.witness: Witness | None = None
+        self.joint: JointPushes | None = None
         self.expected = handshake.inventory.ranks
         self._backend = backend
         self._has_pong = True
@@ -105,12 +109,14 @@ class DecodeRank:
         """Set its witness. Called by the job that attaches it, on a data thread."""
         self.witness = witness
 
-    def attach(self, plan: PairPlan, expected: int) -> None:
+    def attach(self, plan: PairPlan, expected: int, joint: JointPushes) -> None:
         """Note that it is attached.
 
         Args:
             plan: What this rank writes for it.
             expected: Decode ranks of its instance that ask this rank for each room.
+            joint: Keeps small pushes to it until they begin, unless it was attached before.
         """
+        self.joint = self.joint or joint
         self.plan = plan
         self.expected = expected

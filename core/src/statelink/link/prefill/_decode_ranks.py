@@ -22,6 +22,7 @@ from statelink.link.peers import (
 from statelink.plan import PairPlan, compile_pair
 
 from ._decode_rank import DecodeRank
+from ._joint import JointPushes
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -206,7 +207,7 @@ class DecodeRanks:
             if reason is not None:
                 self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
             return
-        rank.attach(plan, message.destinations)
+        rank.attach(plan, message.destinations, JointPushes(self._context, rank.name))
         self._confirm(rank, plan)
 
     def _confirm(self, rank: DecodeRank, plan: PairPlan) -> None:

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from statelink.backend import Batch
 from statelink.link._verify import digest_of, packed
 from statelink.link.peers import check_transport
-from statelink.link.runtime import Moving, move, reason_of
+from statelink.link.runtime import Moving, move, reason_of, submit
 from statelink.plan import ComponentPlan, Move, plan_move
 
 from ._coverage import Coverage
@@ -17,17 +18,17 @@ from ._payload import Payload
 from ._send_context import SendHookContext
 
 if TYPE_CHECKING:
-    from statelink.backend import Moved, SendHook
+    from statelink.backend import Moved, SendHook, Transfer
     from statelink.errors import Reason
     from statelink.link._context import Context
-    from statelink.link.runtime import Flag
+    from statelink.link.runtime import Flag, Steps
     from statelink.plan import Items, PairPlan
     from statelink.wire import Request
 
     from ._decode_rank import DecodeRank
     from ._push import Push
 
-__all__ = ["Pushed", "Pusher"]
+__all__ = ["Pushed", "Pusher", "Then"]
 
 
 class Pushed(NamedTuple):
@@ -46,6 +47,17 @@ class Pushed(NamedTuple):
     granules: dict[str, tuple[int, int]]
     moved: dict[str, Moved]
     digests: dict[str, bytes]
+
+
+Then = Callable[[Pushed], None]
+"""Called on the control thread with what became of a push."""
+
+
+class _Visible:
+    """Stands for the end of a push, where a pause or a batch may be."""
+
+
+_VISIBLE = _Visible()
 
 
 class Pusher:
@@ -89,9 +101,9 @@ class Pusher:
         self._cancelled = cancelled
         self._coverage = Coverage(plan, tokens, request.prefix, rank.name)
         self._digests: dict[str, int] = {}
-        self._line: deque[tuple[Push, Callable[[Pushed], None]]] = deque()
+        self._line: deque[tuple[Push, Then]] = deque()
         """Pushes that are not visible at the destination yet, and what to call then. The first one is under way."""
-        self._under_way: Generator[float | None, None, Pushed] | None = None
+        self._under_way: Steps[Pushed] | None = None
         self.hooks: dict[str, SendHook] = {}
         self.contexts: dict[str, SendHookContext] = {}
 
@@ -115,37 +127,68 @@ class Pusher:
             hook.open(context, self._request.prepared.get(name, b""))
             self.hooks[name] = hook
 
-    def add(self, push: Push, then: Callable[[Pushed], None]) -> Generator[float, None, None] | None:
+    def add(self, push: Push, then: Then) -> Generator[float, None, None] | None:
         """Move a push after those before it. A job with the peer's key; ``then`` is called on the control thread."""
         self._line.append((push, then))
         # If an earlier push waits for its strategy, `resume` goes on with this one after it.
         return self.resume() if len(self._line) == 1 else None
 
-    def resume(self) -> Generator[float, None, None]:
-        """Move pushes until none is left, or until a strategy has to wait. A job with the peer's key."""
-        while self._line:
-            push, then = self._line[0]
-            if self._under_way is None:
-                self._under_way = self._carry(push)
-            try:
-                pause = next(self._under_way)
-            except StopIteration as ended:
-                self._under_way = None
-                self._line.popleft()
-                self._report(then, ended.value)
-            else:
-                if pause is None:
-                    return  # the strategy's wake(), or the end of the room, submits `resume` again
-                yield pause
+    def begin(self, push: Push, then: Then) -> Batch | None:
+        """As `add`, up to the first batch, which the caller submits: it calls `resume` with the answer.
 
-    def _report(self, then: Callable[[Pushed], None], pushed: Pushed) -> None:
+        Returns ``None`` where there is no such batch. Then the caller calls `resume` without one.
+        """
+        self._line.append((push, then))
+        asked = self._step(None) if len(self._line) == 1 else None
+        return asked if isinstance(asked, Batch) else None
+
+    def resume(self, answer: Transfer | BaseException | None = None) -> Generator[float, None, None]:
+        """Move pushes until none is left, or until a strategy has to wait. A job with the peer's key.
+
+        Args:
+            answer: The transfer of the batch that `begin` returned, or what ``submit`` raised.
+        """
+        while self._line:
+            asked = self._step(answer)
+            answer = None
+            if isinstance(asked, Batch):
+                answer = self._submit(asked)
+            elif asked is None:
+                return  # the strategy's wake(), or the end of the room, submits `resume` again
+            elif not isinstance(asked, _Visible):
+                yield asked
+
+    def _step(self, answer: Transfer | BaseException | None) -> Batch | float | _Visible | None:
+        """Go on with the first push. Returns what it asks for. Reports it, if all of it is visible or it failed."""
+        push, then = self._line[0]
+        if self._under_way is None:
+            self._under_way = self._carry(push)
+        try:
+            if isinstance(answer, BaseException):
+                return self._under_way.throw(answer)
+            return self._under_way.send(answer)
+        except StopIteration as ended:
+            self._under_way = None
+            self._line.popleft()
+            self._report(then, ended.value)
+            return _VISIBLE
+
+    def _submit(self, batch: Batch) -> Transfer | BaseException:
+        try:
+            return submit(self._context.backend, self._rank.name, batch)
+        except BaseException as error:  # `move` says what it means for the push
+            return error
+
+    def _report(self, then: Then, pushed: Pushed) -> None:
         self._context.post(lambda: then(pushed))
 
-    def _carry(self, push: Push) -> Generator[float | None, None, Pushed]:
-        """Plan a push, call its hooks, submit its blocks, and wait until all are visible at the destination.
+    def _carry(self, push: Push) -> Steps[Pushed]:
+        """Plan a push, call its hooks, have its blocks submitted, and wait until all are visible at the destination.
 
         Yields as `move` does. Never raises: a failure is in the result.
         """
+        if self._cancelled.is_set():  # its hooks may have been told
+            return Pushed(push, Moving(0, 0, None), {}, {}, {})
         context, request, peer = self._context, self._request, self._rank.name
         limit = context.backend.capabilities.max_blocks
         payload = Payload(self.hooks, self.contexts, request.elsewhere, limit, peer)

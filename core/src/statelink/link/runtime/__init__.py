@@ -12,7 +12,7 @@ sooner. So a job does as much as it can before it posts its result.
 Where a job is known never to block, the control thread runs it itself (`KeyedExecutor.run_here`), in its place among
 the jobs of its key.
 
-A push is moved by `move`, which gives blocks to the backend in slices, and yields wherever it has to wait.
+A push is moved by `move`, which cuts it into batches for the backend, and yields wherever it has to wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._executor import HELD_AFTER, Job, KeyedExecutor, KeyOrder
 from ._failure import reason_of
 from ._flag import Flag
 from ._loop import Loop
-from ._mover import Moving, move
+from ._mover import Moving, Steps, move, submit, submit_together
 from ._workers import MakeExecutor, Workers
 
 __all__ = [
@@ -33,7 +33,10 @@ __all__ = [
     "Loop",
     "MakeExecutor",
     "Moving",
+    "Steps",
     "Workers",
     "move",
     "reason_of",
+    "submit",
+    "submit_together",
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,12 @@ from ._failure import BackendDefect, reason_of
 if TYPE_CHECKING:
     from ._flag import Flag
 
-__all__ = ["Moving", "move"]
+__all__ = ["Moving", "Steps", "move", "submit", "submit_together"]
+
+Result = TypeVar("Result")
+Steps = Generator[float | Batch | None, Transfer | None, Result]
+"""What waits without a thread. It yields a pause in seconds; ``None`` if it has to be woken; or a batch. A batch is
+answered by sending its transfer, or by throwing what `submit` raised."""
 
 FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
 """Seconds between two polls of running transfers. They begin with the first number and double up to the second. After
@@ -60,12 +65,12 @@ def move(
     slice_bytes: int,
     cancelled: Flag,
     wake: Callable[[], object],
-) -> Generator[float | None, None, Moving]:
+) -> Steps[Moving]:
     """Write batches to a peer and wait until they are visible there.
 
-    Yields a pause in seconds while it waits for transfers that have to be polled, and 0 after each slice, as a sign of
-    life. Yields ``None`` where it has to be resumed: while transfers run that end unpolled, of which ``wake`` tells,
-    and where no transfer runs and the next batch is not there yet. Blocks as the backend's ``submit`` does.
+    Yields each batch that has to be submitted. Yields a pause in seconds while it waits for transfers that have to be
+    polled, and 0 after each slice, as a sign of life. Yields ``None`` where it has to be resumed: while transfers run
+    that end unpolled, of which ``wake`` tells, and where no transfer runs and the next batch is not there yet.
 
     Args:
         backend: The backend.
@@ -110,7 +115,9 @@ def move(
                         return Moving(nbytes, blocks, reason, pending=tuple(running))
                 if cancelled.is_set():
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
-                running.append(_submit(backend, peer, Batch(Op.WRITE, piece, room, generation, checked)))
+                transfer = yield Batch(Op.WRITE, piece, room, generation, checked)
+                assert transfer is not None, "a batch is answered with its transfer"
+                running.append(transfer)
                 nbytes += piece.total
                 blocks += piece.count
                 yield 0.0
@@ -164,7 +171,13 @@ class _Failed(TransferError):
         self.strays = strays
 
 
-def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
+def submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
+    """Submit a batch. Blocks as the backend's ``submit`` does.
+
+    Raises:
+        StatelinkError: Nothing of the batch was or will be moved.
+        BackendDefect: Anything else that the backend raised.
+    """
     try:
         return backend.submit(peer, batch)
     except StatelinkError:
@@ -173,9 +186,41 @@ def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
         raise BackendDefect from error
 
 
+def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> list[Transfer | BaseException]:
+    """Submit batches of several rooms as one, to a backend that declares ``joins_rooms``. Blocks as ``submit`` does.
+
+    If the backend refuses it, they are submitted one by one, so that a bad one fails alone.
+
+    Args:
+        backend: The backend.
+        peer: Link name of the destination.
+        batches: Writes, all of which were checked against the same tables.
+
+    Returns:
+        For each batch: its transfer, which it may share with others, or what `submit` raised.
+    """
+    if len(batches) > 1:
+        blocks = Blocks.concatenate([each.blocks for each in batches])
+        try:
+            transfer = submit(backend, peer, Batch(Op.WRITE, blocks, 0, 0, batches[0].checked))
+        except StatelinkError:
+            pass
+        except BackendDefect as error:
+            return [error] * len(batches)
+        else:
+            return [transfer] * len(batches)
+    answers: list[Transfer | BaseException] = []
+    for each in batches:
+        try:
+            answers.append(submit(backend, peer, each))
+        except BaseException as error:
+            answers.append(error)
+    return answers
+
+
 def _wait(
     backend: Backend, cancelled: Flag, wake: Callable[[], object], running: list[Transfer], ends: int
-) -> Generator[float | None, None, tuple[list[Transfer], _Failed | None]]:
+) -> Steps[tuple[list[Transfer], _Failed | None]]:
     """Wait until ``ends`` transfers ended, one failed, or the room was cancelled.
 
     Returns the transfers that still run, and the failure if there was one.

@@ -138,6 +138,19 @@ class Moving(Suite):
             assert not wrong, f"a batch of {size} bytes was submitted, and {wrong}"
             pair.verify(expected)
 
+    def test_a_batch_of_several_rooms(self, subject: Subject, pair: Pair, op: Op) -> None:
+        """If it declares `joins_rooms`, a batch that names no room is moved as any other.
+
+        Do not look at the room of a batch, or leave `joins_rooms` False.
+        """
+        needs(subject.capabilities.joins_rooms, "each of its batches has one room")
+        for number, room in enumerate((0, 7, 0)):
+            pair.fill(number)
+            blocks = scattered(pair, 16, 4097, 0)
+            expected = pair.expected(blocks)
+            all_moved(pair.move(op, blocks, room, room))
+            pair.verify(expected)
+
     def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair, op: Op) -> None:
         """After a transfer has ended, its target keeps what its owner writes there.
 

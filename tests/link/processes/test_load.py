@@ -127,7 +127,8 @@ class Load:
 def flat(before: Results, after: Results, slack: int, blocks: float = 0.5) -> None:
     """No rank holds more than before, but for so many blocks of Python's memory a room, and what allocators keep.
 
-    Prefill remembers the last 65,536 uses of ids, one for each decode rank of a room. After these, it keeps none.
+    Prefill remembers the last 65,536 uses of ids, one for each decode rank of a room, and the ends of the last 16,384
+    rooms for its other ranks. After these, it keeps none.
     """
     for name, now in after.items():
         then = before[name]

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Siblings"]
 
 REMEMBERED = 65536
-"""Most rooms of which it is remembered who asked, and most of which the end is."""
+"""Most rooms of which it is remembered who asked."""
+ENDS = 16384
+"""Most rooms of which the end is remembered, for ranks that are behind this one. Each takes about 200 bytes."""
 MOST_ASKING = 1024
 """Most ranks that may ask about one room."""
 
@@ -158,7 +160,7 @@ class Siblings:
         if status in ENDED and self._count:
             self._askers.pop(key, None)
             self._ended[key] = status
-            if len(self._ended) > REMEMBERED:
+            if len(self._ended) > ENDS:
                 self._ended.popitem(last=False)
 
     def _say(self, key: RoomKey, status: Status, name: str) -> None:

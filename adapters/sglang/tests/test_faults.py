@@ -360,7 +360,7 @@ def test_transport_refuses_one_batch(two: Two, fault: str, said: str) -> None:
 
 
 def test_pages_that_sglang_takes_back_while_they_are_read_are_counted_and_the_room_is_free(two: Two) -> None:
-    """Another rank of prefill has failed the request, so SGLang frees its pages at once. The library hangs with them."""
+    """Another rank of prefill has failed the request, so SGLang frees its pages at once. The library still has them."""
     pair = two.pair(HYBRID, backend="faulty-tcp")
     pair.ordinary()
     room = next(rooms)

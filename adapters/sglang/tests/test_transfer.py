@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.sides import (
     ADDRESS,
+    BOOTSTRAPPING,
     FAILED,
     SUCCESS,
     TRANSFERRING,
@@ -26,6 +27,7 @@ from support.sides import (
     until,
 )
 
+from statelink import Room
 from statelink_sglang._failure import TransferFailed
 from statelink_sglang._manager import Timeouts
 
@@ -150,6 +152,36 @@ def test_each_queue_sees_only_states_that_it_allows(pair: tuple[Side, Side]) -> 
     for transfer in (sender, receiver):
         transfer.clear()
         assert transfer.poll() == SUCCESS
+
+
+def test_a_poll_without_news_asks_no_layer_below(pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang polls each request in every round of its loop."""
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    asked: list[Any] = []
+
+    def poll(room: Room) -> Any:
+        asked.append(room)
+        return room.status
+
+    monkeypatch.setattr(Room, "poll", poll)
+    assert {sender.poll() for _ in range(100)} == {BOOTSTRAPPING}  # a time limit runs
+    assert len(asked) == 1
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 40), N)
+    until(sender.poll, WAITING)
+    until(lambda: receiver._room.status, WAITING)
+    for transfer in (sender, receiver):
+        before = transfer.poll()
+        asked.clear()
+        assert {transfer.poll() for _ in range(100)} == {before}
+        assert not asked
+    sender.init(7, 1)
+    assert sender.poll() == WAITING
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    until(sender.poll, FAILED)
 
 
 def test_a_chunk_that_is_sent_early_waits_for_its_event(pair: tuple[Side, Side]) -> None:

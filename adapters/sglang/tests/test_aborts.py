@@ -106,6 +106,22 @@ def test_prefill_learns_at_once_that_decode_gave_up_a_request_without_memory(
     assert "decode declined the request" in str(reason(sender))
 
 
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_prefill_learns_at_once_that_decode_aborted_before_the_two_had_met(pair: tuple[Side, Side], first: str) -> None:
+    source, target = pair
+    room = next(rooms)
+    receiver = target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 41), N)
+    sender = source.sender(room) if first == "prefill" else None
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    until(safe(target, room), SUCCESS)
+    sender = sender or source.sender(room)
+    until(sender.poll, FAILED)
+    assert "SGLang aborted the request" in str(reason(sender))
+
+
 def test_an_abort_after_init_and_before_the_first_chunk_fails_decode(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)

@@ -91,7 +91,7 @@ class Pair(NamedTuple):
         return str(reasons[0])
 
     def fails_on_decode(self, room: int) -> str:
-        """Decode fails at once, with a reason; prefill when nobody has asked for the request within its limit."""
+        """Decode fails at once, with a reason; prefill hears of it from decode, or reaches its limit."""
         assert self.on(self.decode, "reach", room, FAILED, seconds=IMPATIENT[0])[-1] == FAILED
         reason = self.on(self.decode, "reason", room)
         assert self.on(self.decode, "arrived", room) == 0

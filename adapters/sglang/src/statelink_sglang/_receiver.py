@@ -99,6 +99,7 @@ class Receiver(Transfer, BaseKVReceiver):
                 items,
                 prefix=decode_prefix_len or 0,
                 deadline=self.kv_mgr.timeouts.waiting,
+                sole=True,  # SGLang's routers send a request to one decode server
             )
         except (StatelinkError, ValueError) as error:
             self.fail(str(error))

@@ -130,6 +130,19 @@ def test_what_peers_see() -> None:
         assert late.wait(20) is sending.wait(20) is Status.SUCCEEDED
 
 
+def test_an_engine_gives_up_every_room_first() -> None:
+    with link_of("prefill") as prefill, link_of("decode") as decode:
+        sending = prefill.send(7, 4)
+        receiving = decode.receive(7, prefill.address, 4, {"kv": [1]})
+        assert (prefill.rooms(), decode.rooms()) == ([sending], [receiving])
+        for link in (prefill, decode):
+            for room in link.rooms():
+                room.abort("as planned")
+                assert room.wait(20, quiesced=True) is Status.FAILED
+            link.suspend()
+            assert not link.rooms()
+
+
 def test_calls_of_a_suspended_link() -> None:
     with link_of("prefill") as prefill, link_of("decode") as decode:
         assert not decode.snapshot()["suspended"]

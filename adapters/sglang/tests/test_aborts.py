@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from support.sides import (
 )
 
 from statelink.errors import Reason
-from statelink_sglang._manager import Timeouts
+from statelink_sglang._manager import Manager, Timeouts
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -102,6 +104,22 @@ def test_prefill_learns_at_once_that_decode_gave_up_a_request_without_memory(
     sender = sender or source.sender(room)
     assert WAITING not in until(sender.poll, FAILED)
     assert "decode declined the request" in str(reason(sender))
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_prefill_learns_at_once_that_decode_aborted_before_the_two_had_met(pair: tuple[Side, Side], first: str) -> None:
+    source, target = pair
+    room = next(rooms)
+    receiver = target.receiver(room, N)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 41), N)
+    sender = source.sender(room) if first == "prefill" else None
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    until(safe(target, room), SUCCESS)
+    sender = sender or source.sender(room)
+    until(sender.poll, FAILED)
+    assert "SGLang aborted the request" in str(reason(sender))
 
 
 def test_an_abort_after_init_and_before_the_first_chunk_fails_decode(pair: tuple[Side, Side]) -> None:
@@ -206,6 +224,8 @@ class _Read:
     """A failed room from which a transfer still reads."""
 
     room, reason, quiesced, tokens, prefix = 1, Reason("peer.lost", "decode was lost", {}), False, N, 0
+    status = FAILED
+    taken = ""
 
     def poll(self) -> Any:
         return FAILED
@@ -213,6 +233,9 @@ class _Read:
     def push(self, items: Any, **more: Any) -> None: ...
 
     def abort(self, why: str) -> None: ...
+
+    def release(self, why: str) -> None:
+        self.taken = why
 
 
 def test_a_failed_request_keeps_its_pages_while_they_are_read_but_not_for_ever(pair: tuple[Side, Side]) -> None:
@@ -228,6 +251,9 @@ def test_a_failed_request_keeps_its_pages_while_they_are_read_but_not_for_ever(p
         until(sender.poll, FAILED)
     finally:
         source.timeouts = Timeouts(60.0, 60.0)
+    assert not read.taken
+    assert "decode was lost" in str(reason(sender))
+    assert read.taken  # the link counts that SGLang gives the pages to others
 
 
 def test_a_request_that_has_sent_nothing_fails_at_once(pair: tuple[Side, Side]) -> None:
@@ -250,6 +276,28 @@ def test_decode_has_the_memory_of_a_failed_request_until_nothing_writes(pair: tu
     assert target.is_abort_release_safe(room, 0)
     target.clear_deferred_abort_state(room)
     assert target.is_abort_release_safe(room, 0)
+    assert not writes.taken
+
+
+def test_memory_that_sglang_takes_back_after_its_own_time_is_released(pair: tuple[Side, Side]) -> None:
+    _, target = pair
+    room = next(rooms)
+    writes: Any = _Read()
+    target.hold(room, writes)
+    target.clear_deferred_abort_state(room)
+    assert "time limit" in writes.taken
+
+
+@pytest.mark.parametrize(
+    ("own", "bound", "limit"), [(30.0, None, math.inf), (30.0, 20.0, 30.0), (30.0, 60.0, 65.0), (90.0, 60.0, 90.0)]
+)
+def test_sglangs_time_limit_is_above_the_links_bound(
+    pair: tuple[Side, Side], own: float, bound: float | None, limit: float
+) -> None:
+    queue = SimpleNamespace(deferred_kv_release_timeout=own)
+    Manager._raise_limit(SimpleNamespace(link=SimpleNamespace(quiet_within=bound)), queue)  # type: ignore[arg-type]
+    assert queue.deferred_kv_release_timeout == limit
+    assert pair[1].link.quiet_within is not None  # over tcp there is one
 
 
 def test_a_room_may_be_used_again_once_both_sides_are_done(pair: tuple[Side, Side]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import socket
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Pair(NamedTuple):
         return str(reasons[0])
 
     def fails_on_decode(self, room: int) -> str:
-        """Decode fails at once, with a reason; prefill when nobody has asked for the request within its limit."""
+        """Decode fails at once, with a reason; prefill hears of it from decode, or reaches its limit."""
         assert self.on(self.decode, "reach", room, FAILED, seconds=IMPATIENT[0])[-1] == FAILED
         reason = self.on(self.decode, "reason", room)
         assert self.on(self.decode, "arrived", room) == 0
@@ -116,9 +117,9 @@ class Pair(NamedTuple):
         for process in (self.decode, self.prefill):
             self.on(process, "end", room)
 
-    def ordinary(self, prefix: int = 0) -> None:
+    def ordinary(self, prefix: int = 0, room: int = 0) -> None:
         """A request without a fault succeeds."""
-        room = next(rooms)
+        room = room or next(rooms)
         self.on(self.decode, "wipe")
         self.open(room, N, prefix)
         self.on(self.decode, "name", room)
@@ -356,3 +357,28 @@ def test_transport_refuses_one_batch(two: Two, fault: str, said: str) -> None:
     pair.fails(room, said)
     pair.ordinary()
     two.table.note("transport refuses one batch", f"it {fault}s: that request fails on both sides, the next succeeds")
+
+
+def test_pages_that_sglang_takes_back_while_they_are_read_are_counted_and_the_room_is_free(two: Two) -> None:
+    """Another rank of prefill has failed the request, so SGLang frees its pages at once. The library still has them."""
+    pair = two.pair(HYBRID, backend="faulty-tcp")
+    pair.ordinary()
+    room = next(rooms)
+    pair.open(room)
+    pair.on(pair.decode, "name", room)
+    assert pair.on(pair.prefill, "reach", room, WAITING)[-1] == WAITING
+    two.prefill.call("plain", "faulty_backends", "plan", "submit", "hang")
+    pair.on(pair.prefill, "send", room, 128)
+    end = time.monotonic() + 30
+    while not two.prefill.call("plain", "faulty_backends", "struck", "hang"):
+        assert time.monotonic() < end
+    assert "the vote of this server's ranks aborted the transfer" in pair.on(pair.prefill, "reason", room)
+    assert pair.on(pair.decode, "reach", room, FAILED)[-1] == FAILED
+    assert "prefill aborted the request" in pair.on(pair.decode, "reason", room)
+    assert pair.on(pair.decode, "release", room, 30.0) < 30.0
+    pair.end(room)
+    assert pair.on(pair.prefill, "given_back") == {"prefill": {"engine": 1}}
+    assert pair.on(pair.decode, "given_back") == {}
+    pair.ordinary(room=room)
+    two.prefill.call("plain", "faulty_backends", "heal")
+    pair.ordinary()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.sides import (
     ADDRESS,
+    BOOTSTRAPPING,
     FAILED,
     SUCCESS,
     TRANSFERRING,
@@ -26,6 +27,7 @@ from support.sides import (
     until,
 )
 
+from statelink import Room
 from statelink_sglang._failure import TransferFailed
 from statelink_sglang._manager import Timeouts
 
@@ -100,7 +102,7 @@ def _slots(lists: Lists) -> Any:
 class _Unread:
     """The room of a rank from which no decode rank reads: the link ends it as soon as decode has asked."""
 
-    tokens, prefix, reason, quiesced = N, 0, None, True
+    tokens, prefix, reason, quiesced, status = N, 0, None, True, SUCCESS
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, int]] = []
@@ -152,6 +154,36 @@ def test_each_queue_sees_only_states_that_it_allows(pair: tuple[Side, Side]) -> 
         assert transfer.poll() == SUCCESS
 
 
+def test_a_poll_without_news_asks_no_layer_below(pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang polls each request in every round of its loop."""
+    source, target = pair
+    room = next(rooms)
+    sender, receiver = source.sender(room), target.receiver(room, N)
+    asked: list[Any] = []
+
+    def poll(room: Room) -> Any:
+        asked.append(room)
+        return room.status
+
+    monkeypatch.setattr(Room, "poll", poll)
+    assert {sender.poll() for _ in range(100)} == {BOOTSTRAPPING}  # a time limit runs
+    assert len(asked) == 1
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 40), N)
+    until(sender.poll, WAITING)
+    until(lambda: receiver._room.status, WAITING)
+    for transfer in (sender, receiver):
+        before = transfer.poll()
+        asked.clear()
+        assert {transfer.poll() for _ in range(100)} == {before}
+        assert not asked
+    sender.init(7, 1)
+    assert sender.poll() == WAITING
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    until(sender.poll, FAILED)
+
+
 def test_a_chunk_that_is_sent_early_waits_for_its_event(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
@@ -176,15 +208,25 @@ def test_a_chunk_that_is_sent_early_waits_for_its_event(pair: tuple[Side, Side])
 
 
 def test_a_rank_that_another_rank_fails_says_so_and_gives_the_room_up(pair: tuple[Side, Side]) -> None:
+    from sglang.test.manual.disaggregation import test_disaggregation_peer_liveness_abort as peer_liveness
+
     source, target = pair
     room = next(rooms)
     sender, receiver = source.sender(room), target.receiver(room, N)
     receiver.init(0)
     accept(receiver, target, Lists.draw(target, N, 15), N)
     until(sender.poll, WAITING)
-    assert reason(receiver).is_from_another_rank
+    voted = reason(receiver)
+    assert voted.is_from_another_rank
+    assert "the vote of this server's ranks aborted the transfer" in str(voted)
     until(sender.poll, FAILED)
-    assert "another rank of this server failed the request" in str(reason(sender))
+    failure = reason(sender)
+    assert not failure.is_from_another_rank
+    assert "decode aborted the request" in str(failure)
+    assert "the vote of this server's ranks aborted the transfer" in str(failure)
+    # SGLang's own test of aborts takes these answers for clean ones, whatever stands around them.
+    for each in (voted, failure):
+        assert peer_liveness._is_abort_result(500, {"error": {"message": str(each)}})
 
 
 def test_prefill_waits_for_decode_no_longer_than_sglang_says(pair: tuple[Side, Side]) -> None:
@@ -296,7 +338,7 @@ def test_a_prefill_that_is_gone_fails_requests_that_have_not_met_it(pair: tuple[
         assert (asks.poll(), queues.poll()) == (TRANSFERRING, WAITING)
         gone.instances[0].gone = "the prefill server was started anew"
         for receiver in (asks, queues):
-            assert receiver.poll() == FAILED
+            until(receiver.poll, FAILED)
             assert "started anew" in str(reason(receiver))
     finally:
         target.prefill_info_table[ADDRESS] = before

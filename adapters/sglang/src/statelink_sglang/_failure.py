@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["TransferFailed"]
+__all__ = ["VOTED", "TransferFailed"]
+
+VOTED = "the vote of this server's ranks aborted the transfer; nothing had failed on this rank"
+"""Why a request fails on a rank that has no reason of its own. SGLang looks for the word "abort" in such a text."""
 
 
 class TransferFailed(Exception):
@@ -14,6 +17,6 @@ class TransferFailed(Exception):
     """
 
     def __init__(self, room: object, reason: str) -> None:
-        self.failure_reason = reason or "the transfer failed on another rank of this server"
+        self.failure_reason = reason or VOTED
         self.is_from_another_rank = not reason
         super().__init__(f"Statelink could not move the state of room {room}: {self.failure_reason}")

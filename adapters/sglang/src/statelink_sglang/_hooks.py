@@ -6,12 +6,11 @@ Everything here runs on the scheduler's one thread.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-__all__ = ["AROUND", "Announced", "announced", "queue_in_construction"]
+__all__ = ["AROUND", "Announced", "announced", "making_manager", "making_receiver"]
 
 
 class Announced(NamedTuple):
@@ -26,40 +25,34 @@ class Announced(NamedTuple):
     tokens: int
 
 
-_queue: ContextVar[Any] = ContextVar("statelink_sglang_queue", default=None)
-_request: ContextVar[Announced | None] = ContextVar("statelink_sglang_request", default=None)
-
-
-def queue_in_construction() -> Any:
-    """The queue that makes a manager at this moment; ``None`` if the hook is not in place."""
-    return _queue.get()
+making_manager: ContextVar[Any] = ContextVar("statelink_sglang_making_manager", default=None)
+"""The queue that makes a manager at this moment; ``None`` if the hook is not in place."""
+making_receiver: ContextVar[Announced | None] = ContextVar("statelink_sglang_making_receiver", default=None)
+"""The request for which a receiver is made at this moment."""
 
 
 def announced(room: Any) -> Announced | None:
     """The request that the queue makes a receiver for at this moment; ``None`` if it is not this room's."""
-    request = _request.get()
+    request = making_receiver.get()
     return request if request is not None and request.room == room else None
-
-
-@contextlib.contextmanager
-def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 def around_init_kv_manager(original: Callable[..., Any], queue: Any) -> Any:
     """Around ``_init_kv_manager`` of both queues."""
-    with _set(_queue, queue):
+    token = making_manager.set(queue)
+    try:
         return original(queue)
+    finally:
+        making_manager.reset(token)
 
 
 def around_create_receiver(original: Callable[..., Any], queue: Any, req: Any, is_rebootstrap: bool = False) -> Any:
     """Around ``DecodePreallocQueue._create_receiver_and_enqueue``."""
-    with _set(_request, Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req))):
+    token = making_receiver.set(Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req)))
+    try:
         return original(queue, req, is_rebootstrap=is_rebootstrap)
+    finally:
+        making_receiver.reset(token)
 
 
 AROUND: dict[str, Callable[..., Any]] = {

@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from statelink import state
 from statelink.errors import ConfigError, StatelinkError
 
 from ._directory import Directory, Prefill
-from ._hooks import queue_in_construction
+from ._hooks import making_manager
 from ._http import put
 from ._inventory import Pools, describe_pools
 from ._limits import Server, check_server
@@ -46,6 +47,12 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 """Seconds between two tries to reach the bootstrap server, which starts after the schedulers."""
+
+SUSPENDING = 30.0
+"""Seconds in which transfers have to end before SGLang gives its memory away."""
+
+MARGIN = 5.0
+"""Seconds by which SGLang's time limit for the pages of a failed request is above the link's bound."""
 
 RECOMPUTED_AT_ONCE = 16
 """Retracted requests that prefill is asked for at once, as with SGLang's own backends."""
@@ -88,7 +95,7 @@ class Manager(BaseKVManager):
     def __init__(
         self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
     ) -> None:
-        queue = queue_in_construction()
+        queue = making_manager.get()
         if queue is None:
             raise ConfigError(
                 "a KV manager is made outside the queues that statelink-sglang hooks",
@@ -142,14 +149,14 @@ class Manager(BaseKVManager):
         )
         self.link: Link = self._open()
         self.page_size: int = args.page_size
+        self._reopens = False
+        """Whether the link has to be opened anew, because it could not be suspended."""
         self._held: dict[int, Receiving] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._directory: Directory | None = None
         if self.role == "decode":
             self._directory = Directory()
-            # SGLang would give pages of a failed request back after 30 s, whatever may still write to them. The link
-            # knows when nothing writes any more; the operator's `release_after` is the bound.
-            queue.transfer_queue.deferred_kv_release_timeout = math.inf
+            self._raise_limit(queue.transfer_queue)
         else:
             self.register_to_bootstrap()
         log.info(
@@ -168,6 +175,10 @@ class Manager(BaseKVManager):
         """The first rank's value."""
         return value if self._group is None else str(self._group.all_gather_object(value)[0])
 
+    def _anywhere(self, flag: bool) -> bool:
+        """Whether something is so on any rank."""
+        return flag if self._group is None else any(self._group.all_gather_object(flag))
+
     def _open(self) -> Link:
         link = statelink.open(self._options.link, self._inventory)
         if self.role == "decode" and self._group is not None:
@@ -176,13 +187,35 @@ class Manager(BaseKVManager):
         return link
 
     def deregister_buffer_to_engine(self) -> None:
-        """Give the registered memory up, because SGLang frees it. Blocks until the link is closed."""
-        if not self.link.close(timeout=30.0):
-            log.error("the link did not end in time: transfers may still touch memory that SGLang gives away")
+        """Unregister the memory, because SGLang gives it away. Blocks until nothing touches it, or for half a minute.
+
+        SGLang gives it away whatever happens. So requests that have not ended are aborted, and memory that nobody says
+        to be quiet is taken back.
+        """
+        why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING
+        rooms = self.link.rooms()
+        for room in rooms:
+            room.abort(why)
+        for room in rooms:
+            room.wait(max(0.0, until - time.monotonic()), quiesced=True)
+            if not room.quiesced:
+                room.release(why)
         self._held.clear()
+        try:
+            self.link.suspend(max(1.0, until - time.monotonic()))
+        except StatelinkError:
+            log.exception("transfers may still touch memory that SGLang gives away")
+            self._reopens = True
+            self.link.close()
 
     def register_buffer_to_engine(self) -> None:
-        """Register the memory again, at the same addresses."""
+        """Register the memory again, at the same addresses. Blocks."""
+        if not self._anywhere(self._reopens):
+            self.link.resume()
+            return
+        # A link that could not be suspended may still have the old memory registered.
+        self._reopens = False
+        self.link.close()
         self.link = self._open()
         if self.role == "prefill":
             self.register_to_bootstrap()
@@ -218,6 +251,16 @@ class Manager(BaseKVManager):
 
     # Decode: the memory of failed requests.
 
+    def _raise_limit(self, queue: Any) -> None:
+        """Have SGLang keep the pages of a failed request until nothing writes to them any more.
+
+        It would give them back after 30 s, whatever may still write. Where the link has a bound, it is proven before
+        that when nothing writes. Without a bound, only a proof gives pages back.
+        """
+        bound = self.link.quiet_within
+        limit = math.inf if bound is None else bound + MARGIN
+        queue.deferred_kv_release_timeout = max(float(queue.deferred_kv_release_timeout), limit)
+
     def hold(self, room: int, receiving: Receiving) -> None:
         """Note a failed request to whose memory something may still be written."""
         self._held[room] = receiving
@@ -228,8 +271,10 @@ class Manager(BaseKVManager):
         return receiving is None or receiving.quiesced
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
-        """SGLang has given the memory of a failed request back."""
-        self._held.pop(bootstrap_room, None)
+        """SGLang gives the memory of a failed request to others."""
+        receiving = self._held.pop(bootstrap_room, None)
+        if receiving is not None and not receiving.quiesced:
+            receiving.release("SGLang's time limit for the pages of a failed request is over")
 
     # What SGLang asks for besides.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.disaggregation.base.conn import BaseKVReceiver
@@ -15,12 +16,15 @@ from ._sender import one_dimensional
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
-    from statelink import Receiving
+    from statelink import Receiving, Status
 
     from ._directory import Instance
     from ._manager import Manager
 
 __all__ = ["Receiver"]
+
+LOOK_AGAIN = 0.1
+"""Seconds between two looks at whether a prefill server is still there that has not said anything of a request."""
 
 
 class Receiver(Transfer, BaseKVReceiver):
@@ -84,7 +88,7 @@ class Receiver(Transfer, BaseKVReceiver):
             return
         lists = self.kv_mgr.lists
         items: dict[str, Any] = dict.fromkeys(lists.pages, kv_indices)
-        items["aux"] = [aux_index]
+        items["aux"] = aux_index
         try:
             given = zip(lists.states, state_indices or (), strict=True)
             items.update((name, one_dimensional(each)) for name, each in given)
@@ -95,27 +99,23 @@ class Receiver(Transfer, BaseKVReceiver):
                 items,
                 prefix=decode_prefix_len or 0,
                 deadline=self.kv_mgr.timeouts.waiting,
+                sole=True,  # SGLang's routers send a request to one decode server
             )
         except (StatelinkError, ValueError) as error:
             self.fail(str(error))
 
-    def poll(self) -> int:
-        """How far the request is, as the queue in which it is may see it."""
-        if self.conclude_state is not None:
-            return self.conclude_state
-        return self._conclude(self._state())
-
-    def _state(self) -> int:
-        receiving, instance = self._receiving, self._instance
-        status = BOOTSTRAPPING if receiving is None else int(receiving.poll())
+    def _state(self, status: Status | None) -> int:
+        instance = self._instance
         if self.failed or status == FAILED:
             return FAILED
         if instance is None:
             return BOOTSTRAPPING
-        if status == BOOTSTRAPPING and instance.gone:
-            self.fail(instance.gone)
-            return FAILED
-        if receiving is None:
+        if status is None or status == BOOTSTRAPPING:
+            if instance.gone:
+                self.fail(instance.gone)
+                return FAILED
+            self._again = monotonic() + LOOK_AGAIN
+        if status is None:
             return WAITING  # for memory; SGLang may take as long as it likes for that
         return SUCCESS if status == SUCCESS else TRANSFERRING
 

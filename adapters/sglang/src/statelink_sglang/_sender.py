@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -17,13 +16,11 @@ from statelink.errors import StatelinkError
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
-    from statelink import Sending
+    from statelink import Sending, Status
 
     from ._manager import Manager
 
 __all__ = ["Sender", "one_dimensional"]
-
-log = logging.getLogger("statelink.sglang")
 
 AT_ONCE = 1e-6
 """Seconds to a deadline that is over."""
@@ -78,6 +75,7 @@ class Sender(Transfer, BaseKVSender):
         """
         self._pages = num_kv_indices
         self._row = -1 if aux_index is None else aux_index
+        self._settled = None
         sending = self._sending
         if self.failed or sending is None:
             return
@@ -121,6 +119,7 @@ class Sender(Transfer, BaseKVSender):
             num_kv_tokens: Its tokens.
         """
         ready, self._early_send_wait_event = self._early_send_wait_event, None
+        self._settled = None
         if self.failed or self._sending is None:
             return
         start, end = self._at, self._at + (num_kv_tokens or 0)
@@ -148,7 +147,7 @@ class Sender(Transfer, BaseKVSender):
             sending.push(chunk, span=span, ready=ready, last=False)
             return
         given = {name: one_dimensional(each) for name, each in zip(lists.states, states, strict=True)}
-        rest: dict[str, Any] = {"aux": [self._row]}
+        rest: dict[str, Any] = {"aux": self._row}
         if lists.whole:
             # These lists are of the whole request, and may begin before this chunk.
             if chunk:
@@ -157,31 +156,25 @@ class Sender(Transfer, BaseKVSender):
         else:
             sending.push({**chunk, **given, **rest}, span=span, ready=ready, last=True)
 
-    def poll(self) -> int:
-        """How far the request is, as the queue in which it is may see it."""
-        if self.conclude_state is not None:
-            return self.conclude_state
-        return self._conclude(self._state())
-
     def poll_pp_consensus(self) -> int:
         """As `poll`: there is one pipeline stage."""
         return self.poll()
 
-    def _state(self) -> int:
+    def _state(self, status: Status | None) -> int:
         sending = self._sending
-        status = FAILED if self.failed or sending is None else int(sending.poll())
-        if status == FAILED:
+        if self.failed or sending is None or status is None or status == FAILED:
             return self._failing()
-        if status == BOOTSTRAPPING and time.monotonic() > self._patience:
-            assert sending is not None
-            sending.extend(AT_ONCE)  # the link fails the room, and says for whom it waited
-            self._patience = math.inf
+        if status == BOOTSTRAPPING:
+            if time.monotonic() >= self._patience:
+                sending.extend(AT_ONCE)  # the link fails the room, and says for whom it waited
+                self._patience = math.inf
+            self._again = self._patience
         if not self._complete:
             # A rank from which nobody reads has succeeded before its last chunk, and must look like its siblings.
-            return min(status, WAITING if self._pages is None else TRANSFERRING)
+            return min(int(status), WAITING if self._pages is None else TRANSFERRING)
         if status == SUCCESS and self._took is None and self._began is not None:
             self._took = time.perf_counter() - self._began
-        return status
+        return int(status)
 
     def _failing(self) -> int:
         """Failed, once nothing reads the request's pages any more: SGLang gives them to others at once.
@@ -197,8 +190,20 @@ class Sender(Transfer, BaseKVSender):
         self._failed_at = self._failed_at or now
         if now - self._failed_at < self.kv_mgr.timeouts.hold:
             return TRANSFERRING
-        log.warning("room %s: a transfer still reads pages that SGLang takes back: %s", room.room, self._reason())
         return FAILED
+
+    def failure_exception(self) -> None:
+        """Raise why the request failed. Then SGLang gives its pages to others, also if a transfer still reads them.
+
+        Raises:
+            TransferFailed: Always.
+        """
+        try:
+            super().failure_exception()
+        finally:
+            room = self._room
+            if room is not None and not room.quiesced:
+                room.release("SGLang takes the pages of a failed request back")
 
     def get_transfer_metric(self) -> Any:
         """Seconds from the first chunk until decode had everything, and the bytes that this rank moved."""
@@ -210,4 +215,6 @@ class Sender(Transfer, BaseKVSender):
 
 def one_dimensional(indices: Any) -> Any:
     """SGLang's list of one component's indices as an array: recurrent state comes as a list of one scalar array."""
-    return np.atleast_1d(np.asarray(indices)).reshape(-1)
+    if type(indices) is np.ndarray and indices.ndim == 1:
+        return indices
+    return np.asarray(indices).reshape(-1)

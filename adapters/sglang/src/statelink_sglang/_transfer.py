@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ._failure import TransferFailed
+from ._failure import VOTED, TransferFailed
 
 if TYPE_CHECKING:
-    from statelink import Room
+    from statelink import Room, Status
 
     from ._manager import Manager
 
@@ -40,12 +42,46 @@ class Transfer:
         self._tokens = 0
         """N: the tokens whose state is moved; 0 while it is not known."""
         self._failure = ""
+        self._settled: Status | None = None
+        """The room's status for which `_shown` is the answer to `poll`; ``None`` if it has to be worked out anew."""
+        self._shown = BOOTSTRAPPING
+        self._again = math.inf
+        """When it has to be worked out anew in any case, as `time.monotonic` counts."""
         if not isinstance(room, int) or room < 1:
             self._failure = f"the request has the room {room!r}; a number above zero is needed"
+
+    def poll(self) -> int:
+        """How far the request is, as the queue in which it is may see it.
+
+        SGLang asks for every request in each round of its loop, and mostly nothing has happened. So the answer is
+        worked out once for each status of the room.
+        """
+        room = self._room
+        if room is not None and room.status is self._settled and monotonic() < self._again:
+            return self._shown
+        return self._look()
+
+    def _look(self) -> int:
+        if self.conclude_state is not None:
+            return self.conclude_state
+        room = self._room
+        status = None if room is None else room.poll()
+        self._again = math.inf
+        state = self._state(status)
+        if state in (FAILED, SUCCESS):
+            self.conclude_state = state
+        elif not self.failed:
+            self._settled, self._shown = status, state
+        return state
+
+    def _state(self, status: Status | None) -> int:
+        """What SGLang may see of the request at a status of its room. If that depends on time, too, sets `_again`."""
+        raise NotImplementedError
 
     def fail(self, reason: str) -> None:
         """Give the request up. The first reason stays. Any thread."""
         self._failure = self._failure or reason
+        self._settled = None
         self._give_up(self._failure)
 
     def _give_up(self, why: str) -> None:
@@ -69,9 +105,9 @@ class Transfer:
             TransferFailed: Always.
         """
         reason = self._reason()
-        self.conclude_state = FAILED
+        self.conclude_state, self._settled = FAILED, None
         if not reason:
-            self._give_up("another rank of this server failed the request")
+            self._give_up(VOTED)
         raise TransferFailed(self.bootstrap_room, reason)
 
     @property
@@ -86,8 +122,3 @@ class Transfer:
         if reason is None:
             return ""
         return f"{reason}\nthe limit is {self.limit}" if reason.code == "room.deadline" else str(reason)
-
-    def _conclude(self, state: int) -> int:
-        if state in (FAILED, SUCCESS):
-            self.conclude_state = state
-        return state

@@ -100,14 +100,14 @@ def make_manager(role: str, connector: str, given: Any, classes: Classes, made: 
         token_to_kv_pool=made.pools.pages,
         draft_token_to_kv_pool=None,
         metadata_buffers=made.pools.metadata,
-        transfer_queue=SimpleNamespace(),
+        transfer_queue=SimpleNamespace(deferred_kv_release_timeout=30.0),
         scheduler=SimpleNamespace(
             model_config=config, req_to_token_pool=made.pools.requests, sliding_window_size=made.pools.window
         ),
     )
     mode = DisaggregationMode.PREFILL if role == "prefill" else DisaggregationMode.DECODE
-    with _hooks._set(_hooks._queue, queue), get_disagg().override(disaggregation_bootstrap_port=port):
-        return kind(args, mode, given, False)
+    with get_disagg().override(disaggregation_bootstrap_port=port):
+        return _hooks.around_init_kv_manager(lambda _: kind(args, mode, given, False), queue)
 
 
 def _complete(args: Any, layers: int, heads: int) -> None:

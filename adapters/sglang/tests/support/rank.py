@@ -172,6 +172,13 @@ class Rank(Memory):
         self.manager.clear_deferred_abort_state(room)
         return time.monotonic() - began
 
+    def given_back(self) -> dict[str, dict[str, int]]:
+        """How often memory was taken back without proof, by role and by whom, as soon as the link knows of any."""
+        end = time.monotonic() + 2.0
+        while not (found := self.manager.link.snapshot()["totals"]["given_back"]) and time.monotonic() < end:
+            time.sleep(PAUSE)
+        return dict(found)
+
     # The bytes, read from the pools' memory and not through the connector.
 
     def wipe(self) -> None:

@@ -68,6 +68,10 @@ class Side(Memory):
     clear_deferred_abort_state: Any = Manager.clear_deferred_abort_state
     submit_prefill_recompute: Any = Manager.submit_prefill_recompute
     _ensure_prefill_recompute_executor: Any = Manager._ensure_prefill_recompute_executor
+    deregister_buffer_to_engine: Any = Manager.deregister_buffer_to_engine
+    register_buffer_to_engine: Any = Manager.register_buffer_to_engine
+    _anywhere: Any = Manager._anywhere
+    _raise_limit: Any = Manager._raise_limit
     dp = (0, 1)
 
     def __init__(self, role: str, made: Made, config: statelink.LinkConfig | None = None, model: str = "tiny") -> None:
@@ -75,13 +79,25 @@ class Side(Memory):
         self.page_size = made.pools.pages.page_size
         components, self.lists = describe_pools(made.pools, made.kv_args)
         rank, ranks = made.pools.tp
-        inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
-        self.link = statelink.open(config or _config(role), inventory)
+        self._inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
+        self._config = config or _config(role)
+        self.link = self._open()
+        self.role, self._group, self._reopens = role, None, False
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table: dict[str, Prefill] = {}
         self._held: dict[int, Any] = {}
         self._place = made.pools.tp
         self._executor: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        """Close the link, which may be another one than at first."""
+        self.link.close()
+
+    def _open(self) -> statelink.Link:
+        return statelink.open(self._config, self._inventory)
+
+    def register_to_bootstrap(self) -> None:
+        """There is no bootstrap server."""
 
     def why_unknown(self, address: str) -> str:
         return ""
@@ -141,8 +157,11 @@ class Lists(NamedTuple):
 @contextlib.contextmanager
 def announcing(room: Any, tokens: int) -> Iterator[None]:
     """What the hook on decode's queue does around a receiver's constructor."""
-    with _hooks._set(_hooks._request, _hooks.Announced(room, tokens)):
+    token = _hooks.making_receiver.set(_hooks.Announced(room, tokens))
+    try:
         yield
+    finally:
+        _hooks.making_receiver.reset(token)
 
 
 @contextlib.contextmanager
@@ -175,7 +194,7 @@ def sides(
             for rank in range(width):
                 pools = _made(kind, (rank, width), pages[end], dtypes[end])
                 made.append(Side(role, pools, _config(role, **own[end]), models[end]))
-                opened.callback(made[-1].link.close)
+                opened.callback(made[-1].close)
             return made
 
         sources, targets = ranks("prefill", prefill), ranks("decode", decode)

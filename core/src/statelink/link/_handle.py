@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink.errors import RoomError
 
-from ._status import Status
+from ._status import ENDED, Status
 
 if TYPE_CHECKING:
     from statelink.backend import RoomReport
@@ -134,7 +134,8 @@ class Room:
         """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
         state = self._state
         state.context.check_process()
-        state.context.post(lambda: state.abort(str(why)))
+        if state.status not in ENDED:
+            state.context.post(lambda: state.abort(str(why)))
 
     def release(self, why: str = "the engine needs it") -> None:
         """Take the memory of the room back, although nobody has proven that nothing touches it. Does not block.
@@ -193,7 +194,7 @@ class Room:
 
     def _check_given(self, items: Any, ready: Any, code: str) -> None:
         """Refuse items that are no mapping, and a ready event without ``query()``."""
-        if not isinstance(items, Mapping):
+        if type(items) is not dict and not isinstance(items, Mapping):
             what = f"items are given as {type(items).__name__}"
             raise RoomError.of(self._state.reason_for(code, what, "a dict of indices by component is expected"))
         if ready is not None and not callable(getattr(ready, "query", None)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -298,6 +299,11 @@ class Link:
                 self._suspended = False
                 self._table.unshut()
 
+    def rooms(self) -> list[Room]:
+        """Rooms that have not ended, or whose memory has not quiesced: for an engine that gives all of them up."""
+        self._context.check_process()
+        return [room for _, room in self._table.all()]
+
     def changes(self, timeout: float | None = 0.0) -> list[Room]:
         """Rooms whose status or quiescence changed since the last call.
 
@@ -407,6 +413,16 @@ def _valid_peer(peer: Peer) -> Peer:
             code="config.peer",
         )
     if not isinstance(peer, str) or peer.startswith("tcp://"):
-        for address in ",".join(names).split(","):
-            parse_endpoint(address)
+        _check_addresses(names)
     return names[0] if isinstance(peer, str) else names
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_addresses(names: tuple[str, ...]) -> None:
+    """Check the addresses of an instance. Engines name the same few instances in every request.
+
+    Raises:
+        ConfigError: One is no address.
+    """
+    for address in ",".join(names).split(","):
+        parse_endpoint(address)

@@ -87,7 +87,6 @@ class RoomTable:
             ClosedError: The link is suspended.
         """
         key = state.role, state.room
-        who = {"backend": self._context.backend.name, "link": self._context.name}
         with self._lock:
             if self._shut:
                 raise suspended(self._context)
@@ -99,7 +98,7 @@ class RoomTable:
                     cause=f"it is {known.status.name.lower()}{holds}",
                     hint="a room id may be used again once the room has ended and quiesced",
                     code="room.in_use",
-                    **who,
+                    **self._who(),
                 )
             if known is None and len(self._rooms) >= self._context.config.max_rooms:
                 raise RoomError(
@@ -107,11 +106,14 @@ class RoomTable:
                     cause=f"{len(self._rooms)} rooms are open or hold memory, as many as 'max_rooms' allows",
                     hint="wait until others have ended and quiesced",
                     code="room.many",
-                    **who,
+                    **self._who(),
                 )
             if known is not None and not known.proven:  # the engine took it back just now, and uses the id again
                 self._unproven[known] = None
             self._rooms[key] = state, handle
+
+    def _who(self) -> dict[str, str]:
+        return {"backend": self._context.backend.name, "link": self._context.name}
 
     @property
     def is_shut(self) -> bool:

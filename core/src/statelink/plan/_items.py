@@ -150,6 +150,8 @@ def _needed(component: Component, tokens: int, prefix: int | None, items: Items)
     """The items of a push that must arrive, and where they begin in its list. Items before them may be any."""
     first, last = held_items(component, tokens, required_span(component, tokens, prefix or 0, aligned=False))
     begin = max(first - items.first, 0)
+    if begin == 0 and last - items.first >= len(items.ids):
+        return items, 0  # every one of them
     return Items(items.ids[begin : max(last - items.first, begin)], items.first + begin), begin
 
 
@@ -226,7 +228,10 @@ def item_at(component: Component, start: Any) -> int:
     Raises:
         RoomError: No item begins there.
     """
-    position = checked_int(start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
+    if type(start) is int and 0 <= start <= MAX_TOKENS:
+        position = start
+    else:
+        position = checked_int(start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
     number, rest = divmod(local(component.partition, position), component.page)
     if rest:
         raise RoomError(
@@ -240,6 +245,8 @@ def item_at(component: Component, start: Any) -> int:
 def _one(component: Component, given: Any) -> Items:
     if isinstance(given, (Pages, Items)):
         given = given.ids
+    if type(given) is int and 0 <= given < _count(component):
+        return Items(np.array((given,), np.int64), 0)
     ids = checked_ids(component, [given] if isinstance(given, (int, np.integer)) else given)
     if len(ids) != 1:
         raise RoomError(
@@ -264,7 +271,7 @@ def checked_ids(component: Component, given: Any) -> I64:
             cause=f"got shape {raw.shape} of {raw.dtype}",
             code="room.indices",
         )
-    count = LARGEST if component.count is None else component.count
+    count = _count(component)
     if not _inside(raw, count):
         bad = int(raw[(raw < 0) | (raw >= count)][0])
         raise RoomError(
@@ -272,7 +279,12 @@ def checked_ids(component: Component, given: Any) -> I64:
             cause=f"its buffers have {count} items",
             code="room.indices",
         )
-    return np.array(raw, dtype=np.int64)
+    return raw.astype(np.int64)
+
+
+def _count(component: Component) -> int:
+    """How many items an index can name."""
+    return LARGEST if component.count is None else component.count
 
 
 def _inside(ids: npt.NDArray[np.integer[Any]], count: int) -> bool:

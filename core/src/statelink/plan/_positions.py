@@ -91,6 +91,10 @@ def held_span(component: Component, tokens: int) -> tuple[int, int]:
 
 def held_items(component: Component, tokens: int, span: tuple[int, int]) -> tuple[int, int]:
     """``[first, last)`` numbers of the rank's items that hold its positions of ``span``; empty as ``(n, n)``."""
+    page = component.page
+    if component.partition.kind == "all":  # the rank's numbering is that of the sequence
+        a, b = span[0], min(span[1], -(-tokens // page) * page)
+        return (a // page, -(-b // page)) if a < b else (a // page, a // page)
     low, high = held_span(component, tokens)
     a, b = max(span[0], low), min(span[1], high)
     first = local(component.partition, a)

@@ -243,7 +243,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         axis = buffer.layout.position
         return 0 if axis is None else self.page // buffer.layout.shape[axis]
 
-    @property
+    @functools.cached_property
     def kind(self) -> StateType:
         """The state type itself."""
         return state_type(self.type)

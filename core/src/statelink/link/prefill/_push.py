@@ -127,6 +127,8 @@ class Pushes:
             first, last = given
         except (TypeError, ValueError):
             raise self.error(f"{what} {given!r:.80} of a push", cause="a pair [first, last) is expected") from None
+        if type(first) is int and type(last) is int and 0 <= first <= high and 0 <= last <= high:
+            return first, last
         try:
             return checked_int(first, f"{what} of a push begins", 0, high), checked_int(
                 last, f"{what} of a push ends", 0, high
@@ -187,7 +189,9 @@ class Pushes:
         )
 
     def _check_pieces(self, last: Mapping[str, Items], tokens: int) -> None:
-        """Refuse a page that stands for two positions, in one push or in several."""
+        """Refuse a page that stands for two positions in several pushes. `pushed` looks at each push alone."""
+        if not self._named:
+            return
         for component in self._room.context.inventory.components:
             if not component.kind.positional:
                 continue

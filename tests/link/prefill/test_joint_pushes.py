@@ -222,8 +222,11 @@ def test_a_defect_of_the_backend_keeps_the_memory_of_all(rooms: Rooms, library: 
         rooms.receiving[room].release("the test is over")
 
 
-def test_pushes_of_one_room_keep_their_order(rooms: Rooms, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small one that waits for others, and then one that is too large for that."""
+@pytest.mark.parametrize("cut", [1, 8])
+def test_pushes_of_one_room_keep_their_order(
+    rooms: Rooms, library: Library, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """One of them is small, and may wait for others, and one is too large for that: the first or the second."""
     monkeypatch.setattr(TcpBackend, "capabilities", dataclasses.replace(TcpBackend.capabilities, max_blocks=4))
     rooms.open(FIRST)
     tokens, pages = 16 * 9, list(range(10, 19))
@@ -231,8 +234,8 @@ def test_pushes_of_one_room_keep_their_order(rooms: Rooms, library: Library, mon
     sending = rooms.prefill.send(7, tokens)
     rooms.push(FIRST)
     assert library.held.wait(20)
-    sending.push({"kv": pages[:1]}, span=(0, 16))
-    sending.push({"kv": pages[1:]}, span=(16, tokens))
+    sending.push({"kv": pages[:cut]}, span=(0, 16 * cut))
+    sending.push({"kv": pages[cut:]}, span=(16 * cut, tokens))
     until(lambda: sending.status is Status.TRANSFERRING)
     library.gate.set()
     assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED

@@ -89,8 +89,9 @@ class Delivery:
         self._prompt_bytes = 0
         """If one can block: the most bytes of a push for which none does while no other job runs; 0 for none."""
         self._joins_rooms = context.backend.capabilities.joins_rooms
-        self._joined = False
-        """Whether a push may wait to go with those of other rooms. Then later pushes stand behind it."""
+        self._joins = False
+        """Whether pushes wait to go with those of other rooms. It changes only when no push is under way: on the other
+        way, a later push could overtake it."""
         self._at_once = False
         """Whether the control thread itself goes on with the pushes. Any thread may read it."""
         self._moved: dict[str, Moved] = {}
@@ -165,15 +166,15 @@ class Delivery:
 
     def start(self, push: Push, then: Callable[[Delivery, Pushed], None]) -> None:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
-        self._joined = self._joined and self._jobs > 0
+        first = self._jobs == 0
         self._jobs += 1
         blocks, nbytes, done = self._blocks(push), self._nbytes(push), partial(then, self)
         few = self._prompt_bytes > 0 and nbytes <= self._prompt_bytes
         self._at_once = (self._never_blocks or few) and blocks <= AT_ONCE
         joint = self.rank.joint if self._joins_rooms else None
-        small = joint is not None and blocks <= joint.blocks and nbytes <= joint.nbytes
-        if joint is not None and (small or self._joined):
-            self._joined = True
+        if first:
+            self._joins = joint is not None and blocks <= joint.blocks and nbytes <= joint.nbytes
+        if joint is not None and self._joins:
             begin = partial(self._pusher.begin, push, done)
             joint.add(begin, self._pusher.resume, blocks, nbytes, at_once=self._at_once)
         else:

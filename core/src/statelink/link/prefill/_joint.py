@@ -31,7 +31,6 @@ class _Waiting(NamedTuple):
     resume: Resume
     blocks: int
     nbytes: int
-    at_once: bool
 
 
 class JointPushes:
@@ -60,8 +59,12 @@ class JointPushes:
         self._context = context
         self._peer = peer
         self._waiting: deque[_Waiting] = deque()
+        """The job takes out while the control thread appends: nobody may iterate over it."""
+        # The control thread alone uses these.
         self._called = False
         """Whether `_call` was posted and has not run."""
+        self._at_once = True
+        """Whether no call for the pushes that were added since the last `_call` blocks."""
 
     def add(self, begin: Begin, resume: Resume, blocks: int, nbytes: int, *, at_once: bool) -> None:
         """Move a push with others, soon. Control thread.
@@ -73,16 +76,18 @@ class JointPushes:
             nbytes: Most bytes that it has.
             at_once: Whether no call for it blocks while no other job runs.
         """
-        self._waiting.append(_Waiting(begin, resume, blocks, nbytes, at_once))
+        self._waiting.append(_Waiting(begin, resume, blocks, nbytes))
+        self._at_once = self._at_once and at_once
         if not self._called:
             self._called = True
             self._context.post(self._call)
 
     def _call(self) -> None:
         """Start the job that moves what waits. Control thread, after the jobs that were posted before."""
+        at_once, self._at_once = self._at_once, True
         self._called = False
         moves, key = self._context.workers.moves, ("peer", self._peer)
-        if all(each.at_once for each in self._waiting):
+        if at_once:  # then it runs here only if no job of the peer is under way or queued: nothing else waits
             moves.submit_promptly(key, self._move, alone=True)
         else:
             moves.submit(key, self._move)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .network import Connection
     from .process import Process
 
-WORLDS = 45
+WORLDS = 54
 """Worlds of a few thousand steps each that every run of the tests explores."""
 REUSED_WORLDS = 18
 """The same in which uses of ids are told apart by nothing but their order."""

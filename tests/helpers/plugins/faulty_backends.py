@@ -171,8 +171,9 @@ def __getattr__(name: str) -> type[Backend]:
     if name not in ("Tcp", "Nixl", "Mooncake"):
         raise AttributeError(name)
     real = load_backend(name.lower())
+    blocks: dict[str, Any] = {"ends_unpolled": False, "prompt_fences": False, "prompt_bytes": 0}  # any call may block
     attributes: dict[str, Any] = {
         "name": f"faulty-{name.lower()}",
-        "capabilities": dataclasses.replace(real.capabilities, ends_unpolled=False, prompt_fences=False),
+        "capabilities": dataclasses.replace(real.capabilities, **blocks),
     }
     return type(name, (FaultyFence if hasattr(real, "revoke") else Faulty, real), attributes)

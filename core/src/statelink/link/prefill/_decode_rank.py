@@ -34,7 +34,7 @@ class DecodeRank:
         state: How far it is.
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it, once it named this rank's part.
-        joint: Small pushes to it that have not begun; set with the plan.
+        joint: Small pushes to it that have not begun; set with the plan, if the backend takes several rooms at once.
         witness: Tells whether its process has ended; ``None`` where that cannot be seen from here.
         expected: Decode ranks of its instance that ask this rank for each room; before it is attached, all of them.
         heard: When its last message came.
@@ -109,13 +109,14 @@ class DecodeRank:
         """Set its witness. Called by the job that attaches it, on a data thread."""
         self.witness = witness
 
-    def attach(self, plan: PairPlan, expected: int, joint: JointPushes) -> None:
+    def attach(self, plan: PairPlan, expected: int, joint: JointPushes | None) -> None:
         """Note that it is attached.
 
         Args:
             plan: What this rank writes for it.
             expected: Decode ranks of its instance that ask this rank for each room.
-            joint: Keeps small pushes to it until they begin, unless it was attached before.
+            joint: Keeps small pushes to it until they begin, unless it was attached before; ``None`` if the backend
+                takes those of each room by themselves.
         """
         self.joint = self.joint or joint
         self.plan = plan

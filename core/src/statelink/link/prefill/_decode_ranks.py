@@ -207,7 +207,8 @@ class DecodeRanks:
             if reason is not None:
                 self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
             return
-        rank.attach(plan, message.destinations, JointPushes(self._context, rank.name))
+        joins = self._context.backend.capabilities.joins_rooms
+        rank.attach(plan, message.destinations, JointPushes(self._context, rank.name) if joins else None)
         self._confirm(rank, plan)
 
     def _confirm(self, rank: DecodeRank, plan: PairPlan) -> None:

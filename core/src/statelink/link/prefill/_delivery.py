@@ -88,7 +88,6 @@ class Delivery:
         """Whether no call for this delivery ever blocks. Set when the hooks are open."""
         self._prompt_bytes = 0
         """If one can block: the most bytes of a push for which none does while no other job runs; 0 for none."""
-        self._joins_rooms = context.backend.capabilities.joins_rooms
         self._joins = False
         """Whether pushes wait to go with those of other rooms. It changes only when no push is under way: on the other
         way, a later push could overtake it."""
@@ -171,7 +170,7 @@ class Delivery:
         blocks, nbytes, done = self._blocks(push), self._nbytes(push), partial(then, self)
         few = self._prompt_bytes > 0 and nbytes <= self._prompt_bytes
         self._at_once = (self._never_blocks or few) and blocks <= AT_ONCE
-        joint = self.rank.joint if self._joins_rooms else None
+        joint = self.rank.joint
         if first:
             self._joins = joint is not None and blocks <= joint.blocks and nbytes <= joint.nbytes
         if joint is not None and self._joins:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from statelink.backend import Batch
 from statelink.link._verify import digest_of, packed
 from statelink.link.peers import check_transport
-from statelink.link.runtime import Moving, move, reason_of, submit
+from statelink.link.runtime import Moving, move, reason_of, submit_together
 from statelink.plan import ComponentPlan, Move, plan_move
 
 from ._coverage import Coverage
@@ -152,7 +152,7 @@ class Pusher:
             asked = self._step(answer)
             answer = None
             if isinstance(asked, Batch):
-                answer = self._submit(asked)
+                (answer,) = submit_together(self._context.backend, self._rank.name, [asked])
             elif asked is None:
                 return  # the strategy's wake(), or the end of the room, submits `resume` again
             elif not isinstance(asked, _Visible):
@@ -172,12 +172,6 @@ class Pusher:
             self._line.popleft()
             self._report(then, ended.value)
             return _VISIBLE
-
-    def _submit(self, batch: Batch) -> Transfer | BaseException:
-        try:
-            return submit(self._context.backend, self._rank.name, batch)
-        except BaseException as error:  # `move` says what it means for the push
-            return error
 
     def _report(self, then: Then, pushed: Pushed) -> None:
         self._context.post(lambda: then(pushed))

@@ -21,7 +21,7 @@ from ._executor import HELD_AFTER, Job, KeyedExecutor, KeyOrder
 from ._failure import reason_of
 from ._flag import Flag
 from ._loop import Loop
-from ._mover import Moving, Steps, move, submit, submit_together
+from ._mover import Moving, Steps, move, submit_together
 from ._workers import MakeExecutor, Workers
 
 __all__ = [
@@ -37,6 +37,5 @@ __all__ = [
     "Workers",
     "move",
     "reason_of",
-    "submit",
     "submit_together",
 ]

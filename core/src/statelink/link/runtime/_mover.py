@@ -17,12 +17,12 @@ from ._failure import BackendDefect, reason_of
 if TYPE_CHECKING:
     from ._flag import Flag
 
-__all__ = ["Moving", "Steps", "move", "submit", "submit_together"]
+__all__ = ["Moving", "Steps", "move", "submit_together"]
 
 Result = TypeVar("Result")
 Steps = Generator[float | Batch | None, Transfer | None, Result]
 """What waits without a thread. It yields a pause in seconds; ``None`` if it has to be woken; or a batch. A batch is
-answered by sending its transfer, or by throwing what `submit` raised."""
+answered by sending its transfer, or by throwing what ``submit`` raised."""
 
 FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
 """Seconds between two polls of running transfers. They begin with the first number and double up to the second. After
@@ -171,13 +171,7 @@ class _Failed(TransferError):
         self.strays = strays
 
 
-def submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
-    """Submit a batch. Blocks as the backend's ``submit`` does.
-
-    Raises:
-        StatelinkError: Nothing of the batch was or will be moved.
-        BackendDefect: Anything else that the backend raised.
-    """
+def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
     try:
         return backend.submit(peer, batch)
     except StatelinkError:
@@ -187,22 +181,24 @@ def submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
 
 
 def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> list[Transfer | BaseException]:
-    """Submit batches of several rooms as one, to a backend that declares ``joins_rooms``. Blocks as ``submit`` does.
+    """Submit batches to a peer. Several go as one. Blocks as the backend's ``submit`` does.
 
-    If the backend refuses it, they are submitted one by one, so that a bad one fails alone.
+    If the backend refuses them as one, they are submitted one by one, so that a bad one fails alone.
 
     Args:
         backend: The backend.
         peer: Link name of the destination.
-        batches: Writes, all of which were checked against the same tables.
+        batches: Writes, all of which were checked against the same tables. If the backend does not declare
+            ``joins_rooms``, at most one.
 
     Returns:
-        For each batch: its transfer, which it may share with others, or what `submit` raised.
+        For each batch: its transfer, which it may share with others; or what ``submit`` raised, which is a
+        `BackendDefect` unless the contract allows it.
     """
     if len(batches) > 1:
         blocks = Blocks.concatenate([each.blocks for each in batches])
         try:
-            transfer = submit(backend, peer, Batch(Op.WRITE, blocks, 0, 0, batches[0].checked))
+            transfer = _submit(backend, peer, Batch(Op.WRITE, blocks, 0, 0, batches[0].checked))
         except StatelinkError:
             pass
         except BackendDefect as error:
@@ -212,7 +208,7 @@ def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> li
     answers: list[Transfer | BaseException] = []
     for each in batches:
         try:
-            answers.append(submit(backend, peer, each))
+            answers.append(_submit(backend, peer, each))
         except BaseException as error:
             answers.append(error)
     return answers

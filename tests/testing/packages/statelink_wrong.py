@@ -428,6 +428,20 @@ class LateWhenStopped(Late):
     only_stopped = True
 
 
+class OneRoom(Late):
+    """Says that a batch may carry several rooms, and refuses one that names none. Its bytes come in time."""
+
+    name = "wrong-one-room"
+    capabilities = dataclasses.replace(Late.capabilities, joins_rooms=True)
+
+    def come_late(self, pid: int) -> None: ...
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if not batch.room:
+            raise TransferError("a batch needs its room")
+        return super().submit(peer, batch)
+
+
 class EndsPolled(Telling):
     """Says that its transfers end unpolled, and sets their outcomes when they are polled."""
 

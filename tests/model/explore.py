@@ -14,8 +14,9 @@ import time
 from collections import Counter
 
 from .rings import RINGS
+from .shape import Faults, Shape
 from .threads import Defect
-from .world import Faults, Shape, World, running
+from .world import World, running
 
 __all__ = ["STAGED", "explore", "run"]
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from statelink.link.runtime import KeyOrder
     from statelink.wire import Endpoint
 
-    from .world import Request, World
+    from .shape import Request
+    from .world import World
 
 __all__ = ["PAGE", "PAGES", "SLOTS", "WIDTH", "Held", "Process"]
 

@@ -13,8 +13,9 @@ from statelink.link import Status
 from statelink.link.peers import InstanceState, RankState
 
 from .explore import CALM
+from .shape import Request, Shape
 from .threads import SimExecutor
-from .world import Request, Shape, World, running
+from .world import World, running
 
 if TYPE_CHECKING:
     from .network import Frames

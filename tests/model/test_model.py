@@ -28,7 +28,8 @@ from statelink.plan import compile_pair
 from .explore import CALM, HARSH, ROOMS, STAGED, WILD, explore, run
 from .process import PAGE, WIDTH
 from .rings import PARCEL, RINGS
-from .world import Faults, Request, Shape, World, running
+from .shape import Faults, Request, Shape
+from .world import World, running
 
 if TYPE_CHECKING:
     from .network import Connection

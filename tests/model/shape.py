@@ -1,0 +1,99 @@
+"""What a world of the model is made of, what goes wrong in it, and one request in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .process import WIDTH
+
+if TYPE_CHECKING:
+    from .process import Held, Process
+
+__all__ = ["REUSE", "Faults", "Request", "Shape"]
+
+
+class Shape(NamedTuple):
+    """What a world is made of.
+
+    Attributes:
+        prefill: Ranks of prefill.
+        decode: Ranks of decode.
+        owner_fence: Whether memory's owner can stop the bytes.
+        staged: Components that go through rings. Where some do, the end of a process can be proven: what it held of a
+            small ring would be missed for good.
+        ring: Bytes of a ring.
+        named: Whether prefill's engine says for whom a room is.
+        sole: Whether decode's engine says that no other instance will ask for it.
+        reuse: How ids are used again; see `REUSE`.
+        both: Whether every process sends and receives, under the same ids.
+        prompt: Whether no call of the library blocks. Then memory's owner can stop the bytes.
+        takes_back: Whether engines take memory of failed rooms back before there is proof. Then everything is staged,
+            so that nobody writes to that memory but the process itself.
+    """
+
+    prefill: int
+    decode: int
+    owner_fence: bool
+    staged: tuple[str, ...] = ()
+    ring: int = 0
+    named: bool = False
+    sole: bool = False
+    reuse: str = ""
+    both: bool = False
+    prompt: bool = False
+    takes_back: bool = False
+
+
+REUSE = ("", "attempts", "counted")
+"""A router may wait until nobody uses an id any more. It may tell its uses apart by attempts, and hand it out at any
+time. Or every rank takes up every use of it, in their order, each as soon as its own side of the one before is over."""
+
+
+class Faults(NamedTuple):
+    """How likely things go wrong, each time that they can; and how likely a flight stands still for a step."""
+
+    drop: float = 0.0
+    repeat: float = 0.0
+    reorder: float = 0.0
+    transfer: float = 0.0
+    submit: float = 0.0
+    connect: float = 0.0
+    slow: float = 0.0
+    stuck: float = 0.0
+    stray: float = 0.0
+
+
+class Request:
+    """One request, as the router sees it.
+
+    Attributes:
+        key: Its room id; below zero for a request that goes from the decode instance to the prefill instance.
+    """
+
+    def __init__(self, key: int, number: int, tokens: int) -> None:
+        self.key = key
+        self.number = number
+        self.tokens = tokens
+        self.over = False
+        self.sides: dict[str, Held] = {}
+        self.taken: set[str] = set()
+
+    @property
+    def room(self) -> int:
+        """Its room id."""
+        return abs(self.key)
+
+    def sent_by(self, process: Process) -> bool:
+        """Whether a process is on the side that sends."""
+        return (process.role == "prefill") == (self.key > 0)
+
+    def bytes_at(self, layer: int, position: int) -> npt.NDArray[np.uint8]:
+        """What belongs there; different for every request, layer and position (-1: the slot)."""
+        value = (self.number * 31 + layer * 97 + (position + 2) * 7) % 250
+        return np.full(WIDTH, value, np.uint8) ^ np.array([0, 1, 2, self.number % 4], np.uint8)
+
+    def __repr__(self) -> str:
+        return f"request {self.number} (room {self.key}, {self.tokens} tokens)"

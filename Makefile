@@ -85,7 +85,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator adapters/*/src adapters/*/tests \
-	  examples/two_processes.py examples/demo/src examples/demo/tests tests benchmarks tools)
+	  adapters/testing examples/two_processes.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1
 	$(BIN)/codespell
@@ -147,7 +147,7 @@ engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is in
 	@$(ENGINE_SGLANG) -m smoke $(ARGS)
 
 engine-sglang-bench: ## Measure SGLang's own connectors and Statelink in turn, and write build/bench/sglang.json: ARGS="--help"
-	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests "$$python" -W ignore -m benchmarks.sglang $(ARGS)
+	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests:adapters/testing "$$python" -W ignore -m benchmarks.sglang $(ARGS)
 
 engine-vllm: ## Run vLLM, unmodified, with Statelink: engines in processes, real servers, every test
 	@$(ENGINE_VLLM) $(ARGS)

@@ -6,8 +6,8 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
+from engine_processes import free_port
 from support.process import START, Process
-from support.servers import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

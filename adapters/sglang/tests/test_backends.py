@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from engine_processes import running
 from support.models import generate
 from support.servers import Pair
 
@@ -45,7 +46,8 @@ def pairs(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
         yield made
     finally:
         for pair in made.values():
-            pair.close()
+            pair.prefill.kill()
+            pair.decode.kill()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -54,12 +56,8 @@ def test_the_tokens_are_those_of_transformers(backend: str, llama: Path, pairs: 
         if os.environ.get("CI") == "true":
             pytest.fail(_problem(backend), pytrace=False)
         pytest.skip(_problem(backend))
-    pair = pairs.pop(backend)
-    try:
-        pair.wait_ready()
+    with running(pairs.pop(backend)) as pair:
         prompt = list(range(5, 105))
         assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
         for server in (pair.prefill, pair.decode):
             assert f"Statelink backend '{backend}' moves" in server.logged()
-    finally:
-        pair.close()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from engine_processes import free_port
 from support.process import START, Process
-from support.servers import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+from engine_processes import free_port
 from support.process import START, Process, processes
-from support.servers import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

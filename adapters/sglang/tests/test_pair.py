@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from engine_processes import free_port, running
 from support.models import VOCABULARY, generate
-from support.servers import Pair, Posted, Server, free_port, running
+from support.servers import Pair, Posted, Server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,7 +168,8 @@ def test_decode_lives_when_prefill_is_killed_and_started_again(pair: Pair, llama
     assert not waits.answered(2.0)
     pair.prefill.kill()
     _says(waits.answer(90), "Statelink could not move the state of room")
-    pair.prefill = pair.start("prefill").wait_ready()
+    pair.prefill = pair.start("prefill")
+    pair.prefill.wait_ready()
     prompt = _prompt(9, 100)
     assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
     assert pair.decode.running
@@ -175,7 +177,8 @@ def test_decode_lives_when_prefill_is_killed_and_started_again(pair: Pair, llama
 
 def test_prefill_lives_when_decode_is_killed_and_started_again(pair: Pair, llama: Path) -> None:
     pair.decode.kill()
-    pair.decode = pair.start("decode").wait_ready()
+    pair.decode = pair.start("decode")
+    pair.decode.wait_ready()
     prompt = _prompt(10, 100)
     assert pair.generate(prompt)[1].tokens == generate(llama, prompt, 8)
     assert pair.prefill.running

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from engine_processes import READY_SECONDS, free_port, running
 from support.models import make_windowed
-from support.servers import READY_SECONDS, Pair, Server, free_port, running
+from support.servers import Pair, Server
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,15 +7,13 @@ See `support/their_tests.py` for what of them is replaced. Of SGLang's tests the
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from engine_processes import OwnProcess
 from support.models import make_llama
 from support.process import ENVIRONMENT, TESTS
 
@@ -53,7 +51,6 @@ def test_sglangs_own_test_passes(name: str, long_llama: Path, tmp_path: Path) ->
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore {start} "$@"\n')
         script.chmod(0o755)
     environment = {
-        **os.environ,
         **ENVIRONMENT,
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "PYTHONPATH": str(TESTS),
@@ -62,28 +59,12 @@ def test_sglangs_own_test_passes(name: str, long_llama: Path, tmp_path: Path) ->
         "STATELINK_SGLANG_CONFIG": '{"backend": "tcp", "verify": "digest"}',
         "STATELINK_TINY_MODEL": str(long_llama),
     }
-    log = tmp_path / "log"
     command = [sys.executable, "-W", "ignore", "-m", "unittest", "-v", f"support.their_tests.{name}"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(ANSWER)
-        finally:
-            _end_group(process)
-    text = log.read_text(errors="replace")
+    process = OwnProcess(name, tmp_path, command, environment)
+    try:
+        code = process.wait_end(ANSWER)
+    finally:
+        process.kill()  # also the servers that it has left behind
+    text = process.logged()
     assert code == 0, text[-8000:]
     assert "Statelink backend 'tcp' moves kv, aux of this decode rank" in text, text[-8000:]
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the test and every server that it has left behind."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(60)

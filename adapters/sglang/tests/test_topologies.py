@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from engine_processes import running
 from support.models import generate, make_windowed
-from support.servers import Pair, Posted, running
+from support.servers import Pair, Posted
 
 if TYPE_CHECKING:
     from pathlib import Path

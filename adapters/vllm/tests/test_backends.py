@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from support.engines import PREFILL, Pair, free_port, prompt_of, running
+from engine_processes import free_port, running
+from support.engines import PREFILL, Pair, prompt_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from support.engines import PREFILL, Pair, prompt_of, running
+from engine_processes import running
+from support.engines import PREFILL, Pair, prompt_of
 
 if TYPE_CHECKING:
     from pathlib import Path

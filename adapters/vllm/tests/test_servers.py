@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from engine_processes import running
 from support.engines import prompt_of
-from support.servers import ServerPair, serving
+from support.servers import ServerPair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.smoke, pytest.mark.servers]
 @pytest.fixture(scope="module")
 def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
     folder = tmp_path_factory.mktemp("servers")
-    with serving(ServerPair(folder, llama, {"backend": "tcp", "verify": "digest"})) as pair:
+    with running(ServerPair(folder, llama, {"backend": "tcp", "verify": "digest"})) as pair:
         yield pair
 
 

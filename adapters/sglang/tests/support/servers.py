@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import engine_processes
+from engine_processes import ANSWER_SECONDS, HttpServer, free_port
+
+from .process import ENVIRONMENT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-READY_SECONDS = float(os.environ.get("STATELINK_ENGINE_READY", "420"))
-ANSWER_SECONDS = 300.0
 
-
-class Answer(NamedTuple):
-    """What a server answered: the HTTP status and the decoded body."""
-
-    status: int
-    body: Any
+class Answer(engine_processes.Answer):
+    """The same, as SGLang fills it."""
 
     @property
     def tokens(self) -> list[int]:
@@ -40,59 +32,19 @@ class Answer(NamedTuple):
         return json.dumps(self.body)
 
 
-class Server:
+class Server(HttpServer[Answer]):
     """One server, and everything that it started."""
 
+    answers = Answer
+
     def __init__(self, name: str, folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        self.name, self.port = name, free_port()
-        self.log = folder / f"{name}.log"
         command = [
-            *(sys.executable, "-W", "ignore", "-m", "sglang.launch_server"),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu", "--dtype", "float32"),
+            *(sys.executable, "-W", "ignore", "-m", "sglang.launch_server", "--device", "cpu", "--dtype", "float32"),
             *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
             *("--disable-overlap-schedule", "--skip-server-warmup", "--max-running-requests", "8"),
             *arguments,
         ]
-        own = {
-            "STATELINK_ABSENT_PACKAGES": "1",
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "SGLANG_HOST_IP": "127.0.0.1",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        self._file = self.log.open("ab")
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **own, **environment},
-            start_new_session=True,
-        )
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def wait_ready(self) -> Server:
-        """Return once it answers.
-
-        Raises:
-            RuntimeError: It ended, or takes too long. The error has the end of its log.
-        """
-        until = time.monotonic() + READY_SECONDS
-        while time.monotonic() < until:
-            if not self.running:
-                raise RuntimeError(f"{self.name} ended with {self._process.returncode}:\n{self.logged()[-6000:]}")
-            with contextlib.suppress(OSError):
-                if self.ask("/health", timeout=5).status == 200:
-                    return self
-            time.sleep(0.5)
-        raise RuntimeError(f"{self.name} is not ready after {READY_SECONDS:g} s:\n{self.logged()[-6000:]}")
-
-    def logged(self) -> str:
-        return self.log.read_text(errors="replace")
+        super().__init__(name, folder, command, {**ENVIRONMENT, **environment})
 
     def wait_logged(self, text: str, seconds: float = 60.0) -> None:
         """Wait until the log has a text."""
@@ -101,41 +53,10 @@ class Server:
             assert time.monotonic() < until, f"{self.name} did not log {text!r}:\n{self.logged()[-6000:]}"
             time.sleep(0.2)
 
-    def wait_end(self, seconds: float = READY_SECONDS) -> str:
-        """Wait until it has ended by itself, and return its log."""
-        self._process.wait(seconds)
-        return self.logged()
-
-    def ask(self, path: str, body: Any = None, timeout: float = ANSWER_SECONDS) -> Answer:
-        """GET, or POST with a body.
-
-        Raises:
-            OSError: It does not answer.
-        """
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
-        request.add_header("Content-Type", "application/json")
-        try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
-                status, raw = answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            status, raw = error.code, error.read()
-        try:
-            return Answer(status, json.loads(raw))
-        except ValueError:
-            return Answer(status, raw.decode(errors="replace"))
-
     def tell(self, path: str, **body: Any) -> None:
         """POST an order to the server, which must take it."""
         answer = self.ask(path, body)
         assert answer.status == 200, (path, answer)
-
-    def kill(self) -> None:
-        """End the server and everything that it started, at once."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(60)
-        self._file.close()
 
 
 class Pair:
@@ -170,11 +91,6 @@ class Pair:
     def start(self, role: str) -> Server:
         return Server(role, self._folder, self._arguments[role], self._environment)
 
-    def wait_ready(self) -> Pair:
-        self.prefill.wait_ready()
-        self.decode.wait_ready()
-        return self
-
     def body(self, prompt: Sequence[int], count: int = 8, **more: Any) -> dict[str, Any]:
         """A request as SGLang's router posts it to both servers."""
         return {
@@ -192,10 +108,6 @@ class Pair:
         first = Posted(self.prefill, body)
         second = Posted(self.decode, body)
         return first.answer(), second.answer()
-
-    def close(self) -> None:
-        self.prefill.kill()
-        self.decode.kill()
 
 
 class Posted:
@@ -224,19 +136,3 @@ class Posted:
         if isinstance(found, Exception):
             raise found
         return found
-
-
-@contextlib.contextmanager
-def running(pair: Pair) -> Iterator[Pair]:
-    """A pair that is ready, and is ended afterwards."""
-    try:
-        yield pair.wait_ready()
-    finally:
-        pair.close()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from engine_processes import READY_SECONDS, OwnProcess
 
 from .models import VOCABULARY
 
@@ -25,13 +23,10 @@ __all__ = [
     "Engine",
     "Pair",
     "engine_options",
-    "free_port",
     "prompt_of",
-    "running",
     "transfer",
 ]
 
-READY_SECONDS = float(os.environ.get("STATELINK_ENGINE_READY", "420"))
 ANSWER_SECONDS = 180.0
 
 ENVIRONMENT = {
@@ -87,20 +82,18 @@ class Ended(NamedTuple):
     cached: int | None
 
 
-class Engine:
+class Engine(OwnProcess):
     """One engine. Requests go in, and results are asked for later."""
 
     def __init__(self, name: str, folder: Path, options: dict[str, Any]) -> None:
-        self.name, self.log = name, folder / f"{name}.log"
-        self._file = self.log.open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("engine_process.py")), json.dumps(options)],
+        program = str(Path(__file__).with_name("engine_process.py"))
+        super().__init__(
+            name,
+            folder,
+            [sys.executable, "-W", "ignore", program, json.dumps(options)],
+            {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._file,
-            text=True,
-            env={**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-            start_new_session=True,
         )
         self._heard = threading.Condition()
         self._ready: dict[str, Any] = {}
@@ -135,7 +128,7 @@ class Engine:
         with self._heard:
             while not found():
                 left = until - time.monotonic()
-                assert self._process.poll() is None, f"{self.name} ended:\n{self.logged()[-6000:]}"
+                assert self.running, f"{self.name} ended:\n{self.logged()[-6000:]}"
                 assert left > 0, f"{self.name}: no {what} after {seconds:g} s:\n{self.logged()[-6000:]}"
                 self._heard.wait(min(left, 1.0))
             return found()
@@ -183,23 +176,6 @@ class Engine:
             assert time.monotonic() < until, f"{self.name} is still busy: {answer}\n{self.logged()[-6000:]}"
             time.sleep(0.02)
         return int(answer["free"])
-
-    def logged(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def stop(self) -> None:
-        """Stop every thread of it, as a machine that hangs does."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it and everything that it started, at once."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(60)
-        self._file.close()
 
 
 class Pair:
@@ -270,25 +246,3 @@ class Pair:
         """Check that every block of both engines is free again."""
         for engine in (self.prefill, self.decode):
             assert engine.settle() == engine.free, engine.name
-
-    def kill(self) -> None:
-        self.prefill.kill()
-        self.decode.kill()
-
-
-@contextlib.contextmanager
-def running(pair: Pair) -> Iterator[Pair]:
-    """A pair that is ready, and is ended afterwards."""
-    try:
-        pair.prefill.wait_ready()
-        pair.decode.wait_ready()
-        yield pair
-    finally:
-        pair.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

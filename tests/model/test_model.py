@@ -40,8 +40,8 @@ WORLDS = 54
 REUSED_WORLDS = 18
 """The same in which uses of ids are told apart by nothing but their order."""
 BOTH_WORLDS = 12
-JOINT_WORLDS = 24
-STAGED_WORLDS = 24
+JOINT_WORLDS = 16
+STAGED_WORLDS = 20
 """The same with components that go through rings of one to three parcels."""
 RELEASED_WORLDS = 12
 """The same in which engines take memory back before there is proof."""

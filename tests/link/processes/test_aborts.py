@@ -195,11 +195,14 @@ def check(outcome: Outcome, rooms: int) -> None:
     assert (outcome.foreign, outcome.wrong) == (0, 0), outcome
     assert outcome.failed > 0.7 * rooms, outcome
     assert outcome.sides["decode"]["ended"]["succeeded"] > 0, outcome
-    assert sum(each.startswith("prefill: ") for each in outcome.aborted) == PHASES, outcome
-    # In few rooms, whether one of decode's aborts meets a chunk that is under way is left to chance.
-    for phase in ("before metadata", "before send", *(("mid-chunk",) if rooms >= LONG else ())):
-        assert outcome.aborted[f"decode: {phase}"], f"decode never aborted {phase}\n{outcome}"
-    assert outcome.in_flight > rooms // 30, outcome
+    # In few rooms, whether an abort meets a phase that is short is left to chance.
+    many = rooms >= LONG
+    for side, phases in (("prefill", ("mid-chunk",)), ("decode", ("mid-chunk",) if many else ())):
+        for phase in ("before metadata", "before send", *phases):
+            assert outcome.aborted[f"{side}: {phase}"], f"{side} never aborted {phase}\n{outcome}"
+    if many:
+        assert sum(each.startswith("prefill: ") for each in outcome.aborted) == PHASES, outcome
+    assert outcome.in_flight > (rooms // 30 if many else 0), outcome
 
 
 def nothing_is_left(run: Run, outcome: Outcome) -> None:

@@ -35,7 +35,7 @@ MOVING = {
 """Clauses that those keep whose bytes arrive: each of them ends with a move."""
 
 BYTES_DO_NOT_ARRIVE = {"Early", "DropsLast", "TooFar", "HidesFence"}
-TOGETHER = 5
+TOGETHER = 6
 """Wrong backends that are run in one process."""
 HANGS = {"Hangs"}
 DEFECTIVE = {"ForgetsLine"}

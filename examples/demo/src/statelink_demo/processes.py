@@ -19,6 +19,7 @@ from statelink.errors import StatelinkError
 from statelink_demo.messages import Event, Ready, Serve, Solved, Stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.connection import Connection
     from types import TracebackType
 
@@ -102,6 +103,19 @@ def _answer_prompts(pipe: Pipe, settings: Settings) -> None:
             pipe.send(Solved(request.room, reference(model, request.prompt, settings.tokens)))
 
 
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let an interrupt wait until the block has ended. Main thread."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
 class Crew:
     """The workers of a demo. A context manager: none outlives it.
 
@@ -131,7 +145,8 @@ class Crew:
         ours, theirs = self._context.Pipe()
         log = str(Path(self._logs.name) / role)
         process = self._context.Process(target=_work, args=(role, settings, theirs, log), name=role, daemon=True)
-        process.start()
+        with _interrupts_wait():  # a worker that gets a part of what it needs to start prints a traceback
+            process.start()
         theirs.close()  # so that ours ends when the worker does
         self._workers[role] = process, ours
 

@@ -90,9 +90,9 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1
 	$(BIN)/codespell
 
-# Every test runs in one of six processes, since tests wait more than they compute; a file's tests stay in one process.
+# Every test runs in one of five processes, since tests wait more than they compute; a file's tests stay in one process.
 # The long files come first in `testpaths`, so that no process ends with one of them. A choice of tests runs in one process.
-WHOLE := --numprocesses=6 --dist=loadfile --no-loadscope-reorder --statelink-report=$(FOUND)/report.json
+WHOLE := --numprocesses=5 --dist=loadfile --no-loadscope-reorder --statelink-report=$(FOUND)/report.json
 
 test: setup ## Run every test but the long ones: make test ARGS="-k routing"
 	$(if $(ARGS),,rm -rf $(FOUND))

@@ -35,6 +35,15 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark with `soak` the rows that `soak_over` leaves to it."""
+    for item in items:
+        backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+        if any(backend in mark.args for mark in item.iter_markers("soak_over")):
+            item.add_marker(pytest.mark.soak)
+
+
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Prints what a run counted, in one line.

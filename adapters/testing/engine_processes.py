@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -168,9 +169,19 @@ def running(pair: TwoEnginesT) -> Iterator[TwoEnginesT]:
         pair.decode.kill()
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A port at which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port at which nobody listens, and which no other call of this process returned.
+
+    The kernel gives ports from 32,768 on to outgoing connections. One of those could take such a port before the server
+    binds it, so the port is below them.
+    """
+    free = sorted(set(range(12_000, 30_000)) - _given)
+    for port in random.sample(free, 1_000):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+    raise OSError("none of 1,000 ports could be bound")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.helpers.pair import Pair
     from tests.link.conftest import TwoEngines
 
+pytestmark = pytest.mark.soak_over("mooncake", why="test_aborts.py ends rooms over Mooncake in every phase, too")
 TCP = pytest.mark.parametrize("backend", ["tcp"], indirect=True, scope="session")
 PHASES = ["opened", "asked", "gated", "mid-chunk", "all but the last"]
 

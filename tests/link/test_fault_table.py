@@ -21,6 +21,7 @@ from statelink.state import Coverage, IndexSpace, StateType
 if TYPE_CHECKING:
     from tests.link.conftest import TwoEngines
 
+pytestmark = pytest.mark.soak_over("mooncake", why="the outcomes are the link's, and none differs by the library")
 ACME = StateType(name="acme.index", index=IndexSpace.PAGE, coverage=Coverage.SUFFIX, aligned=True)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
     from tests.link.conftest import TwoEngines
 
+pytestmark = pytest.mark.soak_over("mooncake", why="what is given back is the link's bookkeeping")
+
 
 def taken_back(link: LinkHandle) -> tuple[list[int], dict[str, Any], list[int]]:
     """The rooms without proof, the counts of them, and the rooms that hold memory."""

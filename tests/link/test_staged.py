@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.helpers.pair import Pair
     from tests.link.conftest import TwoEngines
 
+RINGS = pytest.mark.soak_over("mooncake", why="rings are the link's; the tests above stage over Mooncake")
+
 
 @pytest.mark.parametrize(("sources", "targets"), [(2, 1), (1, 2)])
 def test_unequal_widths(two_engines: TwoEngines, sources: int, targets: int) -> None:
@@ -70,6 +72,7 @@ def reach(link: LinkHandle, **numbers: int) -> None:
     assert {name: seen[name] for name in numbers} == numbers, seen
 
 
+@RINGS
 def test_many_rooms_and_peers_share_small_rings(two_engines: TwoEngines) -> None:
     """Rings hold two parcels, a request has dozens: everybody waits for everybody, and all of them go through."""
     tight = {**FORCED, "ring_bytes": 48 << 10, "parcel_bytes": 24 << 10}
@@ -94,6 +97,7 @@ def test_many_rooms_and_peers_share_small_rings(two_engines: TwoEngines) -> None
         reach(link, in_use=0, waiting=0, quarantined=0)
 
 
+@RINGS
 def test_who_waits_for_space_holds_no_thread(two_engines: TwoEngines) -> None:
     """Decode is stopped and lends nothing; another decode is served over the same prefill link meanwhile."""
     patient: dict[str, Any] = {"staging": FORCED, "liveness": 60.0}
@@ -136,6 +140,7 @@ def hang(two_engines: TwoEngines, made: Pair, engine: Any) -> tuple[Any, Any, An
     return case, receiving, sending
 
 
+@RINGS
 @pytest.mark.parametrize("by", ["prefill", "decode"])
 def test_space_that_may_still_be_touched_is_quarantined(two_engines: TwoEngines, by: str) -> None:
     """On prefill until the transfer has ended; on decode as well, unless its backend can take a grant back."""
@@ -173,6 +178,7 @@ def test_space_that_may_still_be_touched_is_quarantined(two_engines: TwoEngines,
 
 
 @TCP
+@RINGS
 @pytest.mark.parametrize("first", ["prefill", "decode"])
 def test_who_waits_for_space_until_the_deadline_says_so(two_engines: TwoEngines, first: str) -> None:
     """Prefill's ring is quarantined whole, by a parcel that hangs: either side names the bytes that are missing."""
@@ -200,6 +206,7 @@ def test_who_waits_for_space_until_the_deadline_says_so(two_engines: TwoEngines,
     made.spoilt(other)
 
 
+@RINGS
 def test_prefill_dies_in_the_middle(two_engines: TwoEngines) -> None:
     """Its space in decode's ring is lent again when it is certain that it writes no more."""
     two_engines.untidy = True
@@ -221,6 +228,7 @@ def test_prefill_dies_in_the_middle(two_engines: TwoEngines) -> None:
 
 
 @TCP
+@RINGS
 def test_what_can_never_fit_fails_that_room_alone(two_engines: TwoEngines) -> None:
     """A recurrent state of a layer is a piece that is not divided; pages are, however small the rings."""
     tiny = {"mode": "always", "ring_bytes": 3000, "parcel_bytes": 1 << 20}
@@ -252,6 +260,7 @@ def test_one_side_stages(two_engines: TwoEngines) -> None:
 
 
 @TCP
+@RINGS
 @pytest.mark.parametrize(("mode", "dim", "staged"), [("auto", 8, True), ("auto", 16384, False), ("never", 8, False)])
 def test_chosen_by_the_size_of_blocks(two_engines: TwoEngines, mode: str, dim: int, staged: bool) -> None:
     """Two tokens' worth of heads are a block: small ones are staged, large ones are not, the bytes are the same."""

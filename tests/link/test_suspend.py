@@ -55,6 +55,7 @@ def test_memory_that_is_gone_for_a_while(two_engines: TwoEngines, side: str) -> 
     made.run()
 
 
+@pytest.mark.soak_over("mooncake", why="who gives memory away first is the link's matter")
 def test_one_rank_after_the_other(two_engines: TwoEngines) -> None:
     """All ranks of both instances give their memory away, as in a fleet that waits for new weights."""
     ranks = [sharded(rank, 2) for rank in range(2)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.helpers.pair import Pair
     from tests.link.conftest import TwoEngines
 
+pytestmark = pytest.mark.soak_over("mooncake", why="digests are the link's, and Mooncake has no part in them")
 FAULTY = "faulty_backends"
 OTHER_PAGES = hybrid(kv=Kv(pages=40, page=24, order="hnd"), dsa=Index(layers=(0, 1, 2), shared=(1,), page=32))
 

@@ -191,7 +191,7 @@ def simulated(_engine_pairs: Callable[[str], TwoEngines], way: str) -> Iterator[
 
 
 def check(outcome: Outcome, rooms: int) -> None:
-    """Every phase was hit, and every byte is whose it should be."""
+    """Every byte is whose it should be, and aborts met the phases that so many rooms have to meet."""
     assert (outcome.foreign, outcome.wrong) == (0, 0), outcome
     assert outcome.failed > 0.7 * rooms, outcome
     assert outcome.sides["decode"]["ended"]["succeeded"] > 0, outcome

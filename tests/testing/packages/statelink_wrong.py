@@ -360,25 +360,19 @@ class SettledByTimeout(Waiting):
     unanswered = 0.3
 
 
-class Late(Backend):
-    """Puts bytes in place three seconds after the process that moved them has ended, though its fence is the mover's.
-
-    Attributes:
-        only_stopped: Whether it does so only in a process that stood still before.
-    """
+class Ungranted(Backend):
+    """The embedded backend without an owner's fence: one grant of everything serves every batch."""
 
     api_version = 1
-    name = "wrong-late"
+    name = "wrong-ungranted"
     Options = TcpBackend.Options
     capabilities = dataclasses.replace(
         TcpBackend.capabilities, fences=MappingProxyType({(Op.WRITE, side): Fence.MOVER for side in Side})
     )
     strategies = TcpBackend.strategies
-    only_stopped = False
 
     def __init__(self, context: BackendContext) -> None:
         self.inner = TcpBackend(context)
-        self.closed = threading.Event()
 
     @classmethod
     def probe(cls, options: Any) -> Probe:
@@ -389,12 +383,57 @@ class Late(Backend):
         self.regions = regions
 
     def descriptor(self) -> bytes:
-        return os.getpid().to_bytes(8, "little") + self.inner.descriptor()
+        return self.inner.descriptor()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        self.inner.connect(peer, descriptor[8:], regions)
-        if self.regions:  # one grant of everything, which every batch uses: there is no owner's fence
+        self.inner.connect(peer, descriptor, regions)
+        if self.regions:
             self.inner.grant(peer, 1, 1, *everything(self.regions))
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        return self.inner.submit(peer, batch._replace(room=1, generation=1))
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        self.inner.poll(transfers)
+
+    def disconnect(self, peer: str) -> None:
+        self.inner.disconnect(peer)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class OneRoom(Ungranted):
+    """Says that a batch may carry several rooms, and refuses one that names none."""
+
+    name = "wrong-one-room"
+    capabilities = dataclasses.replace(Ungranted.capabilities, joins_rooms=True)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if not batch.room:
+            raise TransferError("a batch needs its room")
+        return super().submit(peer, batch)
+
+
+class Late(Ungranted):
+    """Puts bytes in place three seconds after the process that moved them has ended, though its fence is the mover's.
+
+    Attributes:
+        only_stopped: Whether it does so only in a process that stood still before.
+    """
+
+    name = "wrong-late"
+    only_stopped = False
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.closed = threading.Event()
+
+    def descriptor(self) -> bytes:
+        return os.getpid().to_bytes(8, "little") + super().descriptor()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        super().connect(peer, descriptor[8:], regions)
         pid = int.from_bytes(descriptor[:8], "little")
         threading.Thread(target=self.come_late, args=[pid], daemon=True).start()
 
@@ -407,18 +446,9 @@ class Late(Backend):
         if (stood_still or not self.only_stopped) and not self.closed.wait(3.0):
             ctypes.memset(self.regions[0].address, 1, 4096)
 
-    def submit(self, peer: str, batch: Batch) -> Transfer:
-        return self.inner.submit(peer, batch._replace(room=1, generation=1))
-
-    def poll(self, transfers: Sequence[Transfer]) -> None:
-        self.inner.poll(transfers)
-
-    def disconnect(self, peer: str) -> None:
-        self.inner.disconnect(peer)
-
     def close(self) -> None:
         self.closed.set()
-        self.inner.close()
+        super().close()
 
 
 class LateWhenStopped(Late):
@@ -426,20 +456,6 @@ class LateWhenStopped(Late):
 
     name = "wrong-late-when-stopped"
     only_stopped = True
-
-
-class OneRoom(Late):
-    """Says that a batch may carry several rooms, and refuses one that names none. Its bytes come in time."""
-
-    name = "wrong-one-room"
-    capabilities = dataclasses.replace(Late.capabilities, joins_rooms=True)
-
-    def come_late(self, pid: int) -> None: ...
-
-    def submit(self, peer: str, batch: Batch) -> Transfer:
-        if not batch.room:
-            raise TransferError("a batch needs its room")
-        return super().submit(peer, batch)
 
 
 class EndsPolled(Telling):

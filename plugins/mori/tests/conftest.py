@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plugins.mori.tests.world import LAYOUT, World
+from tests.helpers.backend_peer import Memory, Peer, make
+
+from statelink_mori import MoriBackend
 
 SIMULATOR = Path(__file__).parents[1] / "simulator"
 
@@ -34,3 +38,43 @@ def simulated(simulator: bool) -> None:
     """For tests that change the machine, which only the simulator allows."""
     if not simulator:
         pytest.skip("this needs the simulator, and the real MoRI is installed")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MORI_SIM_HOLD", str(folder / "hold"))
+        patch.setenv("MORI_SIM_BREAK", str(folder / "broken"))
+        patch.setenv("MORI_SIM_TCP", "1")
+        yield folder / "hold", folder / "broken"
+
+
+@pytest.fixture(scope="module")
+def steady(machine: tuple[Path, Path]) -> Iterator[Peer]:
+    peer = Peer(MoriBackend, "steady", LAYOUT).ready()
+    yield peer
+    assert peer.end() == (0, "")
+
+
+@pytest.fixture
+def world(machine: tuple[Path, Path], steady: Peer) -> Iterator[World]:
+    backend = make(MoriBackend, "here")
+    memory = Memory(LAYOUT)
+    memory.arrays[0][:] = 1
+    steady.arrays[0][:] = 0
+    backend.register(memory.regions)
+    backend.connect("steady", steady.descriptor, steady.regions)
+    yield World(backend, memory, steady, *machine)
+    for path in machine:
+        path.unlink(missing_ok=True)
+    backend.close()
+
+
+@pytest.fixture
+def mortal(world: World) -> Iterator[Peer]:
+    """Another peer, connected, that a test may end."""
+    peer = Peer(MoriBackend, "mortal", LAYOUT).ready()
+    world.backend.connect("mortal", peer.descriptor, peer.regions)
+    yield peer
+    peer.kill()

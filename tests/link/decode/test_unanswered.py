@@ -20,6 +20,11 @@ from statelink.rendezvous import RendezvousServer
 from statelink.wire import Trouble
 
 
+def greeting(mechanism: bytes) -> bytes:
+    """What a socket of ZeroMQ says first (ZMTP 3.0, https://rfc.zeromq.org/spec/23): whether it has keys, above all."""
+    return b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
 @contextlib.contextmanager
 def port(reply: bytes | None) -> Iterator[str]:
     """Something else that listens: it answers so and hangs up, or says nothing at all."""
@@ -117,7 +122,6 @@ def test_each_wrong_address_has_its_own_reason() -> None:
 def test_each_wrong_key_has_its_own_reason() -> None:
     with (
         link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
-        link_of("prefill") as plain,
         link_of("decode", keys=keys(STRANGE, PREFILL, DECODE)) as stranger,
     ):
         address = prefill.address.partition("|")[0]
@@ -126,11 +130,33 @@ def test_each_wrong_key_has_its_own_reason() -> None:
             {
                 "a key that is not allowed": (prefill.address, Trouble.KEY),
                 "another's key in the address": (f"{address}|{DECODE['public']}", Trouble.ENDED),
-                "no keys there": (f"{plain.address}|{PREFILL['public']}", Trouble.KEYS),
             },
         )
-        with link_of("decode") as without:
-            ends(without, {"no keys here": (address, Trouble.KEYS)})
+
+
+def test_keys_on_one_side_alone_are_the_reason() -> None:
+    with port(greeting(b"NULL")) as plain, link_of("decode", keys=keys(DECODE, PREFILL)) as decode:
+        ends(decode, {"no keys there": (f"{plain}|{PREFILL['public']}", Trouble.KEYS)})
+    with port(greeting(b"CURVE")) as secured, link_of("decode") as decode:
+        ends(decode, {"no keys here": (secured, Trouble.KEYS)})
+
+
+def test_links_of_which_one_has_keys_say_so_as_far_as_they_know() -> None:
+    """A link may hang up before the other one has read its greeting. The hint then asks whether both have keys."""
+    with (
+        link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
+        link_of("decode") as without,
+        link_of("prefill") as plain,
+        link_of("decode", keys=keys(DECODE, PREFILL)) as decode,
+    ):
+        for link, address in (
+            (without, prefill.address.partition("|")[0]),
+            (decode, f"{plain.address}|{PREFILL['public']}"),
+        ):
+            room = link.receive(1, address, 4, deadline=1.0)
+            assert room.wait(30) is Status.FAILED
+            assert room.reason is not None
+            assert room.reason.hint in (Trouble.KEYS.hint, Trouble.ENDED.hint)
 
 
 def test_a_connection_that_is_made_anew_keeps_what_was_found() -> None:

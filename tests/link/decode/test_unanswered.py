@@ -136,9 +136,9 @@ def test_each_wrong_key_has_its_own_reason() -> None:
 
 def test_keys_on_one_side_alone_are_the_reason() -> None:
     with port(greeting(b"NULL")) as plain, link_of("decode", keys=keys(DECODE, PREFILL)) as decode:
-        ends(decode, {"no keys there": (f"{plain}|{PREFILL['public']}", Trouble.KEYS)})
+        ends(decode, {"no keys there": (f"{plain}|{PREFILL['public']}", Trouble.KEYS)}, 1.0)
     with port(greeting(b"CURVE")) as secured, link_of("decode") as decode:
-        ends(decode, {"no keys here": (secured, Trouble.KEYS)})
+        ends(decode, {"no keys here": (secured, Trouble.KEYS)}, 1.0)
 
 
 def test_links_of_which_one_has_keys_say_so_as_far_as_they_know() -> None:

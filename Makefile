@@ -38,6 +38,7 @@ BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
 DEMO := $(VENV)/.stamp-demo-$(BACKEND)
 BENCH := $(VENV)/.stamp-bench
+DOCS := $(VENV)/.stamp-docs
 # A backend of this repository is installed from it; any other is taken as it is installed.
 DEMO_PLUGIN := $(wildcard plugins/$(BACKEND)/pyproject.toml)
 
@@ -61,10 +62,14 @@ $(BENCH): $(BASE)
 	$(PIP) matplotlib
 	@touch $@
 
+$(DOCS): $(DEV) constraints.txt
+	$(PIP) furo myst-parser sphinx
+	@touch $@
+
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix third-party soak bench gpu engine-sglang engine-sglang-smoke \
+.PHONY: help setup demo check test again matrix docs third-party soak bench gpu engine-sglang engine-sglang-smoke \
   engine-sglang-bench engine-vllm engine-vllm-smoke fix clean distclean libraries
 
 help: ## List the targets
@@ -85,7 +90,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator adapters/*/src adapters/*/tests \
-	  adapters/testing examples/two_processes.py examples/demo/src examples/demo/tests tests benchmarks tools)
+	  adapters/testing docs/conf.py examples/two_processes.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1
 	$(BIN)/codespell
@@ -102,8 +107,13 @@ test: setup ## Run every test but the long ones: make test ARGS="-k routing"
 again: $(DEV)
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none --statelink-report=$(FOUND)/again.json
 
-matrix: $(DEV) ## Write the README's table of what moves over what from the last whole `make test`
+matrix: $(DEV) ## Write docs/matrix.md, what moves over what, from the last whole `make test`
 	$(BIN)/python -m tools.matrix $(FOUND)/*.json $(if $(CI),,--write)
+
+# Strict: a page that is in no list of docs/index.md, a link or an anchor that leads nowhere, and a name in a docstring that is
+# not documented are errors.
+docs: $(DOCS) ## Build the documentation site: build/docs/index.html
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --fresh-env -d build/docs-cache docs build/docs
 
 # Type-checked from outside, against the core that is installed there.
 third-party: $(DEV) ## Install a backend as a third party would, into a venv of its own, and run its tests

@@ -1,6 +1,6 @@
-"""The README's table of what moves over what, made from the conformance kit's reports.
+"""The table of what moves over what, docs/matrix.md, made from the conformance kit's reports.
 
-``python -m tools.matrix REPORT`` says whether the README is what the reports say; ``--write`` makes it so.
+``python -m tools.matrix REPORT`` says whether the page is what the reports say; ``--write`` makes it so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from statelink.testing.report import Report
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "matrix.md"
 BEGIN, END = "<!-- matrix: begin -->\n", "<!-- matrix: end -->\n"
 RANK = {"real": 2, "simulator": 1, "not run": 0}
 
@@ -70,16 +70,16 @@ def main() -> int:
     """Compare or write; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("reports", nargs="+", type=Path)
-    parser.add_argument("--write", action="store_true", help="write the table into the README")
-    parser.add_argument("--readme", type=Path, default=README)
+    parser.add_argument("--write", action="store_true", help="write the table into the page")
+    parser.add_argument("--page", type=Path, default=PAGE)
     given = parser.parse_args()
     table = render(msgspec.json.decode(path.read_bytes(), type=Report) for path in given.reports)
-    before, present, after = parts(given.readme.read_text())
+    before, present, after = parts(given.page.read_text())
     if given.write:
-        given.readme.write_text(f"{before}\n{table}\n{after}")
+        given.page.write_text(f"{before}\n{table}\n{after}")
         return 0
     if present != table:
-        print("the README's table is stale: `make test` and then `make matrix` write it anew", file=sys.stderr)
+        print("the table of docs/matrix.md is stale: `make test` and then `make matrix` write it anew", file=sys.stderr)
         lines = zip(present.splitlines(), table.splitlines(), strict=False)
         for old, new in [pair for pair in lines if pair[0] != pair[1]][:10]:
             print(f"- {old}\n+ {new}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The pictures of docs/design.md: the layers, from the import rules of pyproject.toml, and the life of one room.
+"""The pictures of the documentation: a request between two fleets, the layers by the import rules, a room's life.
 
 ``python -m tools.pictures`` writes them. With ``--check`` it writes nothing, and fails if a picture is out of date,
 or if the table of layers in docs/design.md has another order than the import rules.
@@ -10,10 +10,12 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tools.overview import draw_overview
+from tools.svg import drawing, label
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,62 +28,6 @@ DESIGN = DOCS / "design.md"
 ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<text>[^|]+) \|", re.MULTILINE)
 UNION = re.compile(r"[|:]")
 """What stands between the modules of one layer in an import rule."""
-
-LIGHT = {
-    "paper": "#ffffff",
-    "ink": "#1f2328",
-    "faint": "#656d76",
-    "line": "#afb8c1",
-    "box": "#f3f6f9",
-    "decode": "#0969da",
-    "prefill": "#8250df",
-    "bytes": "#bc4c00",
-}
-DARK = {
-    "paper": "#0d1117",
-    "ink": "#e6edf3",
-    "faint": "#9198a1",
-    "line": "#6e7681",
-    "box": "#161b22",
-    "decode": "#58a6ff",
-    "prefill": "#bc8cff",
-    "bytes": "#f0883e",
-}
-
-
-def _colours(of: dict[str, str]) -> str:
-    """CSS rules; several viewers of pictures know no variables."""
-    rules = [f".paper {{ fill: {of['paper']}; }}", f"text {{ fill: {of['ink']}; }}"]
-    rules += [f"text.faint {{ fill: {of['faint']}; }}"]
-    rules += [f".box {{ fill: {of['box']}; stroke: {of['line']}; }}", f"line {{ stroke: {of['line']}; }}"]
-    for name in ("decode", "prefill", "bytes"):
-        rules += [f"text.{name} {{ fill: {of[name]}; }}", f"path.{name} {{ stroke: {of[name]}; }}"]
-    return "\n".join(rules)
-
-
-STYLE = f"""
-svg {{ font-family: system-ui, sans-serif; font-size: 13px; }}
-.faint {{ font-size: 12px; }}
-.name {{ font-weight: 600; }}
-.mid {{ text-anchor: middle; }}
-path {{ stroke-width: 1.5; fill: none; }}
-path.bytes {{ stroke-width: 4; }}
-{_colours(LIGHT)}
-@media (prefers-color-scheme: dark) {{
-{_colours(DARK)}
-}}
-"""
-
-
-def _svg(width: int, height: int, title: str, shapes: Sequence[str]) -> str:
-    box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">\n<title>{escape(title)}</title>'
-    paper = f'<rect class="paper" width="{width}" height="{height}"/>'
-    return "\n".join([head, f"<style>{STYLE}</style>", paper, *shapes, "</svg>", ""])
-
-
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" class="{kind}">{escape(text)}</text>'
 
 
 # The layers.
@@ -114,7 +60,7 @@ def draw_layers() -> str:
     top = GAP
     for rule in (each for each in rules() if each["type"] == "layers"):
         where = ", ".join(rule["containers"])
-        shapes.append(_text(GAP, top + LINE, f"{where}: each row imports only from the rows below it", "faint"))
+        shapes.append(label(GAP, top + LINE, f"{where}: each row imports only from the rows below it", "faint"))
         top += 2 * LINE
         for row in layers(rule):
             width = (WIDTH - GAP * (len(row) + 1)) / len(row)
@@ -123,8 +69,8 @@ def draw_layers() -> str:
             for number, name in enumerate(row):
                 x = GAP + number * (width + GAP)
                 shapes.append(f'<rect class="box" x="{x:g}" y="{top}" width="{width:g}" height="{height}" rx="5"/>')
-                shapes.append(_text(x + 10, top + 18, name, "name"))
-                shapes += [_text(x + 10, top + 36 + LINE * n, each, "faint") for n, each in enumerate(lines[name])]
+                shapes.append(label(x + 10, top + 18, name, "name"))
+                shapes += [label(x + 10, top + 36 + LINE * n, each, "faint") for n, each in enumerate(lines[name])]
             top += height + GAP
         top += GAP
     for rule in (each for each in rules() if each["type"] == "only"):
@@ -132,9 +78,9 @@ def draw_layers() -> str:
         text = f"{who}: from the core, import only {', '.join(rule['allowed_modules'])}"
         for line in textwrap.wrap(text, 125):
             top += LINE
-            shapes.append(_text(GAP, top, line, "faint"))
+            shapes.append(label(GAP, top, line, "faint"))
         top += GAP
-    return _svg(WIDTH, top + GAP, "The layers of the core, and what each may import", shapes)
+    return drawing(WIDTH, top + GAP, "The layers of the core, and what each may import", shapes)
 
 
 # One room.
@@ -200,7 +146,7 @@ def _steps(at: dict[str, float]) -> Iterator[str]:
         if not source:
             yield f'<line x1="{GAP}" x2="{last:g}" y1="{y - 4:g}" y2="{y - 4:g}" stroke-dasharray="2 4"/>'
             yield f'<rect class="paper" x="{GAP}" y="{y:g}" width="{7.5 * len(text):g}" height="13"/>'
-            yield _text(GAP, y + 12, text, "faint name")
+            yield label(GAP, y + 12, text, "faint name")
             y += 8
             continue
         x1, x2 = at[source], at[target]
@@ -208,7 +154,7 @@ def _steps(at: dict[str, float]) -> Iterator[str]:
         if source == target:
             width = 7.2 * len(text) + 16
             yield f'<rect class="box" x="{x1 - width / 2:g}" y="{y - 15:g}" width="{width:g}" height="22" rx="11"/>'
-            yield _text(x1, y, text, "mid " + kind)
+            yield label(x1, y, text, "mid " + kind)
             continue
         tip = 8 if x2 > x1 else -8
         end = x2 - tip / 4  # so that a thick line does not hide its tip
@@ -216,7 +162,7 @@ def _steps(at: dict[str, float]) -> Iterator[str]:
         middle, width = (x1 + x2) / 2, 6.6 * len(text) + 8
         # Behind the words, so that no line goes through them.
         yield f'<rect class="paper" x="{middle - width / 2:g}" y="{y - 18:g}" width="{width:g}" height="13"/>'
-        yield _text(middle, y - 6, text, "mid")
+        yield label(middle, y - 6, text, "mid")
 
 
 def draw_room() -> str:
@@ -226,13 +172,13 @@ def draw_room() -> str:
     height = HEAD + STEP * (len(STEPS) + 1) + 8 * dividers
     shapes = []
     for name, (side, thread) in LANES.items():
-        shapes.append(_text(at[name], 20, side, f"mid name {side}"))
-        shapes.append(_text(at[name], 38, thread, "mid faint"))
+        shapes.append(label(at[name], 20, side, f"mid name {side}"))
+        shapes.append(label(at[name], 38, thread, "mid faint"))
         shapes.append(f'<line x1="{at[name]:g}" x2="{at[name]:g}" y1="46" y2="{height - 10}"/>')
-    return _svg(PITCH * len(LANES), height, "One room's life, on both sides", [*shapes, *_steps(at)])
+    return drawing(PITCH * len(LANES), height, "One room's life, on both sides", [*shapes, *_steps(at)])
 
 
-PICTURES = {"layers.svg": draw_layers, "room.svg": draw_room}
+PICTURES = {"overview.svg": draw_overview, "layers.svg": draw_layers, "room.svg": draw_room}
 
 
 def defects() -> Iterator[str]:

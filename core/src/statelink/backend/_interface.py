@@ -148,7 +148,7 @@ class Batch(NamedTuple):
         blocks: At least one block. The core does not change the arrays afterwards.
         room: The request that the bytes belong to; 0 for several, if the backend declares ``joins_rooms``.
         generation: Which use of the room id it is; 0 for several.
-        checked: `RegionTable.key` of this process's table and of the peer's, if every block was checked against them.
+        checked: ``RegionTable.key`` of this process's table and of the peer's, if every block was checked against them.
             A backend checks the blocks against its own tables, unless these are the same. `Ends.of` does so.
     """
 

@@ -81,7 +81,7 @@ class Move:
             yield from self._group_blocks(_of_layers(group, self.layers), max_blocks)
 
     def content(self) -> Iterator[Content]:
-        """Yield the bytes of this move at the source; see `Content`."""
+        """Yield the bytes of this move at the source; for digests."""
         return contents(self._chosen() if self.nbytes else (), self._plan.parts, self._pairs, "source")
 
     @property

@@ -111,7 +111,7 @@ class RendezvousClient:
             return answer
 
     def explain(self, peer: Peer | None) -> tuple[str, str]:
-        """See `Explaining.explain`. Does not block."""
+        """Why a peer cannot be found, and what to do: a cause and a hint. Does not block."""
         server = f"the rendezvous server at {self._server.address}"
         trouble = self._trouble
         if trouble is not None:

@@ -352,7 +352,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         """Every field on which a source and a destination disagree, although they must agree.
 
         Compares by name, in both directions, how both sides describe the *global* state. Parallel layouts, strides and
-        memory may differ. See `statelink.plan.match` for whole instances.
+        memory may differ. See ``statelink.plan.match`` for whole instances.
         """
         from ._diff import diff_inventories
 

@@ -175,7 +175,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def effort(self) -> int:
-        """The cost of checking this layout, in units of `spend`."""
+        """The cost of checking this layout, in units of ``spend``."""
         return OF_A_SLAB * len(self.slabs) + self.pieces
 
     @property

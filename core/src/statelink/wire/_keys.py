@@ -68,7 +68,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Keys | None:
-        """Keys from the variables in `ENVIRONMENT`, each of which stands for a field.
+        """Keys from the variables ``STATELINK_`` with ``SECRET``, ``SECRET_FILE``, ``ALLOW`` and ``ALLOW_FILE``.
 
         ``STATELINK_ALLOW`` holds public keys with spaces or commas between them. An empty variable counts as not set.
 

@@ -118,7 +118,7 @@ docs: $(DOCS) ## Build the documentation site: build/docs/index.html
 # Type-checked from outside, against the core that is installed there.
 third-party: $(DEV) ## Install a backend as a third party would, into a venv of its own, and run its tests
 	tools/third-party.sh build/third-party
-	for package in $(abspath examples/backend-shm build/third-party/first); do cd $$package && $(abspath $(BIN))/mypy \
+	for package in $(abspath examples/backend-shm examples/backend-procmem build/third-party/first); do cd $$package && $(abspath $(BIN))/mypy \
 	  --python-executable $(abspath build/third-party)/venv/bin/python --cache-dir $(abspath build/third-party)/mypy; done
 
 # Whatever library is importable; where none is, the simulator of a plugin that has one.

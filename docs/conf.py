@@ -48,7 +48,7 @@ PUBLIC = (
     "statelink.testing",
     "statelink.backend.native",
 )
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
@@ -71,7 +71,7 @@ def on_read(app: Sphinx, page: str, source: list[str]) -> None:
     def outside(match: re.Match[str]) -> str:
         path = (HERE / Path(page).parent / match["target"]).resolve()
         shown = path.relative_to(HERE.parent).as_posix()
-        if path.is_file() and path.suffix != ".md":
+        if HERE in path.parents or (path.is_file() and path.suffix != ".md"):
             return match[0]
         return f"`{shown}`" if match["text"].strip("`") in (shown, match["target"]) else f"{match['text']} (`{shown}`)"
 

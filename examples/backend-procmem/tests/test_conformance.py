@@ -1,0 +1,14 @@
+"""The backend keeps its contract, and its package is complete."""
+
+from __future__ import annotations
+
+from statelink.testing import BackendTests, PackageTests
+
+
+class TestProcmemBackend(BackendTests):
+    backend = "procmem"
+
+
+class TestPackage(PackageTests):
+    backend = "procmem"
+    library = ()  # modules of your library that are imported late, such as ("vendor",)

@@ -13,7 +13,7 @@ from statelink.errors import StateError
 from .look import elements, names, zeros
 
 LAYERS, PAGES, HEADS, TOKENS, CONTENT = 3, 5, 2, 4, 6
-ORDERS = ["LBHNC", "LBNHC", "BLHNC", "BLNHC"]
+ORDERS = ["LBHNC", "LBNHC", "BLHNC", "BLNHC", "BHLNC"]
 
 
 def views(order: str) -> dict[int, np.ndarray[Any, Any]]:
@@ -42,7 +42,7 @@ def test_a_page_by_token_in_every_order_of_memory(order: str) -> None:
             assert raw == array[page, head - 2, token, cell].tobytes()
 
 
-@pytest.mark.parametrize("order", ["LBHNC", "BLHNC"])
+@pytest.mark.parametrize("order", ["LBHNC", "BLHNC", "BHLNC"])
 def test_an_opaque_page_is_one_run_of_bytes_for_each_head(order: str) -> None:
     arrays = views(order)
     made = state.fused_pages(arrays, heads=4, tp=(1, 2), opaque=True, window=9, name="g1", format="flash")
@@ -66,12 +66,9 @@ def test_opaque_pages_need_the_tokens_of_a_head_next_to_each_other(order: str) -
 
 
 @pytest.mark.parametrize("opaque", [False, True])
-@pytest.mark.parametrize(
-    ("order", "what"), [("LHBNC", "is a transposed array"), ("BHLNC", "overlap in memory|not next to each other")]
-)
-def test_orders_in_which_items_are_not_apart_are_refused(order: str, what: str, opaque: bool) -> None:
-    with pytest.raises(StateError, match=what):
-        state.describe("p", [state.fused_pages(views(order), heads=2, opaque=opaque)])
+def test_an_order_with_heads_before_pages_is_refused(opaque: bool) -> None:
+    with pytest.raises(StateError, match="is a transposed array"):
+        state.describe("p", [state.fused_pages(views("LHBNC"), heads=2, opaque=opaque)])
 
 
 def test_groups_of_layers_may_share_every_byte_of_an_allocation() -> None:

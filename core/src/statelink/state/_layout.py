@@ -151,9 +151,8 @@ class Layout(msgspec.Struct, frozen=True):
                 cause=f"{pieces} contiguous pieces, and at most {MAX_STRETCHES} can be compared",
             )
         spend(pieces)
-        low, high = zip(*(self._stretches(slab) for slab in self.slabs), strict=True)
         # Sorted ranges are disjoint if and only if each begins no earlier than the one before it ends.
-        starts, ends = np.sort(np.concatenate(low)), np.sort(np.concatenate(high))
+        starts, ends = (np.sort(edges) for edges in self.stretches())
         if (starts[1:] < ends[:-1]).any():
             raise StateError("two slabs of a layout stand on the same bytes", cause=f"{self.slabs}"[:300])
 
@@ -173,6 +172,11 @@ class Layout(msgspec.Struct, frozen=True):
             starts = (starts[:, None] + np.arange(count, dtype=np.int64) * stride).ravel()
         return starts, starts + unit
 
+    def stretches(self) -> tuple[I64, I64]:
+        """Where each contiguous stretch of an item begins and ends, in bytes of the local item; in no order."""
+        low, high = zip(*(self._stretches(slab) for slab in self.slabs), strict=True)
+        return np.concatenate(low), np.concatenate(high)
+
     @property
     def effort(self) -> int:
         """The cost of checking this layout, in units of ``spend``."""
@@ -181,8 +185,11 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def pieces(self) -> int:
         """Number of contiguous stretches of one item that are compared with each other; 0 for one slab."""
-        if len(self.slabs) < 2:
-            return 0
+        return self.stretch_count if len(self.slabs) > 1 else 0
+
+    @property
+    def stretch_count(self) -> int:
+        """Number of contiguous stretches of one item."""
         return sum(math.prod(count for _, count in self._axes(slab)[1]) for slab in self.slabs)
 
     def geometry(self) -> bytes:

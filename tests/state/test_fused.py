@@ -42,6 +42,61 @@ def test_a_page_by_token_in_every_order_of_memory(order: str) -> None:
             assert raw == array[page, head - 2, token, cell].tobytes()
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_keys_and_values_apart_in_every_order_of_memory(order: str) -> None:
+    arrays = views(order)
+    made = state.fused_pages(arrays, heads=2, keys=4)
+    inventory = state.describe("p", [made])
+    assert names(made) == [f"layers.{layer}.{part}" for layer in (7, 9, 11) for part in "kv"]
+    assert len(inventory.regions) == 1
+    assert [buffer.layout.axes for buffer in made.component.buffers] == [("token", "head", "dim")] * 6
+    for layer, array in arrays.items():
+        for part, cells in (("k", range(4)), ("v", range(4, 6))):
+            found = elements(inventory, "kv", f"layers.{layer}.{part}")
+            assert len(found) == PAGES * HEADS * TOKENS * len(cells)
+            for (page, token, head, dim), raw in found.items():
+                assert raw == array[page, head, token, cells[dim]].tobytes()
+
+
+@pytest.mark.parametrize("order", ["LBHNC", "BLHNC", "BHLNC"])
+@pytest.mark.parametrize("keys", [3, 4])
+def test_all_keys_of_a_head_before_its_values(order: str, keys: int) -> None:
+    arrays = views(order)
+    inventory = state.describe("p", [state.fused_pages(arrays, heads=2, keys=keys, halves=True)])
+    for layer, array in arrays.items():
+        for part, (before, width) in (("k", (0, keys)), ("v", (keys * TOKENS, CONTENT - keys))):
+            found = elements(inventory, "kv", f"layers.{layer}.{part}")
+            assert len(found) == PAGES * HEADS * TOKENS * width
+            for (page, token, head, dim), raw in found.items():
+                assert raw == array[page, head].reshape(-1)[before + token * width + dim].tobytes()
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_keys_and_values_apart_are_what_separate_arrays_are(halves: bool) -> None:
+    apart = state.describe("p", [state.kv_pages({0: (zeros(5, 4, 2, 3), zeros(5, 4, 2, 3))}, heads=2)])
+    fused = state.describe("d", [state.fused_pages({0: zeros(5, 2, 8, 6)}, heads=2, keys=3, halves=halves)])
+    assert apart.diff(fused) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"keys": 6}, "the content of 'layers.7' is no key and a value: 6 elements of 6"),
+        ({"keys": -1}, "the content of 'layers.7' is no key and a value: -1 elements"),
+        ({"halves": True}, "pages have either a known number of elements of the key, or are opaque"),
+        ({"keys": 3, "opaque": True}, "pages have either a known number of elements of the key, or are opaque"),
+    ],
+)
+def test_keys_that_cannot_be_are_refused(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(StateError, match=what):
+        state.fused_pages(views("LBHNC"), heads=2, **given)
+
+
+def test_keys_before_values_need_the_tokens_of_a_head_next_to_each_other() -> None:
+    with pytest.raises(StateError, match=r"the tokens of a head of 'layers\.7' are not next to each other"):
+        state.fused_pages(views("LBNHC"), heads=2, keys=3, halves=True)
+
+
 @pytest.mark.parametrize("order", ["LBHNC", "BLHNC", "BHLNC"])
 def test_an_opaque_page_is_one_run_of_bytes_for_each_head(order: str) -> None:
     arrays = views(order)

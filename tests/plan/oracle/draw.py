@@ -44,6 +44,9 @@ TOPOLOGIES: dict[str, Callable[[int, int], bool]] = {
 }
 """What must work, and the tensor-parallel widths of prefill and decode that it needs."""
 
+ALONE = ("draft on decode only", "kv in turns")
+"""Kinds of state that are not drawn beside others."""
+
 ANY_WIDTH = 5
 """Topologies about widths have all of them; the others have narrow ones more often, since those are quick."""
 
@@ -58,7 +61,7 @@ def scene(kind: str, topology: str, number: int) -> Scene:
     depth = rng.randint(3 if staged else 1, 6)
     page = rng.choice(PAGES), rng.choice(PAGES)
     frame = Frame(rng, topology, depth, widths, page, rng.choice(["uint8", "uint16", "float32"]))
-    others = rng.sample([each for each in KINDS if each != "draft on decode only"], rng.randint(0, 2))
+    others = rng.sample([each for each in KINDS if each not in ALONE], rng.randint(0, 2))
     if rng.random() < 0.15:
         others.append("mamba")  # hybrids
     if kind == "draft on decode only" or topology in ("draft layers on decode", "replicated heads", "page orders"):

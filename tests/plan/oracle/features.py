@@ -29,7 +29,8 @@ RECURRENT = ("mamba", "mamba in raw pages")
 RINGS = ("swa_ring", "swa_ring with heads", "dsa_tail", "dsv4_c4_state", "c128_state")
 SUFFIX = ("kv", "kv of latents", "kv in planar pages", "dsa", "dsv4", "minimax_index_k")
 FUSED = ("kv side by side", "kv side by side, opaque")
-HEADS = ("kv", "swa", "minimax_dense_kv", "block_scale with heads", *FUSED)
+TURNS = ("kv in turns",)
+HEADS = ("kv", "swa", "minimax_dense_kv", "block_scale with heads", *FUSED, *TURNS)
 
 
 def _wraps(scene: Scene, pool: Pool, lay: Lay) -> bool:
@@ -138,6 +139,13 @@ FEATURES: dict[str, Feature] = {
         FUSED, 8, lambda scene, pool, s, t: 0 < pool.window < scene.tokens and max(s.page, t.page) > 1
     ),
     "page orders, side by side": Feature(FUSED[:1], 6, lambda scene, pool, s, t: s.swapped != t.swapped),
+    "a window of pages in turns": Feature(
+        TURNS, 8, lambda scene, pool, s, t: 0 < pool.window < scene.tokens and max(s.page, t.page) > 1
+    ),
+    "in turns on one side": Feature(TURNS, 12, lambda scene, pool, s, t: not s.beside or not t.beside),
+    "in turns on both sides": Feature(TURNS, 8, lambda scene, pool, s, t: bool(s.beside and t.beside)),
+    "in turns in two ways": Feature(TURNS, 4, lambda scene, pool, s, t: {s.beside, t.beside} == {"pairs", "halves"}),
+    "in turns, by layers": Feature(TURNS, 4, lambda scene, pool, s, t: bool(scene.layer_cuts)),
     "draft layers": Feature(("kv",), 3, lambda scene, pool, s, t: any(part.draft for part in pool.parts)),
     "by parcels": Feature(tuple(KINDS), 4, lambda scene, pool, s, t: scene.parcel > 0),
 }

@@ -234,6 +234,21 @@ def _fused(frame: Frame, name: str) -> Made:
     return Pool(name, *covered, "fused", parts, window=window, dtype=frame.dtype), *frame.lays(swaps=True)
 
 
+def _in_turns(frame: Frame, name: str) -> Made:
+    """Keys and values that one side at least has in one page, and the other perhaps in arrays of their own."""
+    window = frame.rng.choice([0, frame.rng.randint(1, 24)])
+    covered = ("swa", "window") if window else ("kv", "suffix")
+    pool = Pool(name, *covered, "beside", frame.heads_parts(frame.layers()), window=window, dtype=frame.dtype)
+    ways = frame.rng.choice(
+        [("pairs", ""), ("", "pairs"), ("halves", ""), ("", "halves"), ("pairs", "halves"), ("pairs",) * 2]
+    )
+    source, target = (
+        replace(lay, beside=way, swapped=lay.swapped or way == "halves")
+        for lay, way in zip(frame.lays(swaps=True), ways, strict=True)
+    )
+    return pool, source, target
+
+
 def _opaque(frame: Frame, name: str) -> Made:
     """The same where only the page of a head is known: it is one item on both sides."""
     heads, page = frame.heads(), frame.rng.choice(PAGES)
@@ -261,6 +276,7 @@ KINDS: dict[str, Maker] = {
     "mamba in raw pages": _packed,
     "kv side by side": _fused,
     "kv side by side, opaque": _opaque,
+    "kv in turns": _in_turns,
     "swa_ring": _swa_ring,
     "swa_ring with heads": _swa_ring_of_heads,
     "dsa_tail": _dsa_tail,

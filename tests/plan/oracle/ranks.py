@@ -102,7 +102,7 @@ def _rank(
         mine = parts[pool.name]
         if mine:
             kept = keeping[pool.name] = Keeping(scene, side, pool, shard, rng)
-            place_of = {"planar": _planar, "packed": _packed}.get(pool.build, _placed)
+            place_of = {"planar": _planar, "packed": _packed, "beside": _beside}.get(pool.build, _placed)
             found = place_of(space, scene, side, pool, mine, kept, tp)
             placed.update({(pool.name, part.label): where for part, where in zip(mine, found, strict=True)})
     space.seal()
@@ -175,6 +175,43 @@ def _packed(
     return found
 
 
+def _beside(
+    space: Space, scene: Scene, side: Side, pool: Pool, parts: tuple[Part, ...], kept: Keeping, tp: int
+) -> list[Placed]:
+    """One array a layer, with the keys and values of a page in turns; or an array of each."""
+    if not kept.lay.beside:
+        return _placed(space, scene, side, pool, parts, kept, tp)
+    heads, page, size = len(share_of(parts[0], tp, side.tp)), kept.lay.page, np.dtype(pool.dtype).itemsize
+    content = sum(part.shape[1] for part in parts[:2])
+    layers = len(parts) // 2
+    wholes = space.place(
+        [Wanted(kept.items, (heads * page * content,), pool.dtype)] * layers, side.style, padded=side.padded
+    )
+    found = []
+    for number, part in enumerate(parts):
+        whole, width = wholes[number // 2], part.shape[1]
+        before = content - width if number % 2 else 0
+        if kept.lay.beside == "halves":
+            by_head, by_token, before = page * content, width, page * before
+        elif kept.lay.swapped:
+            by_head, by_token = page * content, content
+        else:
+            by_head, by_token = content, heads * content
+        shape, strides = (page, heads), (by_token * size, by_head * size)
+        if kept.lay.swapped:
+            shape, strides = (heads, page), (by_head * size, by_token * size)
+        found.append(
+            Placed(
+                whole.allocation,
+                whole.offset + before * size,
+                (kept.items, *shape, width),
+                (whole.strides[0], *strides, size),
+                pool.dtype,
+            )
+        )
+    return found
+
+
 def _planar(
     space: Space, scene: Scene, side: Side, pool: Pool, parts: tuple[Part, ...], kept: Keeping, tp: int
 ) -> list[Placed]:
@@ -231,10 +268,23 @@ def _constructed(
     block = lay.block if kept.deal == "cyclic" else 1
     dealt: dict[str, Any] = {"partition": state.Partition(kept.deal, kept.size, kept.index, block)}
     windowed: dict[str, Any] = {"window": pool.window or None, "group": pool.group, "replicated": replicated}
-    if pool.build in ("kv", "window"):
+    if pool.build == "beside" and lay.beside:
+        pages = {layer: _joined(each["k"], each["v"], lay) for layer, each in nested.items()}
+        return state.fused_pages(
+            pages,
+            heads=first.heads[0][1],
+            tp=rank,
+            keys=first.shape[1],
+            halves=lay.beside == "halves",
+            window=pool.window or None,
+            replicated=replicated,
+            **dealt,
+            **kinds,
+        )
+    if pool.build in ("kv", "window", "beside"):
         pairs = {layer: (each["k"], each["v"]) for layer, each in nested.items()}
         heads: dict[str, Any] = {"heads": first.heads[0][1], "tp": rank, "order": "hnd" if lay.swapped else "nhd"}
-        if pool.build == "window":
+        if pool.window:
             return state.window_pages(pairs, window=pool.window, replicated=replicated, **heads, **common)
         return state.kv_pages(pairs, replicated=replicated, **heads, **dealt, **kinds)
     if pool.build in ("fused", "opaque"):
@@ -318,6 +368,18 @@ def _with_heads_first(pages: state.Memory, lay: Lay, build: str) -> state.Memory
     else:
         shape, strides = (count, b, a, pages.shape[3]), (size, y, x, pages.strides[3])
     return msgspec.structs.replace(pages, shape=shape, strides=strides)
+
+
+def _joined(keys: state.Memory, values: state.Memory, lay: Lay) -> state.Memory:
+    """``[pages, heads, tokens, content]`` around keys and values that take turns."""
+    count, a, b, width = keys.shape
+    content = width + values.shape[3]
+    heads, tokens = (a, b) if lay.swapped else (b, a)
+    by_head, by_token = keys.strides[1:3] if lay.swapped else keys.strides[2:0:-1]
+    if lay.beside == "halves":
+        by_token = content * keys.itemsize
+    shape, strides = (count, heads, tokens, content), (keys.strides[0], by_head, by_token, keys.itemsize)
+    return msgspec.structs.replace(keys, shape=shape, strides=strides)
 
 
 def _raw(states: dict[str, state.Memory]) -> state.Memory:

@@ -77,6 +77,8 @@ class Lay:
     """Positions of an item; 0 where there is one item a request."""
     ring: int = 0
     swapped: bool = False
+    beside: str = ""
+    """How keys and values are in one page: in ``pairs`` for each token, or in ``halves`` of a head's page; or not."""
     deal: str = "all"
     block: int = 1
     whole: int | None = None

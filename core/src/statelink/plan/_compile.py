@@ -13,6 +13,7 @@ from statelink.errors import MismatchError, StateError
 
 from ._boxes import Box, Runs, runs_of
 from ._content import Parts
+from ._join import BufferPair, join
 from ._pairing import granule_of
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class ComponentPlan(NamedTuple):
         target: The destination's component.
         granule: Number of positions that move together; 1 if items do not stand for positions.
         groups: All buffer pairs, by geometry and layer.
-        fused: The same bytes, with buffers of one region joined if that makes longer runs. Used for pushes of all
-            layers.
+        layered: The same bytes, with buffers of one layer joined that lie in one item. Used for pushes of some layers.
+        fused: The same, with buffers of all layers joined that lie in one item. Used for pushes of all layers.
         granule_nbytes: Bytes of one granule in all buffers together.
         layer_nbytes: The same for each model layer, with `NO_LAYER` for buffers without one.
         parts: Which part of the model's state each buffer is, for digests.
@@ -85,6 +86,7 @@ class ComponentPlan(NamedTuple):
     target: Component
     granule: int
     groups: tuple[Group, ...]
+    layered: tuple[Group, ...]
     fused: tuple[Group, ...]
     granule_nbytes: int
     layer_nbytes: dict[int, int]
@@ -120,13 +122,6 @@ class PairPlan(NamedTuple):
     digest: bytes
 
 
-class _Pair(NamedTuple):
-    source: Buffer
-    target: Buffer
-    runs: Runs
-    boxes: tuple[Box, ...]
-
-
 def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -> PairPlan:
     """Check an assignment against both inventories and compile it.
 
@@ -134,7 +129,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
         MismatchError: One side lacks something that the assignment names, or the sides do not fit together.
         StateError: An address does not fit into 64 bits.
     """
-    plans: dict[str, list[_Pair]] = {}
+    plans: dict[str, list[BufferPair]] = {}
     tables: dict[tuple[int, int, int], Runs] = {}
     cuts: dict[tuple[tuple[Box, ...], int, int], int] = {}
     named: set[tuple[str, str]] = set()
@@ -173,7 +168,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
                     raise _refused(assignment, share, name, "a box of it is not held by both sides")
                 effort.keep(len(made.nbytes))
                 runs = tables[key] = made
-            plans.setdefault(share.component, []).append(_Pair(a, b, runs, share.boxes))
+            plans.setdefault(share.component, []).append(BufferPair(a, b, runs, share.boxes))
     components = {name: _component_plan(source, target, name, pairs) for name, pairs in plans.items()}
     return PairPlan(assignment, components, _digest(source, target, assignment))
 
@@ -208,34 +203,37 @@ class _Effort:
             )
 
 
-def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list[_Pair]) -> ComponentPlan:
+def _component_plan(source: Inventory, target: Inventory, name: str, pairs: list[BufferPair]) -> ComponentPlan:
     theirs, ours = source.component(name), target.component(name)
     layer_nbytes: dict[int, int] = {}
     totals = {id(pair.runs): pair.runs.total for pair in {id(pair.runs): pair for pair in pairs}.values()}
     for pair in pairs:
         layer = NO_LAYER if pair.target.layer is None else pair.target.layer
         layer_nbytes[layer] = layer_nbytes.get(layer, 0) + totals[id(pair.runs)]
-    fused = _fuse(pairs)
     groups = _groups(source, target, pairs)
     granule = granule_of(theirs, ours)
-    joined = _groups(source, target, fused) if len(fused) < len(pairs) else groups
+    layered, fused = (
+        _groups(source, target, joined) if len(joined) < len(pairs) else groups
+        for joined in (join(pairs, MAX_PLAN_RUNS, by_layer=True), join(pairs, MAX_PLAN_RUNS))
+    )
     granules = max(theirs.page // granule, 1)
     return ComponentPlan(
         source=theirs,
         target=ours,
         granule=granule,
         groups=groups,
-        fused=joined,
+        layered=layered,
+        fused=fused,
         granule_nbytes=sum(layer_nbytes.values()),
         layer_nbytes=layer_nbytes,
         parts=Parts(theirs, ours, [(pair.source, pair.target, pair.boxes) for pair in pairs]),
-        item_blocks=granules * sum(len(each.source) * len(each.runs.nbytes) for each in joined),
+        item_blocks=granules * sum(len(each.source) * len(each.runs.nbytes) for each in fused),
         item_nbytes=granules * sum(layer_nbytes.values()),
     )
 
 
-def _groups(source: Inventory, target: Inventory, pairs: list[_Pair]) -> tuple[Group, ...]:
-    alike: dict[tuple[int, int, int], list[_Pair]] = {}
+def _groups(source: Inventory, target: Inventory, pairs: list[BufferPair]) -> tuple[Group, ...]:
+    alike: dict[tuple[int, int, int], list[BufferPair]] = {}
     numbers: dict[tuple[int, int, int], list[int]] = {}
     for number, pair in enumerate(pairs):
         key = id(pair.runs), pair.source.stride, pair.target.stride
@@ -257,39 +255,6 @@ def _groups(source: Inventory, target: Inventory, pairs: list[_Pair]) -> tuple[G
         )
         for key, members in alike.items()
     )
-
-
-def _fuse(pairs: list[_Pair]) -> list[_Pair]:
-    """Join buffers that lie in one item of one region on both sides, such as a page that holds all layers."""
-    nests: dict[tuple[int, int, int, int], list[_Pair]] = {}
-    for pair in pairs:
-        key = (pair.source.region, pair.source.stride, pair.target.region, pair.target.stride)
-        nests.setdefault(key, []).append(pair)
-    fused: list[_Pair] = []
-    for members in nests.values():
-        if len(members) == 1:
-            fused.extend(members)
-            continue
-        low_s = min(pair.source.offset for pair in members)
-        low_t = min(pair.target.offset for pair in members)
-        one_item = all(
-            pair.source.offset - low_s + pair.source.layout.nbytes <= pair.source.stride
-            and pair.target.offset - low_t + pair.target.layout.nbytes <= pair.target.stride
-            for pair in members
-        )
-        if not one_item or sum(len(pair.runs.nbytes) for pair in members) > MAX_PLAN_RUNS:
-            fused.extend(members)
-            continue
-        shifted = [pair.runs.shifted(pair.source.offset - low_s, pair.target.offset - low_t) for pair in members]
-        fused.append(
-            _Pair(
-                msgspec.structs.replace(members[0].source, offset=low_s, layer=None),
-                msgspec.structs.replace(members[0].target, offset=low_t, layer=None),
-                Runs.union(shifted),
-                members[0].boxes,
-            )
-        )
-    return fused
 
 
 def _addresses(inventory: Inventory, buffers: list[Buffer]) -> U64:

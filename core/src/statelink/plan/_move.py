@@ -76,7 +76,7 @@ class Move:
         """
         if not self.nbytes:
             return
-        groups = self._plan.fused if self.layers is None else self._plan.groups
+        groups = self._plan.fused if self.layers is None else self._plan.layered
         for group in groups:
             yield from self._group_blocks(_of_layers(group, self.layers), max_blocks)
 

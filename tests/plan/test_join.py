@@ -1,0 +1,125 @@
+"""Keys and values that take turns in a page move as the page does, and meet separate arrays on the other side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from statelink import plan, state
+from statelink.plan import compile_pair, route
+
+from .small import STEP, Moved, describe, moves, pointer
+
+if TYPE_CHECKING:
+    from statelink.state import Inventory, Memory
+
+PAGES, HEADS, PAGE, DIM, LAYERS = 6, 2, 4, 3, 3
+CONTENT = 2 * DIM
+WHOLE = HEADS * PAGE * CONTENT
+"""Bytes of a page of one layer."""
+
+
+def stacked(number: int, order: str, page: int = PAGE) -> dict[int, Memory]:
+    """One allocation with the pages of all layers in some order, by layer as ``[pages, heads, tokens, content]``."""
+    sizes = dict(zip("LBHNC", (LAYERS, PAGES, HEADS, page, CONTENT), strict=True))
+    stride, at = {}, 1
+    for axis in reversed(order):
+        stride[axis], at = at, at * sizes[axis]
+    region = state.Region(number * STEP, at)
+    return {
+        layer: state.Memory.pointer(
+            number * STEP + layer * stride["L"],
+            tuple(sizes[axis] for axis in "BHNC"),
+            "uint8",
+            1,
+            strides=tuple(stride[axis] for axis in "BHNC"),
+            region=region,
+        )
+        for layer in range(LAYERS)
+    }
+
+
+def fused(name: str, number: int, order: str = "LBHNC", page: int = PAGE, **fields: Any) -> Inventory:
+    return describe(name, state.fused_pages(stacked(number, order, page), heads=HEADS, keys=DIM, **fields))
+
+
+def apart(name: str) -> Inventory:
+    """Keys and values in arrays of their own, tokens before heads."""
+    shape = PAGES, PAGE, HEADS, DIM
+    pairs = {layer: (pointer(10 + 2 * layer, *shape), pointer(11 + 2 * layer, *shape)) for layer in range(LAYERS)}
+    return describe(name, state.kv_pages(pairs, heads=HEADS))
+
+
+def every(source: Inventory, target: Inventory, tokens: int, ids: tuple[Any, Any], **more: Any) -> list[Moved]:
+    return moves(source, target, None, "kv", ids, tokens=tokens, **more)
+
+
+def compiled(source: Inventory, target: Inventory) -> plan.ComponentPlan:
+    (part,) = (part for part in route([source], [target]) if part.shares)
+    return compile_pair(source, target, part).components["kv"]
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_page_that_is_alike_on_both_sides_is_one_block(halves: bool) -> None:
+    found = every(fused("p", 1, halves=halves), fused("d", 2, halves=halves), 8, ([4, 1], [0, 3]))
+    area = PAGES * WHOLE
+    expected = [
+        (STEP + layer * area + s * WHOLE, 2 * STEP + layer * area + t * WHOLE, WHOLE)
+        for layer in range(LAYERS)
+        for s, t in ((4, 0), (1, 3))
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+def test_layers_that_are_alike_share_one_table_and_one_group() -> None:
+    component = compiled(fused("p", 1), fused("d", 2))
+    assert [len(group.source) for group in component.fused] == [LAYERS]
+    assert [len(group.source) for group in component.layered] == [LAYERS]
+    assert component.layered[0].layers.tolist() == [0, 1, 2]
+    assert sum(len(group.source) for group in component.groups) == 2 * LAYERS
+    assert component.item_blocks == LAYERS
+    assert component.block_nbytes == WHOLE
+
+
+def test_a_push_of_one_layer_is_joined_too() -> None:
+    found = every(fused("p", 1, "BLHNC"), fused("d", 2, "BLHNC"), 4, ([5], [2]), layers=(1, 2))
+    envelope = LAYERS * WHOLE
+    assert found == [(STEP + 5 * envelope + WHOLE, 2 * STEP + 2 * envelope + WHOLE, WHOLE)]
+
+
+def test_pages_that_hold_all_layers_are_one_block() -> None:
+    found = every(fused("p", 1, "BLHNC"), fused("d", 2, "BLHNC"), 4, ([5], [2]))
+    envelope = LAYERS * WHOLE
+    assert found == [(STEP + 5 * envelope, 2 * STEP + 2 * envelope, envelope)]
+
+
+def test_a_page_goes_into_a_larger_one_head_by_head() -> None:
+    found = every(fused("p", 1), fused("d", 2, page=2 * PAGE), 8, ([3, 4], [1]), layers=(0, 1))
+    row = PAGE * CONTENT
+    expected = [
+        (STEP + page * WHOLE + head * row, 2 * STEP + 2 * WHOLE + (2 * head + part) * row, row)
+        for part, page in enumerate((3, 4))
+        for head in range(HEADS)
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+def test_keys_and_values_of_a_page_go_into_arrays_of_their_own() -> None:
+    found = every(fused("p", 1), apart("d"), PAGE, ([2], [5]), layers=(1, 2))
+    base = STEP + (PAGES + 2) * WHOLE
+    expected = [
+        (base + (head * PAGE + token) * CONTENT + part * DIM, array + ((5 * PAGE + token) * HEADS + head) * DIM, DIM)
+        for part, array in enumerate((12 * STEP, 13 * STEP))
+        for token in range(PAGE)
+        for head in range(HEADS)
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+def test_what_would_make_too_long_tables_is_moved_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statelink.plan._compile.MAX_PLAN_RUNS", 2 * HEADS * PAGE)
+    source, target = fused("p", 1), fused("d", 2)
+    assert compiled(source, target).item_blocks == LAYERS
+    monkeypatch.setattr("statelink.plan._compile.MAX_PLAN_RUNS", 2 * HEADS * PAGE - 1)
+    assert compiled(source, target).item_blocks == LAYERS * 2 * HEADS * PAGE

@@ -153,12 +153,13 @@ class Aux(Component):
     name: str = "aux"
     rows: int = 12
     widths: tuple[tuple[str, int, str], ...] = (("ids", 16, "int32"), ("logprobs", 20, "float32"))
+    optional: bool = False
 
     def shapes(self) -> Shapes:
         return {label: ((self.rows, width), dtype) for label, width, dtype in self.widths}
 
     def describe(self, arrays: dict[str, Array]) -> state.Described:
-        return state.aux_rows(arrays, name=self.name, replicated=True, format=self.format)
+        return state.aux_rows(arrays, name=self.name, replicated=True, optional=self.optional, format=self.format)
 
 
 def hybrid(**changes: Component | None) -> tuple[Component, ...]:

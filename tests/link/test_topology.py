@@ -207,6 +207,29 @@ def test_draft_layers_on_decode_only(two_engines: TwoEngines) -> None:
 
 
 @TCP
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_metadata_rows_on_one_side_only(two_engines: TwoEngines, side: str) -> None:
+    """Prefill's rows go nowhere, and nobody touches decode's; the report says that none moved."""
+    rows = Aux(optional=True)
+    pools = [(Kv(), rows), (Kv(),)] if side == "prefill" else [(Kv(),), (Kv(), rows)]
+    fleet = Fleet(two_engines, pools[:1], pools[1:])
+    fleet.run(200)
+    case = fleet.case(64)
+    (receiving,), (sending,) = fleet.receive(case), fleet.send(case)
+    for room in (receiving, sending):
+        room.succeeded()
+        assert set(room.see().report.moved) == {"kv"}
+
+
+@TCP
+def test_metadata_rows_on_one_side_only_are_refused_unless_they_are_optional(two_engines: TwoEngines) -> None:
+    fleet = Fleet(two_engines, [(Kv(),)], [(Kv(), Aux())])
+    case = fleet.case(64)
+    (receiving,) = fleet.receive(case)
+    assert "component aux (type aux): present on decode, absent on prefill" in receiving.failed()
+
+
+@TCP
 def test_a_decode_rank_that_nobody_owes_anything(two_engines: TwoEngines) -> None:
     """It has a draft, which prefill lacks: it succeeds at once, says that nothing moved, and touches nothing."""
     draft = Kv(name="draft", layers=(40,), optional=True)

@@ -58,6 +58,9 @@ def test_metadata_rows() -> None:
     assert (made.component.name, made.component.type) == ("meta", "aux")
     assert [buffer.layout.dtype for buffer in made.component.buffers] == ["int32", "float16"]
     assert made.component.buffers[1].layout.held == 32
+    assert not any(buffer.optional for buffer in made.component.buffers)
+    (row,) = state.aux_rows({"tokens": zeros(6, 16)}, optional=True).component.buffers
+    assert row.optional
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [

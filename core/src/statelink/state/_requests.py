@@ -190,7 +190,14 @@ def whole_items(
     )
 
 
-def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", replicated: bool = False, format: str = "") -> Described:
+def aux_rows(
+    rows: Mapping[str, Array],
+    *,
+    name: str = "aux",
+    replicated: bool = False,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
     """Rows of metadata, one for each request: named arrays ``[rows, ...]``.
 
     With pipeline parallelism, only the last stage's rows are authoritative. The other stages do not list them.
@@ -200,9 +207,11 @@ def aux_rows(rows: Mapping[str, Array], *, name: str = "aux", replicated: bool =
         name: Component name.
         replicated: Whether other ranks list the same rows with the same bytes, too. A rank with TP > 1 must say so, or
             leave the rows to one rank.
+        optional: Whether the other side may have no rows, as an engine of another kind. Decode's rows then stay as they
+            are, and its engine has to fill them.
         format: Tag for properties that strides do not express. It is compared verbatim.
     """
-    views = [whole_view(label, Memory.of(array), None, False) for label, array in entries(rows, "rows by name")]
+    views = [whole_view(label, Memory.of(array), None, optional) for label, array in entries(rows, "rows by name")]
     return component(name, "aux", views, format=format, replicated=replicated)
 
 

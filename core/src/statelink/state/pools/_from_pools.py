@@ -32,6 +32,7 @@ def from_pools(
     draft_geometry: PoolGeometry | None = None,
     draft_optional: bool = True,
     aux: Mapping[str, Any] | None = None,
+    aux_optional: bool = False,
 ) -> list[Described]:
     """Describe what an engine's pools hold, without knowing their classes.
 
@@ -50,6 +51,7 @@ def from_pools(
         draft_optional: Whether the other side may lack the draft. If it is false on prefill, a decode instance without
             a draft is a mismatch.
         aux: Metadata rows by name, as for `aux_rows`. Every TP rank has the same. Only on the last pipeline stage.
+        aux_optional: Whether the other side may have no metadata rows.
 
     Raises:
         StateError: Something in a pool cannot be described. The error names the pool's class and the method.
@@ -72,7 +74,7 @@ def from_pools(
                 cause=f"this stage holds layers {geometry.span} of {geometry.layers}",
                 hint="pass no aux on the other stages",
             )
-        found.append(aux_rows(aux, replicated=True, format=geometry.format))
+        found.append(aux_rows(aux, replicated=True, optional=aux_optional, format=geometry.format))
     pools = [pool for walk in walks for pool in walk.pools()]
     reader.nothing_left([*pools, *([request_pool] if request_pool is not None else [])])
     return found

@@ -17,14 +17,11 @@ def conform(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["conform", *arguments])
 
 
-def test_a_backend_that_keeps_its_contract(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
+def test_a_backend_that_keeps_its_contract() -> None:
     arguments = (
         "tcp",
         "--option",
         "drain_timeout=2",
-        "--json",
-        str(report),
         "-k",
         "Moving and alignment or Declaration and option",
     )
@@ -32,8 +29,10 @@ def test_a_backend_that_keeps_its_contract(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "tcp: 2 passed in" in done.output
     assert "need not be aligned" in done.output
-    assert "1 of 2: Declaration" in done.output, "it says nothing while it runs"
-    (run,) = json.loads(report.read_text())["runs"]
+    assert "1 of 2: Declaration" in done.stderr, "it says nothing while it runs"
+    done = conform(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    (run,) = json.loads(done.stdout)["runs"]
     assert (run["backend"], run["options"]) == ("tcp", {"drain_timeout": 2})
     assert {clause["theme"] for clause in run["clauses"]} == {"Moving", "Declaration"}
 
@@ -48,6 +47,14 @@ def test_a_backend_that_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Connecting: test_a_damaged_descriptor_is_refused failed" in done.output, "it says nothing while it runs"
     assert "was accepted: b''" in done.output
     assert "wrong-takes-garbage: 1 passed, 1 failed in" in done.output
+
+
+def test_it_stops_at_the_first_failure_if_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    done = conform("wrong-forgets-line", "-k", "Registration or Connecting", "-x")
+    assert done.exit_code == 1, done.output
+    assert ", 1 failed in" in done.output or ": 1 failed in" in done.output
+    assert "stopped at the first clause that failed" in done.output
 
 
 def test_failures_for_one_reason_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

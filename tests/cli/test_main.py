@@ -43,7 +43,7 @@ def test_help_and_version() -> None:
     for flag in ("--help", "-h"):
         printed = run(flag)
         assert printed.startswith("Usage: ")
-        assert re.search(r"backends +List installed backends", printed)
+        assert re.search(r"backends +List the installed backends", printed)
         assert "  demo " in printed
     assert run("--version") == f"statelink, version {statelink.__version__}\n"
     assert "--json" in run("backends", "--help")

@@ -71,6 +71,12 @@ def test_room_that_waits(two_engines: TwoEngines) -> None:
     text = inspect(str(two_engines.decode.pid)).stdout
     assert made.decode.name in text
     assert "kv, aux from rank 0" in " ".join(text.split())
+    # In a table, no row takes more than one line, because peers go by the end of their name.
+    assert f"  {made.prefill.name[-6:]}  prefill  0 " in text
+    assert max(map(len, text.splitlines())) <= 80
+    twice = inspect(str(two_engines.decode.pid), "--watch", "--every", "0.1", "--count", "2", "--json").stdout
+    assert [len(json.loads(line)) for line in twice.splitlines()] == [len(of(two_engines.decode.pid))] * 2
+    assert inspect(str(two_engines.decode.pid), "--watch", "--count", "1").stdout.count(made.decode.name) == 1
     made.push(sending, case)
     made.ended(case, receiving, sending)
     (after,) = (seen for seen in of(two_engines.decode.pid) if seen["link"] == made.decode.name)

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,22 +15,25 @@ from statelink.config import read_options
 from statelink.errors import StatelinkError
 from statelink.registry import Listed, list_backends, load_backend
 
+from ._output import json_option, print_json
+
 __all__ = ["backends"]
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-@click.option("--probe/--no-probe", default=True, help="Import each backend and ask whether it can run here.")
+@json_option
+@click.option("--probe/--no-probe", default=True, help="Import each backend, and ask whether it can run here.")
 def backends(as_json: bool, probe: bool) -> None:
-    """List installed backends: package, version, capabilities, and whether they can run here.
+    """List the installed backends.
 
-    A broken backend is listed with the reason, and does not stop the command.
+    Shows the package, version and capabilities of each, and whether it can run here. A broken backend is listed with
+    the reason, and does not stop the command.
     """
     listed = list_backends()
     shared = {name for name, count in Counter(each.name for each in listed).items() if count > 1}
     rows = [_row(each, each.name in shared, probe) for each in listed]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print_json(rows)
         return
     _print(rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,10 +25,13 @@ from statelink.config import read_options
 from statelink.errors import StatelinkError
 from statelink.registry import load_backend
 
+from ._output import ended_by_signal, json_option, print_json
 from ._pairs import pair
 
 __all__ = ["conform"]
 
+PATIENCE = 20.0
+"""Seconds that an interrupted kit has to end its processes."""
 KIT = "statelink.testing.conformance"
 STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not run": "yellow", "not applicable": "dim"}
 
@@ -35,11 +39,21 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
 @click.command()
 @click.argument("name")
 @click.option(
-    "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of the backend; JSON values."
+    "--option",
+    "-o",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an option of the backend. VALUE is JSON, or else text.",
 )
-@click.option("--memory", default="dram", show_default=True, help="Kind of memory to move, such as cuda:0 or npu:0.")
-@click.option("--allocator", default="", metavar="MODULE:NAME", help="Allocates memory of a device, instead of torch.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
+@click.option("--memory", default="dram", show_default=True, help="Move memory of this kind, such as cuda:0 or npu:0.")
+@click.option(
+    "--allocator",
+    default="",
+    metavar="MODULE:NAME",
+    help="Allocate memory of a device with this function instead of torch.",
+)
+@json_option
 @click.option(
     "-k",
     "expression",
@@ -52,8 +66,9 @@ STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not ru
     type=click.FloatRange(min=0.1),
     default=30.0,
     show_default=True,
-    help="Seconds within which a failure must be reported, such as the death of a peer.",
+    help="Wait this many seconds at most for the report of a failure, such as the death of a peer.",
 )
+@click.option("--exitfirst", "-x", is_flag=True, help="Stop at the first clause that fails.")
 @click.option("--require", is_flag=True, help="Fail instead of skipping if the backend cannot run on this machine.")
 @click.option("--verbose", "-v", is_flag=True, help="Show pytest's own output, with tracebacks of failures.")
 def conform(
@@ -61,16 +76,18 @@ def conform(
     pairs: tuple[str, ...],
     memory: str,
     allocator: str,
-    path: Path | None,
+    as_json: bool,
     expression: str,
     patience: float,
+    exitfirst: bool,
     require: bool,
     verbose: bool,
 ) -> None:
-    """Run every clause of the backend contract against backend NAME.
+    """Test a backend against its contract.
 
-    Needs the extra `statelink[testing]`, and torch to allocate memory of a device. Exits with 0 if the backend keeps
-    every clause that could be run, with 1 if it breaks one, and with 2 if none could be run.
+    Runs every clause of the backend contract against backend NAME. Needs the extra `statelink[testing]`, and torch to
+    allocate memory of a device. Exits with 0 if the backend keeps every clause that could be run, with 1 if it breaks
+    one, and with 2 if none could be run.
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException("the conformance kit needs pytest\nhint: pip install 'statelink[testing]'")
@@ -105,6 +122,7 @@ def conform(
             *(["--statelink-require"] if require else []),
         ]
         command += ["-k", expression] if expression else []
+        command += ["--exitfirst"] if exitfirst else []
         command += ["--tb", "short"] if verbose else []
         environment = {
             **os.environ,
@@ -114,36 +132,53 @@ def conform(
             "STATELINK_CONFORM_PATIENCE": str(patience),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        said = _run(command, environment, verbose)
+        # Tracebacks go to standard error if standard output is for the JSON.
+        said = _run(command, environment, shown=(2 if as_json else 1) if verbose else None)
         if not report.exists() or not (runs := json.loads(report.read_text())["runs"]):
             raise click.ClickException(f"no clause was run\n{said}".rstrip())
-        if path is not None:
-            path.write_bytes(report.read_bytes())
-    raise SystemExit(_show(name, runs[0]["clauses"]))
+    clauses = runs[0]["clauses"]
+    if as_json:
+        print_json({"runs": runs})
+    else:
+        _show(name, clauses)
+        if exitfirst and any(clause["verdict"] == "failed" for clause in clauses):
+            click.echo("stopped at the first clause that failed; without -x, the others run, too")
+    raise SystemExit(_verdict(clauses))
 
 
-def _run(command: list[str], environment: dict[str, str], verbose: bool) -> str:
-    """Run the kit, and show its progress. Returns what pytest printed, unless that was shown."""
+def _run(command: list[str], environment: dict[str, str], shown: int | None) -> str:
+    """Run the kit, and show its progress. Returns what pytest printed, unless that went to the descriptor ``shown``."""
     reader, writer = os.pipe()
-    with tempfile.TemporaryFile("w+") as output, os.fdopen(reader) as lines:
-        shown = None if verbose else output
+    with tempfile.TemporaryFile("w+") as output, os.fdopen(reader) as lines, ended_by_signal():
         process = subprocess.Popen(
             [*command, "--statelink-progress", str(writer)],
             env=environment,
             pass_fds=[writer],
-            stdout=shown,
-            stderr=subprocess.STDOUT if shown else None,
+            stdout=output if shown is None else shown,
+            stderr=subprocess.STDOUT,
+            # In a session of its own, so that an interrupt at the terminal reaches it once: from here.
+            start_new_session=True,
         )
         os.close(writer)
         try:
             _follow(lines)
         except BaseException:
-            process.terminate()
+            _interrupt(process)
             raise
         finally:
             process.wait()
         output.seek(0)
         return output.read()
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """End the kit. It gets time to end the processes of its clauses."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(PATIENCE)
+    except BaseException:
+        process.kill()
+        raise
 
 
 def _follow(lines: Iterable[str]) -> None:
@@ -166,8 +201,14 @@ def _follow(lines: Iterable[str]) -> None:
             theme = told["theme"]
 
 
-def _show(name: str, clauses: list[dict[str, Any]]) -> int:
-    """Print a summary. Returns the exit status."""
+def _verdict(clauses: list[dict[str, Any]]) -> int:
+    """The exit status."""
+    counts = Counter(clause["verdict"] for clause in clauses)
+    return 1 if counts["failed"] else 0 if counts["passed"] else 2
+
+
+def _show(name: str, clauses: list[dict[str, Any]]) -> None:
+    """Print a summary."""
     console = Console()
     sentences: dict[tuple[str, str], Counter[str]] = {}
     for clause in clauses:
@@ -194,7 +235,6 @@ def _show(name: str, clauses: list[dict[str, Any]]) -> int:
     counts = Counter(clause["verdict"] for clause in clauses)
     seconds = sum(clause["seconds"] for clause in clauses)
     console.print(Text(f"\n{name}: {', '.join(f'{n} {what}' for what, n in counts.most_common())} in {seconds:.0f} s"))
-    return 1 if counts["failed"] else 0 if counts["passed"] else 2
 
 
 def _explain(console: Console, group: list[dict[str, Any]]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +19,7 @@ from statelink.registry import list_backends, load_backend
 
 from ._loopback import Meant, loopback
 from ._machine import look
+from ._output import json_option, print_json
 from ._pairs import pair
 
 __all__ = ["doctor"]
@@ -30,22 +30,40 @@ STYLES = {Verdict.OK: "green", Verdict.PROBLEM: "bold red", Verdict.NOT_APPLICAB
 @click.command()
 @click.argument("name", required=False)
 @click.option(
-    "--option", "-o", "pairs", multiple=True, metavar="KEY=VALUE", help="An option of backend NAME; JSON values."
+    "--option",
+    "-o",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an option of backend NAME. VALUE is JSON, or else text.",
 )
-@click.option("--memory", default="", metavar="KIND", help="Kind of memory to move over backend NAME.  [default: dram]")
-@click.option("--allocator", default="", metavar="MODULE:NAME", help="Allocates memory of a device, instead of torch.")
-@click.option("--loopback/--no-loopback", "transfer", default=True, help="Move bytes from this machine to itself.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option(
+    "--memory", default="", metavar="KIND", help="Move memory of this kind over backend NAME.  [default: dram]"
+)
+@click.option(
+    "--allocator",
+    default="",
+    metavar="MODULE:NAME",
+    help="Allocate memory of a device with this function instead of torch.",
+)
+@click.option(
+    "--loopback/--no-loopback",
+    "transfer",
+    default=True,
+    help="Move bytes from this machine to itself, over each backend.",
+)
+@json_option
 def doctor(
     name: str | None, pairs: tuple[str, ...], memory: str, allocator: str, transfer: bool, as_json: bool
 ) -> None:
-    """Check this machine, and backend NAME or every installed one, up to a real transfer.
+    """Check this machine and its backends.
 
-    Each line is ok, a problem with a hint, or not applicable here. Exits with 1 if there is a problem, otherwise with
-    0. A backend that cannot run on this machine is a problem if it is NAME, or if the configuration names it.
+    Checks backend NAME, or every installed one, up to a real transfer. Each line is ok, a problem with a hint, or not
+    applicable here. Exits with 1 if there is a problem, otherwise with 0. A backend that cannot run on this machine is
+    a problem if it is NAME, or if the configuration names it.
     """
     if (pairs or memory) and name is None:
-        raise click.UsageError("options and memory are those of one backend: say which")
+        raise click.UsageError("--option and --memory need a backend NAME")
     options = dict(pair(each) for each in pairs)
     names = [name] if name else sorted({each.name for each in list_backends()})
     meant = name or _configured()
@@ -140,7 +158,7 @@ def _write(seen: list[tuple[str, Check]], fine: bool) -> None:
         {"about": about, "what": each.what, "verdict": each.verdict.value, "found": each.found, "hint": each.hint}
         for about, each in seen
     ]
-    click.echo(msgspec.json.format(msgspec.json.encode({"ok": fine, "checks": checks})).decode())
+    print_json({"ok": fine, "checks": checks})
 
 
 def _print(console: Console, about: str, rows: list[Check]) -> None:

@@ -15,6 +15,9 @@ from statelink.errors import StatelinkError
 from statelink.explain import Rank, Report, preset, presets, read_side
 from statelink.explain import explain as report_of
 
+from ._output import json_option, print_json
+from ._words import size
+
 __all__ = ["explain"]
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -34,27 +37,33 @@ def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.command()
 @click.argument("prefill", type=FILE)
 @click.argument("decode", type=FILE)
-@click.option("--tokens", default=8192, show_default=True, type=click.IntRange(min=1), help="Tokens of the prompt.")
 @click.option(
-    "--prefix", default=0, show_default=True, type=click.IntRange(min=0), help="Number of tokens that decode holds."
+    "--tokens", default=8192, show_default=True, type=click.IntRange(min=1), help="Plan a prompt of this many tokens."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option(
+    "--prefix",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Plan with this many tokens that decode holds.",
+)
+@json_option
 @click.option(
     "--presets", is_flag=True, is_eager=True, expose_value=False, callback=_list_presets, help="List the known models."
 )
 def explain(prefill: Path, decode: Path, tokens: int, prefix: int, as_json: bool) -> None:
-    """Say whether two fleets can work together, and what a request costs.
+    """Plan a request between two fleets.
 
-    PREFILL and DECODE are TOML files: `preset = "..."` or a section [model], and a section [layout]. Needs no
-    accelerator, and allocates nothing. If the two cannot work together, prints the error that links would raise, and
-    exits with 1.
+    Says whether the two can work together, and what a request between them costs. PREFILL and DECODE are TOML files:
+    `preset = "..."` or a section [model], and a section [layout]. Needs no accelerator, and allocates nothing. If the
+    two cannot work together, prints the error that links would raise, and exits with 1.
     """
     try:
         report = report_of(read_side(prefill, "prefill"), read_side(decode, "decode"), tokens=tokens, prefix=prefix)
     except StatelinkError as error:
         _refuse(error, as_json)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json(report)
     else:
         _print(report)
 
@@ -63,7 +72,7 @@ def _refuse(error: StatelinkError, as_json: bool) -> NoReturn:
     if not as_json:
         raise click.ClickException(str(error))
     refused = {"refused": {**msgspec.to_builtins(error.reason), "message": str(error)}}
-    click.echo(msgspec.json.format(msgspec.json.encode(refused)).decode())
+    print_json(refused)
     raise SystemExit(1)
 
 
@@ -72,7 +81,7 @@ def _print(report: Report) -> None:
     fleets = [f"{len(ranks)} rank{'s' * (len(ranks) > 1)}" for ranks in (report.prefill, report.decode)]
     held = f", of which decode holds {report.prefix:,}" if report.prefix else ""
     console.print(Text(f"{report.model}: {fleets[0]} of prefill can serve {fleets[1]} of decode"))
-    console.print(Text(f"a request of {report.tokens:,} tokens{held}: {_size(report.nbytes)}"))
+    console.print(Text(f"a request of {report.tokens:,} tokens{held}: {size(report.nbytes)}"))
     console.print(Text("(blocks × mean size, with consecutive pages and with scattered ones)\n"))
 
     table = _table("prefill", "decode", "component", "bytes", "consecutive", "scattered")
@@ -104,7 +113,7 @@ def _print(report: Report) -> None:
     for side, ranks, verb in (("prefill", report.prefill, "sends"), ("decode", report.decode, "receives")):
         for rank in ranks:
             idle = "" if rank.told_by is None else f"no part: told so by decode {decode[rank.told_by]}"
-            table.add_row(*map(Text, (f"{side} {_label(rank)} {verb}", _size(rank.nbytes), idle)))
+            table.add_row(*map(Text, (f"{side} {_label(rank)} {verb}", size(rank.nbytes), idle)))
     console.print(table)
 
 
@@ -117,18 +126,9 @@ def _table(*titles: str) -> Table:
 
 
 def _counts(nbytes: int, *blocks: int) -> tuple[str, ...]:
-    return _size(nbytes), *(f"{count:,} × {_size(nbytes // count)}" if count else "0" for count in blocks)
+    return size(nbytes), *(f"{count:,} × {size(nbytes // count)}" if count else "0" for count in blocks)
 
 
 def _label(rank: Rank) -> str:
     axes = " ".join(f"{name}{index}" for name, index in rank.axes.items())
     return f"{rank.rank} ({axes})" if axes else str(rank.rank)
-
-
-def _size(nbytes: int) -> str:
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from statelink.link import ask, sockets
+from ._output import json_option, print_json
+from ._snapshots import Answer, Answers, answers, named
+from ._watching import count_option, every_option, watch
+from ._words import duration, size
 
 __all__ = ["inspect"]
 
@@ -21,68 +23,105 @@ REMEMBERED = frozenset({"tombstones", "gone", "seen", "unmet"})
 
 @click.command()
 @click.argument("which", metavar="[PID|PATH]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of snapshots instead of tables.")
-def inspect(which: str | None, as_json: bool) -> None:
-    """Show peers, rooms and held memory of this user's links, or of one process or socket."""
-    paths = _paths(which)
-    snapshots = []
-    for path in paths:
-        try:
-            snapshots.append((path, ask(path)))
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            click.echo(f"{path} does not answer: {why}", err=True)
+@json_option
+@click.option("--watch", "watching", is_flag=True, help="Look again and again, until an interrupt.")
+@every_option
+@count_option
+def inspect(which: str | None, as_json: bool, watching: bool, every: float, count: int | None) -> None:
+    """Show what running links do.
+
+    Shows peers, rooms, held memory and queues of this user's links, or of one process or socket. With --json, prints an
+    array of snapshots; with --watch, too, one on each line. Exits with 1 if a link does not answer.
+    """
+    if watching or count is not None:
+        if as_json:
+            watch(lambda: _plain(answers(which)), None, every, count)
+        else:
+            watch(lambda: answers(which), _render, every, count)
+        return
+    found = answers(which)
+    for line in found.silent:
+        click.echo(line, err=True)
     if as_json:
-        click.echo(json.dumps([seen for _, seen in snapshots], indent=2))
-    else:
-        console = Console()
-        if not paths:
-            console.print("no link of this user is open on this machine")
-        for path, seen in snapshots:
-            _show(console, path, seen)
-    if len(snapshots) < len(paths):
+        print_json(_plain(found))
+    elif found.given or not found.silent:
+        Console().print(_render(found._replace(silent=[])))
+    if found.silent:
         raise SystemExit(1)
 
 
-def _paths(which: str | None) -> list[Path]:
-    if which is None:
-        return sockets()
-    if not which.isdigit():
-        return [Path(which)]
-    found = [path for path in sockets() if path.name.partition("-")[0] == which]
-    if not found:
-        raise click.ClickException(f"process {which} has no open link of this user")
-    return found
+def _plain(found: Answers) -> list[dict[str, Any]]:
+    return [each.seen for each in found.given]
 
 
-def _show(console: Console, path: Path, seen: dict[str, Any]) -> None:
-    counts = ", ".join(f"{count} {status}" for status, count in seen["rooms"].items() if count) or "none"
-    lines = (
-        f"{seen['link']}: {seen['role']} rank {seen['rank']} of {seen['instance']}",
-        f"{seen['address']} over {seen['backend']}, process {path.name.partition('-')[0]}",
-        f"rooms: {counts}",
-        f"held: {_amounts(seen['held_bytes'])}",
-        f"quarantined: {_amounts(seen['quarantined_bytes'])}",
-        "waiting: " + ", ".join(f"{name} {depth}" for name, depth in seen["load"].items() if name not in REMEMBERED),
-    )
-    for line in lines:
-        console.print(Text(line))
-    _table(console, "peers", seen["ranks"], ("peer", "role", "rank", "instance", "state", "age", "heard", "transport"))
-    _table(console, "oldest rooms", seen["oldest"], ("room", "role", "status", "age", "holds", "waits_for", "reason"))
-    console.print()
+def _render(found: Answers) -> RenderableType:
+    parts: list[RenderableType] = [Text(line) for line in found.silent]
+    if not found.given and not found.silent:
+        parts.append(Text("no link of this user is open on this machine"))
+    for answer in found.given:
+        parts += _link(answer)
+    return Group(*parts)
+
+
+def _link(answer: Answer) -> list[RenderableType]:
+    seen = answer.seen
+    rooms = ", ".join(f"{count} {status}" for status, count in seen["rooms"].items() if count) or "none"
+    load = {name: depth for name, depth in seen["load"].items() if depth and name not in REMEMBERED}
+    facts = {
+        "link": seen["link"],
+        "address": seen["address"],
+        "rooms": rooms,
+        "held": _amounts(seen["held_bytes"]),
+        "quarantined": _amounts(seen["quarantined_bytes"]),
+        "queues": ", ".join(f"{depth} {name.replace('_', ' ')}" for name, depth in load.items()) or "empty",
+    }
+    about = Table(box=None, pad_edge=False, show_header=False)
+    about.add_column(no_wrap=True, style="dim")
+    about.add_column(overflow="fold")
+    for name, value in facts.items():
+        about.add_row(Text(name), Text(value))
+    head = f"{seen['role']} rank {seen['rank']} of {seen['instance']}, process {answer.pid}, over {seen['backend']}"
+    if seen["suspended"]:
+        head += ", suspended"
+    parts: list[RenderableType] = [Text(head, style="bold"), Padding(about, (0, 0, 0, 2))]
+    if seen["ranks"]:
+        parts.append(Padding(_ranks(seen["ranks"]), (0, 0, 0, 2)))
+    if seen["oldest"]:
+        parts.append(Padding(_rooms(seen["oldest"]), (0, 0, 0, 2)))
+    return [*parts, Text("")]
+
+
+def _ranks(ranks: list[dict[str, Any]]) -> Table:
+    table = _table("peer", "role", "rank", "instance", "state", "age", "heard", "transport", wide="instance")
+    for each in ranks:
+        rank = "-" if each["rank"] is None else str(each["rank"])
+        instance, transport = str(each["instance"] or "-"), each["transport"] or "-"
+        heard = "never" if each["heard"] is None else duration(each["heard"])
+        cells = (named(each["peer"]), each["role"], rank, instance, each["state"], duration(each["age"]), heard)
+        table.add_row(*map(Text, (*cells, transport)))
+    return table
+
+
+def _rooms(rooms: list[dict[str, Any]]) -> Table:
+    table = _table("room", "role", "status", "age", "memory", "waits for", wide="waits for")
+    for each in rooms:
+        waits = f"{each['waits_for']} ({each['reason']})" if each["reason"] else each["waits_for"]
+        memory = "held" if each["holds"] else "-"
+        cells = (str(each["room"]), each["role"], each["status"], duration(each["age"]), memory, waits)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _table(*columns: str, wide: str) -> Table:
+    """A table of which one column has all the width that the others leave."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column != wide, overflow="fold" if column == wide else "ellipsis")
+    return table
 
 
 def _amounts(by: dict[str, int]) -> str:
-    inner = ", ".join(f"{name} {nbytes}" for name, nbytes in by.items())
-    return f"{sum(by.values())} bytes" + (f" ({inner})" if inner else "")
-
-
-def _table(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    if not rows:
-        return
-    table = Table(title=title, title_justify="left", box=None)
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("-" if row[column] is None else str(row[column])) for column in columns))
-    console.print(table)
+    if not any(by.values()):
+        return "nothing"
+    inner = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in by.items())
+    return f"{size(sum(by.values()))} ({inner})"

@@ -8,23 +8,28 @@ from pathlib import Path
 import click
 import zmq
 
-from statelink.errors import StatelinkError
 from statelink.wire import Keys, read_secret
+
+from ._output import json_option, print_json
 
 __all__ = ["keys"]
 
 
 @click.group()
 def keys() -> None:
-    """Make and show the keys with which links and the rendezvous server authenticate."""
+    """Make and show keys.
+
+    Links and the rendezvous server authenticate with them.
+    """
 
 
 @keys.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def new(file: Path) -> None:
-    """Make a key pair: the secret key in FILE (mode 0600), the public key in FILE.pub.
+@json_option
+def new(file: Path, as_json: bool) -> None:
+    """Make a key pair.
 
-    Existing files are not overwritten.
+    Writes the secret key to FILE, with mode 0600, and the public key to FILE.pub. Existing files are not overwritten.
     """
     beside = file.with_name(f"{file.name}.pub")
     for each in (file, beside):
@@ -36,6 +41,9 @@ def new(file: Path) -> None:
         _write(beside, public, 0o644)
     except OSError as error:
         raise click.ClickException(f"{error.filename} cannot be written: {error.strerror}") from error
+    if as_json:
+        print_json({"secret_file": str(file), "public_file": str(beside), "public": public})
+        return
     click.echo(f"secret key: {file} (mode 0600; it stays where its process runs)")
     click.echo(f"public key: {beside}")
     click.echo(f"\n{public}\n")
@@ -48,14 +56,19 @@ def new(file: Path) -> None:
 
 @keys.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def show(file: Path) -> None:
-    """Print the public key that belongs to the secret key in FILE."""
+@json_option
+def show(file: Path, as_json: bool) -> None:
+    """Print the public key of a secret key.
+
+    FILE holds the secret key.
+    """
     if file.suffix == ".pub" and file.is_file():
         raise click.ClickException(f"{file} holds a public key\nhint: FILE is that of the secret key")
-    try:
-        click.echo(Keys(secret=read_secret(file)).public)
-    except StatelinkError as error:
-        raise click.ClickException(str(error)) from error
+    public = Keys(secret=read_secret(file)).public
+    if as_json:
+        print_json({"public": public})
+    else:
+        click.echo(public)
 
 
 def _write(file: Path, key: str, mode: int) -> None:

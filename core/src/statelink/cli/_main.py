@@ -16,6 +16,7 @@ from ._explain import explain
 from ._inspect import inspect
 from ._keys import keys
 from ._new_backend import new_backend
+from ._output import Program
 from ._rendezvous import rendezvous
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ BROUGHT_BY = {"demo": "statelink-demo"}
 """Commands of other packages that are listed even if the package is not installed."""
 
 
-class _Commands(click.Group):
+class _Commands(Program):
     """Lists commands of other packages by name, and imports only the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -15,6 +15,8 @@ from statelink import __version__
 from statelink.backend import API_VERSION
 from statelink.registry import known_packages, list_backends
 
+from ._output import json_option, print_json
+
 __all__ = ["new_backend"]
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -36,9 +38,10 @@ FILES: Final = {
     "--directory",
     "-d",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to put it: a folder that does not exist yet, or is empty.  [default: ./statelink-NAME]",
+    help="Write the package to this folder, which must be empty or absent.  [default: ./statelink-NAME]",
 )
-def new_backend(name: str, directory: Path | None) -> None:
+@json_option
+def new_backend(name: str, directory: Path | None, as_json: bool) -> None:
     """Make a package with a backend called NAME.
 
     The package can be installed, and passes the conformance kit: its backend moves bytes between the links of one
@@ -65,6 +68,9 @@ def new_backend(name: str, directory: Path | None) -> None:
         _write(folder, words)
     except OSError as error:
         raise click.ClickException(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+    if as_json:
+        print_json({"backend": name, "package": distribution, "module": words["module"], "folder": str(folder)})
+        return
     click.echo(f"{folder}: backend {name!r}, package {distribution}\n")
     click.echo(f"    pip install -e '{folder}[test]'")
     click.echo("    statelink backends")

@@ -1,0 +1,74 @@
+"""Asks running links of this user for their snapshots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from statelink.link import ask, sockets
+
+__all__ = ["Answer", "Answers", "answers", "named"]
+
+
+class Answer(NamedTuple):
+    """What one link answered.
+
+    Attributes:
+        path: Its socket.
+        pid: Its process.
+        seen: The snapshot.
+    """
+
+    path: Path
+    pid: str
+    seen: dict[str, Any]
+
+
+class Answers(NamedTuple):
+    """What the links answered.
+
+    Attributes:
+        given: One for each link that answered.
+        silent: A line about each link that did not.
+    """
+
+    given: list[Answer]
+    silent: list[str]
+
+
+def answers(which: str | None) -> Answers:
+    """Ask every link of this user on this machine, or those of one process, or the one at a socket.
+
+    Args:
+        which: A process id, or the path of a socket.
+
+    Raises:
+        click.ClickException: The process has no open link.
+    """
+    given, silent = [], []
+    for path in _paths(which):
+        try:
+            given.append(Answer(path, path.name.partition("-")[0], ask(path)))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            silent.append(f"{path} does not answer: {why}")
+    return Answers(given, silent)
+
+
+def named(link: str) -> str:
+    """The end of a link name, which tells incarnations of one rank apart."""
+    incarnation = link.rpartition("-")[2]
+    return incarnation[-6:] if len(incarnation) == 16 else link
+
+
+def _paths(which: str | None) -> list[Path]:
+    if which is None:
+        return sockets()
+    if not which.isdigit():
+        return [Path(which)]
+    found = [path for path in sockets() if path.name.partition("-")[0] == which]
+    if not found:
+        raise click.ClickException(f"process {which} has no open link of this user")
+    return found

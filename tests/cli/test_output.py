@@ -1,0 +1,211 @@
+"""How commands end: pipes that close, full disks, interrupts, plain terminals; and what their help says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from statelink.cli import main
+from statelink.errors import StatelinkError
+
+PROGRAM = "import sys; sys.argv[0] = 'statelink'; from statelink.cli import main; main()"
+
+
+def start(*arguments: str, code: str = PROGRAM, **options: object) -> subprocess.Popen[str]:
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], text=True, **given)  # type: ignore[call-overload,no-any-return]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+SMALL = ["backends", "--no-probe"]
+"""Its output waits in a buffer until the end."""
+WITH_RICH = [*SMALL], [*SMALL, "--json"], ["--help"], ["explain", "--presets"]
+
+
+@pytest.mark.parametrize("arguments", WITH_RICH, ids=" ".join)
+def test_a_pipe_whose_reader_has_gone(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start(*arguments, stdout=writer)
+    os.close(writer)
+    code, _, said = ended(process)
+    assert (code, said) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", WITH_RICH, ids=" ".join)
+def test_a_full_disk(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        code, _, said = ended(start(*arguments, stdout=full))
+    assert (code, said) == (74, "Error: the output cannot be written: No space left on device\n")
+
+
+def test_standard_error_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        assert ended(start("doctor", "no-such", stderr=full))[0] in (1, 74)
+        assert ended(start("teleport", stderr=full))[0] == 74
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    process = start(*SMALL, stdout=None, preexec_fn=lambda: os.close(1))
+    code, _, said = ended(process)
+    assert (code, said) == (0, "")
+
+
+def test_an_interrupt() -> None:
+    code = PROGRAM.replace("main()", "main(['sleeps'])").replace(
+        "from statelink.cli import main",
+        "import click, time; from statelink.cli import main; "
+        "main.command('sleeps')(lambda: (click.echo('here'), time.sleep(60)))",
+    )
+    process = start(code=code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (130, "", "\nInterrupted.\n")
+
+
+def test_an_interrupt_of_conform_ends_its_processes(tmp_path: Path) -> None:
+    process = start("conform", "tcp", "-k", "Dying or Moving", env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert process.stderr is not None
+    assert "1 of" in process.stderr.readline()
+    (kit,) = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    code, _, said = ended(process)
+    assert code == 130
+    assert "Traceback" not in said
+    assert not Path(f"/proc/{kit}").exists()
+    assert [each for each in tmp_path.iterdir() if each.name.startswith("statelink-conform")] == []
+
+
+def test_an_interrupt_is_the_usual_end_of_watching(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    process = start("inspect", "--watch", "--json", "--every", "0.1", env=environment)
+    assert process.stdout is not None
+    for _ in range(2):
+        json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    code, _, said = ended(process)
+    assert (code, said) == (0, "")
+
+
+def test_watching_on_a_terminal_leaves_the_last_look_there(tmp_path: Path) -> None:
+    said = on_a_terminal("inspect", str(tmp_path / "no.sock"), "--watch", "--every", "0.1", "--count", "3")
+    assert said.count("No such file") == 4, "three looks on the other screen, and the last one here"
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What a command prints to a terminal."""
+    ours, theirs = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    process = start(*arguments, stdout=theirs, stderr=theirs, env={**kept, "TERM": "xterm-256color", **environment})
+    os.close(theirs)
+    said = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            said += part
+    except OSError:  # the terminal's way to end
+        pass
+    finally:
+        os.close(ours)
+    process.wait(60)
+    return said.decode()
+
+
+DOCTOR = ["doctor", "tcp", "--no-loopback"]
+
+
+def test_colour_is_for_terminals_that_have_it() -> None:
+    assert "\x1b[32m" in on_a_terminal(*DOCTOR)
+    assert "\x1b" not in on_a_terminal(*DOCTOR, TERM="dumb")
+    assert "\x1b[32m" not in on_a_terminal(*DOCTOR, NO_COLOR="1")
+    code, piped, _ = ended(start(*DOCTOR))
+    assert (code, "\x1b" in piped) == (0, False)
+
+
+def test_a_terminal_that_lacks_a_character(tmp_path: Path) -> None:
+    side = tmp_path / "side.toml"
+    side.write_text('preset = "llama-3-8b"\n')
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    code, said, _ = ended(start("explain", str(side), str(side), env=environment))
+    assert code == 0
+    assert "(blocks \\xd7 mean size" in said
+
+
+def commands(group: click.Group = main, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        yield f"{path}{name}", command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+
+
+COMMANDS = [pytest.param(path, command, id=path) for path, command in commands()]
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_help_is_made_of_whole_sentences(path: str, command: click.Command) -> None:
+    short = command.get_short_help_str(60)
+    assert short.endswith("."), f"the list of commands cuts it: {short!r}"
+    assert short[0].isupper()
+    for each in command.params:
+        if isinstance(each, click.Option):
+            says = (each.help or "").partition("  [default")[0]
+            assert says.endswith("."), f"{path} {each.name}: {says!r}"
+            assert says[:1].isupper(), f"{path} {each.name}: {says!r}"
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_every_command_prints_json(path: str, command: click.Command) -> None:
+    if not isinstance(command, click.Group):
+        flags = {flag for each in command.params for flag in each.opts}
+        assert "--json" in flags, path
+
+
+def test_json_of_the_commands_that_make_something(tmp_path: Path) -> None:
+    def run(*arguments: str) -> dict[str, object]:
+        result = CliRunner().invoke(main, [*arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        found: dict[str, object] = json.loads(result.stdout)
+        return found
+
+    made = run("keys", "new", str(tmp_path / "a"))
+    assert made == {
+        "secret_file": str(tmp_path / "a"),
+        "public_file": str(tmp_path / "a.pub"),
+        "public": (tmp_path / "a.pub").read_text().strip(),
+    }
+    assert run("keys", "show", str(tmp_path / "a")) == {"public": made["public"]}
+    package = run("new-backend", "mine", "-d", str(tmp_path / "mine"))
+    assert package["package"] == "statelink-mine"
+    assert Path(str(package["folder"]), "pyproject.toml").is_file()
+
+
+def test_an_error_of_the_library_is_an_error_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("")
+    (tmp_path / "none").chmod(0o600)
+    result = CliRunner().invoke(main, ["keys", "show", str(tmp_path / "none")])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "does not hold one secret key" in result.stderr
+
+
+def test_another_program_may_take_the_errors_itself() -> None:
+    with pytest.raises((click.ClickException, StatelinkError)):
+        main.main(["explain", "no-such", "no-such"], standalone_mode=False)

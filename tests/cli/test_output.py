@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from statelink.cli import main
 from statelink.errors import StatelinkError
+from statelink.wire import Endpoint
 
 PROGRAM = "import sys; sys.argv[0] = 'statelink'; from statelink.cli import main; main()"
 
@@ -191,7 +192,10 @@ def test_json_of_the_commands_that_make_something(tmp_path: Path) -> None:
         "public_file": str(tmp_path / "a.pub"),
         "public": (tmp_path / "a.pub").read_text().strip(),
     }
-    assert run("keys", "show", str(tmp_path / "a")) == {"public": made["public"]}
+    assert run("keys", "show", str(tmp_path / "a")) == {"public": made["public"], "address": ""}
+    address = "tcp://10.0.0.5:7400"
+    keyed = str(Endpoint(address, str(made["public"])))
+    assert run("keys", "show", str(tmp_path / "a"), "--address", address)["address"] == keyed
     package = run("new-backend", "mine", "-d", str(tmp_path / "mine"))
     assert package["package"] == "statelink-mine"
     assert Path(str(package["folder"]), "pyproject.toml").is_file()

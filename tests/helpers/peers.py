@@ -80,7 +80,7 @@ def dialled(address: str, name: str = "", own: dict[str, str] | None = None) -> 
     dealer.linger = 0
     if name:
         dealer.routing_id = routing_id(name)
-    plain, _, key = address.partition("|")
+    plain, key = wire.parse_endpoint(address)
     if own is not None:
         dealer.curve_serverkey = key.encode()
         dealer.curve_secretkey, dealer.curve_publickey = own["secret"].encode(), own["public"].encode()
@@ -92,9 +92,14 @@ def dialled(address: str, name: str = "", own: dict[str, str] | None = None) -> 
         context.term()
 
 
+def keyed(address: str, holder: dict[str, str]) -> str:
+    """An address with the public key of the link that listens there."""
+    return str(wire.Endpoint(address, holder["public"]))
+
+
 def connect(address: str) -> socket.socket:
     """A bare connection to ``tcp://host:port``, whatever follows."""
-    host, _, port = address.partition("|")[0].removeprefix("tcp://").rpartition(":")
+    host, _, port = address.partition("@")[0].removeprefix("tcp://").rpartition(":")
     made = socket.create_connection((host, int(port)), timeout=10)
     made.settimeout(20)
     return made

@@ -79,7 +79,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def rank(number: int, ranks: int = 2, *, link: str = "", instance: str = "p", key: str = "") -> wire.Register:
-    address = f"tcp://10.0.0.{number}:7000{'|' + key if key else ''}"
+    address = str(wire.Endpoint(f"tcp://10.0.0.{number}:7000", key))
     sender = link or f"{instance}.{number}"
     return wire.Register(sender=sender, to="", instance=instance, rank=number, ranks=ranks, address=address)
 

@@ -267,7 +267,7 @@ def test_keys_on_one_side_only_are_refused_before_anything_is_sent(channel: Open
 
 @pytest.mark.parametrize(
     "endpoint",
-    [wire.Endpoint("tcp://no such host:1"), wire.Endpoint("nonsense"), wire.Endpoint("tcp://127.0.0.1:1", '"' * 40)],
+    [wire.Endpoint("tcp://no such host:1"), wire.Endpoint("nonsense"), wire.Endpoint("tcp://127.0.0.1:1", "a" * 40)],
 )
 def test_what_cannot_be_dialled_is_one_kind_of_error(channel: Open, endpoint: wire.Endpoint) -> None:
     _, secret = key_pair()

@@ -175,13 +175,13 @@ def test_an_environment_that_is_wrong(variables: dict[str, str], text: str) -> N
 
 
 OPEN = """
-import numpy as np, statelink
+import numpy as np, statelink, statelink.wire
 from statelink import state
 pages = np.zeros((4, 16, 1, 8), np.uint8)
 inventory = state.describe("p", [state.kv_pages({0: (pages, pages.copy())}, heads=1)])
 config = {"role": "prefill", "backend": "tcp", "listen": "tcp://0.0.0.0:0", "advertise": "127.0.0.1"}
 with statelink.open(config, inventory) as link:
-    print(link.address.partition("|")[2])
+    print(statelink.wire.parse_endpoint(link.address).key)
 """
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import random
+import shlex
+import urllib.parse
+
 import msgspec
 import pytest
+import zmq.utils.z85
 from tests.helpers.links import key_pair
 
 from statelink import wire
 from statelink.errors import ConfigError
 
 PUBLIC, SECRET = key_pair(0)
+URL = base64.urlsafe_b64encode(zmq.utils.z85.decode(PUBLIC.encode())).decode().rstrip("=")
 
 
 @pytest.mark.parametrize(
@@ -18,7 +25,7 @@ PUBLIC, SECRET = key_pair(0)
         ("tcp://127.0.0.1:5000", "tcp://127.0.0.1:5000", ""),
         ("tcp://node-7.fleet:0", "tcp://node-7.fleet:0", ""),
         ("tcp://[fe80::1]:65535", "tcp://[fe80::1]:65535", ""),
-        (f"tcp://10.0.0.1:1|{PUBLIC}", "tcp://10.0.0.1:1", PUBLIC),
+        (f"tcp://10.0.0.1:1@{URL}", "tcp://10.0.0.1:1", PUBLIC),
     ],
 )
 def test_addresses_are_read(text: str, address: str, key: str) -> None:
@@ -47,17 +54,33 @@ def test_addresses_are_read(text: str, address: str, key: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         wire.parse_endpoint(text)
-    assert str(caught.value) == (f"{text!r} is not an address\nhint: tcp://host:port, or tcp://host:port|public-key")
+    assert str(caught.value) == (f"{text!r} is not an address\nhint: tcp://host:port, or tcp://host:port@public-key")
 
 
-@pytest.mark.parametrize("key", ["short", "x" * 39, "x" * 41, '"' * 40, "é" * 40, " " * 40, "\x00" * 40, "#####" * 8])
+@pytest.mark.parametrize(
+    "key",
+    ["", "short", "x" * 42, "x" * 44, "x" * 43, f"{URL}=", f"{URL}@{URL}", "é" * 43, " " * 43, "A" * 42 + "B", PUBLIC],
+)
 def test_what_is_no_key_is_refused_in_an_address(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        wire.parse_endpoint(f"tcp://host:1|{key}")
+        wire.parse_endpoint(f"tcp://host:1@{key}")
     assert caught.value.code == "config.keys"
     assert str(caught.value) == (
-        "the key in address 'tcp://host:1' is not a CURVE key: 40 characters of Z85 are expected"
+        "the key in address 'tcp://host:1' is not a CURVE key: 43 characters of base64url are expected\n"
+        "hint: statelink keys show FILE --address"
     )
+
+
+def test_an_address_with_any_key_needs_no_quotes() -> None:
+    rng = random.Random(0)
+    for number in range(2000):
+        raw = bytes([255 if number % 2 else 0]) * 32 if number < 2 else rng.randbytes(32)
+        endpoint = wire.Endpoint("tcp://10.0.0.1:7400", zmq.utils.z85.encode(raw).decode())
+        text = str(endpoint)
+        assert shlex.quote(text) == text
+        assert urllib.parse.quote(text, safe=":/@") == text
+        assert len(text) == len("tcp://10.0.0.1:7400@") + 43
+        assert wire.parse_endpoint(text) == endpoint
 
 
 @pytest.mark.parametrize("key", [" ", "short", "x" * 41, '"' * 40, "é" * 40])

@@ -293,7 +293,7 @@ def test_decode_lists_fewer_buffers(two: Two, hybrid: Pair) -> None:
 @pytest.mark.parametrize(("role", "port"), [("prefill", "link"), ("prefill", "bootstrap"), ("decode", "link")])
 def test_garbage_to_a_port(hybrid: Pair, role: str, port: str) -> None:
     process: Process = getattr(hybrid, role)
-    address = hybrid.on(process, "ports")[port].partition("|")[0].removeprefix("tcp://")
+    address = hybrid.on(process, "ports")[port].partition("@")[0].removeprefix("tcp://")
     host, _, number = address.rpartition(":")
     room = next(rooms)
     hybrid.on(hybrid.decode, "wipe")

@@ -28,6 +28,7 @@ from support.sides import (
     until,
 )
 
+from statelink.wire import parse_endpoint
 from statelink_sglang._directory import Instance, Prefill
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
@@ -144,7 +145,7 @@ def test_each_server_has_a_key_of_its_own(prefill: int, decode: int) -> None:
     ours, theirs = _keys(), _keys()
     keys = tuple({"keys": {"secret": secret, "allow": [ours[0], theirs[0]]}} for _, secret in (ours, theirs))
     with sides("mha", prefill, decode, own=(keys[0], keys[1])) as (sources, targets):
-        assert {side.link.address.partition("|")[2] for side in targets} == {theirs[0]}
+        assert {parse_endpoint(side.link.address).key for side in targets} == {theirs[0]}
         room = next(rooms)
         lists = Lists.draw(sources[0], N, 8), Lists.draw(targets[0], N, 9)
         senders = [source.sender(room) for source in sources]

@@ -99,7 +99,7 @@ def ends(link: statelink.Link, addresses: dict[str, tuple[str, Trouble]], deadli
         assert room.wait(30) is Status.FAILED
         assert room.reason is not None
         address, trouble = addresses[what]
-        assert f"no answer from {address.partition('|')[0]} ({trouble.what})" in room.reason.cause, what
+        assert f"no answer from {address.partition('@')[0]} ({trouble.what})" in room.reason.cause, what
         assert room.reason.hint == trouble.hint, what
 
 
@@ -124,19 +124,19 @@ def test_each_wrong_key_has_its_own_reason() -> None:
         link_of("prefill", keys=keys(PREFILL, DECODE)) as prefill,
         link_of("decode", keys=keys(STRANGE, PREFILL, DECODE)) as stranger,
     ):
-        address = prefill.address.partition("|")[0]
+        address = prefill.address.partition("@")[0]
         ends(
             stranger,
             {
                 "a key that is not allowed": (prefill.address, Trouble.KEY),
-                "another's key in the address": (f"{address}|{DECODE['public']}", Trouble.ENDED),
+                "another's key in the address": (peers.keyed(address, DECODE), Trouble.ENDED),
             },
         )
 
 
 def test_keys_on_one_side_alone_are_the_reason() -> None:
     with port(greeting(b"NULL")) as plain, link_of("decode", keys=keys(DECODE, PREFILL)) as decode:
-        ends(decode, {"no keys there": (f"{plain}|{PREFILL['public']}", Trouble.KEYS)}, 1.0)
+        ends(decode, {"no keys there": (peers.keyed(plain, PREFILL), Trouble.KEYS)}, 1.0)
     with port(greeting(b"CURVE")) as secured, link_of("decode") as decode:
         ends(decode, {"no keys here": (secured, Trouble.KEYS)}, 1.0)
 
@@ -150,8 +150,8 @@ def test_links_of_which_one_has_keys_say_so_as_far_as_they_know() -> None:
         link_of("decode", keys=keys(DECODE, PREFILL)) as decode,
     ):
         for link, address in (
-            (without, prefill.address.partition("|")[0]),
-            (decode, f"{plain.address}|{PREFILL['public']}"),
+            (without, prefill.address.partition("@")[0]),
+            (decode, peers.keyed(plain.address, PREFILL)),
         ):
             room = link.receive(1, address, 4, deadline=1.0)
             assert room.wait(30) is Status.FAILED
@@ -191,12 +191,12 @@ def test_the_rendezvous_is_in_the_reason(server: str) -> None:
     with contextlib.ExitStack() as stack:
         allowed = DECODE if server == "knows nobody" else STRANGE
         made = stack.enter_context(RendezvousServer(keys=keys(PREFILL, allowed)))
-        address = f"{free()}|{PREFILL['public']}" if server == "not there" else made.address
+        address = peers.keyed(free(), PREFILL) if server == "not there" else made.address
         link = stack.enter_context(link_of("decode", keys=keys(DECODE, PREFILL), rendezvous=address))
         room = link.receive(1, "prefill-0", 4, deadline=2.0)
         assert room.wait(30) is Status.FAILED
         assert room.reason is not None
-        said = f"the rendezvous server at {address.partition('|')[0]}"
+        said = f"the rendezvous server at {address.partition('@')[0]}"
         trouble = {"not there": Trouble.REFUSED, "does not allow the key": Trouble.KEY}.get(server)
         if trouble is None:
             assert f"is still resolving; nobody of this name is registered with {said}" in room.reason.cause

@@ -71,7 +71,7 @@ def test_who_dials_shows_nothing_to_a_key_that_is_not_allowed() -> None:
     server.linger = 0
     server.curve_server, server.curve_secretkey = True, STRANGE["secret"].encode()
     port = server.bind_to_random_port("tcp://127.0.0.1")
-    address = f"tcp://127.0.0.1:{port}|{STRANGE['public']}"
+    address = peers.keyed(f"tcp://127.0.0.1:{port}", STRANGE)
     try:
         for allowed, heard in (((PREFILL,), 0), ((PREFILL, STRANGE), 1)):
             with link_of("decode", keys=keys(DECODE, *allowed)) as decode:
@@ -110,7 +110,7 @@ def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
     config: dict[str, Any] = {"keys": keys(PREFILL, DECODE)} if secured else {}
     with link_of("prefill", **config) as prefill:
         recorder = peers.Recorder(prefill.address)
-        through = f"tcp://127.0.0.1:{recorder.port}|{prefill.address.partition('|')[2]}"
+        through = str(wire.parse_endpoint(prefill.address)._replace(address=f"tcp://127.0.0.1:{recorder.port}"))
         with peers.dialled(through, "honest", DECODE if secured else None) as socket_:
             socket_.send_multipart(hello(prefill, "honest"))
             peers.until(lambda: greeted(prefill, "honest"))
@@ -266,7 +266,7 @@ def test_answers_to_who_dialled_may_be_anything() -> None:
     server.linger = 0
     server.curve_server, server.curve_secretkey = True, PREFILL["secret"].encode()
     port = server.bind_to_random_port("tcp://127.0.0.1")
-    address = f"tcp://127.0.0.1:{port}|{PREFILL['public']}"
+    address = peers.keyed(f"tcp://127.0.0.1:{port}", PREFILL)
     try:
         with link_of("decode", keys=keys(DECODE, PREFILL)) as decode:
             room = decode.receive(1, address, 32, deadline=30)

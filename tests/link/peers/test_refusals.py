@@ -295,7 +295,7 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
     (
         {"role": "decode", "backend": "tcp", "listen": "ipc:///tmp/x"},
         ConfigError,
-        "'ipc:///tmp/x' is not an address\nhint: tcp://host:port, or tcp://host:port|public-key",
+        "'ipc:///tmp/x' is not an address\nhint: tcp://host:port, or tcp://host:port@public-key",
     ),
     (
         {"role": "decode", "backend": "tcp", "keys": {"secret": "short"}},

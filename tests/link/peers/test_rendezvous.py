@@ -121,7 +121,7 @@ def test_its_death_hurts_no_pair_and_links_come_back_to_it(two_engines: TwoEngin
     (tmp_path / "allow").write_text("\n".join(each["public"] for each in everyone))
     served = Served("--secret-file", str(tmp_path / "secret"), "--allow-file", str(tmp_path / "allow"))
     try:
-        assert served.address.endswith("|" + SERVER["public"])
+        assert wire.parse_endpoint(served.address).key == SERVER["public"]
         prefill = two_engines.open("prefill", rendezvous=served.address, **keys(PREFILL, everyone))
         decode = two_engines.open("decode", rendezvous=served.address, **keys(DECODE, everyone))
         pair = Named(prefill, decode)
@@ -188,31 +188,31 @@ def test_a_key_that_is_not_allowed_registers_and_learns_nothing(backend: str) ->
         ]
         prefill, decode, strange = clients
         try:
-            prefill.register("p", 0, 1, f"tcp://10.0.0.1:1|{PREFILL['public']}")
-            strange.register("q", 0, 1, f"tcp://10.0.0.2:1|{STRANGE['public']}")
-            assert seek(decode, "p") == f"tcp://10.0.0.1:1|{PREFILL['public']}"
+            prefill.register("p", 0, 1, peers.keyed("tcp://10.0.0.1:1", PREFILL))
+            strange.register("q", 0, 1, peers.keyed("tcp://10.0.0.2:1", STRANGE))
+            assert seek(decode, "p") == peers.keyed("tcp://10.0.0.1:1", PREFILL)
             peers.until(lambda: server.snapshot()["refused_keys"] > 0)
             assert strange.resolve("p") is None
             # One that is allowed cannot speak for another's key either, and cannot take its link's name.
-            decode.register("p", 0, 1, f"tcp://10.0.0.3:1|{PREFILL['public']}")
+            decode.register("p", 0, 1, peers.keyed("tcp://10.0.0.3:1", PREFILL))
             impostor = RendezvousClient(server.address, link="p", keys=theirs[1])
             clients.append(impostor)
-            impostor.register("r", 0, 1, f"tcp://10.0.0.4:1|{DECODE['public']}")
+            impostor.register("r", 0, 1, peers.keyed("tcp://10.0.0.4:1", DECODE))
             peers.until(lambda: server.snapshot()["dropped_frames"].get("wire.sender", 0) > 0)
             assert strange.resolve("p") is None
             assert server.snapshot()["instances"] == {"p": "1 of 1"}
-            assert seek(decode, "p") == f"tcp://10.0.0.1:1|{PREFILL['public']}"
+            assert seek(decode, "p") == peers.keyed("tcp://10.0.0.1:1", PREFILL)
         finally:
             for each in clients:
                 each.close()
 
 
 def test_what_cannot_be_configured(two_engines: TwoEngines) -> None:
-    for address, text in (("nowhere", "is not an address"), (f"tcp://127.0.0.1:1|{SERVER['public']}", "has none")):
+    for address, text in (("nowhere", "is not an address"), (peers.keyed("tcp://127.0.0.1:1", SERVER), "has none")):
         with pytest.raises(ConfigError, match=text):
             two_engines.open("decode", rendezvous=address)
     with pytest.raises(ConfigError, match="allow-list"):
-        two_engines.open("decode", rendezvous=f"tcp://127.0.0.1:1|{SERVER['public']}", **keys(DECODE, (PREFILL,)))
+        two_engines.open("decode", rendezvous=peers.keyed("tcp://127.0.0.1:1", SERVER), **keys(DECODE, (PREFILL,)))
     with pytest.raises(ConfigError, match="without keys"):
         RendezvousServer("tcp://0.0.0.0:0", advertise="10.0.0.1")
     with pytest.raises(ConfigError, match="lifetime"):

@@ -12,7 +12,7 @@ from tests.helpers import peers
 from tests.helpers.pair import Pair
 from tests.helpers.pools import Kv
 
-from statelink import Status
+from statelink import Status, wire
 from statelink.errors import ConfigError
 from statelink.testing import free_addresses
 
@@ -34,7 +34,7 @@ def keys(own: dict[str, str], *allowed: dict[str, str]) -> dict[str, Any]:
 def test_two_that_know_each_other(two_engines: TwoEngines) -> None:
     prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
     decode = two_engines.open("decode", **keys(THEIRS, OURS))
-    assert prefill.address.endswith("|" + OURS["public"])
+    assert wire.parse_endpoint(prefill.address).key == OURS["public"]
     made = Pair(prefill, decode)
     made.run()
     made.idle()
@@ -49,9 +49,8 @@ def test_beyond_loopback_with_keys(two_engines: TwoEngines) -> None:
 @pytest.mark.parametrize("who", ["a stranger", "someone who takes prefill for another"])
 def test_one_that_is_not_allowed(two_engines: TwoEngines, who: str) -> None:
     prefill = two_engines.open("prefill", **keys(OURS, THEIRS))
-    own, address = (
-        (STRANGE, prefill.address) if who == "a stranger" else (THEIRS, f"{prefill.address[:-40]}{STRANGE['public']}")
-    )
+    mistaken = peers.keyed(wire.parse_endpoint(prefill.address).address, STRANGE)
+    own, address = (STRANGE, prefill.address) if who == "a stranger" else (THEIRS, mistaken)
     decode = two_engines.open("decode", **keys(own, OURS, STRANGE))
     text = decode.receive(next(_rooms), address, 64, deadline=1.0).failed(10)
     assert "no answer from tcp://127.0.0.1:" in text
@@ -85,7 +84,7 @@ def test_ranks_with_other_keys_give_a_room_up_for_nobody(two_engines: TwoEngines
         listen = free_addresses(2)
         found = []
         for rank in range(2):
-            sibling = f"{listen[1 - rank]}|{own['public']}"
+            sibling = peers.keyed(listen[1 - rank], own)
             config = {"rank": rank, "ranks": 2, "listen": listen[rank], "siblings": (sibling,), **keys(own, OURS, own)}
             found.append(two_engines.open("decode", (Kv(layers=(rank,)),), **config))
         return found
@@ -119,7 +118,7 @@ def test_ranks_with_other_keys_give_a_room_up_for_nobody(two_engines: TwoEngines
         (["decode", 7], "the name of a decode instance"),
         (7, "the name of a decode instance"),
         ("tcp://127.0.0.1:9", "an address without a public key"),
-        (f"tcp://127.0.0.1:9|{STRANGE['public']}", "a public key that this link does not allow"),
+        (peers.keyed("tcp://127.0.0.1:9", STRANGE), "a public key that this link does not allow"),
     ],
     ids=["no name", "no names", "a number among names", "a number", "an address alone", "a key that is not allowed"],
 )
@@ -139,8 +138,8 @@ def test_only_one_side_has_keys(two_engines: TwoEngines, with_key: bool) -> None
         "its address has a key and this link has none" if with_key else "this link has keys and its address has none"
     )
     assert text == (
-        f"cannot dial {prefill.address.partition('|')[0]}: {cause}\n"
-        "hint: write the address as tcp://host:port|public-key, and configure keys on both sides"
+        f"cannot dial {prefill.address.partition('@')[0]}: {cause}\n"
+        "hint: write the address as tcp://host:port@public-key, and configure keys on both sides"
     )
 
 

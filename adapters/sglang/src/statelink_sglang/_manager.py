@@ -166,7 +166,7 @@ class Manager(BaseKVManager):
             self.role,
             *self._place,
             f" (DP rank {self.dp[0]} of {self.dp[1]})" if self.dp[1] > 1 else "",
-            self.link.address.partition("|")[0],
+            self.link.address.partition("@")[0],
         )
 
     # The link.

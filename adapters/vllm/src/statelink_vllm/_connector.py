@@ -197,7 +197,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             ", ".join(f"{each.name} ({each.type})" for each in inventory.components),
             inventory.rank,
             inventory.ranks,
-            link.address.partition("|")[0],
+            link.address.partition("@")[0],
         )
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:

@@ -90,7 +90,7 @@ def _room(params: Mapping[str, Any]) -> int:
 
 
 def _on_loopback(address: str) -> bool:
-    host = urlsplit(address.partition("|")[0]).hostname or ""
+    host = urlsplit(address.partition("@")[0]).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

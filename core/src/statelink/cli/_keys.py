@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import zmq
 
-from statelink.wire import Keys, read_secret
+from statelink.wire import Endpoint, Keys, parse_endpoint, read_secret
 
 from ._output import json_option, print_json
 
@@ -56,8 +56,9 @@ def new(file: Path, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--address", default="", metavar="tcp://HOST:PORT", help="Print this address, with the key in it.")
 @json_option
-def show(file: Path, as_json: bool) -> None:
+def show(file: Path, address: str, as_json: bool) -> None:
     """Print the public key of a secret key.
 
     FILE holds the secret key.
@@ -65,10 +66,11 @@ def show(file: Path, as_json: bool) -> None:
     if file.suffix == ".pub" and file.is_file():
         raise click.ClickException(f"{file} holds a public key\nhint: FILE is that of the secret key")
     public = Keys(secret=read_secret(file)).public
+    whole = str(Endpoint(parse_endpoint(address).address, public)) if address else ""
     if as_json:
-        print_json({"public": public})
+        print_json({"public": public, "address": whole})
     else:
-        click.echo(public)
+        click.echo(whole or public)
 
 
 def _write(file: Path, key: str, mode: int) -> None:

@@ -206,7 +206,7 @@ class Channel:
                 cause="its address has a key and this link has none"
                 if endpoint.key
                 else "this link has keys and its address has none",
-                hint="write the address as tcp://host:port|public-key, and configure keys on both sides",
+                hint="write the address as tcp://host:port@public-key, and configure keys on both sides",
                 code="config.keys",
             )
         if self._keys is not None and endpoint.key not in self._keys.allow:
@@ -311,7 +311,7 @@ class Channel:
             if taken is None:
                 return
             frames, user = taken
-            key = user if address is None else address.partition("|")[2]
+            key = user if address is None else parse_endpoint(address).key
             nbytes += sum(map(len, frames))
             routing = frames.pop(0) if address is None and frames else None
             try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import os
+import re
 import stat
 import struct
 from collections.abc import Mapping
@@ -14,7 +17,7 @@ import zmq.utils.z85
 
 from statelink.errors import ConfigError
 
-__all__ = ["ENVIRONMENT", "Keys", "check_key", "check_private", "read_secret"]
+__all__ = ["ENVIRONMENT", "Keys", "check_key", "check_private", "key_from_url", "key_to_url", "read_secret"]
 
 MAX_FILE = 4 << 20
 """Most bytes of a file of keys."""
@@ -22,6 +25,8 @@ MAX_ALLOWED = 65536
 """Most keys of one allow-list."""
 SUFFIX = ".pub"
 """The files of an allow directory that are read."""
+IN_URL = re.compile(r"[A-Za-z0-9_-]{43}")
+"""A key as in an address."""
 ENVIRONMENT = {
     "STATELINK_SECRET": "secret",
     "STATELINK_SECRET_FILE": "secret_file",
@@ -111,6 +116,27 @@ def check_key(what: str, key: str) -> None:
     """
     if not _is_key(key):
         raise _unusable(f"{what} is not a CURVE key", "40 characters of Z85 are expected")
+
+
+@functools.lru_cache(maxsize=4096)
+def key_to_url(key: str) -> str:
+    """A key as in an address: 43 characters of base64url instead of 40 of Z85."""
+    return base64.urlsafe_b64encode(zmq.utils.z85.decode(key.encode("ascii"))).decode().rstrip("=")
+
+
+def key_from_url(what: str, text: str) -> str:
+    """The key that is written in base64url.
+
+    Raises:
+        ConfigError: The text is no key. The error calls it ``what``.
+    """
+    if IN_URL.fullmatch(text):
+        key = zmq.utils.z85.encode(base64.urlsafe_b64decode(f"{text}=")).decode()
+        if key_to_url(key) == text:  # the last character has two bits that have to be 0
+            return key
+    raise _unusable(
+        f"{what} is not a CURVE key", "43 characters of base64url are expected", "statelink keys show FILE --address"
+    )
 
 
 def read_secret(path: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 from collections.abc import Collection
@@ -12,7 +13,7 @@ import zmq.utils.z85
 
 from statelink.errors import ConfigError
 
-from ._keys import check_key
+from ._keys import key_from_url, key_to_url
 
 __all__ = ["Endpoint", "Gate", "host_of", "is_loopback", "parse_endpoint"]
 
@@ -22,31 +23,32 @@ log = logging.getLogger("statelink.wire")
 class Endpoint(NamedTuple):
     """The address at which a link listens, and the public key that it proves to hold.
 
+    As text, the key is written in base64url, which no shell and no URL has to quote.
+
     Attributes:
         address: ``tcp://host:port``.
-        key: Public key, or empty without security.
+        key: Public key, 40 characters of Z85, or empty without security.
     """
 
     address: str
     key: str = ""
 
     def __str__(self) -> str:
-        return f"{self.address}|{self.key}" if self.key else self.address
+        return f"{self.address}@{key_to_url(self.key)}" if self.key else self.address
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_endpoint(text: str) -> Endpoint:
-    """Read ``tcp://host:port`` or ``tcp://host:port|public-key``.
+    """Read ``tcp://host:port`` or ``tcp://host:port@public-key``, with a key of 43 characters of base64url.
 
     Raises:
         ConfigError: The text is neither.
     """
-    address, _, key = text.partition("|")
+    address, found, written = text.partition("@")
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not an address", hint="tcp://host:port, or tcp://host:port|public-key")
-    if key:
-        check_key(f"the key in address {address!r}", key)
-    return Endpoint(address, key)
+        raise ConfigError(f"{text!r} is not an address", hint="tcp://host:port, or tcp://host:port@public-key")
+    return Endpoint(address, key_from_url(f"the key in address {address!r}", written) if found else "")
 
 
 def host_of(address: str) -> str:

@@ -147,7 +147,7 @@ class Instance:
 
     def silent(self) -> str:
         """The addresses that have not answered, as a text without keys."""
-        return ", ".join(address.partition("|")[0] for address in self.unanswered)
+        return ", ".join(address.partition("@")[0] for address in self.unanswered)
 
     @property
     def words(self) -> str:

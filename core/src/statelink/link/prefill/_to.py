@@ -58,7 +58,7 @@ def read_to(given: str | Sequence[str] | None, allowed: Collection[str]) -> To |
         raise ConfigError(
             f"a room is for {wrong[0]!r}",
             cause="the address has a public key that this link does not allow"
-            if "|" in wrong[0]
+            if "@" in wrong[0]
             else "an address without a public key does not say who may have the room",
             hint="pass the name of the decode instance, or the public keys of its ranks",
             code="config.to",

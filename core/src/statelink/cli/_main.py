@@ -18,6 +18,7 @@ from ._keys import keys
 from ._new_backend import new_backend
 from ._output import Program
 from ._rendezvous import rendezvous
+from ._top import top
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -100,3 +101,4 @@ main.add_command(keys)
 main.add_command(new_backend)
 main.add_command(rendezvous)
 main.add_command(inspect)
+main.add_command(top)

@@ -1,0 +1,83 @@
+"""``statelink top``: rates from what real links count."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.helpers.links import Rank, hand_over
+
+from statelink import Status
+from statelink.cli import main
+from statelink.cli._snapshots import answers
+from statelink.cli._top import Looks
+
+PAGE_BYTES = 2 * 16 * 2 * 8
+"""Of a page of `Rank`: keys and values."""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory of which the path is as short as a socket's has to be."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_rates_are_what_the_links_moved_in_between() -> None:
+    config = {"backend": "tcp", "inspect": True}
+    source, target = Rank("prefill-of-a-long-name", 1), Rank("decode-of-a-long-name")
+    with source.open(config, role="prefill") as prefill, target.open(config, role="decode") as decode:
+        hand_over(prefill, decode, source, target, room=1)
+        looks, which = Looks(), str(os.getpid())
+        first = of(looks.add(answers(which), 10.0))
+        assert {each["a_second"]["sent"] for each in first.values()} == {None}
+        hand_over(prefill, decode, source, target, room=2)
+        hand_over(prefill, decode, source, target, room=3)
+        prefill.send(4, 16)
+        decode.receive(5, prefill.address, 16, {"kv": [0]})
+        aborted = decode.receive(6, prefill.address, 16, {"kv": [1]})
+        aborted.abort()
+        assert aborted.wait(20) is Status.FAILED
+        seen = of(looks.add(answers(which), 14.0))
+        moved = 2 * 10 * PAGE_BYTES / 4.0
+        rates = {name: each["a_second"] for name, each in seen.items()}
+        assert rates["prefill"] == {"sent": moved, "received": 0.0, "succeeded": 0.5, "failed": 0.0}
+        assert rates["decode"] == {"sent": 0.0, "received": moved, "succeeded": 0.5, "failed": 0.25}
+        assert (seen["prefill"]["rooms"], seen["decode"]["rooms"]) == (1, 1)
+        assert seen["decode"]["held_bytes"] >= PAGE_BYTES
+        assert (seen["decode"]["ready"], seen["decode"]["peers"]) == (1, 1)
+        lines = CliRunner().invoke(main, ["top", which, "--json", "--count", "2", "--every", "0.1"]).stdout.splitlines()
+        assert [len(json.loads(line)["links"]) for line in lines] == [2, 2]
+        shown = CliRunner().invoke(main, ["top", which, "--count", "2", "--every", "0.1"]).stdout
+        assert shown.count("2 links, 2 live rooms") == 2
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "prefill-of-a-lo" in shown
+        assert not [name for name in seen["prefill"]["queued"] if name.endswith("_bytes")], (
+            "bytes are no number of things"
+        )
+
+
+def of(look: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    assert look["silent"] == []
+    return {each["role"]: each for each in look["links"]}
+
+
+def test_a_link_that_was_replaced_has_no_rate_yet() -> None:
+    looks, rank = Looks(), Rank("p")
+    for now in (1.0, 2.0):
+        with rank.open({"backend": "tcp", "inspect": True}, role="prefill"):
+            (link,) = looks.add(answers(str(os.getpid())), now)["links"]
+            assert link["a_second"]["succeeded"] is None
+
+
+def test_who_does_not_answer_is_named(alone: Path) -> None:
+    shown = CliRunner().invoke(main, ["top", str(alone / "no.sock"), "--count", "1"])
+    assert shown.exit_code == 0
+    assert "no.sock does not answer: No such file" in " ".join(shown.stdout.split())

@@ -51,7 +51,7 @@ $(BASE): $(BIN)/python constraints.txt
 
 # One command for each: pip then finds one torch that satisfies everything that asks for it.
 $(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
-	$(PIP) -e "core[testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	$(PIP) -e "core[etcd,testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
 	@touch $@
 
 $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
@@ -81,6 +81,7 @@ setup: $(DEV) libraries ## Set up .venv with the core, every plugin, the demo an
 # Without root, the tests that need what is missing are skipped and say so; CI takes no skip for an answer.
 libraries: $(BASE)
 	@tools/mooncake-libraries.sh $(BIN)/python || [ "$${CI:-}" != true ]
+	@tools/etcd-server.sh || [ "$${CI:-}" != true ]
 
 demo: $(DEMO) ## Hand real requests from prefill to decode: make demo BACKEND=tcp|nixl|mooncake
 	$(if $(filter mooncake,$(BACKEND)),@tools/mooncake-libraries.sh $(BIN)/python)

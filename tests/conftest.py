@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.helpers.availability import problem_of
+from tests.helpers.etcd import PROGRAM
 from tests.registry.sites import Site, bare
 
 if TYPE_CHECKING:
@@ -42,6 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
         if any(backend in mark.args for mark in item.iter_markers("soak_over")):
             item.add_marker(pytest.mark.soak)
+
+
+@pytest.fixture(scope="session")
+def etcd_program() -> None:
+    """A server of etcd can be started here. It has to be, if STATELINK_TEST_REQUIRE lists ``etcd``."""
+    if PROGRAM is None:
+        problem = "no etcd here; tools/etcd-server.sh installs it"
+        if "etcd" in os.environ.get("STATELINK_TEST_REQUIRE", "").split(","):
+            pytest.fail(problem, pytrace=False)
+        pytest.skip(problem)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from statelink.config import LinkConfig, Staging, read_config
+from statelink.config import Etcd, LinkConfig, Staging, read_config
 from statelink.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
         "verify": "digest",
         "heartbeat": 1.5,
         "staging": msgspec.to_builtins(Staging()),
+        "etcd": msgspec.to_builtins(Etcd()),
     }
     for key in LinkConfig.__struct_fields__:
         default = getattr(LinkConfig(role="decode", backend="tcp"), key)
@@ -113,7 +114,8 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
                 type(default), ("a", "b") if isinstance(default, tuple) else 7.5
             )
         text = value if isinstance(value, str) else json.dumps(value)
-        base = {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "tcp", f"STATELINK_{key.upper()}": text}
+        base = {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "tcp", "STATELINK_RENDEZVOUS": "etcd://a:1"}
+        base[f"STATELINK_{key.upper()}"] = text
         found = getattr(read_config(None, base).config, key)
         assert found != default, key
         assert json.loads(msgspec.json.encode(found)) == json.loads(json.dumps(value)), key

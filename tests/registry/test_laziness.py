@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAVY = {
+    "aiohttp",
     "torch",
     "transformers",
     "nixl",

@@ -22,7 +22,7 @@ from statelink.errors import BackendUnavailableError, ConfigError, StateError, S
 from statelink.link import Context, Link, Rendezvous, StaticRendezvous, check_verify, this_process
 from statelink.pointers import Checked, Platform, check, device_settings, hint_at_settings
 from statelink.registry import load_backend, plugin_manager
-from statelink.rendezvous import RendezvousClient
+from statelink.rendezvous import Directory, connect
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
 from statelink.wire import PROTOCOL, Channel, Handshake, Keys, check_descriptors, is_loopback, no_descriptors
@@ -120,11 +120,11 @@ def _open(
             return check(inventory, role=settings.role, platform=Platform.here())
 
         checks = checked, check_again
-        found, context = _prepare(settings, picked, name, whole, rendezvous, hooks, slot, checks, opened)
+        directory, context = _prepare(settings, picked, name, whole, rendezvous, hooks, slot, checks, opened)
         link = Link(context)
         opened.pop_all()
-    if isinstance(found, RendezvousClient):
-        found.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
+    if directory is not None:
+        directory.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
     return link
 
 
@@ -138,8 +138,10 @@ def _prepare(
     slot: LinkSlot,
     checks: tuple[Checked, Callable[[], Checked]],
     opened: contextlib.ExitStack,
-) -> tuple[Rendezvous, Context]:
+) -> tuple[Directory | None, Context]:
     """Prepare everything, and start nothing. ``opened`` closes what this opens.
+
+    Returns the directory to register with, if there is one.
 
     ``checks``: what was found out about the memory, and how to find it out again.
     """
@@ -163,9 +165,8 @@ def _prepare(
 
     backend, own = start(0)
     opened.callback(backend.close)
-    found = rendezvous or StaticRendezvous(settings.peers)
-    if settings.rendezvous:
-        found = RendezvousClient(settings.rendezvous, link=name, keys=keys, peers=settings.peers)
+    directory = connect(settings, link=name, keys=keys) if settings.rendezvous else None
+    found = directory or rendezvous or StaticRendezvous(settings.peers)
     opened.callback(found.close)
     context = Context(
         settings,
@@ -181,7 +182,7 @@ def _prepare(
         explained=partial(hint_at_settings, checked),
         start=start,
     )
-    return found, context
+    return directory, context
 
 
 def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:

@@ -12,7 +12,7 @@ from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError
 from statelink.wire import Keys
 
-__all__ = ["LinkConfig", "Staging", "check_known", "read_options"]
+__all__ = ["Etcd", "LinkConfig", "Staging", "check_known", "read_options"]
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +37,32 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ConfigError(f"{name} of staging must be above zero", cause=f"got {getattr(self, name)}")
 
 
+class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options for etcd as the rendezvous.
+
+    Attributes:
+        user: Name of a user of etcd that may read and write the keys below the prefix. Not needed while etcd's
+            authentication is off.
+        password_file: File with the user's password, which others must not be able to read.
+        ca_file: Certificates of authorities that are trusted, in PEM; the system's by default.
+        cert_file: The client's certificate in PEM, for a cluster that wants one. While etcd's authentication is on,
+            its HTTP gateway refuses a certificate that has a common name.
+        key_file: Its key, unless ``cert_file`` has it.
+        lifetime: Whole seconds after which a silent rank expires. Etcd may take longer, never shorter.
+    """
+
+    user: str = ""
+    password_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    lifetime: int = 15
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lifetime <= 86400:
+            raise ConfigError("lifetime must be above zero and at most a day", cause=f"got {self.lifetime}")
+
+
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one link.
 
@@ -52,8 +78,10 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
         siblings: Addresses of the other ranks of this link's own instance. Decode needs them to route, and prefill for
             `Sending.poll_all`. A rendezvous server can find them instead.
-        rendezvous: Address of a rendezvous server, with its public key if it has one. The link registers there, and
-            finds instances that ``peers`` does not name.
+        rendezvous: Address of a rendezvous server, with its public key if it has one; or of etcd,
+            ``etcd://host:port,host:port/prefix``, with ``etcds`` for TLS. The link registers there, and finds
+            instances that ``peers`` does not name.
+        etcd: Options for etcd as the rendezvous.
         keys: CURVE keys; needed to listen beyond loopback unless ``insecure``. The default takes them from the
             environment: see `Keys.from_environment`.
         insecure: Listen beyond loopback without keys.
@@ -87,6 +115,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     peers: dict[str, tuple[str, ...]] = {}
     siblings: tuple[str, ...] = ()
     rendezvous: str = ""
+    etcd: Etcd | None = None
     keys: Keys | None = None
     insecure: bool = False
     direction: Literal["auto", "push"] = "auto"
@@ -112,6 +141,9 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("deadline", "heartbeat", "liveness", *whole):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above zero", cause=f"got {getattr(self, name)}")
+        if self.etcd is not None and not self.rendezvous.startswith(("etcd://", "etcds://")):
+            cause = f"'rendezvous' is {self.rendezvous!r:.80}, not an address of etcd"
+            raise ConfigError("options for etcd are configured", cause=cause, hint="write etcd://host:port")
         if self.release_after is not None and not self.release_after > 0:
             raise ConfigError("release_after must be above zero", cause=f"got {self.release_after}")
         if self.liveness < 2 * self.heartbeat:

@@ -179,8 +179,9 @@ def _convert(values: Mapping[str, Any], origins: Mapping[str, Mapping[str, str]]
 
 def _partners(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values that are checked together."""
-    together = ("liveness", "heartbeat")
-    return {name: values[name] for name in together if name in values and key in together and name != key}
+    groups = ("liveness", "heartbeat"), ("etcd", "rendezvous")
+    together = {name for group in groups if key in group for name in group} - {key}
+    return {name: values[name] for name in together if name in values}
 
 
 def _placed(error: ConfigError, where: Mapping[str, str]) -> ConfigError:

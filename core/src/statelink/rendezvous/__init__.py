@@ -1,12 +1,16 @@
-"""A small server that knows the addresses of instances, and its client in a link.
+"""Finds the addresses of an instance by its name: through a small server of Statelink's own, or through etcd.
 
-Run it with ``statelink rendezvous``, or embed a `RendezvousServer`. A link whose configuration has ``rendezvous`` makes
-its own `RendezvousClient`. Links that are connected do not depend on the server: it may die and come back.
+The server is run with ``statelink rendezvous``, or embedded as a `RendezvousServer`. A link whose configuration has
+``rendezvous`` makes its own client, with `connect`. Links that are connected do not depend on the server or on etcd:
+either may die and come back.
 """
 
 from __future__ import annotations
 
 from ._client import RendezvousClient
+from ._cluster import Cluster
+from ._connect import Directory, connect
+from ._etcd import EtcdClient
 from ._server import RendezvousServer
 
-__all__ = ["RendezvousClient", "RendezvousServer"]
+__all__ = ["Cluster", "Directory", "EtcdClient", "RendezvousClient", "RendezvousServer", "connect"]

@@ -21,11 +21,11 @@ class Directory(Rendezvous, Protocol):
     """A `Rendezvous` with which a link registers."""
 
     def register(self, instance: str, rank: int, ranks: int, address: str) -> None:
-        """Register a rank at ``address``, and keep it registered until `close`. Does not block."""
+        """Register a rank at ``address``, and keep it registered until the directory is closed. Does not block."""
 
 
 def connect(config: LinkConfig, *, link: str, keys: Keys | None) -> Directory:
-    """The client for ``config.rendezvous``. Its thread is started; `close` ends it. The server need not be there.
+    """The client for ``config.rendezvous``. Its thread is started, and ends when it is closed. The server need not be there.
 
     Args:
         config: The link's configuration.

@@ -19,7 +19,7 @@ from support.caches import (
     recurrent,
     sides,
 )
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVQuantMode
 
 from statelink import state
 from statelink.errors import StatelinkError
@@ -28,7 +28,6 @@ from statelink_vllm._inventory import Group, Model, describe_cache
 pytestmark = pytest.mark.smoke
 
 HEADS, LAYERS, TOKENS = 4, (0, 3), 75
-LAYOUTS = ("LBHNC", "LBNHC", "BLHNC", "BLNHC")
 
 
 def blocks(seed: int, count: int) -> list[int]:
@@ -83,7 +82,7 @@ def full(width: int, layout: str, block: int, **more: Any) -> list[tuple[Cache, 
 
 
 @pytest.mark.parametrize("decode", [(1, "LBHNC", 16), (2, "LBNHC", 32), (8, "BLNHC", 16)])
-@pytest.mark.parametrize("prefill", [(1, "LBHNC", 16), (2, "BLHNC", 16), (1, "LBNHC", 32)])
+@pytest.mark.parametrize("prefill", [(1, "LBHNC", 16), (2, "BLHNC", 16), (1, "LBNHC", 32), (2, "BHLNC", 32)])
 @pytest.mark.parametrize("prefix", [0, 32])
 def test_tokens_arrive_in_every_layout_width_and_block_size(prefill: Any, decode: Any, prefix: int) -> None:
     truth = truth_of(1, HEADS, 16)
@@ -115,6 +114,63 @@ def test_opaque_pages_arrive_by_head(widths: tuple[int, int]) -> None:
             assert torch.equal(read(rank, 0, tables[1], range(TOKENS)), truth[list(LAYERS)][:, :, heads_of(rank)])
 
 
+@pytest.mark.parametrize("widths", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("blocks_of", [(16, 16), (16, 32), (32, 16)])
+def test_pages_of_which_the_operator_says_how_they_are_filled(
+    widths: tuple[int, int], blocks_of: tuple[int, int]
+) -> None:
+    """All keys of a head before its values, as the stand-ins for a CPU's kernels have them."""
+    truth = truth_of(13, HEADS, 16)
+    prefill, decode = (
+        full(width, "LBHNC", block, backend="CPU_ATTN", pages={"CPU_ATTN": "halves"})
+        for width, block in zip(widths, blocks_of, strict=True)
+    )
+    with sides(prefill, decode) as (sources, targets):
+        tables = [blocks(14 + n, -(-TOKENS // size)) for n, size in enumerate(blocks_of)]
+        for rank in sources:
+            for token in range(TOKENS):
+                keys, values = halves(rank, tables[0], token)
+                content = truth[list(LAYERS), token][:, heads_of(rank)]
+                keys[:], values[:] = content[..., :8], content[..., 8:]
+        hand(sources, targets, TOKENS, 0, [tables[0]], [tables[1]])
+        for rank in targets:
+            found = torch.stack([torch.cat(halves(rank, tables[1], token), dim=-1) for token in range(TOKENS)], dim=1)
+            assert torch.equal(found, truth[list(LAYERS)][:, :, heads_of(rank)])
+
+
+def halves(rank: Rank, table: Sequence[int], token: int) -> list[torch.Tensor]:
+    """The key and the value of a token in all layers: views of ``[layers, heads, 8]``."""
+    (one, *_), size = rank.tensors(0).values(), rank.cache.config.kv_cache_groups[0].kv_cache_spec.block_size
+    whole = one.as_strided((len(LAYERS), *one.shape), (one.numel(), *one.stride()))
+    page = whole[:, table[token // size]].view(len(LAYERS), one.shape[1], 2, size, 8)
+    return [page[:, :, part, token % size] for part in range(2)]
+
+
+def test_keys_and_values_are_described_as_arrays_of_their_own() -> None:
+    """An engine that has them in separate arrays, tokens before heads, finds no difference."""
+    shape = 9, 32, HEADS, 8
+    other = {layer: (torch.zeros(shape), torch.zeros(shape)) for layer in LAYERS}
+    apart = state.describe("other", [state.kv_pages(other, heads=HEADS)])
+    for given in ({}, {"backend": "CPU_ATTN", "pages": {"CPU_ATTN": "halves"}}):
+        fused = state.describe("vllm", described(*full(1, "LBHNC", 16, **given)[0])[0])
+        assert apart.diff(fused) == []
+
+
+def test_quantised_pages_are_not_taken_apart() -> None:
+    spec = attention(HEADS, kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD, state_content_bytes=68)
+    [component], _ = described(make_cache([(spec, LAYERS)]), model_of())
+    assert [buffer.name for buffer in component.component.buffers] == ["layers.0.kv", "layers.3.kv"]
+    assert component.component.format == "pairs INT8_PER_TOKEN_HEAD"
+
+
+def test_groups_of_one_type_are_numbered() -> None:
+    window, states = attention(HEADS, window=32), recurrent("MAMBA1", (2, 8), (8, 4))
+    groups = [(window, (0, 1)), (attention(HEADS), (2,)), (window, (3, 4)), (states, (5,))]
+    components, _ = described(make_cache(groups), model_of())
+    found = [(each.component.name, each.component.type) for each in components]
+    assert found == [("swa.0", "swa"), ("kv", "kv"), ("swa.1", "swa"), ("mamba", "mamba")]
+
+
 def test_opaque_pages_of_two_sizes_are_refused_by_name() -> None:
     pair = (full(1, "LBHNC", block, backend="CPU_ATTN") for block in (16, 32))
     with sides(*pair) as (one, other), pytest.raises(StatelinkError, match="extent of axis 'cell'"):
@@ -125,7 +181,7 @@ def test_backends_of_attention_that_pack_otherwise_are_refused_by_name() -> None
     pair = (full(1, "LBHNC", 16, backend=name) for name in ("FLASH_ATTN", "CPU_ATTN"))
     with (
         sides(*pair) as (one, other),
-        pytest.raises(StatelinkError, match="g0: format: 'CPU_ATTN' on decode, 'kv' on prefill"),
+        pytest.raises(StatelinkError, match="kv: format: 'CPU_ATTN' on decode, '' on prefill"),
     ):
         hand(one, other, 16, 0, [[1]], [[1]])
 
@@ -166,7 +222,7 @@ def test_a_window_is_what_the_next_token_sees(tokens: int) -> None:
 def test_a_block_that_is_needed_and_gone_is_named() -> None:
     components, groups = described(make_cache([(attention(HEADS), LAYERS)]), model_of())
     assert len(components) == 1
-    with pytest.raises(StatelinkError, match="'g0' is not held any more"):
+    with pytest.raises(StatelinkError, match="'kv' is not held any more"):
         groups[0].indices([3, 0, 5], 48, 0)
 
 
@@ -284,7 +340,7 @@ def test_a_layer_that_shares_a_cache_is_listed_once() -> None:
     cache.config.kv_cache_groups[0].layer_names.append("model.layers.9.attn")
     cache.tensors["model.layers.9.attn"] = cache.tensors["model.layers.3.attn"]
     components, _ = described(cache, model_of())
-    assert [buffer.layer for buffer in components[0].component.buffers] == [0, 3]
+    assert [buffer.layer for buffer in components[0].component.buffers] == [0, 0, 3, 3]
 
 
 def _chunked() -> Cache:
@@ -311,7 +367,7 @@ def _twice() -> Cache:
     [
         (_chunked, "specification is ChunkedLocalAttentionSpec"),
         (_of_no_group, r"layers of no group: model\.layers\.9\.attn"),
-        (_twice, "two layers of group 'g0' have one number"),
+        (_twice, "two layers of group 'kv' have one number"),
         (lambda: make_cache([(attention(HEADS, num_head_slots=8), LAYERS)]), "pack their heads"),
     ],
 )
@@ -321,7 +377,7 @@ def test_what_cannot_be_described_is_refused_by_name(make: Any, said: str) -> No
 
 
 def test_a_number_of_heads_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(StatelinkError, match="the number of KV heads of group 'g0' in the whole model is not known"):
+    with pytest.raises(StatelinkError, match="the number of KV heads of group 'kv' in the whole model is not known"):
         described(make_cache([(attention(1), LAYERS)]), model_of((0, 2), 8))
 
 

@@ -34,12 +34,19 @@ def test_nothing_given_lets_statelink_choose_the_backend(kv_role: str, role: str
         ({"siblings": []}, "has the key 'siblings'"),
         ({"vllm": {"alow": []}}, "wrong keys"),
         ({"vllm": {"allow": ["magic"]}}, "wrong value.*\n.*cuda, pp"),
+        ({"vllm": {"pages": {"CPU_ATTN": "thirds"}}}, "wrong value.*\n.*one of pairs, halves"),
+        ({"vllm": {"pages": "halves"}}, "wrong value"),
         ({"vllm": 3}, "wrong keys"),
     ],
 )
 def test_wrong_options_are_refused_with_the_reason(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}"):
         read_options("kv_both", given)
+
+
+def test_what_is_known_of_a_backend_of_attention_is_passed_on() -> None:
+    assert read_options("kv_both", {"vllm": {"pages": {"MINE": "pairs"}}}).pages == {"MINE": "pairs"}
+    assert read_options("kv_both", {}).pages == {}
 
 
 def test_a_role_that_is_not_vllms_is_refused() -> None:

@@ -179,6 +179,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             channels_first=is_conv_state_dim_first(),
             backend=lambda name: str(layers[name].get_attn_backend().get_name()),
             number=extract_layer_index,
+            pages=self._options.pages,
         )
         components, groups = describe_cache(cache, kv_caches, model)
         inventory = state.describe(

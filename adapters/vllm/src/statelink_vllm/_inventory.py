@@ -18,8 +18,8 @@ from ._recurrent import packing_of
 
 __all__ = ["Group", "Model", "describe_cache"]
 
-BY_TOKEN = ("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION")
-"""Backends of attention whose content is the key and then the value of one token and head."""
+PAGES = dict.fromkeys(("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION"), "pairs")
+"""How backends of attention fill pages, where that is known; see `statelink_vllm._options.PAGES`."""
 
 ATTENTION = ("FullAttentionSpec", "SlidingWindowSpec")
 LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")
@@ -36,6 +36,7 @@ class Model(NamedTuple):
         channels_first: Whether convolution states have their channels first.
         backend: Name of the backend of attention of a layer.
         number: Number of a layer in the whole model, by its name.
+        pages: What the operator says of how backends of attention fill pages.
     """
 
     tp: tuple[int, int]
@@ -44,6 +45,7 @@ class Model(NamedTuple):
     channels_first: bool
     backend: Callable[[str], str]
     number: Callable[[str], int]
+    pages: Mapping[str, str] = {}
 
 
 class Group(NamedTuple):
@@ -102,11 +104,11 @@ def describe_cache(
     named: set[str] = set()
     for group in config.kv_cache_groups:
         named.update(group.layer_names)
-    for number, place in zip(config.transfer_group_ids, range(len(config.transfer_group_ids)), strict=True):
-        group = config.kv_cache_groups[number]
+    moved = [config.kv_cache_groups[number] for number in config.transfer_group_ids]
+    for place, (name, group) in enumerate(zip(_named(moved), moved, strict=True)):
         layers = dict(_own(group.layer_names, caches))
         if layers:  # a stage of a pipeline may have no layer of a group
-            component, found = _describe(f"g{number}", place, group.kv_cache_spec, layers, config.num_blocks, model)
+            component, found = _describe(name, place, group.kv_cache_spec, layers, config.num_blocks, model)
             described.append(component)
             groups.append(found)
     addresses = {cache.data_ptr() for name, cache in caches.items() if name in named}
@@ -114,6 +116,23 @@ def describe_cache(
     if beyond:
         raise StateError("vLLM registers layers of no group", cause=", ".join(beyond)[:400])
     return described, tuple(groups)
+
+
+def _named(groups: Sequence[Any]) -> list[str]:
+    """A name for each group: that of its state type, and its number among several of that type.
+
+    Layers are named by their numbers. So servers whose engines group the layers of a model alike have the same names.
+    """
+    types = [_type_of(group.kv_cache_spec) for group in groups]
+    numbers = [types[:place].count(name) for place, name in enumerate(types)]
+    return [f"{name}.{n}" if types.count(name) > 1 else name for name, n in zip(types, numbers, strict=True)]
+
+
+def _type_of(spec: Any) -> str:
+    """The state type of a group, also if it is one that cannot be described."""
+    inner = getattr(spec, "kv_cache_specs", None)
+    some = type(spec if inner is None else next(iter(inner.values()))).__name__
+    return "mamba" if some in RECURRENT else "swa" if "Sliding" in some else "kv"
 
 
 def _own(names: Sequence[str], caches: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -176,19 +195,29 @@ def _attention(
         raise StateError(f"the layers of group {name!r} split blocks in several ways", cause=f"{sorted(ratios)}")
     backend = model.backend(layer)
     window = getattr(spec, "sliding_window", None) if "Sliding" in type(spec).__name__ else None
-    by_token = latent or backend in BY_TOKEN
+    content = "latent" if latent else {**PAGES, **model.pages}.get(backend, backend)
+    keys = _keys(specs) if content in ("pairs", "halves") else 0
     described = state.fused_pages(
         layers,
         heads=1 if latent else _heads(name, spec, model),
         tp=(0, 1) if latent else model.tp,
-        opaque=not by_token,
+        keys=keys,
+        halves=keys > 0 and content == "halves",
+        opaque=content not in ("pairs", "latent") and not keys,
         # The last token of the prompt is computed on decode, so prefill's window ends one token earlier.
         window=None if window is None else max(window - 1, 1),
         name=name,
         replicated=latent,
-        format=_format(spec, backend if not by_token else "latent" if latent else "kv"),
+        format=_format(spec, "" if keys else content),
     )
     return described, Group(place, described.component, ratio=ratios.pop())
+
+
+def _keys(specs: Sequence[Any]) -> int:
+    """Elements of the key of a token and head, where the rest of its content is the value; else 0."""
+    sizes = {(each.head_size, each.state_content_bytes, getattr(each.kv_quant_mode, "name", "NONE")) for each in specs}
+    size, packed, quantised = sizes.pop()
+    return int(size) if not sizes and packed is None and quantised == "NONE" else 0
 
 
 def _heads(name: str, spec: Any, model: Model) -> int:

@@ -29,6 +29,13 @@ ALLOWED = {
 """What no test of the adapter reaches, and what works only if the operator allows it."""
 
 
+PAGES = {
+    "pairs": "the key and then the value of each token",
+    "halves": "the keys of all tokens of a head, and then their values",
+}
+"""How a backend of attention may fill the pages of a head. Of other backends, only they know."""
+
+
 class Options(NamedTuple):
     """What the operator configured.
 
@@ -36,11 +43,13 @@ class Options(NamedTuple):
         link: The link's configuration.
         allow: Words of `ALLOWED`.
         model: The model's identity, which both sides must state alike; by default taken from the model's shape.
+        pages: By vLLM's name of a backend of attention, a word of `PAGES`.
     """
 
     link: statelink.LinkConfig
     allow: frozenset[str]
     model: str
+    pages: Mapping[str, str]
 
     @property
     def addressed_by_name(self) -> bool:
@@ -68,24 +77,26 @@ def read_options(kv_role: str | None, given: Mapping[str, Any] | None) -> Option
                 hint="leave it out",
                 code="config.key",
             )
-    allow, model = _own(own)
-    return Options(statelink.LinkConfig.read({"backend": "auto", **keys, "role": ROLES[kv_role]}), allow, model)
+    return Options(statelink.LinkConfig.read({"backend": "auto", **keys, "role": ROLES[kv_role]}), *_own(own))
 
 
-def _own(own: Any) -> tuple[frozenset[str], str]:
-    if not isinstance(own, Mapping) or not set(own) <= {"allow", "model"}:
+def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str]]:
+    if not isinstance(own, Mapping) or not set(own) <= {"allow", "model", "pages"}:
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {WHERE} has wrong keys",
             cause=f"got {own!r:.80}",
-            hint="it may have 'allow', a list of words, and 'model', a text",
+            hint="it may have 'allow', a list of words, 'model', a text, and 'pages', a table of words",
             code="config.key",
         )
-    allow, model = own.get("allow", []), own.get("model", "")
-    if not isinstance(allow, list) or not set(map(str, allow)) <= set(ALLOWED) or not isinstance(model, str):
+    allow, model, pages = own.get("allow", []), own.get("model", ""), own.get("pages", {})
+    words = isinstance(allow, list) and set(map(str, allow)) <= set(ALLOWED)
+    filled = isinstance(pages, Mapping) and set(map(str, pages.values())) <= set(PAGES)
+    if not words or not filled or not isinstance(model, str):
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {WHERE} has a wrong value",
             cause=f"got {own!r:.80}",
-            hint=f"'allow' is a list of {', '.join(ALLOWED)}; 'model' is a text",
+            hint=f"'allow' is a list of {', '.join(ALLOWED)}; 'model' is a text; 'pages' says of each backend of "
+            f"attention one of {', '.join(PAGES)}",
             code="config.type",
         )
-    return frozenset(allow), model
+    return frozenset(allow), model, dict(pages)

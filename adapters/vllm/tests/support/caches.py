@@ -68,6 +68,8 @@ def make_cache(groups: Sequence[tuple[Any, Sequence[int]]], layout: str = "LBHNC
         names = [f"model.layers.{number}.attn" for number in layers]
         page = spec.page_size_bytes
         strides = (page * BLOCKS, page) if layout.startswith("L") else (page, page * len(layers))
+        if layout == "BHLNC":  # the layers take turns behind each head
+            strides = (page // spec.num_heads, strides[1])
         place = KVCacheTensor(size, names, *strides)
         views = create_kv_cache_views(raw, spec, BLOCKS, order, place, kernel)
         tensors.update(dict(zip(names, views, strict=True)))
@@ -83,8 +85,11 @@ def model_of(
     groups: int | None = None,
     channels_first: bool = False,
     backend: str = "FLASH_ATTN",
+    pages: Mapping[str, str] | None = None,
 ) -> Model:
-    return Model(tp, heads, groups, channels_first, lambda name: backend, lambda name: int(name.split(".")[2]))
+    return Model(
+        tp, heads, groups, channels_first, lambda name: backend, lambda name: int(name.split(".")[2]), pages or {}
+    )
 
 
 class Rank:

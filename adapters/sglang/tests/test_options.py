@@ -27,6 +27,12 @@ def test_nothing_given_lets_statelink_choose_the_backend() -> None:
     assert (options.link.role, options.link.backend, options.allow) == ("decode", "auto", frozenset())
 
 
+@pytest.mark.parametrize(("given", "optional"), [("optional", True), ("required", False)])
+def test_metadata_rows_may_be_optional(given: str, optional: bool) -> None:
+    assert _read(json.dumps({"sglang": {"rows": given}})).rows_optional is optional
+    assert _read("").rows_optional is False
+
+
 def test_json_and_a_file_say_the_same(tmp_path: Path) -> None:
     given = {"backend": "nixl", "options": {"num_threads": 2}, "sglang": {"allow": ["cuda"], "model": "m@1"}}
     file = tmp_path / "statelink.json"
@@ -45,6 +51,7 @@ def test_json_and_a_file_say_the_same(tmp_path: Path) -> None:
         ('{"role": "decode"}', "has the key 'role'"),
         ('{"siblings": []}', "has the key 'siblings'"),
         ('{"sglang": {"alow": []}}', "wrong keys"),
+        ('{"sglang": {"rows": "none"}}', "wrong value.*\n.*'rows' is 'required' or 'optional'"),
         ('{"sglang": {"allow": ["magic"]}}', "wrong value.*\n.*cuda, overlap"),
     ],
 )

@@ -19,10 +19,12 @@ class Announced(NamedTuple):
     Attributes:
         room: SGLang's ``bootstrap_room``.
         tokens: N: the tokens whose state is moved.
+        request: SGLang's ``Req``.
     """
 
     room: Any
     tokens: int
+    request: Any = None
 
 
 making_manager: ContextVar[Any] = ContextVar("statelink_sglang_making_manager", default=None)
@@ -48,7 +50,7 @@ def around_init_kv_manager(original: Callable[..., Any], queue: Any) -> Any:
 
 def around_create_receiver(original: Callable[..., Any], queue: Any, req: Any, is_rebootstrap: bool = False) -> Any:
     """Around ``DecodePreallocQueue._create_receiver_and_enqueue``."""
-    token = making_receiver.set(Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req)))
+    token = making_receiver.set(Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req), req))
     try:
         return original(queue, req, is_rebootstrap=is_rebootstrap)
     finally:

@@ -38,6 +38,7 @@ class Pools(NamedTuple):
         window: Positions that sliding-window layers look back, as the scheduler counts them; 0 if there are none.
         tp: This rank and the width of attention TP.
         kind: Kind of the pools' memory: ``dram``, or a device with its number.
+        rows_optional: Whether the other server may have no metadata rows.
     """
 
     pages: Any
@@ -48,6 +49,7 @@ class Pools(NamedTuple):
     window: int
     tp: tuple[int, int]
     kind: str = "dram"
+    rows_optional: bool = False
 
 
 class StateLists(NamedTuple):
@@ -101,6 +103,7 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
         request_pool=pools.requests,
         draft_pool=pools.draft,
         aux=_rows(pools.metadata, kv_args),
+        aux_optional=pools.rows_optional,
     )
     found = {each.component.name: each for each in components}
     names = names_of(kv_args.state_types)

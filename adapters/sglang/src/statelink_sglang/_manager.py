@@ -138,7 +138,17 @@ class Manager(BaseKVManager):
             window=int(queue.scheduler.sliding_window_size or 0),
             tp=self._place,
             kind=_memory_kind(str(pool.device), args.gpu_id),
+            rows_optional=self._options.rows_optional,
         )
+        self.metadata, self.vocabulary = queue.metadata_buffers, int(config.vocab_size)
+        self.rows_optional = self._options.rows_optional
+        if self.rows_optional and draft is not None:
+            raise ConfigError(
+                "metadata rows are optional, and the server has a draft model",
+                cause="the draft starts from what prefill puts into the rows",
+                hint="start the server without a draft model, or without 'rows'",
+                code="config.value",
+            )
         components, self.lists = describe_pools(pools, args)
         self._inventory = state.describe(
             instance,

@@ -38,11 +38,13 @@ class Options(NamedTuple):
         link: The link's configuration, without what differs between ranks.
         allow: Words of `ALLOWED`.
         model: The model's identity, which both sides must state alike; by default taken from the model's shape.
+        rows_optional: Whether the other server may have no metadata rows, as an engine of another kind.
     """
 
     link: statelink.LinkConfig
     allow: frozenset[str]
     model: str
+    rows_optional: bool
 
 
 def read_options(role: str, environment: Mapping[str, str] | None = None) -> Options:
@@ -61,8 +63,7 @@ def read_options(role: str, environment: Mapping[str, str] | None = None) -> Opt
                 hint="leave it out",
                 code="config.key",
             )
-    allow, model = _own(own)
-    return Options(statelink.LinkConfig.read({"backend": "auto", **given, "role": role}), allow, model)
+    return Options(statelink.LinkConfig.read({"backend": "auto", **given, "role": role}), *_own(own))
 
 
 def _given(text: str) -> dict[str, Any]:
@@ -86,20 +87,21 @@ def _given(text: str) -> dict[str, Any]:
     return found
 
 
-def _own(own: Any) -> tuple[frozenset[str], str]:
-    if not isinstance(own, dict) or not set(own) <= {"allow", "model"}:
+def _own(own: Any) -> tuple[frozenset[str], str, bool]:
+    if not isinstance(own, dict) or not set(own) <= {"allow", "model", "rows"}:
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {VARIABLE} has wrong keys",
             cause=f"got {own!r:.80}",
-            hint="it may have 'allow', a list of words, and 'model', a text",
+            hint="it may have 'allow', a list of words, 'model', a text, and 'rows', a word",
             code="config.key",
         )
-    allow, model = own.get("allow", []), own.get("model", "")
-    if not isinstance(allow, list) or not set(map(str, allow)) <= set(ALLOWED) or not isinstance(model, str):
+    allow, model, rows = own.get("allow", []), own.get("model", ""), own.get("rows", "required")
+    words = isinstance(allow, list) and set(map(str, allow)) <= set(ALLOWED)
+    if not words or not isinstance(model, str) or rows not in ("required", "optional"):
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {VARIABLE} has a wrong value",
             cause=f"got {own!r:.80}",
-            hint=f"'allow' is a list of {', '.join(ALLOWED)}; 'model' is a text",
+            hint=f"'allow' is a list of {', '.join(ALLOWED)}; 'model' is a text; 'rows' is 'required' or 'optional'",
             code="config.type",
         )
-    return frozenset(allow), model
+    return frozenset(allow), model, rows == "optional"

@@ -12,6 +12,7 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver
 from statelink.errors import StatelinkError
 
 from ._hooks import announced
+from ._rows import fill_row, first_token
 from ._sender import one_dimensional
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
@@ -47,8 +48,18 @@ class Receiver(Transfer, BaseKVReceiver):
         self._receiving: Receiving | None = None
         self._instance: Instance | None = None
         self._declined = False
+        self._row: int | None = None
+        self._first: int | None = None
+        """The first output token, if the request names it."""
+        self._no_first = ""
+        """Why the request does not name it."""
         request = announced(bootstrap_room)
         self._tokens = 0 if request is None else request.tokens
+        if mgr.rows_optional and request is not None:
+            try:
+                self._first = first_token(request.request, mgr.vocabulary)
+            except ValueError as error:
+                self._no_first = str(error)
         if not self.failed and self._tokens < 1:
             self.fail("the number of tokens of the request is not known")
 
@@ -88,7 +99,7 @@ class Receiver(Transfer, BaseKVReceiver):
             return
         lists = self.kv_mgr.lists
         items: dict[str, Any] = dict.fromkeys(lists.pages, kv_indices)
-        items["aux"] = aux_index
+        items["aux"] = self._row = aux_index
         try:
             given = zip(lists.states, state_indices or (), strict=True)
             items.update((name, one_dimensional(each)) for name, each in given)
@@ -117,7 +128,20 @@ class Receiver(Transfer, BaseKVReceiver):
             self._again = monotonic() + LOOK_AGAIN
         if status is None:
             return WAITING  # for memory; SGLang may take as long as it likes for that
-        return SUCCESS if status == SUCCESS else TRANSFERRING
+        if status != SUCCESS:
+            return TRANSFERRING
+        return SUCCESS if self._has_row() else FAILED
+
+    def _has_row(self) -> bool:
+        """Whether the metadata row is complete: it came from prefill, or is filled here with what the request names."""
+        receiving = self._receiving
+        if not self.kv_mgr.rows_optional or receiving is None or "aux" in receiving.report.moved:
+            return True
+        if self._first is None or self._row is None:
+            self.fail(f"prefill has no metadata rows, and the first token is not known: {self._no_first}")
+            return False
+        fill_row(self.kv_mgr.metadata, self._row, self._first, self.bootstrap_room)
+        return True
 
     def abort(self) -> None:
         """SGLang gives the request up: a client has gone, or the prefill server cannot be found."""

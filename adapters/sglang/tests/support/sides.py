@@ -21,6 +21,7 @@ from statelink_sglang._manager import Manager, Timeouts
 from statelink_sglang._receiver import Receiver
 from statelink_sglang._sender import Sender
 
+from .models import VOCABULARY
 from .pools import PAGE, Made, make
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Side(Memory):
     def __init__(self, role: str, made: Made, config: statelink.LinkConfig | None = None, model: str = "tiny") -> None:
         self.made = made
         self.page_size = made.pools.pages.page_size
+        self.rows_optional, self.metadata, self.vocabulary = made.pools.rows_optional, made.pools.metadata, VOCABULARY
         components, self.lists = describe_pools(made.pools, made.kv_args)
         rank, ranks = made.pools.tp
         self._inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
@@ -106,9 +108,9 @@ class Side(Memory):
         manager: Any = self
         return Sender(manager, "unused", room)
 
-    def receiver(self, room: int, tokens: int) -> Receiver:
+    def receiver(self, room: int, tokens: int, request: Any = None) -> Receiver:
         manager: Any = self
-        with announcing(room, tokens):
+        with announcing(room, tokens, request):
             return Receiver(manager, ADDRESS, room)
 
 
@@ -155,9 +157,9 @@ class Lists(NamedTuple):
 
 
 @contextlib.contextmanager
-def announcing(room: Any, tokens: int) -> Iterator[None]:
+def announcing(room: Any, tokens: int, request: Any = None) -> Iterator[None]:
     """What the hook on decode's queue does around a receiver's constructor."""
-    token = _hooks.making_receiver.set(_hooks.Announced(room, tokens))
+    token = _hooks.making_receiver.set(_hooks.Announced(room, tokens, request))
     try:
         yield
     finally:

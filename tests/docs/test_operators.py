@@ -1,0 +1,65 @@
+"""The pages for operators and routers name what is there: error codes, settings with their defaults, snapshots."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from statelink import LinkConfig
+
+DOCS = Path(__file__).parents[2] / "docs"
+CODES = set(re.findall(r'<a id="([a-z_.]+)">', (DOCS / "errors.md").read_text()))
+FAMILIES = {code.partition(".")[0] for code in CODES} - {"statelink"}
+PAGES = ("production.md", "router.md", "compatibility.md", "scope.md")
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z_.]+)`", text))
+
+
+def section(page: str, title: str) -> str:
+    text = (DOCS / page).read_text()
+    assert f"\n## {title}\n" in text
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_codes_of_errors_are_documented_ones(page: str) -> None:
+    named = {word for word in words((DOCS / page).read_text()) if re.match(r"[a-z]+\.[a-z_]+$", word)}
+    assert {word for word in named if word.partition(".")[0] in FAMILIES} <= CODES
+
+
+@pytest.mark.parametrize(
+    ("page", "title"), [("production.md", "When something fails"), ("router.md", "When a request fails")]
+)
+def test_the_tables_of_failures_have_only_codes_in_their_first_column(page: str, title: str) -> None:
+    rows = [line for line in section(page, title).splitlines() if line.startswith("| `")]
+    assert len(rows) > 8
+    for row in rows:
+        assert words(row.split("|")[1]) <= CODES, row
+
+
+def test_settings_have_the_defaults_that_the_page_says() -> None:
+    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(LinkConfig)}
+    said = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section("production.md", "Settings that matter"), re.MULTILINE)
+    assert len(said) >= 8
+    for name, text in said:
+        default = defaults[name]
+        number = re.match(r"[\d,]+", text)
+        if number:
+            assert float(number[0].replace(",", "")) == default, name
+        elif text.startswith("`"):
+            assert text.strip("`") == default, name
+        else:
+            assert not default, name
+
+
+def test_what_to_watch_is_in_a_snapshot() -> None:
+    keys = words(section("operate.md", "What is it doing: `statelink inspect`"))
+    watched = section("production.md", "What to watch")
+    named = {word for row in watched.splitlines() if row.startswith("| `") for word in words(row.split("|")[1])}
+    assert len(named) > 8
+    assert named <= keys

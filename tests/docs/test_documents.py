@@ -22,32 +22,11 @@ def fenced(text: str, marker: str) -> str:
     return match.group(1)
 
 
-BLOCK = re.compile(r"(?:<!-- extract: (?P<place>\S+) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)```", re.DOTALL)
-EXTRACTS = [
-    pytest.param(match["place"], match["code"], id=f"{path.name}-{number}")
-    for path in (ROOT / "docs" / "write-a-backend.md", ROOT / "docs" / "extend.md")
-    for number, match in enumerate(BLOCK.finditer(path.read_text()))
-    if match["language"] != "console"
-]
-
-
 def occurs(code: str, text: str) -> bool:
     """Whether lines follow each other in a text, at whatever depth."""
     wanted, lines = textwrap.dedent(code).splitlines(), text.splitlines()
     windows = ("\n".join(lines[at : at + len(wanted)]) for at in range(len(lines) - len(wanted) + 1))
     return any(textwrap.dedent(window).splitlines() == wanted for window in windows)
-
-
-@pytest.mark.parametrize(("place", "code"), EXTRACTS)
-def test_all_code_of_the_tutorials_is_code_that_is_tested(place: str | None, code: str) -> None:
-    assert place, f"this block says not where it is from:\n{code}"
-    assert occurs(code, (ROOT / place).read_text()), f"this is not in {place}:\n{code}"
-
-
-def test_the_tutorials_show_code_of_every_part() -> None:
-    shown = {str(param.values[0]).rpartition("/")[2] for param in EXTRACTS}
-    modules = {path.name for path in (ROOT / "examples" / "backend-shm" / "src" / "statelink_shm").glob("_*.py")}
-    assert shown >= modules - {"__init__.py", "_grants.py", "_segment.py"} | {"acme_pieces.py", "acme_state.py"}
 
 
 def test_the_engine_example_of_the_guide_is_the_example_and_moves_the_bytes() -> None:

@@ -54,7 +54,7 @@ def test_every_fact_of_the_comparison_has_a_source() -> None:
 
 def block(name: str) -> str:
     """The shell code below a comment of that name."""
-    match = re.search(rf"<!-- test: {name} -->\n```sh\n(.*?)```", README, re.DOTALL)
+    match = re.search(rf"<!-- tested by tests/docs/test_readme.py: {name} -->\n```sh\n(.*?)```", README, re.DOTALL)
     assert match
     return match[1]
 

@@ -22,7 +22,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 
 def test_the_steps_that_set_up_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, serve = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    code = re.findall(r"<!-- example: keys -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+    code = re.findall(
+        r"<!-- tested by tests/docs/test_security_page.py: keys -->\n```python\n(.*?)```", PAGE, re.DOTALL
+    )
     program = f'{shlex.quote(sys.executable)} -c "from statelink.cli import main; main()"'
     monkeypatch.chdir(tmp_path)
     env = {name: value for name, value in os.environ.items() if not name.startswith("STATELINK_")}

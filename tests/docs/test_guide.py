@@ -1,0 +1,147 @@
+"""The pieces of code in docs/engine.md do what the page says: they run over links, with memory that is looked at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import statelink
+from statelink import Link, LinkConfig, Status, state
+from statelink.config import read_config
+
+PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
+TOKENS, PAGE_TOKENS = 200, 16
+
+
+def code(name: str) -> str:
+    match = re.search(rf"<!-- tested by tests/docs/test_guide.py: {name} -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+    assert match, name
+    return match[1]
+
+
+def run(name: str, **names: Any) -> dict[str, Any]:
+    exec(compile(code(name), f"engine.md: {name}", "exec"), names)
+    return names
+
+
+class Pools:
+    """The pools that the example of an inventory describes, of one rank of one."""
+
+    def __init__(self, seed: int, rank: int = 0, width: int = 1) -> None:
+        draw = np.random.default_rng(seed)
+        self.rank, self.width = rank, width
+        self.k3, self.v3, self.k7, self.v7 = draw.random((4, 40, PAGE_TOKENS, 8 // width, 8), np.float32)
+        self.conv = {1: draw.random((4, 8192 // width, 3), np.float32)}
+        self.ssm = {1: draw.random((4, 32 // width, 8, 8), np.float32)}
+        self.tokens, self.logprobs = draw.integers(0, 9, (4, 1)), draw.random((4, 1), np.float32)
+
+    def inventory(self) -> state.Inventory:
+        found = run("describe", state=state, **vars(self))["inventory"]
+        assert isinstance(found, state.Inventory)
+        return found
+
+    def of(self, pages: Any, slot: int, row: int) -> list[Any]:
+        kept = [each[pages] for each in (self.k3, self.v3, self.k7, self.v7)]
+        return [*kept, self.conv[1][slot], self.ssm[1][slot], self.tokens[row], self.logprobs[row]]
+
+
+def test_the_inventory_of_two_ranks() -> None:
+    for rank in range(2):
+        inventory = Pools(seed=rank, rank=rank, width=2).inventory()
+        assert [component.name for component in inventory.components] == ["kv", "mamba", "aux"]
+        assert (inventory.rank, inventory.ranks) == (rank, 2)
+
+
+def test_the_configuration() -> None:
+    keys = [key_pair() for _ in range(2)]
+    opened = SimpleNamespace(open=lambda config, inventory: LinkConfig.read(config))
+    link = run("open", statelink=opened, inventory=None, secret=keys[0][0], prefill_key=keys[1][1])["link"]
+    assert link.peers["prefill-0"][1] == "tcp://10.0.0.2:7100"
+    assert link.keys.allow == (keys[1][1],)
+    config: dict[str, Any] = {"role": "decode", "backend": "tcp"}
+    run("staging", config=config)
+    staging = LinkConfig.read(config).staging
+    assert staging is not None
+    assert staging.components == {"mamba": "never"}
+
+
+def key_pair() -> tuple[str, str]:
+    """A secret key, and its public one."""
+    public, secret = zmq.curve_keypair()
+    return secret.decode(), public.decode()
+
+
+def test_the_file(tmp_path: Path) -> None:
+    secret, public = key_pair()
+    (tmp_path / "key").write_text(secret)
+    (tmp_path / "key").chmod(0o600)
+    (tmp_path / "allow").write_text(public)
+    text = code("file").replace("/run/secrets/statelink.key", str(tmp_path / "key"))
+    text = text.replace("/etc/statelink/allow", str(tmp_path / "allow"))
+    path = tmp_path / "link.toml"
+    path.write_text(text)
+    config = read_config(path, {}).config
+    assert (config.role, config.backend, config.require) == ("decode", "auto", ("rdma",))
+    assert config.options == {"nixl": {"connect_timeout": 5.0}}
+    assert config.keys is not None
+    assert config.keys.allow == (public,)
+
+
+@pytest.fixture
+def links() -> Iterator[tuple[Link, Pools, Link, Pools]]:
+    here, there = Pools(seed=1), Pools(seed=2)
+    with statelink.open({"role": "prefill", "backend": "tcp"}, here.inventory()) as prefill:
+        peers = {"prefill-0": (prefill.address,)}
+        with statelink.open({"role": "decode", "backend": "tcp", "peers": peers}, there.inventory()) as decode:
+            yield prefill, here, decode, there
+
+
+def test_a_request(links: tuple[Link, Pools, Link, Pools]) -> None:
+    prefill, here, decode, there = links
+    freed: list[Any] = []
+    common = {"room": 7, "N": TOKENS, "P": 0, "event": SimpleNamespace(query=lambda: True), "Status": Status}
+    common |= {
+        "free": lambda *all_: freed.append(all_),
+        "report": freed.append,
+        "run": lambda *all_: freed.append(all_),
+    }
+    sent, got = np.arange(13), np.arange(20, 33)
+    sending = run("send", link=prefill, pages=sent, slot=2, row=1, **common)["sending"]
+    receiving = run("receive", link=decode, pages=got, slot=3, row=0, **common)["receiving"]
+    assert receiving.wait(60)
+    receiving.check()
+    sending.wait(60, quiesced=True)
+    sending.check()
+    for ours, theirs in zip(here.of(sent, 2, 1), there.of(got, 3, 0), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_attempts(links: tuple[Link, Pools, Link, Pools]) -> None:
+    prefill, here, decode, there = links
+    rooms = run("attempt", link=Both(prefill, decode), room=9, N=TOKENS)
+    rooms["sending"].push({"kv": np.arange(13), "mamba": [0], "aux": [0]})
+    rooms["receiving"].accept({"kv": np.arange(13), "mamba": [0], "aux": [0]})
+    assert rooms["receiving"].wait(60)
+    rooms["receiving"].check()
+    np.testing.assert_array_equal(here.k7[:13], there.k7[:13])
+
+
+class Both:
+    """The two calls of the example are those of two links."""
+
+    def __init__(self, prefill: Link, decode: Link) -> None:
+        self.send, self.receive = prefill.send, decode.receive
+
+
+def test_siblings(links: tuple[Link, Pools, Link, Pools]) -> None:
+    prefill, *_ = links
+    sending = prefill.send(11, tokens=TOKENS)
+    assert run("siblings", link=prefill, addresses=[], sending=sending)["vote"] is Status.BOOTSTRAPPING
+    sending.abort()

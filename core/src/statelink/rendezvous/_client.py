@@ -110,6 +110,10 @@ class RendezvousClient:
                 del self._wanted[peer]
             return answer
 
+    def names(self, peer: Peer) -> bool:
+        """See `Naming.names`."""
+        return isinstance(peer, str) and not peer.startswith("tcp://") and peer not in self._known
+
     def explain(self, peer: Peer | None) -> tuple[str, str]:
         """Why a peer cannot be found, and what to do: a cause and a hint. Does not block."""
         server = f"the rendezvous server at {self._server.address}"

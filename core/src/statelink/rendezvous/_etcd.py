@@ -17,7 +17,7 @@ from statelink.errors import Reason
 from statelink.link import StaticRendezvous
 from statelink.wire import MAX_RANKS
 
-from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, end_of, unpack
+from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, LeaseEndedError, end_of, unpack
 from ._records import Record, Seen, folder_of, key_of, link_of, look
 
 if TYPE_CHECKING:
@@ -191,6 +191,13 @@ class EtcdClient:
 
     async def _stay_registered(self) -> float:
         """One beat: renew the lease, and look whether the key is still this link's."""
+        try:
+            return await self._beat()
+        except LeaseEndedError:  # since it was renewed: this thread got no processor for so long
+            self._lease = 0
+            return 0.0
+
+    async def _beat(self) -> float:
         lifetime = self._cluster.lifetime
         if self._lease and not await self._gateway.keep_alive(self._lease):
             self._lease = 0

@@ -19,7 +19,17 @@ from ._answers import Found, Granted, KeptAlive, Pair, Refusal, Token, Transacte
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Change", "EtcdRefusedError", "EtcdSilentError", "Gateway", "Login", "end_of", "pack", "unpack"]
+__all__ = [
+    "Change",
+    "EtcdRefusedError",
+    "EtcdSilentError",
+    "Gateway",
+    "LeaseEndedError",
+    "Login",
+    "end_of",
+    "pack",
+    "unpack",
+]
 
 CONNECT, ANSWER = 2.0, 6.0
 """Seconds that a member of the cluster may take to connect, and to answer."""
@@ -28,7 +38,7 @@ REFRESH = 10.0
 MOST_LINE = 16 << 20
 """Most bytes of one message of a watch."""
 LEADERLESS = "does the cluster have a leader?"
-CANCELLED, UNKNOWN, INVALID, DEADLINE, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 1, 2, 3, 4, 13, 14, 16
+CANCELLED, UNKNOWN, INVALID, DEADLINE, NOT_FOUND, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 1, 2, 3, 4, 5, 13, 14, 16
 """Status codes of gRPC that the gateway passes on."""
 ELSEWHERE = frozenset({CANCELLED, UNKNOWN, DEADLINE, INTERNAL, UNAVAILABLE})
 """Codes after which another member may answer: this one stops, or has lost the cluster."""
@@ -46,6 +56,10 @@ class EtcdSilentError(Exception):
 
 class EtcdRefusedError(Exception):
     """The cluster answers, and refuses."""
+
+
+class LeaseEndedError(EtcdRefusedError):
+    """A lease does not exist any more."""
 
 
 class Login(NamedTuple):
@@ -279,6 +293,8 @@ class Gateway:
             return _TokenError(said.words)
         if said.code in ELSEWHERE:
             return EtcdSilentError(f"it says: {said.words}", LEADERLESS)
+        if said.code == NOT_FOUND and "lease" in said.words:
+            return LeaseEndedError(said.words)
         return EtcdRefusedError(said.words or f"HTTP status {status}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from statelink import wire
@@ -137,3 +138,12 @@ class _Declined:
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
         """See `InstanceUser.rank_lost`. It is told when the instance is ready again."""
+
+    def waits_at(self, addresses: Container[str]) -> bool:
+        """See `InstanceUser.waits_at`. It was asked of nobody."""
+        return False
+
+    def move(self, instance: Instance) -> None:
+        """See `InstanceUser.move`."""
+        self._instance = instance
+        instance.join(self)

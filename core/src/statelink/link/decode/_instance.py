@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from statelink.link.peers import INSTANCE, InstanceEvent, InstanceState
@@ -29,6 +29,12 @@ class InstanceUser(Protocol):
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
         """A rank was lost. The handshake with it begins anew."""
 
+    def waits_at(self, addresses: Container[str]) -> bool:
+        """Whether it waits for the word of a process that was dialled at one of some addresses."""
+
+    def move(self, instance: Instance) -> None:
+        """Wait for another instance from now on, which has these processes."""
+
 
 class Instance:
     """A prefill instance. The control thread changes it; any thread may read it.
@@ -43,6 +49,7 @@ class Instance:
         since: When it entered the state.
         ranks: Its ranks by the address they were dialled at.
         siblings: Handshakes of this decode instance's other ranks, by address; ``None`` until they answer.
+        others: Names of other instances that answered at addresses of its ranks or siblings.
         rooms: Rooms that wait for it or use it, in order. Two of them may have one id, of which one has ended.
         reason: Why it was refused.
         suspect: Whether one of its ranks is silent.
@@ -58,6 +65,7 @@ class Instance:
         self.state = InstanceState.RESOLVING
         self.ranks: dict[str, PrefillRank] = {}
         self.siblings: dict[str, Handshake | None] = {}
+        self.others: dict[str, str] = {}
         self.rooms: dict[InstanceUser, None] = {}
         self.reason: Reason | None = None
         self.suspect = False
@@ -95,11 +103,26 @@ class Instance:
         """Set the addresses of its ranks, and of this decode instance's other ranks."""
         self.ranks = {str(endpoint): PrefillRank(endpoint, now) for endpoint in endpoints}
         self.siblings = dict.fromkeys(siblings)
+        self.others = {}
         self.asked = 0
+
+    def move(self, endpoints: Iterable[Endpoint], siblings: Iterable[str], now: float) -> list[PrefillRank]:
+        """Set the addresses anew, and keep what is known of those that it had. Returns the ranks that are left out."""
+        ranks, known = self.ranks, self.siblings
+        self.ranks = {str(each): ranks.get(str(each)) or PrefillRank(each, now) for each in endpoints}
+        self.siblings = {address: known.get(address) for address in siblings}
+        self.others = {}
+        self.asked = 0
+        return [rank for address, rank in ranks.items() if address not in self.ranks]
+
+    def meet_other(self, address: str, name: str) -> None:
+        """Note that another instance answered at an address of this one."""
+        self.others[address] = name
 
     def renew(self, rank: PrefillRank, siblings: Iterable[str], now: float) -> None:
         """Begin anew with a rank that was lost: another process may answer at its address."""
         self.ranks[rank.address] = PrefillRank(rank.endpoint, now)
+        self.others.pop(rank.address, None)
         self.siblings = dict.fromkeys(siblings)
         self.asked = 0
 
@@ -123,6 +146,11 @@ class Instance:
     def suspect_silence(self, suspect: bool) -> None:
         """Set whether one of its ranks is silent."""
         self.suspect = suspect
+
+    @property
+    def named(self) -> bool:
+        """Whether the engine gave a name for it, not addresses."""
+        return isinstance(self.peer, str) and not self.peer.startswith("tcp://")
 
     @property
     def addresses(self) -> list[str]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import wire
 from statelink.errors import ConfigError, PeerError, Reason
-from statelink.link._own_instance import find_siblings
 from statelink.link.peers import InstanceEvent, InstanceState, can_send, check_peer, is_sibling
 
 from ._attaching import Attaching
 from ._instance import Instance
+from ._look_up import LookUp
 from ._unanswered import Unanswered
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ RETRY_REFUSED = 10.0
 """Seconds after which a refused instance is tried again."""
 REDIAL = 4
 """Most `Hello` messages that may wait in the connection to a peer that does not answer."""
-RETRY_RESOLVE = 0.5
-"""Seconds between two look-ups of an instance that is not complete."""
 
 
 class Instances:
@@ -46,9 +44,7 @@ class Instances:
         """The instances that have a rank or a sibling at an address."""
         self._unanswered = Unanswered(context)
         self._attaching = Attaching(context, lambda instance, reason: self._refuse(instance, reason, tell=True))
-        self._siblings = [str(wire.parse_endpoint(address)) for address in context.config.siblings]
-        self._siblings_known = context.inventory.ranks == 1 or bool(self._siblings) or not context.config.rendezvous
-        """Whether a rendezvous server need not be asked for them."""
+        self._look_up = LookUp(context, self._greet, self._move, self._refuse)
         self._suspended = False
 
     def get(self, peer: Peer) -> Instance:
@@ -57,14 +53,14 @@ class Instances:
         instance = self._instances.get(key)
         if instance is None:
             instance = self._instances[key] = Instance(key, peer, self._context.now())
-            self._resolve(instance)
+            self._look_up.begin(instance)
         else:
             self._retry(instance)
         return instance
 
     def set_siblings(self, siblings: list[str]) -> None:
         """Use these addresses of the other ranks of this link's own instance, instead of those that were known."""
-        self._siblings, self._siblings_known = siblings, True
+        self._look_up.set_siblings(siblings)
         for instance in list(self._instances.values()):
             if instance.state is InstanceState.REFUSED:  # perhaps for want of them
                 self._try_again(instance)
@@ -83,42 +79,45 @@ class Instances:
     def _try_again(self, instance: Instance) -> None:
         self._hang_up(instance)
         self._step(instance, InstanceEvent.RETRIED)
-        self._resolve(instance)
+        instance.explain(None)
+        self._look_up.begin(instance)
 
     def _step(self, instance: Instance, event: InstanceEvent) -> bool:
         return instance.step(event, self._context.now())
 
-    def _resolve(self, instance: Instance) -> None:
-        instance.explain(None)
-        context = self._context
-
-        known = self._siblings if self._siblings_known else None
-
-        # Runs on a data thread, since the rendezvous may block.
-        def job() -> tuple[tuple[wire.Endpoint, ...] | None, list[str] | None]:
-            return context.rendezvous.resolve(instance.peer), find_siblings(context) if known is None else known
-
-        def then(found: tuple[tuple[wire.Endpoint, ...] | None, list[str] | None] | None, why: Reason | None) -> None:
-            if found is None:
-                assert why is not None
-                self._refuse(instance, why)
-            elif found[0] is None or found[1] is None:
-                context.after(RETRY_RESOLVE, lambda: self._resolve(instance))
-            else:
-                self._greet(instance, found[0], found[1])
-
-        context.workers.run(context.workers.setups.submit, ("resolve", instance.key), job, then)
-
     def _greet(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
+        """An instance was found."""
         if not self._step(instance, InstanceEvent.FOUND):
             return
-        if self._siblings_known:
-            siblings = self._siblings  # they may have been set during the look-up
-        else:
-            self._siblings = siblings
         self._unlist(instance)
         instance.find(endpoints, siblings, self._context.now())
         self._list(instance)
+        self._dial(instance)
+
+    def _move(self, instance: Instance, endpoints: tuple[wire.Endpoint, ...], siblings: list[str]) -> None:
+        """An instance is at other addresses by now. Rooms for which earlier processes may still write wait there."""
+        if not self._step(instance, InstanceEvent.MOVED):
+            return
+        before, ranks = instance.addresses, tuple(instance.ranks)
+        self._unlist(instance)
+        left = instance.move(endpoints, siblings, self._context.now())
+        self._list(instance)
+        for rank in left:
+            self._attaching.detach(rank)
+        at = {rank.address for rank in left}
+        staying = [room for room in instance.rooms if room.waits_at(at)]
+        log.info("prefill instance %s is at other addresses by now", instance.key)
+        if staying:
+            former = self.get(ranks)
+            for room in staying:
+                instance.leave(room)
+                room.move(former)
+        self._hang_up_unused(before)
+        self._dial(instance)
+        if instance.greeted:
+            self._attaching.plan(instance)
+
+    def _dial(self, instance: Instance) -> None:
         try:
             for address in instance.addresses:
                 self._context.channel.dial(wire.parse_endpoint(address))
@@ -135,6 +134,8 @@ class Instances:
             return
         config = self._context.config
         asked = instance.ask(self._context.now(), config.heartbeat, config.liveness / 2)
+        if asked > 1:
+            self._look_up.again(instance)
         if asked % REDIAL == 0:
             for address in instance.unanswered:
                 self._redial(address)
@@ -172,6 +173,10 @@ class Instances:
             if instance.state is not InstanceState.GREETING:
                 continue
             rank = instance.ranks.get(address)
+            if handshake is not None and self._look_up.is_other(instance, handshake, sibling=rank is None):
+                instance.meet_other(address, handshake.inventory.instance)
+                self._look_up.again(instance)
+                continue
             if handshake is not None and rank is not None:
                 reason = self._cannot_send(handshake)
             if handshake is None or reason is not None:
@@ -227,9 +232,10 @@ class Instances:
         if self._of_address(rank.address) == [instance]:
             self._context.channel.redial(rank.endpoint)
         self._unlist(instance)
-        instance.renew(rank, self._siblings, self._context.now())
+        instance.renew(rank, self._look_up.siblings, self._context.now())
         self._list(instance)
         self._hello(instance)
+        self._look_up.again(instance)
 
     def _drop(self, instance: Instance) -> None:
         """Forget an instance that no room needs. The next room that names it begins anew."""
@@ -243,7 +249,10 @@ class Instances:
     def _hang_up(self, instance: Instance) -> None:
         """Close the connections that no other instance uses."""
         self._unlist(instance)
-        for address in instance.addresses:
+        self._hang_up_unused(instance.addresses)
+
+    def _hang_up_unused(self, addresses: list[str]) -> None:
+        for address in addresses:
             if not self._of_address(address):
                 self._context.channel.hang_up(address)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING
 
 from statelink import wire
@@ -219,6 +219,15 @@ class ReceivingState(RoomState):
         if writer is not None and not writer.finished:
             peer = rank.name or rank.endpoint.address
             self.fail(self.reason_for("peer.lost", "prefill was lost", why, peer=peer))
+
+    def waits_at(self, addresses: Container[str]) -> bool:
+        """See `InstanceUser.waits_at`."""
+        return any(rank.address in addresses for rank in self.undrained())
+
+    def move(self, instance: Instance) -> None:
+        """See `InstanceUser.move`."""
+        self._instance = instance
+        instance.join(self)
 
     @property
     def writers(self) -> list[Writer]:

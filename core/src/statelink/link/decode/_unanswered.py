@@ -63,11 +63,19 @@ class Unanswered:
         silent = instance.unanswered
         if instance.state is not InstanceState.GREETING or not silent:
             return cause, "is prefill running, and the address right?"
-        troubles = [self._context.channel.trouble(address) or Trouble.MUTE for address in silent]
+        troubles = [self._trouble(instance, address) for address in silent]
         named = [
-            f"{parse_endpoint(address).address} ({trouble.what})"
-            for address, trouble in zip(silent[:MOST_NAMED], troubles, strict=False)
+            f"{parse_endpoint(address).address} ({what})"
+            for address, (what, _) in zip(silent[:MOST_NAMED], troubles, strict=False)
         ]
         more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
-        hints = dict.fromkeys(trouble.hint for trouble in troubles)
+        hints = dict.fromkeys(hint for _, hint in troubles)
         return f"{cause}; no answer from {', '.join(named)}{more}", " ".join(list(hints)[:2])
+
+    def _trouble(self, instance: Instance, address: str) -> tuple[str, str]:
+        """Why nobody of the instance answers at an address, and a hint."""
+        other = instance.others.get(address)
+        if other is not None:
+            return f"instance {other!r:.80} is there", "has the instance moved, and not registered again yet?"
+        trouble = self._context.channel.trouble(address) or Trouble.MUTE
+        return trouble.what, trouble.hint

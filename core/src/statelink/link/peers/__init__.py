@@ -12,7 +12,7 @@ from ._connections import Connection, Connections
 from ._handshake import can_receive, can_send, check_peer, is_sibling
 from ._process import Witness, this_process
 from ._reader import HandshakeReader
-from ._rendezvous import Explaining, Peer, Rendezvous, StaticRendezvous
+from ._rendezvous import Explaining, Naming, Peer, Rendezvous, StaticRendezvous
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
 from ._transport import check_transport, known_transport, transport_of
 
@@ -25,6 +25,7 @@ __all__ = [
     "HandshakeReader",
     "InstanceEvent",
     "InstanceState",
+    "Naming",
     "Peer",
     "RankEvent",
     "RankState",

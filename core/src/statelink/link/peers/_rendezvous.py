@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from statelink.errors import PeerError
 from statelink.wire import Endpoint, parse_endpoint
 
-__all__ = ["Explaining", "Peer", "Rendezvous", "StaticRendezvous"]
+__all__ = ["Explaining", "Naming", "Peer", "Rendezvous", "StaticRendezvous"]
 
 Peer = str | Sequence[str]
 """What a router hands to decode: an instance's name, one address, or the addresses of all of its ranks."""
@@ -39,6 +39,17 @@ class Explaining(Protocol):
 
         Args:
             peer: The instance that is not found; with ``None``, this says why others may not find this link.
+        """
+
+
+@runtime_checkable
+class Naming(Protocol):
+    """What a `Rendezvous` may offer besides: it knows instances by the names under which their ranks registered."""
+
+    def names(self, peer: Peer) -> bool:
+        """Whether ``peer`` is such a name, so that a process of another name is not of that instance.
+
+        Must not block: it is called on the control thread.
         """
 
 

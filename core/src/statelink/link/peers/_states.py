@@ -33,6 +33,7 @@ class InstanceEvent(enum.Enum):
     """What happens to a prefill instance."""
 
     FOUND = "its addresses are known"
+    MOVED = "it is at other addresses by now"
     ANSWERED = "all handshakes are there"
     ROUTED = "the route is computed"
     CONFIRMED = "every rank confirmed its part, and the backends reach each other"
@@ -45,7 +46,13 @@ class InstanceEvent(enum.Enum):
 _S, _E = InstanceState, InstanceEvent
 INSTANCE: dict[InstanceState, dict[InstanceEvent, InstanceState]] = {
     _S.RESOLVING: {_E.FOUND: _S.GREETING, _E.REFUSED: _S.REFUSED},
-    _S.GREETING: {_E.ANSWERED: _S.PLANNING, _E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED, _E.DROPPED: _S.GONE},
+    _S.GREETING: {
+        _E.MOVED: _S.GREETING,
+        _E.ANSWERED: _S.PLANNING,
+        _E.LOST: _S.GREETING,
+        _E.REFUSED: _S.REFUSED,
+        _E.DROPPED: _S.GONE,
+    },
     _S.PLANNING: {_E.ROUTED: _S.ATTACHING, _E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED},
     _S.ATTACHING: {_E.CONFIRMED: _S.READY, _E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED},
     _S.READY: {_E.LOST: _S.GREETING, _E.REFUSED: _S.REFUSED},

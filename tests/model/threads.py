@@ -42,6 +42,7 @@ class SimLoop(Loop):
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._process = process
         self._count = 0
+        self.asleep = True
         self.receive: Callable[[float | None], None] = lambda timeout: None
 
     def now(self) -> float:
@@ -51,14 +52,19 @@ class SimLoop(Loop):
         return -1
 
     def start(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
-        self.receive = receive
+        def handle(timeout: float | None) -> None:
+            receive(timeout)
+            self.wake()
+
+        self.receive = handle
 
     @property
     def alive(self) -> bool:
         return True
 
-    def post(self, job: Callable[[], None]) -> None:
-        self._posted.append(job)
+    def wake(self) -> None:
+        """Messages and timers wake it, too: then it takes everything that is posted."""
+        self.asleep = not self._posted
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         self._count += 1
@@ -73,10 +79,12 @@ class SimLoop(Loop):
     # What the world asks.
 
     def can_run(self) -> bool:
-        return bool(self._posted)
+        """Whether it takes a posted job. One that was posted quietly does not wake it."""
+        return bool(self._posted) and not self.asleep
 
     def run_posted(self) -> None:
         self.guard(self._posted.popleft())
+        self.wake()
 
     def next_timer(self) -> float | None:
         """World time of the next timer."""
@@ -87,6 +95,7 @@ class SimLoop(Loop):
 
     def run_timer(self) -> None:
         self.guard(heapq.heappop(self._timers)[2])
+        self.wake()
 
 
 class SimExecutor(KeyedExecutor):

@@ -15,7 +15,7 @@ from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
 
 from .peers import Connections, HandshakeReader
-from .runtime import KeyedExecutor, Loop, MakeExecutor, Workers
+from .runtime import KeyedExecutor, Loop, MakeExecutor, Workers, note_forks
 
 if TYPE_CHECKING:
     import pluggy
@@ -61,6 +61,10 @@ class Context:
         workers: The data threads.
         connections: The connections of the backend. Control thread.
         reader: Reads the handshakes of peers. Control thread.
+        now: Seconds on a clock that never goes back. Any thread.
+        post: Runs a job on the control thread, in order of posting. Callable from any thread; never blocks.
+        forked: Whether this process was forked from the one that opened the link, so that it has none of the link's
+            threads. Any thread.
     """
 
     def __init__(
@@ -94,12 +98,15 @@ class Context:
         self.regions = RegionTable(handshake.inventory.regions, backend.name)
         self.fencing = _fencing(backend)
         self.loop = loop or Loop()
+        self.now, self.post = self.loop.now, self.loop.post
         self.workers = Workers(self.loop, backend, config.threads, make_executor)
         self.connections = Connections(backend, self.workers, explained)
         self.reader = HandshakeReader(channel, self.workers)
         self._closed = closed
         self._start = start
         self._process = os.getpid()
+        self.forked = False
+        note_forks(self)
 
     @property
     def name(self) -> str:
@@ -110,14 +117,6 @@ class Context:
     def inventory(self) -> Inventory:
         """This rank's components and regions."""
         return self.handshake.inventory
-
-    @property
-    def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the link, so that it has none of the link's threads.
-
-        Any thread.
-        """
-        return os.getpid() != self._process
 
     @property
     def quiet_within(self) -> float | None:
@@ -141,14 +140,6 @@ class Context:
                 code="closed.forked",
                 link=self.name,
             )
-
-    def now(self) -> float:
-        """Seconds on a clock that never goes back. Any thread."""
-        return self.loop.now()
-
-    def post(self, job: Callable[[], None]) -> None:
-        """Run ``job`` on the control thread, in order of posting. Callable from any thread; never blocks."""
-        self.loop.post(job)
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
         """Run ``job`` on the control thread after some time. Control thread only."""

@@ -90,8 +90,10 @@ class Control:
         return self._prefill is not None and self._prefill.knows(name)
 
     def _receive(self, timeout: float | None) -> None:
+        loop = self._context.loop
         for message, address in self._context.channel.receive(timeout):
-            self._context.loop.guard(self._handle, message, address)
+            loop.asleep = False  # it looks at what is posted once the messages are handled
+            loop.guard(self._handle, message, address)
 
     def _handle(self, message: Message, address: str | None) -> None:
         if self._left:

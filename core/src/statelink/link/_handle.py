@@ -20,6 +20,8 @@ __all__ = ["Room", "is_duration"]
 
 def is_duration(seconds: object) -> bool:
     """Whether an engine's value is a number of seconds above zero. It may be infinite."""
+    if type(seconds) is float:
+        return seconds > 0
     return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
 
 
@@ -64,8 +66,10 @@ class Room:
         Raises:
             ClosedError: This is a forked child, where the status stays what it was.
         """
-        self._state.context.check_process()
-        return self._state.status
+        state = self._state
+        if state.context.forked:
+            state.context.check_process()
+        return state.status
 
     @property
     def reason(self) -> Reason | None:
@@ -133,7 +137,8 @@ class Room:
     def abort(self, why: str = "the engine aborted it") -> None:
         """Give the room up, on both sides. Does not block; does nothing once the room has ended."""
         state = self._state
-        state.context.check_process()
+        if state.context.forked:
+            state.context.check_process()
         if state.status not in ENDED:
             state.context.post(lambda: state.abort(str(why)))
 
@@ -180,8 +185,14 @@ class Room:
 
     def close(self) -> None:
         """Abort the room, unless it has ended. Does not block, and may be called twice."""
-        if not self._state.context.forked:
+        state = self._state
+        if state.status not in ENDED and not state.context.forked:
             self.abort("the engine closed it before its end")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this side moved so far (prefill), or that arrived (decode, once the room has succeeded)."""
+        return self._state.nbytes
 
     @property
     def report(self) -> RoomReport:

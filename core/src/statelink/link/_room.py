@@ -89,10 +89,32 @@ class RoomState:
         reason: Why the room failed; ``None`` while it has not failed.
         quiesced: Whether the memory that this side named may be reused.
         proven: Whether that is proven; otherwise the engine took the memory back.
+        nbytes: Bytes of the pushes that were moved so far.
         ended: Set once the room has ended.
     """
 
     role: ClassVar[str]
+
+    # How every room begins: a class's attribute costs the engine's thread nothing.
+    prefix: int | None = None
+    status = Status.BOOTSTRAPPING
+    reason: Reason | None = None
+    quiesced = True
+    proven = True
+    nbytes = 0
+    _named = 0
+    """Calls that named memory, and whose job has not run on the control thread yet."""
+    _polls_event = False
+    _met: float | None = None
+    """When the room went on from bootstrapping."""
+    _over: float | None = None
+    """When the room ended."""
+    _taken = False
+    """Whether the memory counts as quiesced because the engine took it back."""
+    _release_why: str | None = None
+    """Why the engine wants it back."""
+    _noted_release = False
+    _chunks = 0
 
     def __init__(
         self,
@@ -107,33 +129,15 @@ class RoomState:
         self.room = room
         self.attempt = attempt
         self.tokens = tokens
-        self.prefix: int | None = None
-        self.opened = context.now()
-        self.deadline = self.opened + (context.config.deadline if deadline is None else deadline)
-        self.status = Status.BOOTSTRAPPING
-        self.reason: Reason | None = None
-        self.quiesced = True
-        self.proven = True
+        self.opened = opened = context.now()
+        self.deadline = opened + (context.config.deadline if deadline is None else deadline)
         self.ended = Flag()
         self._watcher = watcher
-        self._quiet = Flag(raised=True)
+        self._quiet = Flag(True)
         self._naming = threading.Lock()
         """Guards `quiesced`, `proven`, `_taken`, `_quiet` and `_named`: the engine's threads name memory and take it
         back, and the control thread finds out when that memory may be reused."""
-        self._named = 0
-        """Calls that named memory, and whose job has not run on the control thread yet."""
-        self._polls_event = False
-        self._met: float | None = None
-        """When the room went on from bootstrapping."""
-        self._over: float | None = None
-        """When the room ended."""
-        self._taken = False
-        """Whether the memory counts as quiesced because the engine took it back."""
-        self._release_why: str | None = None
-        """Why the engine wants it back."""
-        self._noted_release = False
         self._moved: dict[str, Moved] = {}
-        self._chunks = 0
 
     @property
     def key(self) -> RoomKey:
@@ -346,6 +350,7 @@ class RoomState:
     def _count_moved(self, name: str, moved: Moved) -> None:
         before = self._moved.get(name, Moved(0, 0))
         self._moved[name] = Moved(before.nbytes + moved.nbytes, before.blocks + moved.blocks)
+        self.nbytes += moved.nbytes
 
     # Reasons.
 

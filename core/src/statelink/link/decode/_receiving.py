@@ -45,6 +45,10 @@ class ReceivingState(RoomState):
     """
 
     role = "decode"
+    _accepted: Accepted | None = None
+    _requested = False
+    """Whether a data thread was asked to prepare the requests. From then on `_writers` is complete."""
+    _instance: Instance | None = None
 
     def __init__(
         self,
@@ -67,10 +71,6 @@ class ReceivingState(RoomState):
         self._unmet = unmet
         self._declines = declines
         self._explain = explain
-        self._accepted: Accepted | None = None
-        self._requested = False
-        """Whether a data thread was asked to prepare the requests. From then on `_writers` is complete."""
-        self._instance: Instance | None = None
         self._writers: dict[str, Writer] = {}
 
     # Towards the request.

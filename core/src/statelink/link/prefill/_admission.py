@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from statelink import wire
@@ -201,13 +201,20 @@ class Requests:
 
     # Rooms.
 
+    def wait_for(self, room: SendingState) -> bool:
+        """Whether decode has asked for a room's id, or given the room up, so that `open` has something to do.
+
+        Any thread. What comes after a job was posted that opens the room is seen here, or that job runs after it: the
+        control thread looks for posted jobs before it waits.
+        """
+        return self._pending.asked_for(room.room) or self._tombstones.may_be_given_up(room.key, _words(room))
+
     def open(self, room: SendingState) -> None:
         """The engine opened a room. Also called when a message about it comes before the posted job that opens it."""
         if not room.begin():
             return
         key = room.key
-        to = room.to
-        given_up = self._tombstones.given_up(key, to.names | to.keys if to is not None else (ANYBODY,))
+        given_up = self._tombstones.given_up(key, _words(room))
         if given_up is not None:
             informed = self._belonged(room, given_up)
             room.fail_known(given_up.reason, informed, given_up.ranks)
@@ -353,3 +360,8 @@ class Requests:
             return None
         self.open(room)
         return room
+
+
+def _words(room: SendingState) -> Collection[str]:
+    """Under which words `Tombstones` may have an instance that gave the room up, and that may have it."""
+    return (ANYBODY,) if room.to is None else room.to.names | room.to.keys

@@ -85,6 +85,10 @@ class PendingRequests:
         """The requests for a room, by peer. The caller must not change the result."""
         return self._rooms.get(key[0], {}).get(key[1], {})
 
+    def asked_for(self, room: int) -> bool:
+        """Whether there is a request for a room id, of any attempt. Any thread."""
+        return room in self._rooms
+
     def attempts(self, room: int) -> list[int]:
         """Attempts of a room id for which there are requests."""
         return list(self._rooms.get(room, ()))

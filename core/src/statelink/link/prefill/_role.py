@@ -49,6 +49,8 @@ class PrefillRole:
         self._in_flight = UsesInFlight()
         self._siblings = Siblings(context, self._rooms)
         self._requests = Requests(context, self._ranks, self._rooms, self._in_flight)
+        self._soon = 2 * context.config.heartbeat
+        """Seconds within which a heartbeat wakes the control thread in any case."""
 
     def send(
         self, room: int, tokens: int | None, deadline: float | None, attempt: int, to: str | Sequence[str] | None
@@ -71,11 +73,16 @@ class PrefillRole:
             tokens=tokens,
             deadline=deadline,
             attempt=attempt,
-            to=read_to(to, self._context.channel.allowed),
+            to=None if to is None else read_to(to, self._context.channel.allowed),
         )
         sending = Sending(state, self._table)
         self._table.enter(state, sending)
-        self._context.post(lambda: self._open(state))
+        loop = self._context.loop
+        loop.post_quietly(lambda: self._open(state))
+        # Mostly decode has not asked yet, and nothing is to be done. Its request finds the room in the table. The
+        # deadline is watched from the next heartbeat on.
+        if state.deadline - state.opened < self._soon or self._requests.wait_for(state):
+            loop.wake()
         return sending
 
     def _open(self, room: SendingState) -> None:

@@ -96,6 +96,10 @@ class SendingState(RoomState):
     """
 
     role = "prefill"
+    standings: Standings | None = None
+    _begun = False
+    _pushes = 0
+    _complete = False
 
     def __init__(
         self,
@@ -122,12 +126,8 @@ class SendingState(RoomState):
         self._admission = admission
         self._in_flight = in_flight
         self._siblings = siblings
-        self.standings: Standings | None = None
-        self._begun = False
         self._deliveries: dict[str, Delivery] = {}
         self._queue: deque[Push] = deque()
-        self._pushes = 0
-        self._complete = False
         self._items: dict[str, list[Items]] = {}
         """What was pushed, per component."""
 

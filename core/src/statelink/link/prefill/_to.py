@@ -32,8 +32,8 @@ class To(NamedTuple):
         return ", ".join(sorted(self.names | self.keys))
 
 
-def read_to(given: str | Sequence[str] | None, allowed: Collection[str]) -> To | None:
-    """Read the ``to`` that an engine passed; ``None`` if it passed none.
+def read_to(given: str | Sequence[str], allowed: Collection[str]) -> To:
+    """Read the ``to`` that an engine passed.
 
     Args:
         given: The name of an instance, a public key, an address with a public key, or several of them.
@@ -42,8 +42,6 @@ def read_to(given: str | Sequence[str] | None, allowed: Collection[str]) -> To |
     Raises:
         ConfigError: It is none of these, or the address has a key that is not allowed.
     """
-    if given is None:
-        return None
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(

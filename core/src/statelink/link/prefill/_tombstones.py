@@ -248,6 +248,10 @@ class Tombstones:
                 self.forget_given_up(key, given_up)
         return None
 
+    def may_be_given_up(self, key: RoomKey, words: Iterable[str]) -> bool:
+        """Whether `given_up` may find something. Any thread."""
+        return bool(self._gone) and any((key, word) in self._gone for word in words)
+
     def forget_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
         """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""
         for word in given_up.words:

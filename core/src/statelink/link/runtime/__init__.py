@@ -1,7 +1,7 @@
 """The threads of a link.
 
 One *control thread* runs `Loop`. It alone changes rooms and peers, it does one thing at a time, and it never blocks. A
-message, a timer or a posted job wakes it.
+message, a timer or a posted job wakes it. A job that was posted quietly waits until something else does.
 
 *Data threads* run calls that may block: those of the backend, of strategies' hooks and of the rendezvous. They also
 compute digests and read large handshakes. They belong to `Workers`, which keeps the jobs of one key in order. A
@@ -20,6 +20,7 @@ from __future__ import annotations
 from ._executor import HELD_AFTER, Job, KeyedExecutor, KeyOrder
 from ._failure import reason_of
 from ._flag import Flag
+from ._forks import note_forks
 from ._loop import Loop
 from ._mover import Moving, Steps, move, submit_together
 from ._workers import MakeExecutor, Workers
@@ -36,6 +37,7 @@ __all__ = [
     "Steps",
     "Workers",
     "move",
+    "note_forks",
     "reason_of",
     "submit_together",
 ]

@@ -1,0 +1,55 @@
+"""Wakes the control thread, which waits for descriptors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+
+__all__ = ["Bell"]
+
+WIDTH = 8
+"""Bytes of an eventfd's counter, which are written and read at once."""
+ONE = (1).to_bytes(WIDTH, sys.byteorder)
+
+# These keep the interpreter. A thread that let go of it might wait for it behind one that computes.
+_write, _read = (getattr(ctypes.PyDLL(None), name) for name in ("write", "read"))
+for _call in (_write, _read):
+    _call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+    _call.restype = ctypes.c_ssize_t
+
+
+class Bell:
+    """A descriptor that is readable from a ring on, until the thread that waits for it silences it. Never blocks."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bytes = ctypes.create_string_buffer(WIDTH)
+        self._rung = False
+        self._lock = threading.Lock()
+        """Guards the descriptor: once it is closed, its number may belong to another file."""
+
+    def fileno(self) -> int:
+        """The descriptor, or -1 once it is closed."""
+        return self._descriptor
+
+    def ring(self) -> None:
+        """Make the descriptor readable. Any thread; does nothing after `close`."""
+        with self._lock:
+            if self._descriptor >= 0:
+                _write(self._descriptor, ONE, WIDTH)
+                self._rung = True  # after the write: `silence` leaves no ring unread
+
+    def silence(self) -> None:
+        """Make the descriptor unreadable, if it was rung. Only the thread that waits for it."""
+        if self._rung:
+            self._rung = False  # before the read: a ring that comes between them is read, or is noted again
+            _read(self._descriptor, self._bytes, WIDTH)
+
+    def close(self) -> None:
+        """Close the descriptor. Any thread, once nobody waits for it."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

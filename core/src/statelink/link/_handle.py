@@ -205,7 +205,7 @@ class Room:
 
     def _check_given(self, items: Any, ready: Any, code: str) -> None:
         """Refuse items that are no mapping, and a ready event without ``query()``."""
-        if type(items) is not dict and not isinstance(items, Mapping):
+        if not isinstance(items, Mapping):
             what = f"items are given as {type(items).__name__}"
             raise RoomError.of(self._state.reason_for(code, what, "a dict of indices by component is expected"))
         if ready is not None and not callable(getattr(ready, "query", None)):

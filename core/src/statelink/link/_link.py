@@ -142,9 +142,8 @@ class Link:
             raise _not_this_role("receive()", "decode", self._context.config.role)
         where = _valid_peer(peer)
         room, known, deadline, attempt = self._valid(room, 1 if tokens is None else tokens, deadline, attempt)
-        return role.receive(
-            room, where, None if tokens is None else known, items, prefix, ready, deadline, attempt, sole
-        )
+        tokens = None if tokens is None else known
+        return role.receive(room, where, tokens, items, prefix, ready, deadline, attempt, sole)
 
     def send(
         self,
@@ -327,9 +326,12 @@ class Link:
     ) -> tuple[int, int, float | None, int]:
         self._check_open()
         try:
-            room = checked_int(room, "a room id", 1, MAX_ROOM, code="room.id")
-            tokens = checked_int(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
-            attempt = checked_int(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
+            if type(room) is not int or not 0 < room <= MAX_ROOM:
+                room = checked_int(room, "a room id", 1, MAX_ROOM, code="room.id")
+            if type(tokens) is not int or not 0 < tokens <= MAX_TOKENS:
+                tokens = checked_int(tokens, f"the number of tokens of room {room}", 1, MAX_TOKENS)
+            if type(attempt) is not int or not 0 <= attempt <= MAX_ATTEMPT:
+                attempt = checked_int(attempt, f"the attempt of room {room}", 0, MAX_ATTEMPT)
             if deadline is not None and not is_duration(deadline):
                 raise RoomError(
                     f"the deadline of room {room} is {deadline!r:.80}", cause="seconds above zero are expected"
@@ -341,7 +343,8 @@ class Link:
         return room, tokens, deadline, attempt
 
     def _check_open(self) -> None:
-        self._context.check_process()
+        if self._context.forked:
+            self._context.check_process()
         if self._closed:
             raise ClosedError("the link is closed", link=self.name)
 
@@ -405,24 +408,39 @@ def _valid_peer(peer: Peer) -> Peer:
     Raises:
         ConfigError: It is neither a name nor addresses.
     """
-    names = (peer,) if isinstance(peer, str) else tuple(peer) if isinstance(peer, Sequence) else ()
-    if not names or not all(isinstance(name, str) and name for name in names):
+    one = isinstance(peer, str)
+    names: tuple[Any, ...] = ()
+    if type(peer) is tuple:
+        names = peer
+    elif isinstance(peer, Sequence):
+        names = (peer,) if one else tuple(peer)
+    try:
+        right = _are_names(names, one)
+    except TypeError:  # something that is no text, and that cannot be remembered
+        right = False
+    if not right:
         raise ConfigError(
             f"a peer is {peer!r:.80}",
             cause="the name of an instance, an address, or the addresses of all of its ranks are expected",
             code="config.peer",
         )
-    if not isinstance(peer, str) or peer.startswith("tcp://"):
-        _check_addresses(names)
-    return names[0] if isinstance(peer, str) else names
+    return names[0] if one else names
 
 
 @functools.lru_cache(maxsize=1024)
-def _check_addresses(names: tuple[str, ...]) -> None:
-    """Check the addresses of an instance. Engines name the same few instances in every request.
+def _are_names(names: tuple[Any, ...], one: bool) -> bool:
+    """Whether these are texts, and addresses where they have to be. Engines name the same few in every request.
+
+    Args:
+        names: The addresses of an instance, or its name.
+        one: Whether it may be a name.
 
     Raises:
         ConfigError: One is no address.
     """
-    for address in ",".join(names).split(","):
-        parse_endpoint(address)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        return False
+    if not one or names[0].startswith("tcp://"):
+        for address in ",".join(names).split(","):
+            parse_endpoint(address)
+    return True

@@ -136,11 +136,6 @@ class RoomTable:
         """Let rooms be opened again. A thread of the engine."""
         self._shut = False
 
-    def withdraw(self, state: RoomState) -> None:
-        """Remove a room that was just entered, before the control thread knows of it. A thread of the engine."""
-        with self._lock:
-            self._rooms.pop((state.role, state.room), None)
-
     # What rooms report. Control thread.
 
     def watch(self, state: RoomState) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,7 +41,7 @@ class Pages(NamedTuple):
     start: int
 
 
-class Items(NamedTuple):
+class Items(msgspec.Struct, frozen=True, gc=False):
     """Checked indices of one component, in order of position.
 
     Attributes:
@@ -64,13 +65,13 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
     Raises:
         RoomError: They are not the items that the coverage rule gives.
     """
-    if not component.kind.positional:
+    if not component.page:
         return _one(component, given)
     a, b = required_span(component, tokens, prefix)
     first, last = held_items(component, tokens, (a, b))
     start = None
     if isinstance(given, Items):
-        given, start = given
+        given, start = given.ids, given.first
     elif isinstance(given, Pages):
         start = item_at(component, given.start)
         given = given.ids
@@ -83,7 +84,8 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
             hint="both sides name the same positions; nothing is trimmed",
             code="room.items",
         )
-    _check_once(component, ids)
+    if not _distinct(ids):
+        _check_once(component, ids)
     return Items(ids, first)
 
 
@@ -98,11 +100,12 @@ def pushed(component: Component, tokens: int, prefix: int | None, span: tuple[in
         RoomError: The number of indices fits no rule, items are outside the span, or two positions that must arrive
             have the same item.
     """
-    if not component.kind.positional:
+    if not component.page:
         return _one(component, given)
     items = _pushed(component, tokens, prefix, span, given)
-    needed, begin = _needed(component, tokens, prefix, items)
-    _check_once(component, needed.ids, begin)
+    if not _distinct(items.ids):
+        needed, begin = _needed(component, tokens, prefix, items)
+        _check_once(component, needed.ids, begin)
     return items
 
 
@@ -185,6 +188,13 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
     return Items(ids, allowed[len(ids)])
 
 
+def _distinct(ids: I64) -> bool:
+    """Whether no item is named twice, as far as a quick look tells."""
+    if len(ids) <= SHORT:
+        return len(set(ids.tolist())) == len(ids)
+    return bool((ids[1:] > ids[:-1]).all())
+
+
 def _check_once(component: Component, ids: I64, begin: int = 0) -> None:
     """Check that no item is named for two positions. It would be written twice, or read for bytes that it lacks.
 
@@ -194,11 +204,6 @@ def _check_once(component: Component, ids: I64, begin: int = 0) -> None:
         begin: Where they begin in the list that the engine gave.
     """
     if len(ids) < 2 or component.count is None:
-        return
-    if len(ids) <= SHORT:
-        if len(set(ids.tolist())) == len(ids):
-            return
-    elif (ids[1:] > ids[:-1]).all():
         return
     low, high = int(ids.min()), int(ids.max())
     if high - low < SPARSE * len(ids):
@@ -232,7 +237,8 @@ def item_at(component: Component, start: Any) -> int:
         position = start
     else:
         position = checked_int(start, f"the start of Pages of component {component.name!r}", 0, MAX_TOKENS)
-    number, rest = divmod(local(component.partition, position), component.page)
+    partition = component.partition
+    number, rest = divmod(local(partition, position) if partition.kind == "cyclic" else position, component.page)
     if rest:
         raise RoomError(
             f"Pages of component {component.name!r} start at position {position}",
@@ -243,10 +249,10 @@ def item_at(component: Component, start: Any) -> int:
 
 
 def _one(component: Component, given: Any) -> Items:
+    if type(given) is int and 0 <= given < (LARGEST if component.count is None else component.count):
+        return Items(np.array((given,), np.int64), 0)
     if isinstance(given, (Pages, Items)):
         given = given.ids
-    if type(given) is int and 0 <= given < _count(component):
-        return Items(np.array((given,), np.int64), 0)
     ids = checked_ids(component, [given] if isinstance(given, (int, np.integer)) else given)
     if len(ids) != 1:
         raise RoomError(
@@ -265,14 +271,20 @@ def checked_ids(component: Component, given: Any) -> I64:
         raise RoomError(
             f"indices of component {component.name!r} cannot be read", cause=str(error), code="room.indices"
         ) from error
-    if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
+    size = raw.size
+    if raw.ndim != 1 or (size and raw.dtype.kind not in "iu"):
         raise RoomError(
             f"indices of component {component.name!r} are not a list of integers",
             cause=f"got shape {raw.shape} of {raw.dtype}",
             code="room.indices",
         )
-    count = _count(component)
-    if not _inside(raw, count):
+    count = LARGEST if component.count is None else component.count
+    if size <= SHORT:
+        each: list[int] = raw.tolist()
+        inside = not each or (min(each) >= 0 and max(each) < count)
+    else:
+        inside = bool(raw.min() >= 0 and raw.max() < count)
+    if not inside:
         bad = int(raw[(raw < 0) | (raw >= count)][0])
         raise RoomError(
             f"index {bad} of component {component.name!r} is out of range",
@@ -280,18 +292,3 @@ def checked_ids(component: Component, given: Any) -> I64:
             code="room.indices",
         )
     return raw.astype(np.int64)
-
-
-def _count(component: Component) -> int:
-    """How many items an index can name."""
-    return LARGEST if component.count is None else component.count
-
-
-def _inside(ids: npt.NDArray[np.integer[Any]], count: int) -> bool:
-    """Whether every index names one of so many items."""
-    if not ids.size:
-        return True
-    if ids.size <= SHORT:
-        each: list[int] = ids.tolist()
-        return min(each) >= 0 and max(each) < count
-    return bool(ids.min() >= 0 and ids.max() < count)

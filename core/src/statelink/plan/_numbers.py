@@ -18,6 +18,8 @@ def checked_int(value: Any, what: str, low: int, high: int, *, code: str = "room
     Raises:
         RoomError: It is no whole number, or out of bounds. The error says ``what`` it was meant to be.
     """
+    if type(value) is int and low <= value <= high:
+        return value
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:

@@ -34,8 +34,9 @@ def required_span(component: Component, tokens: int, prefix: int, *, aligned: bo
     Raises:
         RoomError: The prefix ends inside an item of a type that moves whole items.
     """
-    coverage = component.kind.coverage
-    end = tokens - tokens % component.group if component.kind.complete else tokens
+    kind = component.kind
+    coverage = kind.coverage
+    end = tokens - tokens % component.group if kind.complete else tokens
     if coverage is Coverage.SUFFIX:
         start = prefix
     elif coverage is Coverage.WINDOW:
@@ -46,12 +47,7 @@ def required_span(component: Component, tokens: int, prefix: int, *, aligned: bo
         start = max(0, end - end % component.group - component.keep)
     else:
         start = 0
-    if (
-        aligned
-        and start == prefix < end
-        and component.kind.aligned
-        and local(component.partition, start) % component.page
-    ):
+    if aligned and start == prefix < end and kind.aligned and local(component.partition, start) % component.page:
         step = item_positions(component)
         raise RoomError(
             f"prefix {prefix} ends inside a page of component {component.name!r}",

@@ -25,10 +25,10 @@ class Receiving(Room):
     """One request on decode. `Link.receive` makes it. Every method returns at once, except `Room.wait`."""
 
     _state: ReceivingState
+    _prefix: int | None = None
 
     def __init__(self, state: ReceivingState) -> None:
-        super().__init__(state)
-        self._prefix: int | None = None
+        self._state = state
         self._lock = threading.Lock()
         """Admits one thread of the engine to `accept` at a time."""
 
@@ -64,24 +64,43 @@ class Receiving(Room):
             ClosedError: It was accepted before.
         """
         state = self._state
-        state.context.check_process()
+        context = state.context
+        if context.forked:
+            context.check_process()
+        accepted = self.check_accept(items, prefix, ready)
+        if accepted is not None:
+            context.post(lambda: state.accepted(accepted))
+
+    def check_accept(self, items: Mapping[str, Any], prefix: int, ready: Ready | None) -> Accepted | None:
+        """Check what an engine accepts, and note that it names memory. Returns what the control thread is told of it.
+
+        ``None`` if the room has failed.
+
+        Raises:
+            RoomError: As `accept`.
+            ClosedError: As `accept`.
+        """
+        state = self._state
         with self._lock:
             if state.status is Status.FAILED:
-                return
+                return None
             if self._prefix is not None:
                 raise ClosedError(
                     "a room cannot be accepted", cause="it was accepted before", room=state.room, code="room.closed"
                 )
-            try:
-                most = MAX_TOKENS if state.tokens is None else state.tokens
-                prefix = checked_int(prefix, "the prefix of a room", 0, most, code="room.prefix")
-            except RoomError as error:
-                what, cause = error.reason.what, error.reason.cause
-                raise RoomError.of(state.reason_for(error.code, what, cause)) from None
-            self._check_given(items, ready, "room.items")
+            if type(prefix) is not int or not 0 <= prefix <= (MAX_TOKENS if state.tokens is None else state.tokens):
+                prefix = self._checked_prefix(prefix)
+            if type(items) is not dict or ready is not None:
+                self._check_given(items, ready, "room.items")
             checked, tokens = check_items(state, state.tokens, items, prefix)
             self._prefix = prefix
             state.name_memory()
-        use = state.room, state.generation, state.attempt
-        accepted = Accepted(*use, tokens.most, tokens.least, prefix, checked, ready)
-        state.context.post(lambda: state.accepted(accepted))
+        return Accepted(state.room, state.generation, state.attempt, tokens.most, tokens.least, prefix, checked, ready)
+
+    def _checked_prefix(self, prefix: Any) -> int:
+        state = self._state
+        most = MAX_TOKENS if state.tokens is None else state.tokens
+        try:
+            return checked_int(prefix, "the prefix of a room", 0, most, code="room.prefix")
+        except RoomError as error:
+            raise RoomError.of(state.reason_for(error.code, error.reason.what, error.reason.cause)) from None

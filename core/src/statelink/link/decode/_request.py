@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from statelink._nearest import did_you_mean
 from statelink.errors import RoomError
+from statelink.link._room import Ready
 from statelink.plan import Items, Tokens, required, tokens_of
 from statelink.wire import MAX_INDICES
 
 if TYPE_CHECKING:
-    from statelink.link._room import Ready, RoomState
+    from statelink.link._room import RoomState
+    from statelink.state import Component
 
 __all__ = ["Accepted", "check_items"]
 
 
-class Accepted(NamedTuple):
+class Accepted(msgspec.Struct, frozen=True):
     """One call of `Receiving.accept`.
 
     Attributes:
@@ -54,41 +58,48 @@ def check_items(
     Raises:
         RoomError: They are not what must arrive.
     """
-
-    def refused(what: str, cause: str = "", hint: str = "", code: str = "room.items") -> RoomError:
-        return RoomError.of(room.reason_for(code, what, cause, hint))
-
     known = room.context.inventory.by_name
-    for name in items:
-        if name not in known:
-            raise refused(
-                f"accept names component {name!r}",
-                cause=f"this rank has {', '.join(known) or 'none'}",
-                hint=did_you_mean(name, known),
-            )
     try:
+        if not items.keys() <= known.keys():
+            raise _unknown(next(name for name in items if name not in known), known)
         found = tokens_of(known.values(), prefix, items) if tokens is None else Tokens(tokens, tokens)
+        most = found.most
+        checked: dict[str, Items] = {}
+        count = 0
+        for name, component in known.items():
+            given = items.get(name)
+            if given is None:
+                if not component.page:
+                    raise _lacking(component)
+                given = ()
+            each = checked[name] = required(component, most, prefix, given)
+            count += len(each.ids)
+        if count > MAX_INDICES:
+            raise RoomError(
+                f"accept names {count} indices",
+                cause=f"a request carries at most {MAX_INDICES}, of all components together",
+                hint="describe pages of more tokens",
+                code="room.items",
+            )
     except RoomError as error:
-        raise refused(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
-    checked: dict[str, Items] = {}
-    for name, component in known.items():
-        given = items.get(name)
-        try:
-            if given is None and not component.kind.positional:
-                raise RoomError(
-                    f"accept lacks component {name!r}",
-                    cause=f"every request has its {component.kind.index.value}",
-                    hint=f"add items[{name!r}]",
-                    code="room.items",
-                )
-            checked[name] = required(component, found.most, prefix, [] if given is None else given)
-        except RoomError as error:
-            raise refused(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
-    count = sum(len(each.ids) for each in checked.values())
-    if count > MAX_INDICES:
-        raise refused(
-            f"accept names {count} indices",
-            cause=f"a request carries at most {MAX_INDICES}, of all components together",
-            hint="describe pages of more tokens",
-        )
+        reason = error.reason
+        raise RoomError.of(room.reason_for(reason.code, reason.what, reason.cause, reason.hint)) from None
     return checked, found
+
+
+def _unknown(name: str, known: Mapping[str, Component]) -> RoomError:
+    return RoomError(
+        f"accept names component {name!r}",
+        cause=f"this rank has {', '.join(known) or 'none'}",
+        hint=did_you_mean(name, known),
+        code="room.items",
+    )
+
+
+def _lacking(component: Component) -> RoomError:
+    return RoomError(
+        f"accept lacks component {component.name!r}",
+        cause=f"every request has its {component.kind.index.value}",
+        hint=f"add items[{component.name!r}]",
+        code="room.items",
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from statelink import wire
-from statelink.errors import RoomError, StatelinkError
+from statelink.errors import RoomError
 from statelink.link._room import room_reason
 from statelink.link._room_table import Rooms
 from statelink.link._status import ENDED
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from statelink.link.peers import Peer
 
     from ._prefill_rank import PrefillRank
+    from ._request import Accepted
 
 __all__ = ["DecodeRole"]
 
@@ -92,19 +93,16 @@ class DecodeRole:
             sole=sole,
         )
         receiving = Receiving(state)
+        # Items are checked before the room is entered, so that refused ones leave no trace of it.
+        accepted = None if items is None else receiving.check_accept(items, prefix, ready)
         self._table.enter(state, receiving)
-        # Before the job that opens the room is posted, so that refused items leave no trace of it.
-        if items is not None:
-            try:
-                receiving.accept(items, prefix=prefix, ready=ready)
-            except StatelinkError:
-                self._table.withdraw(state)
-                raise
-        self._context.post(lambda: self._open(state, peer))
+        self._context.post(lambda: self._open(state, peer, accepted))
         return receiving
 
-    def _open(self, room: ReceivingState, peer: Peer) -> None:
+    def _open(self, room: ReceivingState, peer: Peer, accepted: Accepted | None) -> None:
         self._table.watch(room)
+        if accepted is not None:
+            room.accepted(accepted)
         room.open(self._instances.get(peer))
 
     def decline(self, room: int, attempt: int, peer: Peer, why: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from statelink import wire
 from statelink.backend import MAX_PREPARED, UNKNOWN, Arrival, Moved, ReceiveHook
 from statelink.errors import Reason, StatelinkError
@@ -212,7 +214,7 @@ class Writer:
 
     def _know(self, tokens: int) -> None:
         """Note N, which prefill has said, and which fits the number of pages."""
-        self._accepted = self._accepted._replace(tokens=tokens, least=tokens)
+        self._accepted = msgspec.structs.replace(self._accepted, tokens=tokens, least=tokens)
         self._expected = self._bytes_of(tokens)
         for context in self._contexts.values():
             context.know(self._accepted)

@@ -26,7 +26,7 @@ class Sending(Room):
     _state: SendingState
 
     def __init__(self, state: SendingState, budget: PushBudget) -> None:
-        super().__init__(state)
+        self._state = state
         self._budget = budget
         self._pushes = Pushes(state)
         self._lock = threading.Lock()
@@ -69,7 +69,9 @@ class Sending(Room):
             ClosedError: The last push was already made.
         """
         state, pushes = self._state, self._pushes
-        state.context.check_process()
+        context = state.context
+        if context.forked:
+            context.check_process()
         # Everything up to the post runs on the engine's thread, so that errors are raised to the caller.
         with self._lock:
             whole_span, whole_layers = pushes.check_span(span, layers)
@@ -79,10 +81,11 @@ class Sending(Room):
                 raise ClosedError(
                     "a room takes no more pushes", cause="its last push was made", room=state.room, code="room.closed"
                 )
-            self._check_given(items, ready, "room.push")
+            if type(items) is not dict or ready is not None:
+                self._check_given(items, ready, "room.push")
             push = pushes.check(items, whole_span, whole_layers, ready, last)
             if not self._budget.admit_push():
-                most = state.context.config.max_pushes
+                most = context.config.max_pushes
                 raise pushes.error(
                     f"room {state.room} is pushed faster than pushes are moved",
                     cause=f"{most} pushes wait or are under way on this link, as many as 'max_pushes' allows",
@@ -91,7 +94,7 @@ class Sending(Room):
                 )
             pushes.add(push)
             state.name_memory()
-        state.context.post(lambda: state.pushed(push))
+        context.post(lambda: state.pushed(push))
 
     def poll_all(self) -> Status:
         """The least status that the room has on any rank of this prefill instance. Does not block.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from statelink._nearest import did_you_mean
 from statelink.errors import RoomError
+from statelink.link._room import Ready
 from statelink.plan import MAX_TOKENS, Items, Pages, check_pieces, checked_int, item_positions, pushed
 from statelink.state import Coverage, IndexSpace
 
 if TYPE_CHECKING:
-    from statelink.link._room import Ready, RoomState
+    from statelink.link._room import RoomState
     from statelink.state import Component
 
 __all__ = ["Push", "Pushes"]
@@ -19,7 +22,7 @@ __all__ = ["Push", "Pushes"]
 MAX_LAYERS = 1 << 31
 
 
-class Push(NamedTuple):
+class Push(msgspec.Struct, frozen=True):
     """One call of `Sending.push`.
 
     Attributes:
@@ -49,11 +52,12 @@ class Pushes:
         complete: Whether the last push was made.
     """
 
+    complete = False
+    _count = 0
+    _reach = 0
+
     def __init__(self, room: RoomState) -> None:
-        self.complete = False
         self._room = room
-        self._count = 0
-        self._reach = 0
         self._named: dict[str, list[Items]] = {}
 
     def check_span(
@@ -64,6 +68,11 @@ class Pushes:
         Raises:
             RoomError: They are not ranges of the request's positions and of layers.
         """
+        if layers is None and type(span) is tuple and len(span) == 2:  # as most engines do
+            a, b = span
+            tokens = self._room.tokens
+            if type(a) is int and type(b) is int and 0 <= a <= b <= (MAX_TOKENS if tokens is None else tokens):
+                return span, None
         a, b = self._checked_span(span)
         layers = None if layers is None else self._pair("layers", layers, MAX_LAYERS)
         if layers is not None and layers[0] >= layers[1]:
@@ -98,9 +107,11 @@ class Pushes:
 
     def add(self, push: Push) -> None:
         """Note a push that was checked and admitted."""
+        self.complete = push.last
+        if push.last:
+            return  # no other push is compared with it
         self._count += 1
         self._reach = max(self._reach, push.span[1])
-        self.complete = push.last
         for name, each in push.items.items():
             self._named.setdefault(name, []).append(each)
 
@@ -140,7 +151,11 @@ class Pushes:
         self, items: Mapping[str, Any], span: tuple[int, int], final: bool, tokens: int | None
     ) -> dict[str, Items]:
         """Check the items of a push. ``tokens``: N, or where the last push ends; ``None`` if neither is known."""
-        known = self._room.context.inventory.by_name
+        room = self._room
+        known, prefix = room.context.inventory.by_name, room.prefix
+        begin, stop = span
+        reaches = stop == tokens
+        end = MAX_TOKENS if tokens is None else tokens
         checked: dict[str, Items] = {}
         for name, given in items.items():
             component = known.get(name)
@@ -150,32 +165,36 @@ class Pushes:
                     cause=f"this rank has {', '.join(known) or 'none'}",
                     hint=did_you_mean(name, known),
                 )
-            kind = component.kind
-            if kind.positional:
-                step = item_positions(component)
+            if component.page:
                 if tokens is None:
                     self._check_independent(component, given)
-                if span[0] % step or (span[1] % step and span[1] != tokens):
+                step = component.page if component.partition.kind == "all" else item_positions(component)
+                if begin % step or (stop % step and not reaches):
                     raise self.error(
-                        f"span [{span[0]}, {span[1]}) splits a page of component {name!r}",
-                        cause=f"a page has {step} tokens",
+                        f"span [{begin}, {stop}) splits a page of component {name!r}", cause=f"a page has {step} tokens"
                     )
-            elif span[1] != tokens or (kind.with_last and not final):
-                when = "the last push" if kind.with_last else "a push that reaches the end of the request"
-                raise self.error(
-                    f"component {name!r} is pushed with span [{span[0]}, {span[1]})",
-                    cause=f"its {kind.index.value} is final only in {when}",
-                )
+            elif not reaches or not final:
+                self._check_final(component, span, reaches)
             try:
-                end = MAX_TOKENS if tokens is None else tokens
-                checked[name] = pushed(component, end, self._room.prefix, span, given)
+                checked[name] = pushed(component, end, prefix, span, given)
             except RoomError as error:
                 raise self.error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
         if final:
-            self._check_complete(known.keys() - checked.keys() - self._named.keys())
-            assert tokens is not None
-            self._check_pieces(checked, tokens)
+            if len(checked) < len(known):
+                self._check_complete(known.keys() - checked.keys() - self._named.keys())
+            if self._named:
+                self._check_pieces(checked, end)
         return checked
+
+    def _check_final(self, component: Component, span: tuple[int, int], reaches: bool) -> None:
+        """Refuse an item of the whole request in a push that is not the last one, or does not reach the end."""
+        kind = component.kind
+        if not reaches or kind.with_last:
+            when = "the last push" if kind.with_last else "a push that reaches the end of the request"
+            raise self.error(
+                f"component {component.name!r} is pushed with span [{span[0]}, {span[1]})",
+                cause=f"its {kind.index.value} is final only in {when}",
+            )
 
     def _check_independent(self, component: Component, given: Any) -> None:
         """Refuse a list of items whose meaning depends on N, while N is not known."""
@@ -190,10 +209,8 @@ class Pushes:
 
     def _check_pieces(self, last: Mapping[str, Items], tokens: int) -> None:
         """Refuse a page that stands for two positions in several pushes. `pushed` looks at each push alone."""
-        if not self._named:
-            return
         for component in self._room.context.inventory.components:
-            if not component.kind.positional:
+            if not component.page:
                 continue
             pieces = [*self._named.get(component.name, ()), *([last[component.name]] if component.name in last else ())]
             try:

@@ -1,0 +1,156 @@
+"""What a request costs the engine's own thread, in counts, which do not depend on the machine.
+
+A scheduler's loop makes these calls between two forwards. Counted are calls of Python functions, and how often the
+thread wakes the control thread, which is a call to the system and a change of threads. A budget is what was measured;
+lower it with each improvement. A change that needs more than `MORE` of it has to say why.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tests.helpers.peers import until
+
+import statelink
+from statelink import Pages, Status, state
+from statelink.link.runtime._bell import Bell
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import pytest
+
+PAGE, PAGES, ROWS = 16, 8, 8
+TOKENS = 2 * PAGE
+MORE = 1.1
+BUDGETS = {"send": 16, "push": 22, "receive": 30, "poll and close": 4}
+"""For each call of a small request, with pages, a recurrent slot and a row, calls of Python functions."""
+PACKAGE = str(Path(statelink.__file__).parent)
+CALM: dict[str, Any] = {"heartbeat": 500.0, "liveness": 1000.0, "deadline": 5000.0, "inspect": False}
+"""No heartbeat comes during the test."""
+
+
+class Counted:
+    """Calls of Python functions by name, and rings of the bell, of one call of the engine."""
+
+    def __init__(self) -> None:
+        self.functions: Counter[str] = Counter()
+        self.rings = 0
+
+    def __str__(self) -> str:
+        return f"{self.functions.total()}: {', '.join(f'{name} {count}' for name, count in self.functions.items())}"
+
+
+@contextmanager
+def counted() -> Iterator[Counted]:
+    """Count what this thread does."""
+    found = Counted()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and PACKAGE in frame.f_code.co_filename:
+            found.functions[frame.f_code.co_name] += 1
+            found.rings += frame.f_code is Bell.ring.__code__
+
+    sys.setprofile(profile)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+def opened(role: str) -> tuple[statelink.Link, Any]:
+    keys, values = np.zeros((2, PAGES, PAGE, 2, 8), np.uint8)
+    conv, rows = np.zeros((ROWS, 8, 3), np.float32), np.zeros((ROWS, 4), np.int32)
+    components = [
+        state.kv_pages({0: (keys, values)}, heads=2),
+        state.mamba_slots(conv={1: conv}, ssm={}),
+        state.aux_rows({"row": rows}, name="aux"),
+    ]
+    memory: tuple[Any, ...] = keys, values, conv, rows
+    if role == "prefill":
+        for number, each in enumerate(memory, 1):
+            each[...] = number
+    return statelink.open({"role": role, "backend": "tcp", **CALM}, state.describe(role, components)), memory
+
+
+def asleep(link: statelink.Link) -> None:
+    """Wait until the control thread waits, so that a call that wakes it rings."""
+    until(lambda: link._context.loop.asleep and not link._context.loop._posted)
+
+
+def met(room: statelink.Room) -> None:
+    until(lambda: room.status is Status.WAITING)
+
+
+def ended(room: statelink.Room) -> None:
+    assert room.wait(20, quiesced=True) is Status.SUCCEEDED
+
+
+def test_a_small_request_keeps_to_its_budget_of_the_engines_thread(tell: Callable[[str], None]) -> None:
+    (prefill, sent), (decode, arrived) = opened("prefill"), opened("decode")
+    least: dict[str, Counted] = {}
+
+    def keep(what: str, found: Counted) -> None:
+        if what not in least or found.functions.total() < least[what].functions.total():
+            least[what] = found
+
+    with prefill, decode:
+        instance = (prefill.address,)
+        for room in range(1, 13):
+            pages = np.array([1, 2], np.int32)
+            asleep(prefill)
+            with counted() as found:
+                sending = prefill.send(room)
+            assert found.rings == 0, "nobody has asked for the room"
+            keep("send", found)
+            asleep(decode)
+            with counted() as found:
+                receiving = decode.receive(room, instance, TOKENS, {"kv": pages, "mamba": 3, "aux": 4}, sole=True)
+            assert found.rings <= 1
+            keep("receive", found)
+            met(sending)
+            asleep(prefill)
+            with counted() as found:
+                sending.push({"kv": Pages(pages, 0), "mamba": 3, "aux": 4}, span=(0, TOKENS), last=True)
+            assert found.rings <= 1
+            keep("push", found)
+            ended(sending)
+            ended(receiving)
+            with counted() as found:
+                assert sending.poll() is receiving.poll() is Status.SUCCEEDED
+                sending.close()
+                receiving.close()
+            assert found.rings == 0
+            keep("poll and close", found)
+    for items, here, there in zip(([1, 2], [1, 2], [3], [4]), sent, arrived, strict=True):
+        assert here[items].all()
+        assert np.array_equal(here[items], there[items])
+    for what, found in least.items():
+        tell(f"{what}: {found}")
+    for what, budget in BUDGETS.items():
+        calls = least[what].functions.total()
+        assert calls <= MORE * budget, f"{what} needs {calls} calls, and has {budget}: {least[what]}"
+
+
+def test_many_calls_wake_a_sleeping_control_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests a scheduler opens before the control thread has the interpreter."""
+    rings = list[int]()
+    decode, _ = opened("decode")
+    with decode:
+        asleep(decode)
+        bell = decode._context.loop._bell
+        monkeypatch.setattr(bell, "ring", lambda: rings.append(1))
+        rooms = [decode.receive(room, "tcp://127.0.0.1:9", TOKENS) for room in range(1, 20)]
+        for each in rooms:
+            each.abort()
+        monkeypatch.undo()
+        bell.ring()
+        assert len(rings) == 1
+        for each in rooms:
+            assert each.wait(20) is Status.FAILED

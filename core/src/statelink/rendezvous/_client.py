@@ -111,7 +111,7 @@ class RendezvousClient:
             return answer
 
     def names(self, peer: Peer) -> bool:
-        """See `Naming.names`."""
+        """Whether the engine named an instance that is looked up, and gave no address."""
         return isinstance(peer, str) and not peer.startswith("tcp://") and peer not in self._known
 
     def explain(self, peer: Peer | None) -> tuple[str, str]:

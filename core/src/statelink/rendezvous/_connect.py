@@ -25,7 +25,7 @@ class Directory(Rendezvous, Protocol):
 
 
 def connect(config: LinkConfig, *, link: str, keys: Keys | None) -> Directory:
-    """The client for ``config.rendezvous``. Its thread is started, and ends when it is closed. The server need not be there.
+    """The client for ``config.rendezvous``. Its thread runs until it is closed. The server need not be there.
 
     Args:
         config: The link's configuration.

@@ -99,11 +99,11 @@ class EtcdClient:
             return seen.addresses if seen is not None else None
 
     def names(self, peer: Peer) -> bool:
-        """See `Naming.names`."""
+        """Whether the engine named an instance that is looked up, and gave no address."""
         return isinstance(peer, str) and not peer.startswith("tcp://") and peer not in self._known
 
     def explain(self, peer: Peer | None) -> tuple[str, str]:
-        """See `Explaining.explain`. Does not block."""
+        """Why an instance is not found, and a hint. Does not block."""
         trouble = self._trouble
         if isinstance(trouble, EtcdSilentError):
             return f"etcd at {self._cluster.where} does not answer: {trouble}", trouble.hint

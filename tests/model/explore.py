@@ -39,6 +39,7 @@ def run(
     both: bool = False,
     takes_back: bool = False,
     crowded: bool = False,
+    directory: bool = False,
 ) -> World:
     """One world from its beginning to its end.
 
@@ -50,6 +51,7 @@ def run(
             another clock: nothing could tell what it never took up.
         both: Let every process send and receive.
         takes_back: Let engines take memory of failed rooms back before there is proof; for staged components.
+        directory: Let a directory say where an instance is.
         crowded: Let many small requests go at once, over a library whose batches may carry several of them.
 
     Raises:
@@ -58,6 +60,7 @@ def run(
     rng = random.Random(seed)
     shape = Shape(rng.randint(1, 2), rng.randint(1, 2), rng.random() < 0.5)
     shape = shape._replace(named=rng.random() < 0.5, reuse=reuse or rng.choice(("", "attempts")), both=both)
+    shape = shape._replace(directory=directory)
     shape = shape._replace(sole=rng.random() < 0.5)
     shape = shape._replace(owner_fence=shape.owner_fence and not crowded)
     shape = shape._replace(prompt=shape.owner_fence and rng.random() < 0.5)

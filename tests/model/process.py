@@ -43,7 +43,7 @@ Pool = npt.NDArray[np.uint8]
 
 
 class SimRendezvous(StaticRendezvous):
-    """Addresses stand for themselves, once the server that knows them has them."""
+    """Addresses stand for themselves, and a name for those that the world says, once the server has them."""
 
     def __init__(self, world: World) -> None:
         super().__init__({})
@@ -53,7 +53,11 @@ class SimRendezvous(StaticRendezvous):
         chance = self._world.rng.random()
         if chance < self._world.faults.connect:
             raise PeerError("no such instance", code="peer.unknown")
-        return None if chance < 2 * self._world.faults.connect else super().resolve(peer)
+        if chance < 2 * self._world.faults.connect:
+            return None
+        if isinstance(peer, str) and not peer.startswith("tcp://"):
+            peer = self._world.registered(peer, late=chance < 5 * self._world.faults.connect)
+        return super().resolve(peer)
 
 
 class Held:

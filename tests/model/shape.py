@@ -30,6 +30,7 @@ class Shape(NamedTuple):
         reuse: How ids are used again; see `REUSE`.
         both: Whether every process sends and receives, under the same ids.
         prompt: Whether no call of the library blocks. Then memory's owner can stop the bytes.
+        directory: Whether decode's engine names an instance, and a directory says where it is, sometimes late.
         takes_back: Whether engines take memory of failed rooms back before there is proof. Then everything is staged,
             so that nobody writes to that memory but the process itself.
     """
@@ -44,6 +45,7 @@ class Shape(NamedTuple):
     reuse: str = ""
     both: bool = False
     prompt: bool = False
+    directory: bool = False
     takes_back: bool = False
 
 

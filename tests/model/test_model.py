@@ -41,6 +41,8 @@ REUSED_WORLDS = 18
 """The same in which uses of ids are told apart by nothing but their order."""
 BOTH_WORLDS = 12
 JOINT_WORLDS = 16
+DIRECTORY_WORLDS = 10
+"""The same in which a directory says where an instance is, sometimes late."""
 STAGED_WORLDS = 20
 """The same with components that go through rings of one to three parcels."""
 RELEASED_WORLDS = 12
@@ -77,6 +79,8 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     with running(taken):
         for seed in range(WORLDS):
             counts.update(run(seed).counts)
+        for seed in range(DIRECTORY_WORLDS):
+            counts.update(run(seed, directory=True).counts)
     for what in ("killed", "restarted", "paused", "jumped", "cut", "dropped", "aborted", "blocks", "stuck", "strays"):
         assert counts[what] > 20, f"{what} hardly ever happened"
     assert min(counts["decode succeeded"], counts["decode failed"]) > 100

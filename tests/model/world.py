@@ -79,6 +79,14 @@ class World:
     def _address(self, role: str, rank: int) -> str:
         return f"tcp://127.0.0.1:{(1000 if role == 'prefill' else 2000) + rank}"
 
+    def registered(self, name: str, *, late: bool) -> list[str]:
+        """What the directory has of an instance: its ranks' addresses, and one of a rank that has moved, if it is late."""
+        role = name.removeprefix("the ")
+        addresses = [self._address(role, rank) for rank in range(getattr(self.shape, role))]
+        if late:
+            addresses[self.rng.randrange(len(addresses))] = f"tcp://127.0.0.1:{3000 + self.rng.randrange(2)}"
+        return addresses
+
     @staticmethod
     def _other(process: Process) -> str:
         return "prefill" if process.role == "decode" else "decode"
@@ -156,7 +164,8 @@ class World:
             handle = process.link.send(request.room, request.tokens, to=to, **named)
         else:
             other = self._other(process)
-            peers = [self._address(other, rank) for rank in range(getattr(self.shape, other))]
+            addresses = [self._address(other, rank) for rank in range(getattr(self.shape, other))]
+            peers = f"the {other}" if self.shape.directory else addresses
             handle = process.link.receive(request.room, peers, request.tokens, sole=self.shape.sole, **named)
         request.taken.add(process.address)
         self._uses += 1

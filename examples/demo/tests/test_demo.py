@@ -207,8 +207,8 @@ def test_an_interrupt_ends_everything(moment: str) -> None:
         assert len(family) >= (4 if moment == "reference: " else 1)
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does
         _, printed = started.communicate(timeout=100)
-    assert started.returncode == 1
-    assert printed.strip() == "Aborted!"
+    assert started.returncode == 130
+    assert printed.strip() == "Interrupted."
     until = time.monotonic() + 20
     while left := [pid for pid in family if is_running(pid)]:
         assert time.monotonic() < until, left

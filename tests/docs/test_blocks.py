@@ -97,6 +97,16 @@ def test_configurations_of_engines_are_json(name: str) -> None:
     assert all(isinstance(json.loads(each), dict) for each in found)
 
 
+def test_a_session_prints_what_the_page_says() -> None:
+    """The examples print it; their own tests run them."""
+    (session,) = (block for block in blocks() if block.mark == "tested by tests/docs/test_blocks.py: session")
+    assert session.page.name == "try-it.md"
+    steps = re.findall(r"\$ python (\S+)\n(.*)\n", session.code)
+    assert len(steps) == 2
+    for program, printed in steps:
+        assert f'"{printed}"' in (ROOT / program).read_text()
+
+
 def test_a_synopsis_has_commands_and_options_that_exist() -> None:
     lines = [
         line

@@ -69,7 +69,7 @@ def windows(text: str, height: int) -> list[str]:
 
 
 def test_the_tutorials_show_code_of_every_part() -> None:
-    shown = {block.mark.rpartition("/")[2] for block in blocks() if block.mark.startswith("extract: ")}
+    shown = {block.mark.rpartition("/")[2] for block in blocks() if block.mark.startswith(("extract: ", "whole: "))}
     modules = {path.name for path in (ROOT / "examples" / "backend-shm" / "src" / "statelink_shm").glob("_*.py")}
     assert shown >= modules - {"__init__.py", "_grants.py", "_segment.py"} | {"acme_pieces.py", "acme_state.py"}
 

@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip install --no-input --disable-pip-version-check $(if 
 EXTRA_mooncake := [non-cuda]
 EXTRA_ascend := [npu]
 PLUGINS := nixl mooncake mori ascend
-TOOLS := codespell greenlet import-linter mypy pytest-timeout pytest-xdist ruff
+TOOLS := codespell grafana-foundation-sdk greenlet import-linter mypy opentelemetry-sdk pytest-timeout pytest-xdist python-json-logger ruff
 
 PROJECTS := core/pyproject.toml adapters/sglang/pyproject.toml adapters/vllm/pyproject.toml examples/demo/pyproject.toml
 PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
@@ -51,7 +51,7 @@ $(BASE): $(BIN)/python constraints.txt
 
 # One command for each: pip then finds one torch that satisfies everything that asks for it.
 $(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
-	$(PIP) -e "core[etcd,testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	$(PIP) -e "core[etcd,opentelemetry,prometheus,testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
 	@touch $@
 
 $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)

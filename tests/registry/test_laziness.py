@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAVY = {
+    "opentelemetry",
+    "prometheus_client",
     "aiohttp",
     "torch",
     "transformers",

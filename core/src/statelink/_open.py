@@ -25,6 +25,7 @@ from statelink.registry import load_backend, plugin_manager
 from statelink.rendezvous import Directory, connect
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
+from statelink.telemetry import attach, prepare
 from statelink.wire import PROTOCOL, Channel, Handshake, Keys, check_descriptors, is_loopback, no_descriptors
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def _open(
     rendezvous: Rendezvous | None,
 ) -> Link:
     given = read_config(config)
+    telemetry = prepare(given.config.telemetry)
     described: object = inventory  # without a type checker, an engine may pass what `describe` takes
     if not isinstance(described, Inventory):
         got = f"got {type(described).__name__}"
@@ -123,8 +125,14 @@ def _open(
         directory, context = _prepare(settings, picked, name, whole, rendezvous, hooks, slot, checks, opened)
         link = Link(context)
         opened.pop_all()
+    try:
+        attach(telemetry, link, hooks)
+    except BaseException:
+        link.close()
+        raise
     if directory is not None:
         directory.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
+    context.tell("statelink_link_opened", link=link)
     return link
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from statelink.state import StateType
 
     from ._report import RoomReport
@@ -40,3 +42,13 @@ def statelink_room_ended(report: RoomReport) -> None:
 
     Runs on the link's control thread: return promptly.
     """
+
+
+@hookspec
+def statelink_link_opened(link: Any) -> None:
+    """Called with a `statelink.Link` that has just been opened, on the thread that opens it."""
+
+
+@hookspec
+def statelink_link_closed(link: Any) -> None:
+    """Called with a `statelink.Link` that was closed, on the thread that closed it."""

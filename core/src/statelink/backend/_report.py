@@ -28,6 +28,8 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         room: The request.
+        attempt: Which use of the room's id this was.
+        link: Name of the link.
         role: ``prefill`` or ``decode``.
         backend: Name of the backend.
         transports: For each peer, the transport that carried the bytes, as prefill's backend says; or ``unknown``.
@@ -55,3 +57,5 @@ class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
     transferred: float
     ended: float | None = None
     transports: dict[str, str] = {}
+    attempt: int = 0
+    link: str = ""

@@ -96,6 +96,8 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             nothing.
         staging: Options of staging. ``None``, the default, moves everything directly. Both sides stage the same
             components; sizes may differ.
+        telemetry: What is told to other libraries, by name, each with a table of its options: ``prometheus``,
+            ``opentelemetry``, ``log``, or what a package brings. Empty, the default, costs nothing.
         inspect: Whether ``statelink inspect`` of the same user can look at the link, over a Unix socket.
         threads: Most moves that run at once. A move that waits for a stalled peer does not count.
         slice_bytes: Most bytes that a blocking backend gets at once.
@@ -125,6 +127,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     release_after: float | None = None
     verify: Literal["off", "digest"] = "off"
     staging: Staging | None = None
+    telemetry: dict[str, dict[str, Any]] = {}
     inspect: bool = True
     threads: int = 2
     slice_bytes: int = 64 << 20

@@ -162,6 +162,13 @@ class Context:
             return False
         return True
 
+    def tell(self, hook: str, **what: object) -> None:
+        """Call a hook of observers. An error of theirs is logged. Any thread."""
+        try:
+            getattr(self.hooks.hook, hook)(**what)
+        except Exception:
+            log.exception("an observer failed in %s", hook)
+
     # The registration of memory.
 
     def deregister(self, timeout: float) -> None:

@@ -380,6 +380,7 @@ class Link:
         self._clean = ended and all(state.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
         if self._inspection is not None:
             self._inspection.close()
+        self._context.tell("statelink_link_closed", link=self)
         return self._clean
 
     def __enter__(self) -> Link:

@@ -179,6 +179,8 @@ class RoomState:
             transferred=transferred,
             ended=None if self._over is None else time.time() - (self.context.now() - self._over),
             transports=self.transports(),
+            attempt=self.attempt,
+            link=self.context.name,
         )
 
     def durations(self) -> tuple[float, float]:

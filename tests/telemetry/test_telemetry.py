@@ -1,0 +1,324 @@
+"""What Prometheus, OpenTelemetry and logs are told of real rooms, and that nobody is called where nobody asked."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import json
+import logging
+import re
+import socket
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.openmetrics import exposition
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from pythonjsonlogger.json import JsonFormatter
+
+import statelink
+from statelink import state
+from statelink.errors import ConfigError
+from statelink.registry import plugin_manager
+from statelink.telemetry._opentelemetry import trace_of
+
+ROOT = Path(__file__).parents[2]
+_rooms = itertools.count(5000)
+_memory = {name: np.zeros((2, 16, 4, 2, 8), np.float32) for name in ("p", "d")}
+
+
+def inventory(name: str) -> Any:
+    kv = _memory[name]  # it outlives every link
+    return state.describe(name, [state.kv_pages({0: (kv[0], kv[1])}, heads=2)], model="m")
+
+
+class Two:
+    """Two links of this process, and rooms between them."""
+
+    def __init__(self, **telemetry: dict[str, Any]) -> None:
+        usual = {"backend": "tcp", "telemetry": telemetry, "inspect": False}
+        self.prefill = statelink.open({"role": "prefill", **usual}, inventory("p"))
+        self.decode = statelink.open({"role": "decode", **usual}, inventory("d"))
+
+    def run(self) -> int:
+        room = next(_rooms)
+        sending, receiving = self.prefill.send(room, 16), self.decode.receive(room, self.prefill.address, 16)
+        receiving.accept({"kv": [0, 1, 2, 3]})
+        sending.push({"kv": [0, 1, 2, 3]})
+        for each in (sending, receiving):
+            each.wait(20, quiesced=True)
+            each.check()
+        return room
+
+    def fail(self) -> int:
+        room = next(_rooms)
+        sending, receiving = self.prefill.send(room, 16), self.decode.receive(room, self.prefill.address, 16, sole=True)
+        receiving.accept({"kv": [0, 1, 2, 3]})
+        receiving.abort("the user left")
+        for each in (sending, receiving):
+            each.wait(20, quiesced=True)
+        return room
+
+    def close(self) -> None:
+        self.prefill.close()
+        self.decode.close()
+
+
+@contextlib.contextmanager
+def two(**telemetry: dict[str, Any]) -> Iterator[Two]:
+    made = Two(**telemetry)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def scraped(text: str) -> dict[str, Any]:
+    """The families of Statelink in an exposition, as OpenMetrics' own parser reads them."""
+    found = {each.name: each for each in text_string_to_metric_families(text)}
+    return {name: family for name, family in found.items() if name.startswith("statelink_")}
+
+
+def exposed() -> dict[str, Any]:
+    return scraped(exposition.generate_latest(REGISTRY).decode())
+
+
+def value(family: Any, **labels: str) -> float:
+    """The sum of the samples that have these labels, of the one that has a value."""
+    found = [s.value for s in family.samples if labels.items() <= s.labels.items() and not s.name.endswith("_created")]
+    assert found, labels
+    return float(sum(found))
+
+
+def test_prometheus_exports_what_the_link_counts() -> None:
+    with two(prometheus={}) as links:
+        for _ in range(3):
+            links.run()
+        links.fail()
+        found = exposed()
+        for link, role in ((links.prefill, "prefill"), (links.decode, "decode")):
+            seen, own = link.snapshot(), {"link": link.name, "instance_name": role[0], "rank": "0"}
+            totals = seen["totals"]
+            assert value(found["statelink_rooms"], **own, outcome="succeeded", reason="") == 3
+            assert value(found["statelink_rooms"], **own, outcome="failed", reason="room.aborted") == 1
+            moved = totals["bytes"][role]["kv"]
+            assert moved
+            for transport, nbytes in moved.items():
+                family = found["statelink_moved_bytes"]
+                assert value(family, **own, role=role, component="kv", transport=transport) == nbytes
+            for stage in ("waited", "transferred"):
+                samples = found[f"statelink_room_{stage}_seconds"].samples
+                mine = [each for each in samples if own.items() <= each.labels.items()]
+                counted = {each.name.rpartition("_")[2]: each.value for each in mine}
+                assert counted["count"] == 3
+                assert counted["sum"] == pytest.approx(totals["seconds"][role][stage]["sum"])
+                heights = [each.value for each in mine if each.name.endswith("_bucket")]
+                assert heights == sorted(heights)
+                assert heights[-1] == 3
+            assert value(found["statelink_peers"], **own) == 1
+            assert value(found["statelink_link_info"], **own, role=role, backend="tcp") == 1
+        plain = generate_latest(REGISTRY).decode()
+        assert plain.count("# TYPE statelink_rooms_total counter") == 1, "two links of a process are one family"
+    assert exposed() == {}
+
+
+def test_names_and_units_are_prometheus_own_and_documented() -> None:
+    """Counters end in ``_total``, units are base units, and the page has every metric with its labels."""
+    with two(prometheus={}) as links:
+        links.run()
+        links.fail()
+        found = exposed()
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = dict(re.findall(r"^\| `(statelink_\w+)` \| (\w+) \|", page, re.MULTILINE))
+    kinds = {f"{name}_total" if each.type == "counter" else name: each.type for name, each in found.items()}
+    assert rows == kinds
+    for name, family in found.items():
+        assert family.documentation
+        assert not re.search(r"milli|micro|kilo|mega|_ms\b|_kb\b|_count$", name)
+        if "seconds" in name or "bytes" in name:
+            assert re.search(r"_(seconds|bytes)$", name)
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}"))
+        labels = {label for sample in family.samples for label in sample.labels} - {
+            "le",
+            "link",
+            "instance_name",
+            "rank",
+        }
+        assert all(f"`{label}`" in row for label in labels), (name, labels)
+
+
+def test_metrics_are_served_if_nobody_else_does() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="metrics cannot be served at") as refused:
+            Two(prometheus={"port": port})
+        assert refused.value.code == "config.telemetry"
+    with two(prometheus={"port": port}) as links:
+        links.run()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            assert "statelink_rooms_total" in answer.read().decode()
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # it is free again
+
+
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    made = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(made))
+    trace.set_tracer_provider(provider)
+    return made
+
+
+def test_the_spans_of_a_room_are_one_trace(exporter: InMemorySpanExporter) -> None:
+    exporter.clear()
+    with two(opentelemetry={}) as links:
+        good, bad = links.run(), links.fail()
+    spans: dict[tuple[str, str], Any] = {
+        (str(span.attributes["statelink.room"]), str(span.attributes["statelink.role"])): span
+        for span in exporter.get_finished_spans()
+        if span.attributes
+    }
+    assert set(spans) == {(str(room), role) for room in (good, bad) for role in ("prefill", "decode")}
+    traces = {key: span.get_span_context().trace_id for key, span in spans.items()}
+    for room in (good, bad):
+        assert traces[str(room), "prefill"] == traces[str(room), "decode"] == trace_of(room, 0)[0]
+    assert traces[str(good), "decode"] != traces[str(bad), "decode"]
+    for (number, role), span in spans.items():
+        assert span.name == f"statelink room {role}"
+        assert span.parent is not None
+        assert span.parent.span_id == trace_of(int(number), 0)[1]
+        assert span.start_time <= span.end_time
+        if number == str(good):
+            assert span.status.is_ok
+            assert span.attributes["statelink.bytes.kv"] == 2 * 4 * 4 * 2 * 8 * 4
+            assert [event.name for event in span.events] == ["met"]
+        else:
+            assert not span.status.is_ok
+            assert span.attributes["error.type"] == "room.aborted"
+            assert "the user left" in str(span.status.description)
+
+
+def test_both_sides_trace_the_same_share_of_the_rooms(exporter: InMemorySpanExporter) -> None:
+    exporter.clear()
+    with two(opentelemetry={"ratio": 0.5}) as links:
+        rooms = {links.run() for _ in range(24)}
+    found = [
+        (span.name, span.attributes["statelink.room"]) for span in exporter.get_finished_spans() if span.attributes
+    ]
+    chosen = {str(room) for room in rooms if trace_of(room, 0)[0] & ((1 << 64) - 1) < 1 << 63}
+    assert 0 < len(chosen) < 24
+    assert sorted(found) == sorted(
+        (f"statelink room {role}", room) for room in chosen for role in ("prefill", "decode")
+    )
+
+
+def test_logs_have_fields() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter("%(levelname)s %(message)s"))
+    logger = logging.getLogger("statelink.rooms")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with two(log={}) as links:
+            good, bad = links.run(), links.fail()
+            names = {"prefill": links.prefill.name, "decode": links.decode.name}
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    lines = {(line["room"], line["role"]): line for line in map(json.loads, stream.getvalue().splitlines())}
+    assert set(lines) == {(room, role) for room in (good, bad) for role in names}
+    for (room, role), line in lines.items():
+        assert line["link"] == names[role]
+        assert (line["instance"], line["rank"], line["backend"]) == (role[0], 0, "tcp")
+        if room == good:
+            assert (line["levelname"], line["reason"]) == ("INFO", None)
+            assert line["peers"] == [names["decode" if role == "prefill" else "prefill"]]
+            assert line["bytes"] == {"kv": 2 * 4 * 4 * 2 * 8 * 4}
+            assert line["waited_seconds"] >= 0
+        else:
+            assert (line["levelname"], line["reason"]) == ("WARNING", "room.aborted")
+            assert "the user left" in line["error"]
+            assert line["message"] == f"room {room} failed on {role}: room.aborted"
+
+
+def calls_of_a_room(**telemetry: dict[str, Any]) -> int:
+    """Functions that Python calls for the observers when a room ends on one link; -1 if the hook has nobody."""
+    link = statelink.open(
+        {"role": "prefill", "backend": "tcp", "telemetry": telemetry, "inspect": False}, inventory("p")
+    )
+    try:
+        hook = plugin_manager().hook.statelink_room_ended
+        if not hook.get_hookimpls():
+            return -1
+        room = link.send(next(_rooms), 16)
+        room.abort("enough")
+        room.wait(20, quiesced=True)
+        report, count = room.report, 0
+
+        def profile(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(profile)
+        try:
+            hook(report=report)
+        finally:
+            sys.setprofile(None)
+        return count
+    finally:
+        link.close()
+
+
+def test_what_each_costs_a_room(exporter: InMemorySpanExporter) -> None:
+    """In calls of Python functions, as docs/metrics.md states them at most."""
+    assert calls_of_a_room() == -1
+    assert calls_of_a_room(prometheus={}) == -1
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    stated = {name: int(most) for name, most in re.findall(r"^\| `(\w+)` \| at most (\d+) calls", page, re.MULTILINE)}
+    assert set(stated) == {"log", "opentelemetry"}
+    logger = logging.getLogger("statelink.rooms")
+    logger.addHandler(handler := logging.StreamHandler(io.StringIO()))
+    logger.propagate = False  # pytest listens, too
+    try:
+        for name, most in stated.items():
+            found = calls_of_a_room(**{name: {}})
+            assert most / 2 <= found <= most, (name, found)
+    finally:
+        logger.propagate = True
+        logger.removeHandler(handler)
+    assert plugin_manager().hook.statelink_room_ended.get_hookimpls() == [], "a closed link leaves nothing behind"
+
+
+def test_what_cannot_be_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        (
+            {"promethius": {}},
+            "'promethius': known: log, opentelemetry, prometheus\nhint: did you mean",
+        ),
+        ({"prometheus": {"prot": 1}}, "unknown key 'prot' in the options of telemetry 'prometheus'"),
+        ({"prometheus": {"port": 70000}}, "bad value in the options of telemetry 'prometheus'"),
+        ({"opentelemetry": {"ratio": 2.0}}, "bad value in the options of telemetry 'opentelemetry'"),
+        ({"log": {"level": "info"}}, "unknown key 'level'"),
+    ]
+    for telemetry, text in cases:
+        with pytest.raises(ConfigError) as refused:
+            Two(**telemetry)
+        assert text in str(refused.value)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"prometheus_client is not installed\nhint: pip install 'statelink\[prom"):
+        Two(prometheus={})
+    with pytest.raises(ConfigError, match=r"hint: pip install 'statelink\[opentelemetry\]'"):
+        Two(opentelemetry={})

@@ -80,7 +80,7 @@ class World:
         return f"tcp://127.0.0.1:{(1000 if role == 'prefill' else 2000) + rank}"
 
     def registered(self, name: str, *, late: bool) -> list[str]:
-        """What the directory has of an instance: its ranks' addresses, and one of a rank that has moved, if it is late."""
+        """The addresses that the directory has of an instance. If it is late, one rank has moved since."""
         role = name.removeprefix("the ")
         addresses = [self._address(role, rank) for rank in range(getattr(self.shape, role))]
         if late:

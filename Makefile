@@ -37,7 +37,6 @@ PLUGIN_PROJECTS := $(PLUGINS:%=plugins/%/pyproject.toml)
 BASE := $(VENV)/.stamp-base
 DEV := $(VENV)/.stamp-dev
 DEMO := $(VENV)/.stamp-demo-$(BACKEND)
-BENCH := $(VENV)/.stamp-bench
 DOCS := $(VENV)/.stamp-docs
 # A backend of this repository is installed from it; any other is taken as it is installed.
 DEMO_PLUGIN := $(wildcard plugins/$(BACKEND)/pyproject.toml)
@@ -51,15 +50,11 @@ $(BASE): $(BIN)/python constraints.txt
 
 # One command for each: pip then finds one torch that satisfies everything that asks for it.
 $(DEV): $(BASE) $(PROJECTS) $(PLUGIN_PROJECTS) Makefile
-	$(PIP) -e "core[etcd,opentelemetry,prometheus,testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
+	$(PIP) -e "core[etcd,opentelemetry,plot,prometheus,testing,verify]" -e adapters/sglang -e adapters/vllm -e examples/demo $(foreach name,$(PLUGINS),-e "plugins/$(name)$(EXTRA_$(name))") $(TOOLS)
 	@touch $@
 
 $(DEMO): $(BASE) $(PROJECTS) $(DEMO_PLUGIN)
 	$(PIP) -e core -e examples/demo $(if $(DEMO_PLUGIN),-e "plugins/$(BACKEND)$(EXTRA_$(BACKEND))")
-	@touch $@
-
-$(BENCH): $(BASE)
-	$(PIP) matplotlib
 	@touch $@
 
 $(DOCS): $(DEV) constraints.txt
@@ -131,7 +126,7 @@ $(CONFORM): conform-%: setup
 soak: setup ## Run the long tests
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
-bench: setup $(BENCH) ## Measure, and write build/bench: make bench ARGS="--help"
+bench: setup ## Measure, and write build/bench: make bench ARGS="--help"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Offline where setup has run; on a machine that is lent for minutes, run a part at a time: ARGS="--part kit-nixl".

@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from statelink.cli import main
+from statelink.cli._flows import ribbons
 from statelink.errors import ConfigError, MismatchError
-from statelink.explain import inventories, presets, read_side
+from statelink.explain import Side, estimate, explain, inventories, presets, read_side
 from statelink.plan import match
+from statelink.registry import load_backend
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +54,7 @@ def test_the_tables_say_who_sends_what(files: Path) -> None:
     assert ["prefill 1 (tp1) sends", "512.0 KiB"] in lines
     assert ["decode 0 receives", "1.0 MiB"] in lines
     assert "[1] shatters: one block per token and buffer, of 128 bytes;" in printed
+    assert "'staging' in both links' configuration gathers them" in " ".join(printed.split())
 
 
 def test_nothing_is_cut_off_on_a_narrow_terminal(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +74,8 @@ def test_json_has_one_schema(files: Path) -> None:
     half = {"target": 0, "component": "kv", "nbytes": 16384, "blocks": 128, "blocks_random": 128}
     shatters = (
         "shatters: one block per token and buffer, of 128 bytes; "
-        "equal tp, or order 'hnd' on both sides, moves in larger ones"
+        "equal tp, or order 'hnd' on both sides, moves in larger ones, or 'staging' in both links' configuration "
+        "gathers them into large blocks"
     )
     assert found == {
         "model": "tiny",
@@ -82,6 +86,7 @@ def test_json_has_one_schema(files: Path) -> None:
         "decode": [{"rank": 0, "axes": {}, "nbytes": 65536, "told_by": None}],
         "totals": [{"component": "kv", "type": "kv", "nbytes": 65536, "blocks": 512, "blocks_random": 512}],
         "flows": [{"source": rank, **half, "mark": shatters} for rank in range(4)],
+        "estimate": None,
     }
 
 
@@ -189,3 +194,66 @@ def test_the_document_shows_what_is_printed(files: Path, monkeypatch: pytest.Mon
     for command, output in shown:
         printed = CliRunner().invoke(main, command.split()).output
         assert [line.rstrip() for line in printed.splitlines()] == output.splitlines()
+
+
+def test_the_time_is_that_of_the_slowest_rank(files: Path) -> None:
+    printed = run(TINY + "tp = 2", TINY, "--tokens", "1024", "--bandwidth", "8")
+    assert "at 8 Gbit/s for each rank: at least 1.0 ms" in printed
+    found = json.loads(run(TINY + "tp = 2", TINY, "--tokens", "1024", "--bandwidth", "8", "--json"))["estimate"]
+    assert found == {
+        "bytes": 2**20 / 1e9,
+        "consecutive": 2**20 / 1e9,
+        "scattered": 2**20 / 1e9,
+        "slowest": ["decode", 0],
+    }
+    assert json.loads(run(TINY + "tp = 2", TINY, "--json"))["estimate"] is None
+
+
+def test_blocks_bound_the_time_if_they_are_small(files: Path) -> None:
+    sides = [side(files, name, text) for name, text in (("prefill", TINY + "tp = 2"), ("decode", TINY))]
+    report = explain(*sides, tokens=1024)
+    took = estimate(report, 1e9, block_seconds=1e-6)
+    assert took.bytes == 2**20 / 1e9
+    assert took.scattered == took.consecutive == pytest.approx(4096e-6), "each rank of prefill posts 4,096 blocks"
+    assert took.slowest == ("prefill", 0)
+    with pytest.raises(ConfigError):
+        estimate(report, 0.0)
+    printed = run(TINY + "tp = 2", TINY, "--tokens", "1024", "--bandwidth", "8", "--backend", "tcp")
+    cost = load_backend("tcp").capabilities.block_seconds
+    assert ("a block:" in printed) is (cost > 0)
+    assert "--backend needs --bandwidth" in run(TINY, TINY, "--backend", "tcp", expect=2)
+
+
+def side(folder: Path, name: str, text: str) -> Side:
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return read_side(path, name)
+
+
+def test_ribbons_fill_the_boxes_of_the_ranks_on_both_sides(files: Path) -> None:
+    hybrid = 'preset = "qwen3-next-80b"\nlayout = { tp = %d }'
+    report = explain(side(files, "prefill", hybrid % 4), side(files, "decode", hybrid % 2), tokens=4096)
+    placed, left, right = ribbons(report)
+    assert len(placed) == len(report.flows) > 4
+    for boxes, side_of, start in ((left, "source", "source"), (right, "target", "target")):
+        for rank, (top, bottom) in boxes.items():
+            at = top
+            for each in sorted(
+                (r for r in placed if getattr(r.flow, side_of) == rank), key=lambda r: getattr(r, start)
+            ):
+                assert getattr(each, start) == pytest.approx(at)
+                at += each.height
+            assert at == pytest.approx(bottom)
+    assert sum(each.height for each in placed) == pytest.approx(1.0)
+
+
+def test_the_picture_names_ranks_components_and_small_blocks(files: Path) -> None:
+    run(TINY + "tp = 2", TINY, "--tokens", "1024", "--plot", "plan.svg")
+    drawn = Path("plan.svg").read_text()
+    for text in ("tiny: 1,024 tokens, 1.0 MiB", "1 (tp1)  512.0 KiB", "0  1.0 MiB", "kv  1.0 MiB", "small blocks"):
+        assert f">{text}<" in drawn, text
+    run(TINY, TINY, "--tokens", "1024", "--plot", "plan.png")
+    assert Path("plan.png").read_bytes().startswith(b"\x89PNG")
+    run(TINY, TINY, "--tokens", "1024", "--plot", "whole.svg")
+    assert ">small blocks<" not in Path("whole.svg").read_text()
+    assert "cannot be written" in run(TINY, TINY, "--plot", "no/folder.svg", expect=1)

@@ -12,14 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.errors import StatelinkError
-from statelink.explain import Rank, Report, preset, presets, read_side
+from statelink.explain import Estimate, Rank, Report, estimate, preset, presets, read_side
 from statelink.explain import explain as report_of
+from statelink.registry import load_backend
 
+from ._flows import draw_flows
 from ._output import json_option, print_json
-from ._words import size
+from ._plots import picture_path
+from ._words import duration, size
 
 __all__ = ["explain"]
 
+GBIT = 1e9 / 8
+"""Bytes a second of a Gbit/s."""
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -47,25 +52,56 @@ def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> N
     type=click.IntRange(min=0),
     help="Plan with this many tokens that decode holds.",
 )
+@click.option(
+    "--bandwidth",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GBIT",
+    help="Estimate the time, with so many Gbit/s for each rank.",
+)
+@click.option("--backend", default="", help="Estimate with what this installed backend says that a block costs.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=picture_path,
+    help="Draw the plan to this file, an SVG or PNG.",
+)
 @json_option
 @click.option(
     "--presets", is_flag=True, is_eager=True, expose_value=False, callback=_list_presets, help="List the known models."
 )
-def explain(prefill: Path, decode: Path, tokens: int, prefix: int, as_json: bool) -> None:
+def explain(
+    prefill: Path,
+    decode: Path,
+    tokens: int,
+    prefix: int,
+    bandwidth: float | None,
+    backend: str,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
     """Plan a request between two fleets.
 
     Says whether the two can work together, and what a request between them costs. PREFILL and DECODE are TOML files:
     `preset = "..."` or a section [model], and a section [layout]. Needs no accelerator, and allocates nothing. If the
     two cannot work together, prints the error that links would raise, and exits with 1.
     """
+    if backend and bandwidth is None:
+        raise click.UsageError("--backend needs --bandwidth")
+    block_seconds = load_backend(backend).capabilities.block_seconds if backend else 0.0
     try:
         report = report_of(read_side(prefill, "prefill"), read_side(decode, "decode"), tokens=tokens, prefix=prefix)
     except StatelinkError as error:
         _refuse(error, as_json)
+    took = None if bandwidth is None else estimate(report, bandwidth * GBIT, block_seconds)
     if as_json:
-        print_json(report)
+        print_json({**msgspec.to_builtins(report), "estimate": took})
     else:
         _print(report)
+        if took is not None and bandwidth is not None:
+            _print_time(took, bandwidth, block_seconds)
+    if plot is not None:
+        draw_flows(report, plot, _labels(report))
+        click.echo(f"wrote {plot}", err=True)
 
 
 def _refuse(error: StatelinkError, as_json: bool) -> NoReturn:
@@ -87,8 +123,7 @@ def _print(report: Report) -> None:
     table = _table("prefill", "decode", "component", "bytes", "consecutive", "scattered")
     marks = sorted({flow.mark for flow in report.flows if flow.mark})
     numbers = {mark: f"[{number}]" for number, mark in enumerate(marks, 1)}
-    prefill = {rank.rank: _label(rank) for rank in report.prefill}
-    decode = {rank.rank: _label(rank) for rank in report.decode}
+    prefill, decode = _labels(report)
     last = None
     for flow in report.flows:
         pair = (flow.source, flow.target)
@@ -127,6 +162,22 @@ def _table(*titles: str) -> Table:
 
 def _counts(nbytes: int, *blocks: int) -> tuple[str, ...]:
     return size(nbytes), *(f"{count:,} × {size(nbytes // count)}" if count else "0" for count in blocks)
+
+
+def _print_time(took: Estimate, bandwidth: float, block_seconds: float) -> None:
+    lines = [f"at {bandwidth:g} Gbit/s for each rank: at least {duration(took.bytes)}"]
+    if block_seconds:
+        side, number = took.slowest
+        lines.append(
+            f"with {duration(block_seconds)} a block: {duration(took.consecutive)} with consecutive pages, "
+            f"{duration(took.scattered)} with scattered ones; the slowest is {side} {number}"
+        )
+    click.echo("\n" + "\n".join(lines))
+
+
+def _labels(report: Report) -> tuple[dict[int, str], dict[int, str]]:
+    prefill, decode = ({rank.rank: _label(rank) for rank in side} for side in (report.prefill, report.decode))
+    return prefill, decode
 
 
 def _label(rank: Rank) -> str:

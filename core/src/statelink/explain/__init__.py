@@ -7,12 +7,14 @@ as links that connect, and plans one request. It allocates no memory and connect
 
 from __future__ import annotations
 
+from ._estimate import Estimate, estimate
 from ._inventories import inventories
 from ._layout import Layout, Side, read_side
 from ._model import Model, preset, presets
 from ._report import Flow, Rank, Report, Total, explain
 
 __all__ = [
+    "Estimate",
     "Flow",
     "Layout",
     "Model",
@@ -20,6 +22,7 @@ __all__ = [
     "Report",
     "Side",
     "Total",
+    "estimate",
     "explain",
     "inventories",
     "preset",

@@ -36,6 +36,8 @@ __all__ = ["Flow", "Rank", "Report", "Total", "explain"]
 
 TINY = 4096
 """Mean block size, in bytes, below which the number of blocks bounds a library's speed."""
+STAGED = "'staging' in both links' configuration gathers them into large blocks"
+"""What helps wherever blocks are small."""
 FEW = 64
 """Most blocks for which their size does not matter."""
 
@@ -238,7 +240,7 @@ def _mark(plan: ComponentPlan, prefill: Side, decode: Side, nbytes: int, blocks:
     if scattered <= FEW or nbytes >= TINY * scattered:
         return ""
     if nbytes >= TINY * blocks or blocks <= FEW:
-        return f"small pages: {nbytes // scattered} bytes a block where pages are scattered"
+        return f"small pages: {nbytes // scattered} bytes a block where pages are scattered; {STAGED}"
     runs = max(len(group.runs.nbytes) for group in plan.groups)
     per = "item"
     if plan.target.kind.positional:
@@ -249,12 +251,12 @@ def _mark(plan: ComponentPlan, prefill: Side, decode: Side, nbytes: int, blocks:
     text = f"shatters: {number} per {per} and buffer, {'some ' * (len(sizes) > 1)}of {min(sizes)} bytes"
     orders = prefill.layout.order, decode.layout.order
     if not any("head" in buffer.layout.axes for buffer in plan.target.buffers):
-        return text
+        return f"{text}; {STAGED}"
     if orders[0] != orders[1]:
-        return f"{text}; pages of one order on both sides move in larger ones"
+        return f"{text}; pages of one order on both sides move in larger ones, or {STAGED}"
     if orders[0] == "nhd" and prefill.layout.tp != decode.layout.tp:
-        return f"{text}; equal tp, or order 'hnd' on both sides, moves in larger ones"
-    return text
+        return f"{text}; equal tp, or order 'hnd' on both sides, moves in larger ones, or {STAGED}"
+    return f"{text}; {STAGED}"
 
 
 def _ranks(sides: Sequence[Inventory], nbytes: dict[int, int], idle: dict[int, int]) -> tuple[Rank, ...]:

@@ -26,6 +26,7 @@ from ._interface import (
     Transfer,
     Transports,
 )
+from ._raw import RawLibrary, RawTransfers
 from ._regions import RegionTable
 from ._report import Moved, RoomReport
 from ._strategy import (
@@ -64,6 +65,8 @@ __all__ = [
     "Op",
     "Outcome",
     "Probe",
+    "RawLibrary",
+    "RawTransfers",
     "ReceiveContext",
     "ReceiveHook",
     "Region",

@@ -19,6 +19,7 @@ from ._new_backend import new_backend
 from ._output import Program
 from ._rendezvous import rendezvous
 from ._top import top
+from .bench import bench
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -102,3 +103,4 @@ main.add_command(new_backend)
 main.add_command(rendezvous)
 main.add_command(inspect)
 main.add_command(top)
+main.add_command(bench)

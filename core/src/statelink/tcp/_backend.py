@@ -23,6 +23,7 @@ from statelink.backend import (
     Fence,
     Op,
     Probe,
+    RawLibrary,
     Region,
     RegionTable,
     Side,
@@ -39,6 +40,7 @@ from ._grants import Grants
 from ._lingering import Lingering
 from ._listener import Known, Listener, listen
 from ._ranges import U64, Ranges
+from ._raw import RawSocket
 from ._receiver import Receiver
 from ._sender import Sender
 
@@ -140,6 +142,11 @@ class TcpBackend(Backend):
         )
         if near and self._options.permit_ptrace:
             _iovec.permit_ptrace()
+
+    @classmethod
+    def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> RawLibrary:
+        """See `statelink.backend.RawTransfers`."""
+        return RawSocket(host, regions)
 
     @classmethod
     def probe(cls, options: Any) -> Probe:

@@ -38,7 +38,7 @@ from ._messages import (
     Welcome,
 )
 from ._rendezvous import MAX_RANKS, RENDEZVOUS_KINDS, Register, Registered, Resolve, Resolved
-from ._security import Endpoint, host_of, is_loopback, parse_endpoint
+from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
 
 __all__ = [
     "ENVIRONMENT",
@@ -62,6 +62,7 @@ __all__ = [
     "Endpoint",
     "Failed",
     "Finished",
+    "Gate",
     "Handshake",
     "Hello",
     "Inquire",

@@ -21,6 +21,7 @@ from statelink.backend import (
     Op,
     Outcome,
     Probe,
+    RawLibrary,
     Region,
     RegionTable,
     Side,
@@ -35,6 +36,7 @@ from ._diagnosis import diagnose
 from ._left import Left
 from ._library import Library, absent, forced_tcp
 from ._options import Options
+from ._raw import RawMooncake
 from ._settings import ENTRIES
 
 __all__ = ["MooncakeBackend"]
@@ -119,6 +121,11 @@ class MooncakeBackend(Backend):
         elif possible:
             # A regular build that finds a device uses RDMA for everything, or does not start.
             self._transport = "rdma" if self._library.finds_devices(self._engine, context.options) else "tcp"
+
+    @classmethod
+    def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> RawLibrary:
+        """See `statelink.backend.RawTransfers`."""
+        return RawMooncake(host, options, regions)
 
     @classmethod
     def probe(cls, options: Any) -> Probe:

@@ -31,6 +31,7 @@ from statelink.backend import (
     Fence,
     Op,
     Probe,
+    RawLibrary,
     Region,
     Side,
     SubmitMode,
@@ -42,6 +43,7 @@ from statelink.errors import BackendUnavailableError, TransferError
 from ._diagnosis import diagnose
 from ._library import SCRATCH, Library
 from ._options import Options
+from ._raw import RawNixl
 from ._tables import DRAM, Descriptor, Part, Table, parts_of, place, row
 from ._transport import boot_id, possible, sent_over_tcp, told
 
@@ -125,6 +127,11 @@ class NixlBackend(PostingBackend[_Peer]):
                 backend=self.name,
                 library=self._library.version,
             ) from error
+
+    @classmethod
+    def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> RawLibrary:
+        """See `statelink.backend.RawTransfers`."""
+        return RawNixl(name, options, regions)
 
     @classmethod
     def probe(cls, options: Any) -> Probe:

@@ -1,0 +1,141 @@
+"""Reaches a side: in a process of this host, or through a server on another one."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import secrets
+import signal
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from statelink.errors import StatelinkError
+from statelink.wire import Keys, parse_endpoint
+
+from ._side import serve
+
+__all__ = ["MOST_BYTES", "End", "FailedError", "Local", "Remote"]
+
+MOST_BYTES = 16 << 20
+"""Largest message of a side."""
+HELLO = 10.0
+"""Seconds within which a server answers at all."""
+Told = dict[str, Any]
+
+
+class FailedError(StatelinkError):
+    """A side could not do what it was told, or has ended."""
+
+    default_code = "bench.failed"
+
+
+class End(Protocol):
+    """A side, wherever it is. Used by one thread at a time."""
+
+    def ask(self, what: str, patience: float, **told: Any) -> Told:
+        """Tell it to do something. Blocks until it has answered.
+
+        Raises:
+            FailedError: It failed, has ended, or did not answer within ``patience`` seconds.
+        """
+
+    def close(self) -> None:
+        """End it. May be called twice."""
+
+
+class Local:
+    """A side in a process of its own on this host.
+
+    Args:
+        role: See `statelink.cli.bench._side.Side`.
+    """
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(role, theirs), name=f"bench-{role}", daemon=True)
+        self._process.start()
+        theirs.close()  # so that this end notices if the process ends
+
+    def ask(self, what: str, patience: float, **told: Any) -> Told:
+        """See `End.ask`."""
+        try:
+            self._pipe.send_bytes(msgspec.json.encode({"do": what, **told}))
+            if not self._pipe.poll(patience):
+                raise FailedError(f"{self._role} did not answer", cause=f"it was told to {what}, {patience:.0f} s ago")
+            answer = msgspec.json.decode(self._pipe.recv_bytes(), type=dict[str, Any])
+        except (EOFError, OSError) as error:
+            self._process.join(10)
+            raise FailedError(f"{self._role} has ended", cause=_ended(self._process.exitcode)) from error
+        return _checked(self._role, answer)
+
+    def close(self) -> None:
+        """See `End.close`."""
+        self._pipe.close()
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class Remote:
+    """The source side on another host, through `statelink.cli.bench._server.Server`.
+
+    Args:
+        address: ``tcp://host:port``, with the server's public key if it has one.
+        keys: Keys of this process, if the server has a key.
+    """
+
+    def __init__(self, address: str, keys: Keys | None) -> None:
+        endpoint = parse_endpoint(address)
+        if bool(endpoint.key) != bool(keys):
+            whose = "its address has a key and this process has none" if endpoint.key else "its address has no key"
+            raise FailedError(f"cannot reach {endpoint.address}", cause=whose, hint="--secret-file and --allow-file")
+        self._where, self._session = endpoint.address, secrets.token_hex(8)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = self._context.socket(zmq.REQ)
+        self._socket.linger = 0
+        self._socket.maxmsgsize = MOST_BYTES
+        if keys is not None:
+            self._socket.curve_serverkey = endpoint.key.encode()
+            self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        self._socket.connect(endpoint.address)
+        try:
+            self.ask("hello", HELLO)
+        except StatelinkError:
+            self._leave()
+            raise
+
+    def ask(self, what: str, patience: float, **told: Any) -> Told:
+        """See `End.ask`."""
+        self._socket.send(msgspec.json.encode({"session": self._session, "do": what, **told}))
+        if not self._socket.poll(int(patience * 1000)):
+            hint = "is `statelink bench --serve` running there, the address right, and this process's key allowed?"
+            raise FailedError(f"{self._where} does not answer", cause=f"it was told to {what}", hint=hint)
+        return _checked(self._where, msgspec.json.decode(self._socket.recv(), type=dict[str, Any]))
+
+    def close(self) -> None:
+        """See `End.close`."""
+        if not self._socket.closed:
+            with contextlib.suppress(StatelinkError, zmq.ZMQError):
+                self.ask("end", HELLO)
+            self._leave()
+
+    def _leave(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def _checked(who: str, answer: Told) -> Told:
+    if "error" in answer:
+        raise FailedError(f"{who} failed", cause=str(answer["error"]), hint=str(answer.get("hint", "")))
+    return answer
+
+
+def _ended(status: int | None) -> str:
+    if status is None:
+        return "it closed its pipe"
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"

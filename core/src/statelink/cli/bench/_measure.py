@@ -1,0 +1,205 @@
+"""Measures one backend: requests, the library by itself, and a copy, over sizes and numbers of blocks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ._ends import End, FailedError
+
+__all__ = ["Cell", "Found", "Plan", "measure"]
+
+PATIENCE = 120.0
+WARM = 2
+LEAST, MOST = 3, 400
+"""Fewest and most requests of a cell."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured.
+
+    Attributes:
+        sizes: Bytes of a block.
+        counts: Blocks of a request.
+        scattered: Whether blocks are in random order over the pools; otherwise they are side by side.
+        seconds: How long the requests of one cell are measured, roughly.
+        most: Most bytes of a request. Cells above are left out.
+        memory: Memory kind, and what allocates it.
+        raw: Whether the library is measured by itself.
+    """
+
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+    scattered: bool = True
+    seconds: float = 1.0
+    most: int = 256 << 20
+    memory: tuple[str, str] = ("dram", "")
+    raw: bool = True
+
+    def cells(self) -> list[tuple[int, int]]:
+        """Size and number of blocks of each cell."""
+        return [(size, count) for size in self.sizes for count in self.counts if size * count <= self.most]
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one way to move a cell's bytes.
+
+    Attributes:
+        median: Median.
+        p99: 99th percentile; of fewer than 100 rounds, nearly the largest.
+        least: The shortest.
+        rounds: How many were measured.
+    """
+
+    median: float
+    p99: float
+    least: float
+    rounds: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Times | None:
+        """Of some rounds; ``None`` if there are none."""
+        if not seconds:
+            return None
+        p99 = float(np.quantile(seconds, 0.99))
+        return cls(median=statistics.median(seconds), p99=p99, least=min(seconds), rounds=len(seconds))
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One size and number of blocks.
+
+    Attributes:
+        block: Bytes of a block.
+        count: Number of blocks.
+        request: From `receive` on decode until the request has succeeded.
+        raw: The library by itself, at the source; ``None`` if the backend does not offer it.
+        copy: A copy of the same blocks inside decode's process, on one thread; ``None`` for memory of a device.
+    """
+
+    block: int
+    count: int
+    request: Times
+    raw: Times | None
+    copy: Times | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a request."""
+        return self.block * self.count
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a backend.
+
+    Attributes:
+        backend: Its name.
+        transports: What carried the bytes, as far as it is known.
+        cells: In the order of the plan.
+        error: Why it ended early; empty if it did not.
+        hint: What to do about that.
+    """
+
+    backend: str
+    transports: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    error: str = ""
+    hint: str = ""
+
+
+class _Run:
+    """The measurements of one backend. Room ids are counted up, so that none is used twice."""
+
+    def __init__(self, backend: str, options: Mapping[str, Any], plan: Plan, source: End, target: End) -> None:
+        self._common = {"backend": backend, "options": dict(options), "memory": plan.memory}
+        self._plan, self._source, self._target = plan, source, target
+        self._room = 1
+        self.transports: set[str] = set()
+
+    def cells(self, config: Mapping[str, Any], host: str) -> Iterator[Cell]:
+        """Measure each cell.
+
+        Args:
+            config: Further keys of the configuration of links on this host.
+            host: Host under which the source reaches the target.
+        """
+        opened, address = 0, ""
+        for block, count in self._plan.cells():
+            if block != opened:
+                most = max(number for size, number in self._plan.cells() if size == block)
+                told = {**self._common, "block": block, "count": most}
+                address = self._source.ask("open", PATIENCE, **told, config={})["address"]
+                self._target.ask("open", PATIENCE, **told, config=dict(config))
+                opened = block
+            yield self._cell(block, count, address, host)
+        for end in (self._target, self._source):
+            end.ask("close", PATIENCE)
+
+    def _cell(self, block: int, count: int, address: str, host: str) -> Cell:
+        pages = {"pages": count, "scattered": self._plan.scattered}
+        warm = self._receive(WARM, address, pages, compared=True)
+        rounds = min(MOST, max(LEAST, int(self._plan.seconds / max(min(warm), 1e-6))))
+        request = Times.of(self._receive(rounds, address, pages, compared=False))
+        assert request is not None
+        raw = self._raw(rounds, pages, host) if self._plan.raw else []
+        copied = self._target.ask("copy", PATIENCE, rounds=rounds, **pages)["seconds"]
+        return Cell(block=block, count=count, request=request, raw=Times.of(raw), copy=Times.of(copied))
+
+    def _receive(self, rounds: int, address: str, pages: dict[str, Any], *, compared: bool) -> list[float]:
+        patience = PATIENCE + self._plan.seconds
+        told = {"first": self._room, "rooms": rounds, **pages}
+        self._room += rounds
+        self._source.ask("send", PATIENCE, **told, lasts=patience)
+        answer = self._target.ask("receive", patience, **told, peer=address, compared=compared)
+        self._source.ask("settle", patience)
+        self.transports.update(answer["transports"])
+        if answer["right"] is False:
+            raise FailedError("a request succeeded, and other bytes arrived than were sent", hint="statelink conform")
+        return list(answer["seconds"])
+
+    def _raw(self, rounds: int, pages: dict[str, Any], host: str) -> list[float]:
+        there = self._target.ask("raw", PATIENCE, host=host)
+        if there["raw"] is None:
+            return []
+        if self._source.ask("raw", PATIENCE, host=host)["raw"] is None:
+            return []
+        self._source.ask("know", PATIENCE, raw=there["raw"], at=there["at"], **pages)
+        self._source.ask("move", PATIENCE, rounds=WARM)
+        seconds = self._source.ask("move", PATIENCE + self._plan.seconds, rounds=rounds)["seconds"]
+        return list(seconds)
+
+
+def measure(
+    backend: str,
+    options: Mapping[str, Any],
+    plan: Plan,
+    ends: tuple[End, End],
+    *,
+    config: Mapping[str, Any],
+    host: str,
+    say: Callable[[int, Cell], object],
+) -> Found:
+    """Measure one backend. Blocks until it is done, or one of the sides fails.
+
+    Args:
+        backend: Its name.
+        options: Its options, on both sides.
+        plan: What is measured.
+        ends: The source side and the target side.
+        config: Further keys of the configuration of links on this host.
+        host: Host under which the source reaches the target.
+        say: Called after each cell with the number of cells that are done, and the cell.
+    """
+    run = _Run(backend, options, plan, *ends)
+    cells: list[Cell] = []
+    error, hint = "", ""
+    try:
+        for cell in run.cells(config, host):
+            cells.append(cell)
+            say(len(cells), cell)
+    except FailedError as failed:
+        error, hint = str(failed).partition("\nhint:")[0], failed.hint
+    return Found(backend=backend, transports=tuple(sorted(run.transports)), cells=tuple(cells), error=error, hint=hint)

@@ -1,0 +1,227 @@
+"""``statelink bench``: real processes, real bytes; what is compared, refused and drawn. No time is asserted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from statelink import Keys
+from statelink.backend import RawTransfers, Region
+from statelink.cli import main
+from statelink.cli.bench._ends import FailedError, Local, Remote
+from statelink.cli.bench._pages import Pages
+from statelink.errors import ConfigError
+from statelink.registry import load_backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHORT = ("--seconds", "0.01", "--size", "4k", "--size", "64k", "--blocks", "1", "--blocks", "16")
+PROGRAM = [sys.executable, "-c", "import sys; sys.argv[0] = 'statelink'; from statelink.cli import main; main()"]
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+def measured(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.stdout)["backends"]
+    return found
+
+
+def test_two_processes_of_this_host(tmp_path: Path) -> None:
+    picture = tmp_path / "curves.svg"
+    done = bench("tcp", *SHORT, "--most", "100k", "--plot", str(picture), "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = measured(done)
+    assert (found["backend"], found["error"]) == ("tcp", "")
+    assert found["transports"]
+    cells = [(cell["block"], cell["count"], cell["bytes"]) for cell in found["cells"]]
+    assert cells == [(4096, 1, 4096), (4096, 16, 65536), (65536, 1, 65536)], "--most leaves out the largest"
+    for cell in found["cells"]:
+        for way in ("request", "raw", "copy"):
+            times = cell[way]
+            assert times["rounds"] >= 3
+            assert 0 < times["least"] <= times["median"] <= times["p99"]
+        assert cell["goodput"] == pytest.approx(cell["bytes"] / cell["request"]["median"])
+    assert "tcp: 1 of 3: 1 x 4.0 KiB in " in done.stderr
+    drawn = picture.read_text()
+    assert drawn.startswith("<?xml")
+    assert "blocks of 64 KiB" in drawn
+    assert "tcp library alone" in drawn
+
+
+def test_the_table_fits_and_a_backend_that_fails_stops_no_other() -> None:
+    done = bench("tcp", "nixl", "--memory", "cuda:0", *SHORT)
+    assert done.exit_code == 1
+    done = bench("tcp", "--seconds", "0.01", "--size", "64k", "--blocks", "1000", "--consecutive", "--no-raw")
+    assert done.exit_code == 0, done.output
+    assert "1000 x 64 KiB" in done.stdout
+    assert "tcp: " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "name at least one BACKEND"),
+        (("tpc",), 1, "did you mean 'tcp'?"),
+        (("tcp", "-o", "drain_timout=1"), 1, "did you mean 'drain_timeout'?"),
+        (("tcp", "nixl", "-o", "a=1"), 2, "exactly one BACKEND"),
+        (("tcp", "--size", "4q"), 2, "is no number of bytes"),
+        (("tcp", "--size", "1m", "--most", "4k"), 2, "leaves out every request"),
+        (("tcp", "--plot", "curves.gif"), 2, "does not end in .svg or .png"),
+        (("tcp", "--serve", "tcp://127.0.0.1:0"), 2, "takes no BACKEND"),
+        (("--serve", "tcp://0.0.0.0:0", "--host", "10.0.0.1"), 1, "without keys"),
+        (("tcp", "--peer", "nowhere"), 1, "is not an address"),
+    ],
+)
+def test_what_cannot_be_measured(arguments: tuple[str, ...], status: int, said: str) -> None:
+    done = bench(*arguments)
+    assert done.exit_code == status, done.output
+    assert said in " ".join(done.output.split())
+
+
+def test_wrong_bytes_are_noticed() -> None:
+    source, target = Pages("prefill", 4096, 16, "dram", ""), Pages("decode", 4096, 16, "dram", "")
+    assert not target.is_right(16, scattered=True)
+    target.copy(16, scattered=True)
+    assert target.is_right(16, scattered=True)
+    assert not np.array_equal(source.numbers("prefill", 16, True), source.numbers("decode", 16, True))
+    target.forget()
+    assert not target.is_right(16, scattered=True)
+
+
+def test_a_side_that_dies_is_named() -> None:
+    side = Local("decode")
+    try:
+        with pytest.raises(FailedError, match="decode failed: this side has no open link"):
+            side.ask("copy", 60, rounds=1, pages=1, scattered=True)
+        with pytest.raises(FailedError, match="decode failed: KeyError"):
+            side.ask("no such thing", 60)
+        os.kill(side._process.pid or 0, signal.SIGKILL)
+        with pytest.raises(FailedError, match="decode has ended: SIGKILL"):
+            side.ask("copy", 60)
+    finally:
+        side.close()
+
+
+@contextlib.contextmanager
+def served(*arguments: str) -> Iterator[str]:
+    process = subprocess.Popen([*PROGRAM, "bench", "--serve", *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def made(folder: Path, name: str) -> None:
+    assert CliRunner().invoke(main, ["keys", "new", str(folder / name)]).exit_code == 0
+
+
+def test_two_hosts_with_keys(tmp_path: Path) -> None:
+    """Both are this one, and everything goes through the server."""
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    for name in ("server", "client", "strange"):
+        made(tmp_path, name)
+    for name in ("server", "client"):
+        (tmp_path / f"{name}.pub").rename(allowed / f"{name}.pub")
+
+    def keys(name: str) -> tuple[str, ...]:
+        return "--secret-file", str(tmp_path / name), "--allow-file", str(allowed)
+
+    with served("tcp://127.0.0.1:0", *keys("server"), "--most", "1m") as address:
+        cell = ("--seconds", "0.01", "--size", "4k", "--blocks", "4")
+        done = bench("tcp", "--peer", address, *keys("client"), *cell, "--json")
+        assert done.exit_code == 0, done.output
+        (found,) = measured(done)
+        assert [each["bytes"] for each in found["cells"]] == [16384]
+        assert found["cells"][0]["raw"]["rounds"] >= 3
+        assert json.loads(done.stdout)["peer"] == address
+        large = bench("tcp", "--peer", address, *keys("client"), "--size", "1m", "--blocks", "2", "--json")
+        assert large.exit_code == 1
+        assert measured(large)[0]["error"].endswith("it would need 2097152 bytes")
+        plain = bench("tcp", "--peer", address.partition("@")[0], *keys("client"), *cell)
+        assert plain.exit_code == 1
+        assert "its address has no key" in plain.output
+        ours = Remote(address, Keys(secret_file=str(tmp_path / "client"), allow_file=str(allowed)))
+        ours.ask("close", 60)
+        second = bench("tcp", "--peer", address, *keys("client"), *cell, "--json")
+        assert "another benchmark runs" in measured(second)[0]["error"]
+        ours.close()
+
+
+def test_a_server_does_not_answer_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("server", "strange"):
+        made(tmp_path, name)
+    monkeypatch.setattr("statelink.cli.bench._ends.HELLO", 1.0)
+    with served("tcp://127.0.0.1:0", "--secret-file", str(tmp_path / "server")) as address:
+        done = bench("tcp", "--peer", address, "--secret-file", str(tmp_path / "strange"), "--json")
+        assert done.exit_code == 1
+        assert "does not answer" in measured(done)[0]["error"]
+
+
+@pytest.mark.parametrize("name", ["tcp", "nixl", "mooncake"])
+def test_a_library_by_itself_moves_the_bytes(name: str) -> None:
+    """In one process: what the ceilings are made of has to be a transfer, too."""
+    kind = load_backend(name)
+    assert issubclass(kind, RawTransfers)
+    if not kind.probe(kind.Options()).ok:
+        pytest.skip(f"{name} cannot run here")
+    source, target = np.random.default_rng(0).integers(0, 256, (2, 1 << 16), np.uint8)
+    regions = [Region(int(each.ctypes.data), each.nbytes) for each in (source, target)]
+    ends = [kind.raw(f"{name}-{at}", kind.Options(), "127.0.0.1", [region]) for at, region in enumerate(regions)]
+    offsets = np.arange(0, 1 << 16, 4096).astype(np.uint64)
+    order = np.random.default_rng(1).permutation(len(offsets))
+    rows = [
+        np.stack([offsets[numbers] + np.uint64(region.address), np.full(len(offsets), 4096, np.uint64)], axis=1)
+        for numbers, region in zip((np.arange(len(offsets)), order), regions, strict=True)
+    ]
+    try:
+        ends[0].connect(ends[1].address(), *rows)
+        for _ in range(2):
+            target[:] = 0
+            assert ends[0].move() > 0
+            np.testing.assert_array_equal(target.reshape(16, 4096)[order], source.reshape(16, 4096))
+    finally:
+        for end in ends:
+            end.close()
+
+
+def test_the_plain_socket_refuses_other_memory() -> None:
+    kind = load_backend("tcp")
+    assert issubclass(kind, RawTransfers)
+    source, target = np.zeros((2, 8192), np.uint8)
+    regions = [Region(int(each.ctypes.data), 4096) for each in (source, target)]
+    ours, theirs = (kind.raw("", kind.Options(), "127.0.0.1", [region]) for region in regions)
+    rows = [np.array([[region.address, 4096]], np.uint64) for region in regions]
+    beyond = rows[1] + np.array([[1, 0]], np.uint64)
+    try:
+        with pytest.raises(OSError, match=r"closed the connection|reset by peer"):
+            ours.connect(theirs.address(), rows[0], beyond)
+        with pytest.raises(OSError, match="outside of the memory"):
+            ours.connect(theirs.address(), rows[0] + np.array([[1, 0]], np.uint64), rows[1])
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_an_address_without_a_key_beyond_loopback_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Remote("tcp://host:port", None)

@@ -64,7 +64,7 @@ $(DOCS): $(DEV) constraints.txt
 # What the tests print, and what the conformance kit found.
 FOUND := build/tests
 
-.PHONY: help setup demo check test again matrix docs third-party soak bench gpu engine-sglang engine-sglang-smoke \
+.PHONY: help setup demo check test again matrix docs third-party release-check soak bench gpu engine-sglang engine-sglang-smoke \
   engine-sglang-bench engine-vllm engine-vllm-smoke fix clean distclean libraries
 
 help: ## List the targets
@@ -122,6 +122,9 @@ CONFORM := $(PLUGINS:%=conform-%)
 .PHONY: $(CONFORM)
 $(CONFORM): conform-%: setup
 	$(BIN)/python -m pytest plugins/$*/tests $(ARGS)
+
+release-check: $(DEV) ## Once a release: build every distribution from a clean tree, look into it, install and try it
+	$(BIN)/python -m tools.release_check $(ARGS)
 
 soak: setup ## Run the long tests
 	$(BIN)/python -m pytest -m soak --timeout=0 -o faulthandler_timeout=0 $(ARGS)

@@ -1,0 +1,59 @@
+"""The check of a release: what it builds of the core, and what it finds in archives that are wrong."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+from tools.release_check import PLACES, ROOT, build, contents, defects
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_every_distribution_is_checked_and_has_the_licence() -> None:
+    folders = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/pyproject.toml")}
+    folders |= {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/*/pyproject.toml")}
+    folders -= {each for each in folders if each.startswith("build") or "backend-" in each}
+    assert set(PLACES) == folders
+    licence = (ROOT / "LICENSE").read_bytes()
+    for place in PLACES:
+        assert (ROOT / place / "LICENSE").read_bytes() == licence, place
+
+
+@pytest.mark.parametrize("place", ["core", "plugins/mori"])
+def test_archives_have_types_and_the_licence_and_no_tests(place: str, tmp_path: Path) -> None:
+    """``plugins/mori`` has a simulator and tests in its folder."""
+    made = build(ROOT / place, tmp_path / "dist")
+    for archive in (made.sdist, made.wheel):
+        assert list(defects(archive)) == []
+    assert any(name.endswith("dist-info/licenses/LICENSE") for name in contents(made.wheel))
+    source = {name.partition("/src/")[2] for name in contents(made.sdist) if "/src/" in name}
+    shipped = {name for name in contents(made.wheel) if ".dist-info/" not in name}
+    assert shipped == source, "the wheel has what the sdist has"
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["a/__init__.py", "a/py.typed"], ["it has no LICENSE"]),
+        (["a/__init__.py", "a-1.dist-info/licenses/LICENSE"], ["it has no py.typed"]),
+        (["a/py.typed", "LICENSE", "tests/conftest.py"], ["it ships tests/conftest.py"]),
+        (["a/py.typed", "LICENSE", "a/test_b.py"], ["it ships a/test_b.py"]),
+        (["a/py.typed", "LICENSE", "a/testing/clauses.py"], []),
+    ],
+)
+def test_wrong_archives(tmp_path: Path, names: list[str], found: list[str]) -> None:
+    wheel = tmp_path / "a-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    assert list(defects(wheel)) == found
+    sdist = tmp_path / "a-1.tar.gz"
+    with tarfile.open(sdist, "w:gz") as packed:
+        for name in names:
+            packed.addfile(tarfile.TarInfo(f"a-1/{name}"), io.BytesIO())
+    assert [each.replace("a-1/", "") for each in defects(sdist)] == [*found, "it has no pyproject.toml"]

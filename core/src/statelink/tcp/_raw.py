@@ -60,6 +60,8 @@ class RawSocket:
 
     def connect(self, peer: bytes, source: Rows, target: Rows) -> None:
         """Connect, and say where the blocks go."""
+        if self._socket is not None:
+            self._socket.close()
         host, port = peer[TOKEN_BYTES:].decode().split()
         self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -65,7 +65,7 @@ $(DOCS): $(DEV) constraints.txt
 FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix docs third-party release-check soak bench gpu engine-sglang engine-sglang-smoke \
-  engine-sglang-bench engine-vllm engine-vllm-smoke fix clean distclean libraries
+  engine-sglang-bench engine-vllm engine-vllm-smoke engine-cross engine-cross-smoke fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -86,7 +86,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator adapters/*/src adapters/*/tests \
-	  adapters/testing docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/demo/src examples/demo/tests tests benchmarks tools)
+	  adapters/testing adapters/cross/router.py docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1
 	$(BIN)/codespell
@@ -163,6 +163,17 @@ engine-vllm: ## Run vLLM, unmodified, with Statelink: engines in processes, real
 
 engine-vllm-smoke: ## The part of engine-vllm that takes minutes: what is installed, the caches, one pair for each backend
 	@$(ENGINE_VLLM) -m smoke $(ARGS)
+
+# The tests run in vLLM's environment, and start servers in both.
+ENGINE_CROSS = $(SGLANG_PYTHON); STATELINK_SGLANG_PYTHON=$$(realpath -s "$$python"); export STATELINK_SGLANG_PYTHON; \
+  $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu); STATELINK_VLLM_PYTHON=$$(realpath -s "$$python"); \
+  export STATELINK_VLLM_PYTHON; $(call ENGINE_TESTS,cross)
+
+engine-cross: ## Run SGLang's prefill with vLLM's decode, and the other way: real servers, every test
+	@$(ENGINE_CROSS) $(ARGS)
+
+engine-cross-smoke: ## The part of engine-cross that takes minutes: tokens in both directions, and what the engines' state differs in
+	@$(ENGINE_CROSS) -m smoke $(ARGS)
 
 fix: $(DEV) ## Format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --exit-zero

@@ -73,11 +73,18 @@ def test_what_ranks_say_adds_up() -> None:
     assert not FromWorker()
 
 
+def test_blocks_that_lack_tokens_on_any_rank_are_named() -> None:
+    one, other = FromWorker(lacking={"a": {1}}), FromWorker(lacking={"a": {2}, "b": {3}})
+    assert one
+    assert one.aggregate(other).lacking == {"a": {1, 2}, "b": {3}}
+
+
 def test_messages_go_from_process_to_process() -> None:
     step = ToWorker(
         send={"a": Send(7, 40, ([1, 2],))},
         receive={"b": Receive(8, ("tcp://127.0.0.1:1",), 40, 16, ([3, 4],))},
         abort={"c"},
+        again={"d"},
         addresses=("tcp://127.0.0.1:2",),
     )
     assert pickle.loads(pickle.dumps(step)) == step

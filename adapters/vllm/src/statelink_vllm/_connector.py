@@ -22,6 +22,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec, iter_layer_specs
 from statelink import state
 
 from ._inventory import Model, describe_cache
+from ._leftovers import Leftovers
 from ._limits import check_server
 from ._messages import Address, ToWorker
 from ._options import read_options
@@ -114,9 +115,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         """Take the addresses of all workers."""
         self._decide.set_addresses(metadata)
 
-    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Take the pool of blocks, in which blocks of failed requests may be held."""
-        self._decide.held.bind(gpu_block_pool)
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """See `SchedulerSide.bind`."""
+        self._decide.bind(kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:
         """See `SchedulerSide.new_request`."""
@@ -190,7 +191,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
             axes={"tp": (rank, width), "pp": (stage, stages)},
             model=self._options.model or _identity(config.model_config),
         )
-        self._worker = WorkerSide(self._options.link, inventory, groups)
+        self._worker = WorkerSide(self._options.link, inventory, groups, Leftovers(cache, kv_caches, groups))
         link = self._worker.link
         log.info(
             "Statelink backend %r moves %s of rank %d of %d; its link listens at %s",

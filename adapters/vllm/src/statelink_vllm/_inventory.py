@@ -86,6 +86,23 @@ class Group(NamedTuple):
             )
         return found
 
+    def lacking(self, indices: Any, nbytes: int) -> set[int]:
+        """Blocks of which only a part has arrived: the one in which a window begins, if any.
+
+        vLLM keeps full blocks for other requests, and takes every token of them for computed. In front of a window,
+        tokens of the first block come only if prefill's blocks reach back as far as this one does.
+
+        Args:
+            indices: What `indices` returned.
+            nbytes: Bytes of the component that have arrived for these.
+        """
+        if self.recurrent or self.component.window is None or not len(indices):
+            return set()
+        item = sum(buffer.layout.nbytes for buffer in self.component.buffers)
+        first = int(indices[0])
+        whole = first % self.ratio == 0 and nbytes >= item * len(indices)
+        return set() if whole else {first // self.ratio}
+
 
 def describe_cache(
     config: Any, caches: Mapping[str, Any], model: Model

@@ -70,36 +70,42 @@ class ToWorker(KVConnectorMetadata):
         send: Requests to send.
         receive: Requests to receive.
         abort: Requests that are received and were given up.
+        again: Requests of which vLLM shall hear now that their state has not come.
         addresses: Of the links of all ranks of this server, once, before the first request.
     """
 
     send: dict[str, Send] = field(default_factory=dict)
     receive: dict[str, Receive] = field(default_factory=dict)
     abort: set[str] = field(default_factory=set)
+    again: set[str] = field(default_factory=set)
     addresses: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether a worker has anything to do."""
-        return bool(self.send or self.receive or self.abort or self.addresses)
+        return bool(self.send or self.receive or self.abort or self.again or self.addresses)
 
 
 @dataclass
 class FromWorker(KVConnectorWorkerMetadata):
-    """Failed requests whose memory may still be written, by vLLM's id: the number of ranks that say it.
+    """What ranks say of requests that were received, by vLLM's id.
 
     Attributes:
-        unquiet: Reported as failed, and something may still be written.
-        quiet: It is proven that nothing is written any more.
+        unquiet: How many ranks reported it as failed, while something may still be written.
+        quiet: How many of these ranks have proven that nothing is written any more.
+        lacking: Blocks that lack tokens in front of a window; see `Group.lacking`.
     """
 
     unquiet: Counter[str] = field(default_factory=Counter)
     quiet: Counter[str] = field(default_factory=Counter)
+    lacking: dict[str, set[int]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> FromWorker:
         """What two ranks say together."""
         assert isinstance(other, FromWorker)
-        return FromWorker(self.unquiet + other.unquiet, self.quiet + other.quiet)
+        names = self.lacking.keys() | other.lacking.keys()
+        lacking = {name: self.lacking.get(name, set()) | other.lacking.get(name, set()) for name in names}
+        return FromWorker(self.unquiet + other.unquiet, self.quiet + other.quiet, lacking)
 
     def __bool__(self) -> bool:
         """Whether a rank says anything."""
-        return bool(self.unquiet or self.quiet)
+        return bool(self.unquiet or self.quiet or self.lacking)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.request import RequestStatus
 
 from ._held import HeldBlocks
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._params import Source, answer, room_of, source_of
+from ._retries import Retries
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -24,6 +25,13 @@ log = logging.getLogger("vllm.statelink")
 
 COMPUTED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 """How a request ends whose whole prompt was computed."""
+
+
+class _Loading(NamedTuple):
+    """A request that is received, and its blocks."""
+
+    request: Any
+    tables: Tables
 
 
 class SchedulerSide:
@@ -47,9 +55,18 @@ class SchedulerSide:
         self._addresses: tuple[str, ...] = ()
         self._cut: set[str] = set()
         """Requests of which the last tokens were left out."""
-        self._loading: dict[str, Tables] = {}
-        """Requests that are received, and their blocks."""
+        self._loading: dict[str, _Loading] = {}
+        self._lacking: dict[str, set[int]] = {}
+        """For each of these, blocks that lack tokens in front of a window, as far as ranks have said."""
+        self._manager: Any = None
         self.held = HeldBlocks()
+        self.retries = Retries()
+
+    def bind(self, manager: Any) -> None:
+        """Take vLLM's ``KVCacheManager``: blocks of failed requests may be held in its pool."""
+        self._manager = manager
+        self.held.bind(manager.block_pool)
+        self.retries.bind(manager)
 
     def set_addresses(self, found: Mapping[tuple[int, int], Any]) -> None:
         """Take the address of each worker's link, by pipeline stage and rank of tensor parallelism."""
@@ -104,7 +121,7 @@ class SchedulerSide:
         if external > 0:
             tables = self._cache.select_transfer_block_ids(blocks.get_block_ids())
             self._next.receive[name] = Receive(*source, tokens, tokens - external, tables)
-            self._loading[name] = tables
+            self._loading[name] = _Loading(request, tables)
         else:
             self._next.receive[name] = Receive(*source, tokens, why="decode needs nothing: it has the prompt's state")
 
@@ -140,6 +157,8 @@ class SchedulerSide:
             self._next.receive[name] = Receive(*source, count, why="decode gave the request up before it had memory")
         elif name in self._loading:  # vLLM holds its blocks until the worker says that nothing writes to them
             self._next.abort.add(name)
+        elif self.retries.drop(name):
+            self._next.again.add(name)
         elif params.get("do_remote_decode") and self._sends:
             return self._send(request, tables, cut)
         return False, None
@@ -164,19 +183,43 @@ class SchedulerSide:
 
     def step(self) -> ToWorker:
         """What the workers get with the next step."""
+        self._next.again |= self.retries.ready()
         made, self._next = self._next, ToWorker()
         return made
 
     def told(self, output: Any) -> None:
-        """What the workers said in a step. Called before vLLM frees the blocks of what has ended."""
+        """What the workers said in a step. Called before vLLM frees the blocks of what has ended.
+
+        A failed request that vLLM would compute anew is taken out of ``output.finished_recving``. The workers name it
+        again when there is room for it.
+        """
         said = output.kv_connector_worker_meta
         if isinstance(said, FromWorker):
             self.held.told(said)
-        for name in output.finished_recving or ():
-            tables = self._loading.pop(name, ())
-            self.held.ended(name, {block for table in tables for block in table})
+            for name, blocks in said.lacking.items():
+                self._lacking.setdefault(name, set()).update(blocks)
+        received = set(output.finished_recving or ())
+        for name in sorted(received & self._loading.keys()):
+            if self._received(name, failed=name in output.failed_recving):
+                received.remove(name)
+        output.finished_recving = received or None
+
+    def _received(self, name: str, *, failed: bool) -> bool:
+        """The state of a request has come, or has not. Whether vLLM shall hear of it later."""
+        request, tables = self._loading.pop(name)
+        lacking = self._lacking.pop(name, set())
+        self.held.ended(name, {block for table in tables for block in table})
+        if request.is_finished():
+            return False
+        if failed:
+            self.retries.add(request)
+        elif lacking:
+            # vLLM is about to keep its full blocks for other requests. It does so here, and these are taken out again.
+            self._manager.cache_blocks(request, request.num_computed_tokens)
+            self._manager.evict_blocks(lacking)
+        return failed
 
     @property
     def busy(self) -> bool:
         """Whether there is something to do that needs further steps, although no request does."""
-        return bool(self._next) or bool(self.held)
+        return bool(self._next) or bool(self.held) or bool(self.retries)

@@ -24,6 +24,7 @@ VERSION = "0.33.0"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 CACHE = "vllm.v1.kv_cache_interface"
 OUTPUTS = "vllm.v1.outputs"
+MANAGER = "vllm.v1.core.kv_cache_manager"
 METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 
 # fmt: off
@@ -124,12 +125,20 @@ FIELDS: dict[str, str] = {
 CALLS: dict[str, str] = {
     "vllm.v1.core.block_pool:BlockPool.touch": "self blocks",
     "vllm.v1.core.block_pool:BlockPool.free_blocks": "self ordered_blocks",
+    "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": "self",
+    f"{MANAGER}:KVCacheManager.free": "self request",
+    f"{MANAGER}:KVCacheManager.cache_blocks": "self request num_computed_tokens",
+    f"{MANAGER}:KVCacheManager.evict_blocks": "self block_ids",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.get_num_blocks_to_allocate": "self request_id num_tokens "
+    "new_computed_blocks num_encoder_tokens total_computed_tokens num_local_computed_tokens num_tokens_main_model "
+    "apply_admission_cap prefill_end",
     f"{CACHE}:KVCacheConfig.select_transfer_block_ids": "self block_ids",
     f"{CACHE}:iter_layer_specs": "kv_cache_spec",
     "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": "",
     "vllm.distributed.parallel_state:get_pp_group": "",
     "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first": "",
     "vllm.v1.metrics.utils:create_metric_per_engine": "metric per_engine_labelvalues",
+    "vllm.v1.request:Request.is_finished": "self",
     "vllm.v1.request:Request.get_skip_reading_prefix_cache": "self",
 }
 """Parameters of functions that are called."""

@@ -6,7 +6,6 @@ vLLM calls everything here from the worker's main thread, in each step. Nothing 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from statelink.state import Inventory
 
     from ._inventory import Group
+    from ._leftovers import Leftovers
 
 __all__ = ["Results", "WorkerSide"]
 
@@ -51,17 +51,22 @@ class WorkerSide:
         config: The link's configuration.
         inventory: What this rank holds.
         groups: How block tables become indices.
+        leftovers: Zeroes blocks that are received in part.
 
     Raises:
         StatelinkError: The link cannot be opened.
     """
 
-    def __init__(self, config: LinkConfig, inventory: Inventory, groups: tuple[Group, ...]) -> None:
+    def __init__(
+        self, config: LinkConfig, inventory: Inventory, groups: tuple[Group, ...], leftovers: Leftovers
+    ) -> None:
         self.link: Link = statelink.open(config, inventory)
         self._has_siblings = inventory.ranks > 1 and config.role != "prefill"
         self._groups = groups
+        self._leftovers = leftovers
         self._sending: dict[str, Room] = {}
         self._receiving: dict[str, Room] = {}
+        self._items_of: dict[str, Mapping[str, Any]] = {}
         self._unquiet: dict[str, Room] = {}
         """Failed requests that vLLM was told of, and whose memory may still be written."""
         self._notices: list[Room] = []
@@ -89,6 +94,7 @@ class WorkerSide:
                 if receive.tables:
                     self._results.received.add(name)
                     self._results.failed.add(name)
+        self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)
             if room is not None:
@@ -112,7 +118,11 @@ class WorkerSide:
             self.link.decline(job.room, job.peer, job.why)
             return
         items = self._items(job.tables, job.tokens, job.prefix)
-        self._receiving[name] = self.link.receive(job.room, job.peer, job.tokens, items, prefix=job.prefix)
+        ready = self._leftovers.zero(items)
+        # No other server receives it, so prefill need not wait for one if it fails before prefill has heard of it.
+        room = self.link.receive(job.room, job.peer, job.tokens, items, prefix=job.prefix, ready=ready, sole=True)
+        self._receiving[name] = room
+        self._items_of[name] = items
 
     def _items(self, tables: Tables, tokens: int, prefix: int) -> Mapping[str, Any]:
         return {group.component.name: group.indices(tables[group.table], tokens, prefix) for group in self._groups}
@@ -128,6 +138,7 @@ class WorkerSide:
         for name, room in list(self._receiving.items()):
             if room.status is Status.SUCCEEDED and room.quiesced:
                 made.received.add(name)
+                self._lacking(name, room)
             elif room.status is Status.FAILED:
                 made.received.add(name)
                 made.failed.add(name)
@@ -136,7 +147,7 @@ class WorkerSide:
                     self._said.unquiet[name] += 1
             else:
                 continue
-            del self._receiving[name]
+            del self._receiving[name], self._items_of[name]
             self._over("received", name, room)
         for name, room in list(self._unquiet.items()):
             if room.quiesced:
@@ -145,9 +156,20 @@ class WorkerSide:
         self._notices = [room for room in self._notices if room.status not in ENDED]
         return made
 
+    def _lacking(self, name: str, room: Room) -> None:
+        """Note the blocks of a request that vLLM may not keep for others."""
+        moved, items = room.report.moved, self._items_of[name]
+        blocks: set[int] = set()
+        for group in self._groups:
+            component = group.component.name
+            if component in moved:
+                blocks |= group.lacking(items[component], moved[component].nbytes)
+        if blocks:
+            self._said.lacking[name] = blocks
+
     def said(self) -> FromWorker | None:
         """What the scheduler has to know besides `results`; called after it."""
-        made, self._said = self._said, FromWorker(Counter(), Counter())
+        made, self._said = self._said, FromWorker()
         return made or None
 
     def stats(self) -> TransferStats | None:

@@ -22,8 +22,9 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import statelink
-from statelink import Link, state
+from statelink import Link, Receiving, state
 from statelink_vllm._inventory import Group, Model, describe_cache
+from statelink_vllm._leftovers import Leftovers
 
 BLOCKS = 24
 rooms = itertools.count(1)
@@ -46,10 +47,10 @@ def latent(block: int = 16) -> Any:
     return MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=24, dtype=torch.float32)
 
 
-def recurrent(kind: str, *shapes: tuple[int, ...], page: int | None = None, **more: Any) -> Any:
+def recurrent(kind: str, *shapes: tuple[int, ...], page: int | None = None, block: int = 16, **more: Any) -> Any:
     """The specification of recurrent layers, with states of float32."""
     return MambaSpec(
-        block_size=16,
+        block_size=block,
         shapes=shapes,
         dtypes=(torch.float32,) * len(shapes),
         mamba_type=MambaAttentionBackendEnum[kind],
@@ -98,6 +99,7 @@ class Rank:
     def __init__(self, role: str, cache: Cache, model: Model) -> None:
         self.cache, self.tp = cache, model.tp
         components, self.groups = describe_cache(cache.config, cache.tensors, model)
+        self.leftovers = Leftovers(cache.config, cache.tensors, self.groups)
         inventory = state.describe(role, components, rank=model.tp[0], ranks=model.tp[1])
         self.link: Link = statelink.open({"role": role, "backend": "tcp"}, inventory)
 
@@ -129,21 +131,23 @@ def hand(
     prefix: int,
     source: Sequence[Sequence[int]],
     target: Sequence[Sequence[int]],
-) -> None:
-    """Move a request between blocks that both sides' tables name, group by group."""
+) -> list[Receiving]:
+    """Move a request between blocks that both sides' tables name, group by group. Returns decode's rooms."""
     room = next(rooms)
     sending = []
     for rank in prefill:
         sending.append(rank.link.send(room, tokens))
         sending[-1].push(_items(rank.groups, source, tokens, 0))
     peer = [rank.link.address for rank in prefill]
-    receiving = [
-        rank.link.receive(room, peer, tokens, _items(rank.groups, target, tokens, prefix), prefix=prefix)
-        for rank in decode
-    ]
+    receiving = []
+    for rank in decode:
+        items = _items(rank.groups, target, tokens, prefix)
+        ready = rank.leftovers.zero(items)
+        receiving.append(rank.link.receive(room, peer, tokens, items, prefix=prefix, ready=ready))
     for each in (*receiving, *sending):
         each.wait(60, quiesced=True)
         each.check()
+    return receiving
 
 
 def _items(groups: Sequence[Group], tables: Sequence[Sequence[int]], tokens: int, prefix: int) -> Mapping[str, Any]:

@@ -22,6 +22,15 @@ COMMON: dict[str, Any] = {
 }
 
 
+def make_configuration(folder: Path) -> Path:
+    """A model without weights: enough where vLLM only reads what a model is."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32, architectures=["LlamaForCausalLM"])
+    config.save_pretrained(folder)
+    return folder
+
+
 def make_llama(folder: Path) -> Path:
     """Three layers of full attention with two KV heads of 32, the smallest of vLLM's attention on a CPU."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,0 +1,255 @@
+"""Links without threads: a room goes on only when the test lets it, cell by cell, in whatever order the test chooses.
+
+A link here has the methods of `statelink.Link` that the connector calls. What it moves are cells of `Memory`, between
+positions that `statelink.plan` names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from statelink import Status
+from statelink.errors import Reason
+from statelink.plan._positions import held_items, required_span
+
+if TYPE_CHECKING:
+    from statelink.state import Component, Inventory
+
+__all__ = ["Event", "Memory", "Network", "SimulatedLink", "SimulatedRoom"]
+
+Event = tuple[str, Callable[[], None]]
+"""What can happen next: its kind, and what does it."""
+
+ENDED = (Status.SUCCEEDED, Status.FAILED)
+
+STATE = 0
+"""The place of a recurrent state in its block."""
+
+
+class Memory:
+    """A rank's blocks. A block belongs to one group of layers at a time; a cell holds what was computed for a token."""
+
+    def __init__(self) -> None:
+        self._owner: dict[int, int] = {}
+        self._cells: dict[tuple[int, int], Any] = {}
+
+    def clear(self, block: int) -> None:
+        for place in [place for place in self._cells if place[0] == block]:
+            del self._cells[place]
+
+    def write(self, group: int, block: int, place: int, value: Any) -> None:
+        assert block, "something is written to the null block"
+        if self._owner.get(block) != group:
+            self.clear(block)
+            self._owner[block] = group
+        if value is None:
+            self._cells.pop((block, place), None)
+        else:
+            self._cells[block, place] = value
+
+    def read(self, group: int, block: int, place: int) -> Any:
+        assert block, "the null block is read"
+        return self._cells.get((block, place)) if self._owner.get(block) == group else None
+
+    def copy(self, source: int, target: int) -> None:
+        self.clear(target)
+        self._owner[target] = self._owner.get(source, -1)
+        for block, place in list(self._cells):
+            if block == source:
+                self._cells[target, place] = self._cells[source, place]
+
+
+class SimulatedRoom:
+    """One side of a request, with the attributes of `statelink.Room` that the connector reads."""
+
+    def __init__(self, link: SimulatedLink, room: int, tokens: int, prefix: int = 0) -> None:
+        self.link, self.room, self.tokens, self.prefix = link, room, tokens, prefix
+        self.status, self.reason, self.quiesced = Status.WAITING, None, True
+        self.items: dict[str, list[int]] | None = None
+        self.given_up = ""
+        self.left: dict[SimulatedRoom, list[tuple[Component, int, int]]] = {}
+        """For each room of prefill that writes to this one, what it has not written: ranges of positions."""
+        self.nbytes: dict[str, int] = {}
+
+    def push(self, items: Mapping[str, Any]) -> None:
+        self.items, self.quiesced = {name: list(map(int, found)) for name, found in items.items()}, False
+
+    def abort(self, why: str = "") -> None:
+        if self.status not in ENDED:
+            self.given_up = why or "aborted"
+
+    def end(self, why: str = "", *, quiet: bool = True) -> None:
+        self.status = Status.FAILED if why else Status.SUCCEEDED
+        self.reason = Reason("room.aborted", why) if why else None
+        self.quiesced = quiet or self.quiesced
+
+    @property
+    def report(self) -> Any:
+        moved = {name: SimpleNamespace(nbytes=count) for name, count in self.nbytes.items()}
+        return SimpleNamespace(transferred=0.001, moved=moved)
+
+
+class SimulatedLink:
+    """What `statelink.open` returns here."""
+
+    def __init__(self, network: Network, engine: Any, rank: int, inventory: Inventory) -> None:
+        self.network, self.engine, self.rank, self.inventory = network, engine, rank, inventory
+        self.address = f"tcp://127.0.0.1:{len(network.links) + 1}"
+        network.links.append(self)
+
+    def send(self, room: int, tokens: int) -> SimulatedRoom:
+        return self.network.add("send", SimulatedRoom(self, room, tokens))
+
+    def receive(
+        self,
+        room: int,
+        peer: Any,
+        tokens: int,
+        items: Mapping[str, Any],
+        *,
+        prefix: int = 0,
+        ready: Any = None,
+        sole: bool = False,
+    ) -> SimulatedRoom:
+        assert sole, "prefill would wait for another server"
+        made = SimulatedRoom(self, room, tokens, prefix)
+        made.push(items)
+        return self.network.add("receive", made)
+
+    def decline(self, room: int, peer: Any, why: str = "") -> None:
+        self.network.declined.add((room, self))
+
+    def siblings(self, addresses: Sequence[str]) -> None:
+        assert self.address not in addresses
+
+    def close(self) -> bool:
+        return True
+
+
+class Network:
+    """All rooms of all links, and what can happen to them."""
+
+    def __init__(self) -> None:
+        self.links: list[SimulatedLink] = []
+        self.rooms: dict[str, list[SimulatedRoom]] = {"send": [], "receive": []}
+        self.declined: set[tuple[int, SimulatedLink]] = set()
+
+    def add(self, side: str, room: SimulatedRoom) -> SimulatedRoom:
+        self.rooms[side].append(room)
+        return room
+
+    def events(self, *, kind: bool = False) -> list[Event]:
+        """What can happen next.
+
+        Args:
+            kind: Leave out what makes an honest request fail.
+        """
+        found: list[Event] = []
+        for room in self.rooms["receive"]:
+            found += self._of_decode(room, kind)
+        for room in self.rooms["send"]:
+            found += self._of_prefill(room, kind)
+        return found
+
+    # Decode.
+
+    def _of_decode(self, room: SimulatedRoom, kind: bool) -> Iterator[Event]:
+        active = room.status not in ENDED
+        sources = self._sources(room) if active or not room.quiesced else []
+        for source in sources:
+            if source.items is not None and (active or not kind) and not source.quiesced:
+                if source not in room.left:
+                    room.left[source] = list(self._parts(source, room))
+                if room.left[source]:
+                    yield "write", lambda room=room, source=source: self._write(room, source)
+        complete = len(sources) == self._fan_in(room, sources) and all(
+            source.items is not None and room.left.get(source) == [] and source.status is not Status.FAILED
+            for source in sources
+        )
+        if active and complete and not room.given_up:
+            yield "arrive", lambda: room.end()
+        lost = not sources or any(source.status is Status.FAILED for source in sources)
+        if active and (not kind or room.given_up or (lost and not complete)):
+            yield "fail", lambda: room.end(room.given_up or "prefill was lost", quiet=False)
+            if not kind:
+                yield "fail quietly", lambda: room.end(room.given_up or "prefill was lost")
+        if not room.quiesced and room.status in ENDED:
+            yield "calm", lambda: setattr(room, "quiesced", True)
+
+    def _sources(self, room: SimulatedRoom) -> list[SimulatedRoom]:
+        rank, width = room.link.rank, room.link.inventory.ranks
+        found = []
+        for each in self.rooms["send"]:
+            if each.room == room.room and each.link.engine is not room.link.engine:
+                count = each.link.inventory.ranks
+                first, last = rank * count // width, max((rank + 1) * count // width, rank * count // width + 1)
+                if first <= each.link.rank < last:
+                    found.append(each)
+        return found
+
+    @staticmethod
+    def _fan_in(room: SimulatedRoom, sources: Sequence[SimulatedRoom]) -> int:
+        return max(sources[0].link.inventory.ranks // room.link.inventory.ranks, 1) if sources else 1
+
+    @staticmethod
+    def _parts(source: SimulatedRoom, target: SimulatedRoom) -> Iterator[tuple[Component, int, int]]:
+        theirs = {each.name: each for each in source.link.inventory.components}
+        for component in target.link.inventory.components:
+            item = sum(buffer.layout.nbytes for buffer in component.buffers)
+            if not component.page:
+                target.nbytes[component.name] = item
+                yield component, 0, 1
+                continue
+            first, last = required_span(component, target.tokens, target.prefix)
+            step = math.gcd(component.page, theirs[component.name].page)
+            target.nbytes[component.name] = 0
+            if first < last:
+                first, last = first - first % step, -(-last // step) * step
+                target.nbytes[component.name] = (last - first) * item // component.page
+            for at in range(first, last, step):
+                yield component, at, at + step
+
+    def _write(self, room: SimulatedRoom, source: SimulatedRoom) -> None:
+        """A part of prefill's state arrives in decode's memory. Both must still hold it."""
+        component, first, last = room.left[source].pop(0)
+        for position in range(first, last):
+            group, block, place = _place(source, component.name, position)
+            source.link.engine.check_read(block)
+            value = source.link.engine.memories[source.link.rank].read(group, block, place)
+            group, block, place = _place(room, component.name, position)
+            room.link.engine.check_written(room, block)
+            room.link.engine.memories[room.link.rank].write(group, block, place, value)
+
+    # Prefill.
+
+    def _of_prefill(self, room: SimulatedRoom, kind: bool) -> Iterator[Event]:
+        if room.status not in ENDED:
+            targets = self._targets(room)
+            refused = any((room.room, link) in self.declined for link in self.links)
+            if refused or (targets and all(each.status is Status.SUCCEEDED for each in targets)):
+                yield "accepted", lambda: room.end()
+            lost = not targets or any(each.status is Status.FAILED for each in targets)
+            if not kind or room.given_up or (lost and not refused):
+                yield "give up", lambda: room.end(room.given_up or "decode was lost", quiet=False)
+        elif not room.quiesced:
+            yield "stop", lambda: setattr(room, "quiesced", True)
+
+    def _targets(self, room: SimulatedRoom) -> list[SimulatedRoom]:
+        return [each for each in self.rooms["receive"] if room in self._sources(each)]
+
+
+def _place(room: SimulatedRoom, name: str, position: int) -> tuple[int, int, int]:
+    """The group, the block and the place in it that hold a position of a component on one side of a room."""
+    component = next(each for each in room.link.inventory.components if each.name == name)
+    group = room.link.engine.group_of(name)
+    items = room.items[name] if room.items is not None else []
+    if not component.page:
+        return group, items[0], STATE
+    first, last = held_items(component, room.tokens, required_span(component, room.tokens, room.prefix))
+    assert len(items) == last - first, f"{len(items)} items of {name} are named, and {last - first} are needed"
+    number = position // component.page - first
+    assert 0 <= number < len(items), f"position {position} of {name} is in no item that is named"
+    return group, items[number], position % component.page

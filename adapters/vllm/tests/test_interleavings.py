@@ -1,0 +1,115 @@
+"""vLLM's own scheduler, block pool and aggregator with this connector, through orders of events that no server forces.
+
+Hypothesis chooses the engines, the clients' requests, and what happens when. See `support.simulated_engine` for what is
+checked in every step, and `SimulatedPair.settle` for what is checked at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.models import make_configuration
+from support.simulated_pair import Act, SimulatedPair, pair_of
+
+from statelink import Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.smoke
+
+KINDS = [("full",), ("window", "full"), ("recurrent", "full"), ("full", "window", "recurrent")]
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["request", "launch", "launch", "land", "land", "event", "event", "event", "abort"]),
+        st.integers(0, 1 << 16),
+    ),
+    max_size=150,
+)
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "blocks": st.sampled_from([(4, 4), (2, 4), (4, 2), (2, 8)]),
+        "spare": st.tuples(st.integers(0, 12), st.integers(0, 12)),
+        "ranks": st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]),
+        "ahead": st.booleans(),
+        "policy": st.sampled_from(["recompute", "fail"]),
+        "at_once": st.booleans(),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = make_configuration(tmp_path_factory.mktemp("configuration"))
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def silence() -> Iterator[None]:
+    """Hundreds of engines are made here, and each would write several lines."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(shape=SHAPES, acts=ACTS)
+def test_whatever_happens_every_request_ends_once_and_no_block_is_lost(
+    model: Path, kinds: tuple[str, ...], shape: dict[str, Any], acts: list[Act]
+) -> None:
+    pair_of(model, kinds, **shape).play(acts)
+
+
+def arrives(pair: SimulatedPair) -> None:
+    """Let state arrive, and everything that follows from it, but let nothing fail."""
+    while honest := [happen for kind, happen in pair.network.events(kind=True) if kind in ("write", "arrive")]:
+        honest[0]()
+
+
+def test_a_failed_request_does_not_wait_for_blocks_of_those_that_wait_behind_it(model: Path) -> None:
+    """To compute a prompt takes more blocks than to receive it, since windows move on. Another request has them."""
+    pair = pair_of(model, ("window", "full"), blocks=(4, 4), spare=(30, 0))
+    source, target = pair.engines
+    for stream in (0, 1):
+        pair.request(stream, 28)
+    while len(target.rooms) < 2:
+        for engine in (source, target):
+            engine.step()
+        pair.route()
+    first, second = pair.network.rooms["receive"]
+    first.end("prefill was lost")
+    arrives(pair)
+    assert second.status is Status.SUCCEEDED
+    assert target.pool.get_num_free_blocks() < 4
+    pair.settle()
+    assert [target.ended[name].why for name in pair.requests] == ["length", "length"]
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
+def test_a_block_without_the_tokens_in_front_of_a_window_serves_no_other_request(
+    model: Path, ranks: tuple[int, int]
+) -> None:
+    """Of tokens 8 to 15, only 14 and 15 come. A shorter prompt with this beginning needs 12 and 13, too."""
+    pair = pair_of(model, ("window", "full"), blocks=(2, 8), spare=(9, 9), ranks=ranks)
+    pair.request(0, 21)
+    pair.settle()
+    pair.request(0, 19)
+    pair.settle()
+
+
+def test_a_block_of_which_all_tokens_have_come_serves_other_requests(model: Path) -> None:
+    pair = pair_of(model, ("window", "full"), blocks=(8, 8), spare=(9, 9))
+    name = pair.request(0, 21)
+    pair.settle()
+    other = pair.request(0, 19)
+    pair.settle()
+    moved = {pair.engines[1].rooms[room.room]: room for room in pair.network.rooms["receive"]}
+    assert (moved[name].prefix, moved[other].prefix) == (0, 16)

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-import router
 from support.model import LAYERS, prompt_of
 from support.servers import PAGE, Routed, Servers, routed, started
+
+import router
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import router
 from engine_processes import Answer, HttpServer, free_port
+
+import router
 from router import SglangToVllm, VllmToSglang, serve
 
 if TYPE_CHECKING:

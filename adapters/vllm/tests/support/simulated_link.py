@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,8 @@ class SimulatedRoom:
 
     def __init__(self, link: SimulatedLink, room: int, tokens: int, prefix: int = 0) -> None:
         self.link, self.room, self.tokens, self.prefix = link, room, tokens, prefix
-        self.status, self.reason, self.quiesced = Status.WAITING, None, True
+        self.status, self.quiesced = Status.WAITING, True
+        self.reason: Reason | None = None
         self.items: dict[str, list[int]] | None = None
         self.given_up = ""
         self.left: dict[SimulatedRoom, list[tuple[Component, int, int]]] = {}
@@ -164,7 +166,7 @@ class Network:
                 if source not in room.left:
                     room.left[source] = list(self._parts(source, room))
                 if room.left[source]:
-                    yield "write", lambda room=room, source=source: self._write(room, source)
+                    yield "write", partial(self._write, room, source)
         complete = len(sources) == self._fan_in(room, sources) and all(
             source.items is not None and room.left.get(source) == [] and source.status is not Status.FAILED
             for source in sources

@@ -2,9 +2,9 @@
 
 Each engine gets the request in its own words. Statelink's room id and the addresses of prefill's links are in both.
 
-    python adapters/cross/router.py sglang-to-vllm --prefill 127.0.0.1:30000 --bootstrap 127.0.0.1:8998 \
+    python adapters/cross/src/router.py sglang-to-vllm --prefill 127.0.0.1:30000 --bootstrap 127.0.0.1:8998 \
       --decode 127.0.0.1:8200 --model MODEL
-    python adapters/cross/router.py vllm-to-sglang --prefill 127.0.0.1:8100 --decode 127.0.0.1:30001 --model MODEL
+    python adapters/cross/src/router.py vllm-to-sglang --prefill 127.0.0.1:8100 --decode 127.0.0.1:30001 --model MODEL
 
 It listens at ``--listen`` (``127.0.0.1:9000``). ``POST /generate`` takes ``{"prompt": [token ids], "max_tokens": n}``.
 The answer is ``{"token_ids": [...]}``, each token the most likely one. It is made to be read, and for tests: it has no

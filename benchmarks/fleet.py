@@ -77,8 +77,8 @@ def etcd() -> Iterator[tuple[str, int]]:
 
 
 def answers(client: str) -> bool:
-    with contextlib.suppress(OSError):
-        return urllib.request.urlopen(f"{client}/health", timeout=5).status == 200
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{client}/health", timeout=5) as answer:
+        return int(answer.status) == 200
     return False
 
 

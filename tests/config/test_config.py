@@ -103,6 +103,7 @@ def test_every_key_but_secrets_has_a_variable_that_reaches_it() -> None:
         "heartbeat": 1.5,
         "staging": msgspec.to_builtins(Staging()),
         "etcd": msgspec.to_builtins(Etcd()),
+        "telemetry": {"log": {}},
     }
     for key in LinkConfig.__struct_fields__:
         default = getattr(LinkConfig(role="decode", backend="tcp"), key)

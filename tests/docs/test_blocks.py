@@ -74,7 +74,7 @@ def test_the_tutorials_show_code_of_every_part() -> None:
     assert shown >= modules - {"__init__.py", "_grants.py", "_segment.py"} | {"acme_pieces.py", "acme_state.py"}
 
 
-ENGINES = {"sglang.md", "vllm.md"}
+ENGINES = {"sglang.md", "two-engines.md", "vllm.md"}
 """Their commands start servers of an engine. `make engine-sglang` and `make engine-vllm` start such servers."""
 
 

@@ -13,7 +13,7 @@ from statelink.errors import StatelinkError
 
 from ._hooks import announced
 from ._rows import fill_row, first_token
-from ._sender import one_dimensional
+from ._sender import add_states
 from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Transfer
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ class Receiver(Transfer, BaseKVReceiver):
     supports_host_destination = False
     bootstrap_infos: Sequence[Any] = ()
     """SGLang's classes list their connections here, and SGLang counts them. The link has connections of its own."""
+    abort_notified = False
+    """Whether SGLang has to keep the memory of a failed request until nothing writes to it."""
+    _receiving: Receiving | None = None
+    _instance: Instance | None = None
+    _declined = False
 
     def __init__(self, mgr: Manager, bootstrap_addr: str, bootstrap_room: Any = None) -> None:
         super().__init__(mgr, bootstrap_room)
         self.bootstrap_addr = bootstrap_addr
-        self.abort_notified = False
-        """Whether SGLang has to keep the memory of a failed request until nothing writes to it."""
-        self._receiving: Receiving | None = None
-        self._instance: Instance | None = None
-        self._declined = False
         self._row: int | None = None
         self._first: int | None = None
         """The first output token, if the request names it."""
@@ -101,8 +101,7 @@ class Receiver(Transfer, BaseKVReceiver):
         items: dict[str, Any] = dict.fromkeys(lists.pages, kv_indices)
         items["aux"] = self._row = aux_index
         try:
-            given = zip(lists.states, state_indices or (), strict=True)
-            items.update((name, one_dimensional(each)) for name, each in given)
+            add_states(items, lists, state_indices or ())
             self._room = self._receiving = self.kv_mgr.link.receive(
                 self.bootstrap_room,
                 self._instance.addresses,
@@ -117,7 +116,7 @@ class Receiver(Transfer, BaseKVReceiver):
 
     def _state(self, status: Status | None) -> int:
         instance = self._instance
-        if self.failed or status == FAILED:
+        if self._failure or status == FAILED:
             return FAILED
         if instance is None:
             return BOOTSTRAPPING

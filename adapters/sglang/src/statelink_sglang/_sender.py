@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ from ._transfer import BOOTSTRAPPING, FAILED, SUCCESS, TRANSFERRING, WAITING, Tr
 if TYPE_CHECKING:
     from statelink import Sending, Status
 
+    from ._inventory import StateLists
     from ._manager import Manager
 
-__all__ = ["Sender", "one_dimensional"]
+__all__ = ["Sender", "add_states"]
 
 AT_ONCE = 1e-6
 """Seconds to a deadline that is over."""
@@ -35,23 +37,24 @@ class Sender(Transfer, BaseKVSender):
 
     limit = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 
+    _early_send_wait_event: Any = None
+    """SGLang sets it before a chunk that a forward may still be writing; it guards only that chunk."""
+    _pages: int | None = None
+    _row = -1
+    _sent = 0
+    _at = 0
+    _complete = False
+    _began: float | None = None
+    _took: float | None = None
+    _failed_at: float | None = None
+    _sending: Sending | None = None
+
     def __init__(
         self, mgr: Manager, bootstrap_addr: str, bootstrap_room: Any, req_has_disagg_prefill_dp_rank: bool = False
     ) -> None:
         super().__init__(mgr, bootstrap_room)
-        self._early_send_wait_event: Any = None
-        """SGLang sets it before a chunk that a forward may still be writing; it guards only that chunk."""
         self._patience = time.monotonic() + mgr.timeouts.bootstrap
         """When decode must have named its memory. After that, SGLang sets no limit, however long the forward takes."""
-        self._pages: int | None = None
-        self._row = -1
-        self._sent = 0
-        self._at = 0
-        self._complete = False
-        self._began: float | None = None
-        self._took: float | None = None
-        self._failed_at: float | None = None
-        self._sending: Sending | None = None
         if self.failed:
             return
         rank, ranks = mgr.dp
@@ -118,7 +121,9 @@ class Sender(Transfer, BaseKVSender):
             state_indices: With the last chunk, a list of indices for each of SGLang's state types; else ``None``.
             num_kv_tokens: Its tokens.
         """
-        ready, self._early_send_wait_event = self._early_send_wait_event, None
+        ready = self._early_send_wait_event
+        if ready is not None:
+            self._early_send_wait_event = None
         self._settled = None
         if self.failed or self._sending is None:
             return
@@ -142,19 +147,18 @@ class Sender(Transfer, BaseKVSender):
     def _push(self, pages: Any, states: Sequence[Any] | None, span: tuple[int, int], ready: Any) -> None:
         sending, lists = self._sending, self.kv_mgr.lists
         assert sending is not None
-        chunk: dict[str, Any] = {name: Pages(pages, span[0]) for name in lists.pages} if len(pages) else {}
+        chunk: dict[str, Any] = dict.fromkeys(lists.pages, Pages(pages, span[0])) if len(pages) else {}
         if states is None:
             sending.push(chunk, span=span, ready=ready, last=False)
             return
-        given = {name: one_dimensional(each) for name, each in zip(lists.states, states, strict=True)}
-        rest: dict[str, Any] = {"aux": self._row}
         if lists.whole:
             # These lists are of the whole request, and may begin before this chunk.
             if chunk:
                 sending.push(chunk, span=span, ready=ready, last=False)
-            sending.push({**given, **rest}, span=(0, self._tokens), ready=ready, last=True)
-        else:
-            sending.push({**chunk, **given, **rest}, span=span, ready=ready, last=True)
+            chunk, span = {}, (0, self._tokens)
+        add_states(chunk, lists, states)
+        chunk["aux"] = self._row
+        sending.push(chunk, span=span, ready=ready, last=True)
 
     def poll_pp_consensus(self) -> int:
         """As `poll`: there is one pipeline stage."""
@@ -162,7 +166,7 @@ class Sender(Transfer, BaseKVSender):
 
     def _state(self, status: Status | None) -> int:
         sending = self._sending
-        if self.failed or sending is None or status is None or status == FAILED:
+        if self._failure or sending is None or status is None or status == FAILED:
             return self._failing()
         if status == BOOTSTRAPPING:
             if time.monotonic() >= self._patience:
@@ -207,14 +211,32 @@ class Sender(Transfer, BaseKVSender):
 
     def get_transfer_metric(self) -> Any:
         """Seconds from the first chunk until decode had everything, and the bytes that this rank moved."""
-        moved = {} if self._sending is None else self._sending.report.moved
-        return KVTransferMetric(
-            transfer_latency_s=self._took, transfer_total_bytes=sum(each.nbytes for each in moved.values())
-        )
+        nbytes = 0 if self._sending is None else self._sending.nbytes
+        return KVTransferMetric(transfer_latency_s=self._took, transfer_total_bytes=nbytes)
+
+
+def add_states(items: dict[str, Any], lists: StateLists, states: Sequence[Any]) -> None:
+    """Add SGLang's lists of indices of its state types to the items of a request, by component.
+
+    Raises:
+        ValueError: There are not as many lists as state types.
+    """
+    for name, indices in zip(lists.states, states, strict=True):
+        items[name] = one_dimensional(indices) if name in lists.whole else _one(indices)
+
+
+def _one(indices: Any) -> Any:
+    """The one index of a request, such as of recurrent state, which SGLang lists as a scalar array in a list."""
+    if type(indices) is list and len(indices) == 1:
+        try:
+            return operator.index(indices[0])
+        except TypeError:
+            pass
+    return one_dimensional(indices)
 
 
 def one_dimensional(indices: Any) -> Any:
-    """SGLang's list of one component's indices as an array: recurrent state comes as a list of one scalar array."""
+    """SGLang's list of one component's indices as an array."""
     if type(indices) is np.ndarray and indices.ndim == 1:
         return indices
     return np.asarray(indices).reshape(-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +32,21 @@ class Transfer:
     limit = ""
     """The variable with SGLang's time limit for this side."""
 
+    conclude_state: int | None = None
+    """The final state that SGLang was told; ``None`` before."""
+    _room: Room | None = None
+    _tokens = 0
+    """N: the tokens whose state is moved; 0 while it is not known."""
+    _failure = ""
+    _settled: Status | None = None
+    """The room's status for which `_shown` is the answer to `poll`; ``None`` if it has to be worked out anew."""
+    _shown = BOOTSTRAPPING
+    _again: float | None = None
+    """When it has to be worked out anew in any case, as `time.monotonic` counts, if ever."""
+
     def __init__(self, manager: Manager, room: Any) -> None:
         self.kv_mgr = manager
         self.bootstrap_room = room
-        self.conclude_state: int | None = None
-        """The final state that SGLang was told; ``None`` before."""
-        self._room: Room | None = None
-        self._tokens = 0
-        """N: the tokens whose state is moved; 0 while it is not known."""
-        self._failure = ""
-        self._settled: Status | None = None
-        """The room's status for which `_shown` is the answer to `poll`; ``None`` if it has to be worked out anew."""
-        self._shown = BOOTSTRAPPING
-        self._again = math.inf
-        """When it has to be worked out anew in any case, as `time.monotonic` counts."""
         if not isinstance(room, int) or room < 1:
             self._failure = f"the request has the room {room!r}; a number above zero is needed"
 
@@ -57,8 +57,10 @@ class Transfer:
         worked out once for each status of the room.
         """
         room = self._room
-        if room is not None and room.status is self._settled and monotonic() < self._again:
-            return self._shown
+        if room is not None and room.status is self._settled:
+            again = self._again
+            if again is None or monotonic() < again:
+                return self._shown
         return self._look()
 
     def _look(self) -> int:
@@ -66,11 +68,11 @@ class Transfer:
             return self.conclude_state
         room = self._room
         status = None if room is None else room.poll()
-        self._again = math.inf
+        self._again = None
         state = self._state(status)
         if state in (FAILED, SUCCESS):
             self.conclude_state = state
-        elif not self.failed:
+        elif not self._failure and status != FAILED:
             self._settled, self._shown = status, state
         return state
 

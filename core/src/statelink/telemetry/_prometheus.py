@@ -194,7 +194,7 @@ def families(snapshots: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _info(seen: Mapping[str, Any]) -> Rows:
-    yield (seen["role"], seen["backend"], seen["address"].partition("|")[0]), 1
+    yield (seen["role"], seen["backend"], seen["address"].partition("@")[0]), 1
 
 
 def _rooms(seen: Mapping[str, Any]) -> Rows:

@@ -6,9 +6,9 @@ positions that `statelink.plan` names.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +166,7 @@ class Network:
                 if source not in room.left:
                     room.left[source] = list(self._parts(source, room))
                 if room.left[source]:
-                    yield "write", partial(self._write, room, source)
+                    yield "write", functools.partial(self._write, room, source)
         complete = len(sources) == self._fan_in(room, sources) and all(
             source.items is not None and room.left.get(source) == [] and source.status is not Status.FAILED
             for source in sources

@@ -183,7 +183,7 @@ def test_a_window_is_what_the_next_token_sees(tokens: int) -> None:
     [
         (32, 32, None, 84, False),
         (16, 32, None, 84, True),  # of tokens 32 to 63, those from 48 on come
-        (16, 32, None, 75, False),  # all of them come
+        (16, 32, None, 96, False),  # the window begins and ends with a block
         (32, 16, None, 84, False),
         (32, 32, 16, 84, True),  # attention has two items for a block, and needs the second one
     ],

@@ -90,7 +90,8 @@ class Group(NamedTuple):
         """Blocks of which only a part has arrived: the one in which a window begins, if any.
 
         vLLM keeps full blocks for other requests, and takes every token of them for computed. In front of a window,
-        tokens of the first block come only if prefill's blocks reach back as far as this one does.
+        tokens of the first block come only if prefill's blocks reach back as far as this one does. If prefill's blocks
+        are smaller, the block may also be named although all of it has come.
 
         Args:
             indices: What `indices` returned.

@@ -80,7 +80,7 @@ ENGINES = {"sglang.md", "two-engines.md", "vllm.md"}
 
 def indented(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"\n\n((?: {4}.*\n)+)", text)
+    return re.findall(r"(?<=\n\n)((?: {4}.*\n)+)", text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def test_every_distribution_is_checked_and_has_the_licence() -> None:
-    folders = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/pyproject.toml")}
-    folders |= {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/*/pyproject.toml")}
+    found = [*ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")]
+    folders = {str(path.parent.relative_to(ROOT)) for path in found if "\n[project]\n" in path.read_text()}
     folders -= {each for each in folders if each.startswith("build") or "backend-" in each}
     assert set(PLACES) == folders
     licence = (ROOT / "LICENSE").read_bytes()

@@ -201,7 +201,7 @@ def test_a_block_that_lacks_tokens_in_front_of_a_window_is_named(
         rooms = hand(sources, targets, tokens, 0, [tables[0]], [tables[1]])
         for rank, room in zip(targets, rooms, strict=True):
             (group,) = rank.groups
-            found = group.lacking(group.indices(tables[1], tokens, 0), room.report.moved["g0"].nbytes)
+            found = group.lacking(group.indices(tables[1], tokens, 0), room.report.moved["swa"].nbytes)
             assert found == ({2} if lacks else set())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hmac
 import secrets
@@ -47,6 +48,8 @@ class RawSocket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family)
         self._socket: socket.socket | None = None
+        self._accepted: socket.socket | None = None
+        """The source's connection. The target's thread sets it."""
         self._blocks: list[memoryview] = []
         self._thread: threading.Thread | None = None
 
@@ -79,7 +82,12 @@ class RawSocket:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """Close the connection. The thread of the target ends with it."""
+        """Close the connections, and end the target's thread. Not before `address` and `connect` have returned."""
+        # A thread that waits at a socket does not notice `close` alone.
+        for each in (self._listening, self._accepted):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         if self._socket is not None:
             self._socket.close()
@@ -114,6 +122,7 @@ class RawSocket:
             while True:
                 made, _ = self._listening.accept()
                 with made:
+                    self._accepted = made
                     made.settimeout(PATIENCE)
                     if hmac.compare_digest(_exactly(made, TOKEN_BYTES), self._token):
                         self._serve(made)

@@ -250,7 +250,7 @@ def test_three_members_of_which_one_is_lost(
         other = server.leader()
         other.kill()
         says(asks, "does not answer")
-        assert asks.resolve("p") is None
+        until(lambda: asks.resolve("p") is None, PATIENCE)
         server.start()
         finds(asks, "0")
         finds(asks, "0", instance="q")

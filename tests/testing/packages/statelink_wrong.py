@@ -182,7 +182,7 @@ class Unsettled(Telling):
         goes_on: For how many seconds.
     """
 
-    goes_on = 0.2
+    goes_on = 1.0
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)

@@ -8,6 +8,8 @@ An author of a backend reads it first, as the reference. Read the modules in thi
     how two processes find each other and prove who they are.
 ``_frames``, ``_sender``, ``_receiver``
     one WRITE: its frames, its sender and its receiver.
+``_copying``
+    what copies a batch out of a sender's memory, on several threads.
 ``_grants``, ``_ranges``
     what a peer may write, and how this is revoked.
 ``_lingering``
@@ -16,7 +18,7 @@ An author of a backend reads it first, as the reference. Read the modules in thi
     sockets and the three system calls underneath.
 
 Threads: one thread listens. For each peer, at most one thread sends and one receives. The thread that uses a connection
-also closes it. Other threads only wake it.
+also closes it. Other threads only wake it. The receiving thread has others copy large batches of this host with it.
 """
 
 from __future__ import annotations

@@ -120,6 +120,14 @@ class Vectors:
         self._address, self._whole = self._window.ctypes.data, self._vectors.ctypes.data
         self.total = int(self._ends[-1])
 
+    def twin(self) -> Vectors:
+        """The same ranges, for another thread."""
+        made = object.__new__(Vectors)
+        made._vectors, made._ends, made.total = self._vectors, self._ends, self.total
+        made._window = np.empty_like(self._window)
+        made._address, made._whole = made._window.ctypes.data, self._whole
+        return made
+
     def window(self, position: int, limit: int) -> tuple[int, int]:
         """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
         if position == 0 and self.total <= limit and len(self._ends) <= IOV_MAX:

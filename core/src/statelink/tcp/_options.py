@@ -35,6 +35,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         receive_buffer: Size of the kernel's receive buffer; 0 lets the kernel tune it.
         piece_bytes: Most bytes that are moved between two checks of the grant. Smaller pieces make a revoke faster.
             Larger pieces cost less.
+        copy_threads: How many threads copy a large batch of ``same_host_copy``: one of two pieces or more. With 1, it
+            is the receiving thread alone.
     """
 
     host: str = ""
@@ -49,6 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     send_buffer: int = 0
     receive_buffer: int = 0
     piece_bytes: int = 4 << 20
+    copy_threads: int = 2
 
     def __post_init__(self) -> None:
         if self.host:
@@ -72,6 +75,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ):
             if not least <= getattr(self, name) < 1 << 31:
                 raise _wrong(name, getattr(self, name), f"it is between {least} and {(1 << 31) - 1}")
+        if not 1 <= self.copy_threads <= 64:
+            raise _wrong("copy_threads", self.copy_threads, "it is between 1 and 64")
 
 
 def _wrong(name: str, value: object, cause: str) -> ConfigError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from . import _iovec
+from ._copying import Copier
 from ._frames import (
     HEADER,
     BadFrameError,
@@ -78,6 +78,7 @@ class Receiver:
         self._near = near
         self._grants = grants
         self._options = options
+        self._copier = Copier(peer, options.piece_bytes, options.copy_threads)
         self._lock = threading.Lock()
         self._waker = Waker()
         self._next: Arrival | None = None
@@ -133,12 +134,14 @@ class Receiver:
                 log.exception("defect: the connection from %s is dropped", self._peer)
             finally:
                 arrival.sock.close()
+        self._copier.close()
 
     def _serve(self, arrival: Arrival) -> None:
         stream = Stream(arrival.sock, self._waker, self._check)
         readable = self._near and witness(arrival.key, arrival.hello, arrival.nonce, arrival.proof)
         stream.write(frame(Welcome(readable)))
-        connection = _Connection(self._peer, stream, arrival.proof.pid if readable else 0, self._grants, self._options)
+        pid = arrival.proof.pid if readable else 0
+        connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._options)
         while True:
             connection.serve_one()
 
@@ -148,13 +151,15 @@ class _Connection:
 
     Args:
         pid: The process whose memory may be read; 0 for none.
+        copier: Reads it.
     """
 
-    def __init__(self, peer: str, stream: Stream, pid: int, grants: Grants, options: Options) -> None:
+    def __init__(self, peer: str, stream: Stream, pid: int, grants: Grants, copier: Copier, options: Options) -> None:
         self._peer = peer
         self._stream = stream
         self._pid = pid
         self._grants = grants
+        self._copier = copier
         self._piece = options.piece_bytes
         self._body = np.empty(0, np.uint8)
         self._scratch = memoryview(b"")
@@ -207,27 +212,20 @@ class _Connection:
         self._reply(header, Status.DONE)
 
     def _copy(self, header: Header, grant: Grant, target: Vectors, source: Vectors) -> None:
-        position = 0
-        while position < target.total:
-            self._stream.check()
-            if self._stream.hung_up():
-                raise Lost("it closed the connection", ended=True)
-            if not grant.enter():
-                self._reply(header, Status.REFUSED, _revoked(header, position))
-                return
-            failed: OSError | None = None
-            try:
-                position += _iovec.copy(self._pid, source, target, position, self._piece)
-            except OSError as error:
-                failed = error
-            finally:
-                grant.leave()
-            # The reply is sent here, after `leave`: a revoke waits for a copy, but never for a peer that reads slowly.
-            if failed is not None:
-                resend = failed.errno in CANNOT_READ
-                self._reply(header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}")
-                return
-        self._reply(header, Status.DONE)
+        moved, failed = self._copier.copy(self._pid, grant, source, target, self._look)
+        # The reply is sent outside of the grant: a revoke waits for a copy, but never for a peer that reads slowly.
+        if failed is not None:
+            resend = failed.errno in CANNOT_READ
+            self._reply(header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}")
+        elif moved < target.total:
+            self._reply(header, Status.REFUSED, _revoked(header, moved))
+        else:
+            self._reply(header, Status.DONE)
+
+    def _look(self) -> None:
+        self._stream.check()
+        if self._stream.hung_up():
+            raise Lost("it closed the connection", ended=True)
 
     def _reply(self, header: Header, status: Status, reason: str = "") -> None:
         self._stream.write(pack_reply(status, header.sequence, reason))

@@ -1,0 +1,126 @@
+"""Copies a batch out of the sender's memory, on one thread or on several."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ._iovec import Vectors, copy
+
+if TYPE_CHECKING:
+    from ._grants import Grant
+
+__all__ = ["Copier"]
+
+WORTHWHILE = 2
+"""Pieces that a batch has at least, if several threads copy it."""
+
+
+class Copier:
+    """Copies batches of one peer. Belongs to the thread that receives from it, which copies, too.
+
+    The other threads are started for the first large batch, and end with `close`. One machine copies with two threads
+    about 1.6 times as fast as with one: a single thread does not use all of its memory's bandwidth.
+
+    Args:
+        peer: The peer's link name, for the names of the threads.
+        piece: Most bytes between two looks at the grant.
+        threads: How many threads copy a large batch.
+    """
+
+    def __init__(self, peer: str, piece: int, threads: int) -> None:
+        self._name = f"tcp-copy-{peer}"
+        self._piece = piece
+        self._others = threads - 1
+        self._pool: ThreadPoolExecutor | None = None
+
+    def copy(
+        self, pid: int, grant: Grant, source: Vectors, target: Vectors, look: Callable[[], None]
+    ) -> tuple[int, OSError | None]:
+        """Copy a batch. Returns once no thread touches memory any more.
+
+        Args:
+            pid: The process whose memory is read.
+            grant: Allows the batch. If it is revoked, no further piece begins.
+            source: Memory of that process.
+            target: Memory of this process, with as many bytes.
+            look: Called before each piece of the calling thread. What it raises ends the copy, and is raised here.
+
+        Returns:
+            How many bytes were copied, and why the kernel copied no more, if it is that. Without an error, and with
+            fewer bytes than there are, the grant was revoked.
+        """
+        batch = _Batch(pid, grant, target.total, self._piece)
+        helpers = self._help(batch, source, target) if target.total >= WORTHWHILE * self._piece else []
+        try:
+            moved = batch.work(source, target, look)
+        except BaseException:
+            batch.ended = True
+            raise
+        finally:
+            # A helper that has not begun is not needed any more: this thread has left nothing to do.
+            counts = [helper.result() for helper in helpers if not helper.cancel()]
+        return moved + sum(counts), batch.failed
+
+    def close(self) -> None:
+        """End the other threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _help(self, batch: _Batch, source: Vectors, target: Vectors) -> list[Future[int]]:
+        helpers: list[Future[int]] = []
+        with contextlib.suppress(RuntimeError):  # no thread can be started, such as while Python ends
+            if self._others and self._pool is None:
+                self._pool = ThreadPoolExecutor(self._others, self._name)
+            for _ in range(self._others if self._pool is not None else 0):
+                assert self._pool is not None
+                helpers.append(self._pool.submit(batch.work, source.twin(), target.twin(), _nothing))
+        return helpers
+
+
+class _Batch:
+    """One batch, of which threads take pieces in turn.
+
+    Attributes:
+        ended: Set by any thread; no further piece begins.
+        failed: Why the kernel copied no more.
+    """
+
+    def __init__(self, pid: int, grant: Grant, total: int, piece: int) -> None:
+        self.ended = False
+        self.failed: OSError | None = None
+        self._pid = pid
+        self._grant = grant
+        self._total = total
+        self._piece = piece
+        self._starts = iter(range(0, total, piece))
+        """Where pieces begin. Taking one is a single step of the interpreter, so that no two threads take the same."""
+
+    def work(self, source: Vectors, target: Vectors, look: Callable[[], None]) -> int:
+        """Copy pieces until there are none left. Returns how many bytes. One of the threads that copy runs this."""
+        moved = 0
+        for start in self._starts:
+            position, stop = start, min(start + self._piece, self._total)
+            while position < stop:
+                if self.ended:
+                    return moved
+                look()
+                if not self._grant.enter():
+                    self.ended = True
+                    return moved
+                try:
+                    done = copy(self._pid, source, target, position, stop - position)
+                except OSError as error:
+                    self.ended, self.failed = True, error
+                    return moved
+                finally:
+                    self._grant.leave()
+                position += done
+                moved += done
+        return moved
+
+
+def _nothing() -> None:
+    pass

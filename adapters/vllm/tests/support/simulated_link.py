@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import Status
 from statelink.errors import Reason
-from statelink.plan._positions import held_items, required_span
+from statelink.plan import held_items, required_span
 
 if TYPE_CHECKING:
     from statelink.state import Component, Inventory

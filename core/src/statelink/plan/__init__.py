@@ -19,7 +19,7 @@ from ._pack import Places, Tile
 from ._page_counts import Tokens, needs_tokens, tokens_of, unknown_pages
 from ._pairing import Due, due
 from ._payload import indices_of
-from ._positions import MAX_TOKENS, item_positions, required_span
+from ._positions import MAX_TOKENS, held_items, item_positions, required_span
 from ._route import Assignment, Share, route
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "differences",
     "due",
     "expected_move",
+    "held_items",
     "indices_of",
     "item_positions",
     "match",

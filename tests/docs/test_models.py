@@ -66,4 +66,5 @@ def test_every_word_of_the_table_is_explained(value: IndexSpace | Coverage) -> N
 def test_unequal_ranks_hand_a_request_over() -> None:
     example = ROOT / "examples" / "unequal_ranks.py"
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "every byte is right on every rank\n", "")
+    # On a machine that is busy, links may warn that somebody does not answer yet.
+    assert (done.returncode, done.stdout) == (0, "every byte is right on every rank\n"), done.stderr

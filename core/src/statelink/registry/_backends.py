@@ -68,7 +68,8 @@ def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, st
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
         try:
-            name, version = distribution.name, distribution.version
+            metadata = distribution.metadata  # each access reads and parses the file
+            name, version = metadata["Name"], metadata["Version"]
             if normalized(name) in seen:
                 continue
             seen.add(normalized(name))

@@ -21,6 +21,8 @@ IDLE = 120.0
 PATIENCE = 120.0
 TELL = frozenset({"open", "send", "settle", "raw", "know", "move", "close"})
 """What a peer may tell the source side to do."""
+LOOK = 500
+"""Milliseconds between two looks at the signals of this process."""
 
 
 class Server:
@@ -80,7 +82,8 @@ class Server:
             if each is not None:
                 poller.register(each, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll())
+            # With a time limit: a signal that comes just before the wait would not end it.
+            ready = dict(poller.poll(LOOK))
             if self._gate is not None and self._gate.socket in ready:
                 self._gate.answer()
             if self._socket in ready:

@@ -218,6 +218,9 @@ def test_a_copy_further_down_the_path_does_not_count(site: Site, monkeypatch: py
     monkeypatch.setattr(sys, "path", [*sys.path, str(second.folder)])
     assert [each.version for each in list_backends() if each.name == "same"] == ["0.1"]
     assert load_backend("same").name == "same"
+    site.package("statelink-gone")
+    second.package("statelink.gone", "0.0.1", statelink_backends={"gone": "elsewhere:Made"})
+    assert "gone" not in names(), "the first copy of its package has no backend"
 
 
 @pytest.mark.parametrize(

@@ -62,20 +62,24 @@ def list_backends() -> list[Listed]:
 def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
     """Entry points of a group, with name and version of their package.
 
-    Packages are read one by one, so that one with unreadable metadata hides no other. If a package is on the path
-    several times, the first copy counts, as for imports.
+    Packages are read one by one, so that one with unreadable metadata hides no other. Only those that mention the group
+    are read whole, since reading takes time. If a package is on the path several times, the first copy counts, as for
+    imports.
     """
     seen: set[str] = set()
-    for distribution in importlib.metadata.distributions():
+    for found in importlib.metadata.distributions():
         try:
-            metadata = distribution.metadata  # each access reads and parses the file
-            name, version = metadata["Name"], metadata["Version"]
+            if group not in (found.read_text("entry_points.txt") or ""):
+                continue
+            name = found.metadata["Name"]
             if normalized(name) in seen:
                 continue
             seen.add(normalized(name))
-            points = [point for point in distribution.entry_points if point.group == group]
+            first = importlib.metadata.distribution(name)
+            version = first.version
+            points = [point for point in first.entry_points if point.group == group]
         except Exception as error:
-            where = str(getattr(distribution, "_path", "a package"))
+            where = str(getattr(found, "_path", "a package"))
             if where not in _unreadable:
                 _unreadable.add(where)
                 log.warning("cannot read the metadata of %s: %s: %s", where, type(error).__name__, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import itertools
@@ -14,7 +15,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,9 @@ from statelink import state
 from statelink.errors import ConfigError
 from statelink.registry import plugin_manager
 from statelink.telemetry._opentelemetry import trace_of
+
+if TYPE_CHECKING:
+    from tests.registry.sites import Site
 
 ROOT = Path(__file__).parents[2]
 _rooms = itertools.count(5000)
@@ -324,3 +328,36 @@ def test_what_cannot_be_configured(monkeypatch: pytest.MonkeyPatch) -> None:
         Two(prometheus={})
     with pytest.raises(ConfigError, match=r"hint: pip install 'statelink\[opentelemetry\]'"):
         Two(opentelemetry={})
+
+
+OWN = """
+from statelink.backend import hookimpl
+from statelink.telemetry import Observer
+
+told = []
+
+class Own(Observer):
+    @hookimpl
+    def statelink_link_opened(self, link):
+        if link is self.link:
+            told.append(("opened", link.name))
+
+    def close(self):
+        told.append(("closed", self.link.name))
+"""
+
+
+def test_a_package_brings_telemetry_of_its_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.package("vendor-watch", statelink_telemetry={"own": "vendor_watch:Own"})
+    site.module("vendor_watch", OWN)
+    with pytest.raises(ConfigError, match="known: log, opentelemetry, prometheus"):
+        Two(own={})
+    monkeypatch.setenv("STATELINK_PLUGINS", "vendor-watch")
+    with two(own={}) as both:
+        names = [both.prefill.name, both.decode.name]
+    told = importlib.import_module("vendor_watch").told
+    assert [told.count((what, name)) for what in ("opened", "closed") for name in names] == [1, 1, 1, 1]
+    site.package("vendor-other", statelink_telemetry={"own": "vendor_watch:Own"})
+    monkeypatch.setenv("STATELINK_PLUGINS", "vendor-watch,vendor-other")
+    with pytest.raises(ConfigError, match="vendor-other, vendor-watch bring one\nhint: uninstall all but one of them"):
+        Two(own={})

@@ -18,7 +18,7 @@ from statelink._nearest import did_you_mean
 from statelink.backend import API_VERSION, Backend
 from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
 
-__all__ = ["GROUP", "Listed", "allowed", "entry_points", "known_packages", "list_backends", "load_backend"]
+__all__ = ["GROUP", "Listed", "entry_points", "known_packages", "list_backends", "load_backend"]
 
 log = logging.getLogger("statelink.registry")
 
@@ -48,19 +48,14 @@ class Listed(NamedTuple):
 
 
 def list_backends() -> list[Listed]:
-    """Installed backends, sorted by name. Several of one name are a conflict, and all are listed. Imports nothing.
-
-    If ``STATELINK_PLUGINS`` is set, only the distributions in this comma-separated list count, and the core's own.
-    """
-    found: dict[Listed, None] = {}
-    for point, distribution, version in entry_points(GROUP):
-        if allowed(distribution):
-            found[Listed(point.name, point.value, distribution, version)] = None
-    return sorted(found)
+    """Installed backends, sorted by name. Several of one name are a conflict, and all are listed. Imports nothing."""
+    return sorted({Listed(point.name, point.value, name, version) for point, name, version in entry_points(GROUP)})
 
 
 def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
     """Entry points of a group, with name and version of their package.
+
+    If ``STATELINK_PLUGINS`` is set, only the distributions in this comma-separated list count, and the core's own.
 
     Packages are read one by one, so that one with unreadable metadata hides no other. Only those that mention the group
     are read whole, since reading takes time. If a package is on the path several times, the first copy counts, as for
@@ -72,7 +67,7 @@ def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, st
             if group not in (found.read_text("entry_points.txt") or ""):
                 continue
             name = found.metadata["Name"]
-            if normalized(name) in seen:
+            if normalized(name) in seen or not _allowed(name):
                 continue
             seen.add(normalized(name))
             first = importlib.metadata.distribution(name)
@@ -86,6 +81,14 @@ def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, st
             continue
         for point in points:
             yield point, name, version
+
+
+def _allowed(distribution: str) -> bool:
+    """Whether the environment allows plugins of this package."""
+    listed = os.environ.get("STATELINK_PLUGINS")
+    if listed is None or normalized(distribution) == "statelink":
+        return True
+    return normalized(distribution) in {normalized(name.strip()) for name in listed.split(",")}
 
 
 def normalized(name: str) -> str:
@@ -167,14 +170,6 @@ def _unknown(name: str) -> UnknownBackendError:
         hint=hint,
         code="backend.not_installed" if distribution is not None else "backend.unknown",
     )
-
-
-def allowed(distribution: str) -> bool:
-    """Whether the environment allows plugins of this package."""
-    listed = os.environ.get("STATELINK_PLUGINS")
-    if listed is None or normalized(distribution) == "statelink":
-        return True
-    return normalized(distribution) in {normalized(name.strip()) for name in listed.split(",")}
 
 
 def _is_installed(distribution: str) -> bool:

@@ -12,7 +12,7 @@ import pluggy
 from statelink.backend import _hooks
 from statelink.state import register_state_type
 
-from ._backends import allowed, entry_points
+from ._backends import entry_points
 
 if TYPE_CHECKING:
     import importlib.metadata
@@ -69,7 +69,7 @@ def plugin_failures() -> tuple[PluginFailure, ...]:
 
 
 def _load(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint, distribution: str) -> None:
-    if not allowed(distribution) or manager.has_plugin(point.name):
+    if manager.has_plugin(point.name):
         return
     try:
         plugin = point.load()

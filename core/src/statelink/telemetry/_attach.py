@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +35,23 @@ def prepare(wanted: Mapping[str, Mapping[str, Any]]) -> list[Prepared]:
         wanted: Name to options, as configured.
 
     Raises:
-        ConfigError: A name is unknown, an option is wrong, or a library is not installed.
+        ConfigError: A name is unknown, or several packages bring it; an option is wrong; a library is not installed.
     """
     if not wanted:
         return []
-    points = {point.name: point for point, _, _ in entry_points(GROUP)}
+    known = _known()
     found: list[Prepared] = []
     for name, options in wanted.items():
-        if name not in points:
-            known = f"known: {', '.join(sorted(points)) or 'none'}"
-            raise _unusable(f"unknown telemetry {name!r:.80}", known, did_you_mean(name, points))
+        if name not in known:
+            names = f"known: {', '.join(sorted(known)) or 'none'}"
+            raise _unusable(f"unknown telemetry {name!r:.80}", names, did_you_mean(name, known))
+        packages = known[name]
+        if len(packages) > 1:
+            cause = f"{', '.join(sorted(packages))} bring one"
+            raise _unusable(f"telemetry {name!r} is ambiguous", cause, "uninstall all but one of them")
+        (point,) = packages.values()
         try:
-            kind = points[name].load()
+            kind = point.load()
         except Exception as error:
             raise _unusable(f"telemetry {name!r} does not load", f"{type(error).__name__}: {error}") from error
         if not (isinstance(kind, type) and issubclass(kind, Observer)):
@@ -55,6 +61,14 @@ def prepare(wanted: Mapping[str, Mapping[str, Any]]) -> list[Prepared]:
             raise _unusable(f"telemetry {name!r} cannot be used", f"the package {kind.needs} is not installed", hint)
         found.append((kind, read_options(kind.Options, options, f"options of telemetry {name!r}")))
     return found
+
+
+def _known() -> dict[str, dict[str, importlib.metadata.EntryPoint]]:
+    """Name of a kind of telemetry, to the packages that bring one."""
+    known: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
+    for point, distribution, _ in entry_points(GROUP):
+        known.setdefault(point.name, {})[distribution] = point
+    return known
 
 
 def attach(prepared: Sequence[Prepared], link: Link, hooks: pluggy.PluginManager) -> None:

@@ -105,9 +105,7 @@ class Event(msgspec.Struct):
 class Changes(msgspec.Struct):
     """A message of a watch."""
 
-    created: bool = False
     canceled: bool = False
-    cancel_reason: str = ""
     events: list[Event] = []
 
 

@@ -14,6 +14,8 @@ from statelink import wire
 from statelink.errors import ConfigError, PeerError, Reason, WireError
 from statelink.link import StaticRendezvous
 
+from ._presence import presence
+
 if TYPE_CHECKING:
     from statelink.link import Peer
 
@@ -49,7 +51,6 @@ class RendezvousClient:
     ) -> None:
         self._server = wire.parse_endpoint(server)
         self._configured = StaticRendezvous(peers or {})
-        self._known = frozenset(peers or {})
         self._link = link
         self._changed = threading.Condition()
         self._registration: wire.Register | None = None
@@ -96,7 +97,7 @@ class RendezvousClient:
 
     def resolve(self, peer: Peer) -> tuple[wire.Endpoint, ...] | None:
         """See `Rendezvous.resolve`. Waits a short time for the answer, or not at all while the server is silent."""
-        if not isinstance(peer, str) or peer.startswith("tcp://") or peer in self._known:
+        if not self._configured.lacks(peer):
             return self._configured.resolve(peer)
         with self._changed:
             fresh = peer not in self._wanted
@@ -112,7 +113,7 @@ class RendezvousClient:
 
     def names(self, peer: Peer) -> bool:
         """Whether the engine named an instance that is looked up, and gave no address."""
-        return isinstance(peer, str) and not peer.startswith("tcp://") and peer not in self._known
+        return self._configured.lacks(peer)
 
     def explain(self, peer: Peer | None) -> tuple[str, str]:
         """Why a peer cannot be found, and what to do: a cause and a hint. Does not block."""
@@ -123,9 +124,8 @@ class RendezvousClient:
         if peer is None:
             return "", ""
         present, ranks = self._present.get(str(peer), (0, 0))
-        said = f"{present} of its {ranks} ranks are" if ranks else "nobody of this name is"
         hint = "is every rank of prefill registered, under this name, with the same rendezvous server?"
-        return f"{said} registered with {server}", hint
+        return f"{presence(present, ranks)} registered with {server}", hint
 
     def close(self) -> None:
         """Remove the registration and end the thread. May be called twice."""

@@ -58,7 +58,6 @@ class EtcdClient:
         self._cluster = cluster
         self._link = link
         self._configured = StaticRendezvous(peers or {})
-        self._known = frozenset(peers or {})
         self._changed = threading.Condition()
         self._wanted: dict[str, float] = {}  # when somebody last asked for it
         self._seen: dict[str, Seen] = {}  # of instances that are followed, while the watch is up to date
@@ -86,7 +85,7 @@ class EtcdClient:
 
     def resolve(self, peer: Peer) -> tuple[wire.Endpoint, ...] | None:
         """See `Rendezvous.resolve`. Waits a short time for the first answer, or not at all while etcd is silent."""
-        if not isinstance(peer, str) or peer.startswith("tcp://") or peer in self._known:
+        if not self._configured.lacks(peer):
             return self._configured.resolve(peer)
         with self._changed:
             fresh = peer not in self._wanted
@@ -100,7 +99,7 @@ class EtcdClient:
 
     def names(self, peer: Peer) -> bool:
         """Whether the engine named an instance that is looked up, and gave no address."""
-        return isinstance(peer, str) and not peer.startswith("tcp://") and peer not in self._known
+        return self._configured.lacks(peer)
 
     def explain(self, peer: Peer | None) -> tuple[str, str]:
         """Why an instance is not found, and a hint. Does not block."""

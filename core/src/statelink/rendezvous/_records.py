@@ -11,6 +11,8 @@ import msgspec
 from statelink.errors import ConfigError
 from statelink.wire import MAX_RANKS, Endpoint, parse_endpoint
 
+from ._presence import presence
+
 __all__ = ["Record", "Seen", "folder_of", "instance_of", "key_of", "link_of", "look", "root_of"]
 
 
@@ -48,7 +50,7 @@ class Seen(NamedTuple):
         """What is registered, as a clause."""
         if self.wrong:
             return self.wrong
-        return f"{self.present} of its {self.ranks} ranks are" if self.ranks else "nobody of this name is"
+        return presence(self.present, self.ranks)
 
 
 def root_of(prefix: str) -> str:

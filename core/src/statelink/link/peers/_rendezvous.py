@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from statelink.errors import PeerError
 from statelink.wire import Endpoint, parse_endpoint
@@ -62,6 +62,10 @@ class StaticRendezvous:
 
     def __init__(self, peers: Mapping[str, Sequence[str]]) -> None:
         self._peers = {name: tuple(map(parse_endpoint, addresses)) for name, addresses in peers.items()}
+
+    def lacks(self, peer: Peer) -> TypeGuard[str]:
+        """Whether ``peer`` is the name of an instance that is not configured."""
+        return isinstance(peer, str) and not peer.startswith("tcp://") and peer not in self._peers
 
     def resolve(self, peer: Peer) -> tuple[Endpoint, ...] | None:
         """See `Rendezvous.resolve`. Given addresses, it returns these."""

@@ -13,9 +13,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from engine_environments import SGLANG
 from engine_processes import OwnProcess
 from support.models import make_llama
-from support.process import ENVIRONMENT, TESTS
+from support.process import TESTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ def test_sglangs_own_test_passes(name: str, long_llama: Path, tmp_path: Path) ->
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore {start} "$@"\n')
         script.chmod(0o755)
     environment = {
-        **ENVIRONMENT,
+        **SGLANG,
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "PYTHONPATH": str(TESTS),
         "SGLANG_TEST_PD_DISAGG_BACKEND": "statelink",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine_environments import SGLANG, VLLM, completion
 from engine_processes import Answer, HttpServer, free_port
 
 import router
@@ -17,24 +18,6 @@ from router import SglangToVllm, VllmToSglang, serve
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-SGLANG = {
-    "STATELINK_ABSENT_PACKAGES": "1",
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "SGLANG_HOST_IP": "127.0.0.1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-VLLM = {
-    "VLLM_TARGET_DEVICE": "cpu",
-    "VLLM_CPU_CI_ENV": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 LINK = {"backend": "tcp", "verify": "digest", "deadline": 60.0}
 MODEL = "tiny-llama@1"
@@ -87,15 +70,7 @@ class VllmServer(HttpServer[Answer]):
 
     def alone(self, prompt: Sequence[int], count: int = 8) -> list[int]:
         """The tokens that it generates by itself."""
-        body = {
-            "model": self.model,
-            "prompt": list(prompt),
-            "max_tokens": count,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        answer = self.ask("/v1/completions", body)
+        answer = self.ask("/v1/completions", completion(self.model, prompt, count))
         assert answer.status == 200, answer
         tokens: list[int] = answer.body["choices"][0]["token_ids"]
         return tokens

@@ -21,21 +21,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from engine_environments import SGLANG
+
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parents[2]
+PATH = (TESTS, ROOT, TESTS.parents[1] / "testing", ROOT / "tests" / "helpers" / "plugins")
+"""Where the process finds what it imports."""
 PATIENCE = 90.0
 """Seconds after which a process counts as stuck."""
 START = 420.0
 """Seconds that SGLang's imports may take on a busy machine."""
-ENVIRONMENT = {
-    "STATELINK_ABSENT_PACKAGES": "1",
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "SGLANG_HOST_IP": "127.0.0.1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "GLOG_minloglevel": "2",
-}
 
 
 class Process:
@@ -53,8 +48,8 @@ class Process:
     ) -> None:
         self.name, self.log = name, log
         ours, theirs = socket.socketpair()
-        path = [str(TESTS), str(ROOT), str(ROOT / "tests" / "helpers" / "plugins"), os.environ.get("PYTHONPATH", "")]
-        given = {**os.environ, **ENVIRONMENT, **(environment or {}), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        path = [*map(str, PATH), os.environ.get("PYTHONPATH", "")]
+        given = {**os.environ, **SGLANG, **(environment or {}), "PYTHONPATH": os.pathsep.join(filter(None, path))}
         with ours, theirs, log.open("ab") as file:
             self.process = subprocess.Popen(
                 [*inside, sys.executable, "-W", "ignore", "-m", "support.process", str(theirs.fileno())],

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import engine_processes
+from engine_environments import SGLANG
 from engine_processes import ANSWER_SECONDS, HttpServer, free_port
-
-from .process import ENVIRONMENT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +43,7 @@ class Server(HttpServer[Answer]):
             *("--disable-overlap-schedule", "--skip-server-warmup", "--max-running-requests", "8"),
             *arguments,
         ]
-        super().__init__(name, folder, command, {**ENVIRONMENT, **environment})
+        super().__init__(name, folder, command, {**SGLANG, **environment})
 
     def wait_logged(self, text: str, seconds: float = 60.0) -> None:
         """Wait until the log has a text."""

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine_environments import VLLM
 from engine_processes import READY_SECONDS, OwnProcess
 
 from .models import VOCABULARY
 
 __all__ = [
-    "ENVIRONMENT",
     "TRANSFER",
     "Ended",
     "Engine",
@@ -28,16 +28,6 @@ __all__ = [
 ]
 
 ANSWER_SECONDS = 180.0
-
-ENVIRONMENT = {
-    "VLLM_TARGET_DEVICE": "cpu",
-    "VLLM_CPU_CI_ENV": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 """What routers pass to prefill."""
@@ -91,7 +81,7 @@ class Engine(OwnProcess):
             name,
             folder,
             [sys.executable, "-W", "ignore", program, json.dumps(options)],
-            {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            {**VLLM, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import engine_processes
+from engine_environments import VLLM, completion
 from engine_processes import HttpServer
 
-from .engines import ENVIRONMENT, PREFILL, transfer
+from .engines import PREFILL, transfer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,18 +41,11 @@ class Server(HttpServer[Answer]):
             *("--compilation-config", '{"custom_ops": ["none"]}', "--kv-transfer-config", json.dumps(config)),
             *options,
         ]
-        super().__init__(name, folder, command, ENVIRONMENT)
+        super().__init__(name, folder, command, VLLM)
 
     def complete(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Answer:
         """The completion of a prompt of token ids."""
-        body = {
-            "model": self.model,
-            "prompt": list(prompt),
-            "max_tokens": count,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
+        body = completion(self.model, prompt, count)
         return self.ask("/v1/completions", body if params is None else {**body, "kv_transfer_params": params})
 
 

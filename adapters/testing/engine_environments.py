@@ -1,0 +1,46 @@
+"""What the engines need to run on the CPU: their environments, and what a vLLM server is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["SGLANG", "VLLM", "completion"]
+
+_ANY = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+SGLANG = {
+    **_ANY,
+    "STATELINK_ABSENT_PACKAGES": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_HOST_IP": "127.0.0.1",
+    "GLOG_minloglevel": "2",
+}
+"""Changes to the environment of a process that runs SGLang."""
+
+VLLM = {
+    **_ANY,
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Changes to the environment of a process that runs vLLM."""
+
+
+def completion(model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
+    """The body of a request to a vLLM server: complete token ids, always with the likeliest token.
+
+    Args:
+        model: The model as the server was started with.
+        prompt: Token ids.
+        count: Tokens to generate, also after the end of the text.
+    """
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": count,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }

@@ -145,12 +145,15 @@ SGLANG_PYTHON = $(call ENGINE_PYTHON,sglang,STATELINK_ABSENT_PACKAGES=1)
 ENGINE_SGLANG = $(SGLANG_PYTHON); $(call ENGINE_TESTS,sglang)
 ENGINE_VLLM = $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu); $(call ENGINE_TESTS,vllm)
 
-ENGINE_REPORT := build/engine-sglang.json
+# A whole run reports what it found, and the table of it is written. A choice of tests leaves the table as it is.
+ENGINE_REPORT = build/engine-$(1).json
+ENGINE_REPORTED = $(or $(ARGS),--engine-report=$(abspath $(ENGINE_REPORT)))
+ENGINE_TABLE = [ ! -e $(ENGINE_REPORT) ] || build/$(1)/bin/python -m tools.engine_table $(ENGINE_REPORT) adapters/$(1)/RESULTS.md
 
 engine-sglang: ## Run SGLang, unmodified, with Statelink: real pools, real servers, every test
-	@rm -f $(ENGINE_REPORT)
-	@$(ENGINE_SGLANG) $(or $(ARGS),--engine-report=$(abspath $(ENGINE_REPORT)))
-	@[ ! -e $(ENGINE_REPORT) ] || build/sglang/bin/python -m tools.engine_table $(ENGINE_REPORT) adapters/sglang/RESULTS.md
+	@rm -f $(call ENGINE_REPORT,sglang)
+	@$(ENGINE_SGLANG) $(call ENGINE_REPORTED,sglang)
+	@$(call ENGINE_TABLE,sglang)
 
 engine-sglang-smoke: ## The part of engine-sglang that takes minutes: what is installed, the pools, one pair for each backend
 	@$(ENGINE_SGLANG) -m smoke $(ARGS)
@@ -159,7 +162,9 @@ engine-sglang-bench: ## Measure SGLang's own connectors and Statelink in turn, a
 	@$(SGLANG_PYTHON); PYTHONPATH=adapters/sglang/tests:adapters/testing "$$python" -W ignore -m benchmarks.sglang $(ARGS)
 
 engine-vllm: ## Run vLLM, unmodified, with Statelink: engines in processes, real servers, every test
-	@$(ENGINE_VLLM) $(ARGS)
+	@rm -f $(call ENGINE_REPORT,vllm)
+	@$(ENGINE_VLLM) $(call ENGINE_REPORTED,vllm)
+	@$(call ENGINE_TABLE,vllm)
 
 engine-vllm-smoke: ## The part of engine-vllm that takes minutes: what is installed, the caches, one pair for each backend
 	@$(ENGINE_VLLM) -m smoke $(ARGS)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 INTRO = """\
-# What the tests with SGLang found
+# What the tests with {engine} found
 
-`make engine-sglang` wrote this file, from the report of one whole run. Each row is one test; the words after its name
+`make engine-{target}` wrote this file, from the report of one whole run. Each row is one test; the words after its name
 are its parameters. A test that starts servers counts the seconds that they take to start.
 """
 
@@ -25,13 +25,32 @@ def render(report: dict[str, Any]) -> str:
     counts = {outcome: sum(test["outcome"] == outcome for test in tests) for outcome in ("passed", "failed", "skipped")}
     versions = ", ".join(f"{name} {found}" for name, found in report["versions"].items() if found != "none")
     lines = [
-        INTRO,
+        INTRO.format(engine=report["engine"], target=report["engine"].lower()),
         f"{', '.join(f'{count} {outcome}' for outcome, count in counts.items() if count)}, in "
         f"{report['seconds'] / 60:.0f} minutes on {report['cores']} cores, with Python {report['python']}, {versions}.",
         "",
+        *_shown(report["tests"]),
         *_rows(report),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _shown(tests: list[dict[str, Any]]) -> Iterator[str]:
+    """A row for each statement that tests are there to show. It holds if all of them passed."""
+    statements = dict.fromkeys(text for test in tests for text in test["shows"])
+    if not statements:
+        return
+    yield "## What was to be shown"
+    yield ""
+    yield "| | tests | outcome |"
+    yield "|---|---|---|"
+    for text in statements:
+        found = [test for test in tests if text in test["shows"]]
+        files = sorted({Path(test["file"]).name for test in found})
+        others = [f"{_words(test['name'])} {test['outcome']}" for test in found if test["outcome"] != "passed"]
+        outcome = "; ".join(others).replace("|", "/") or "passed"
+        yield f"| {text} | {len(found)} of {', '.join(f'`{file}`' for file in files)} | {outcome} |"
+    yield ""
 
 
 def _rows(report: dict[str, Any]) -> Iterator[str]:

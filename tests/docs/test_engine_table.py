@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tools.engine_table import render
+
+
+def test_of(name: str, outcome: str, *shows: str) -> dict[str, Any]:
+    return {"file": "tests/t.py", "name": name, "outcome": outcome, "seconds": 1.0, "why": "", "shows": list(shows)}
+
+
+def report_of(engine: str, *tests: dict[str, Any]) -> dict[str, Any]:
+    files = {"tests/t.py": "Tests."}
+    return {
+        "engine": engine,
+        "python": "3.11",
+        "cores": 2,
+        "versions": {},
+        "seconds": 9.0,
+        "files": files,
+        "tests": list(tests),
+    }
 
 
 def test_every_test_has_a_row_under_its_file() -> None:
     report = {
+        "engine": "SGLang",
         "python": "3.11.2",
         "cores": 2,
         "versions": {"sglang": "0.5.23", "nixl": "none"},
@@ -19,6 +39,7 @@ def test_every_test_has_a_row_under_its_file() -> None:
                 "outcome": "passed",
                 "seconds": 1.26,
                 "why": "",
+                "shows": [],
             },
             {
                 "file": "tests/test_pools.py",
@@ -26,12 +47,28 @@ def test_every_test_has_a_row_under_its_file() -> None:
                 "outcome": "skipped",
                 "seconds": 0.0,
                 "why": "no root",
+                "shows": [],
             },
         ],
     }
     text = render(report)
+    assert text.startswith("# What the tests with SGLang found\n\n`make engine-sglang` wrote this file")
+    assert "to be shown" not in text
     assert "1 passed, 1 skipped, in 2 minutes on 2 cores, with Python 3.11.2, sglang 0.5.23." in text
     assert "## `test_pools.py`\n\nReal pools. 1 s.\n" in text
     assert "| each pool: `mha/x` | passed | 1.3 |" in text
     assert "| more | skipped: no root | 0.0 |" in text
     assert "test_empty" not in text
+
+
+def test_a_statement_holds_if_every_test_that_shows_it_passed() -> None:
+    tests = (
+        test_of("test_one[a]", "passed", "tokens", "blocks"),
+        test_of("test_one[b|c]", "failed", "tokens"),
+        test_of("test_two", "skipped", "windows"),
+    )
+    text = render(report_of("vLLM", *tests))
+    assert text.startswith("# What the tests with vLLM found\n\n`make engine-vllm` wrote this file")
+    assert "| tokens | 2 of `t.py` | one: `b/c` failed |" in text
+    assert "| blocks | 1 of `t.py` | passed |" in text
+    assert "| windows | 1 of `t.py` | two skipped |" in text

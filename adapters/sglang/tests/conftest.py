@@ -1,20 +1,18 @@
-"""Fixtures for tests with SGLang, and a report of what they found. Without SGLang, nothing here is collected."""
+"""Fixtures for tests with SGLang. Without SGLang, nothing here is collected."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import platform
-import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import engine_report
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.sides import Side
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -37,57 +35,11 @@ NAMED = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--engine-report", type=Path, help="write what every test found to this file, as JSON")
+    engine_report.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    path = config.getoption("--engine-report")
-    if path is not None:
-        config.pluginmanager.register(_Report(path))
-
-
-class _Report:
-    """Collects the outcome of each test, and writes it at the end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._began = time.monotonic()
-        self._files: dict[str, str] = {}
-        self._tests: dict[str, dict[str, Any]] = {}
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            text = getattr(getattr(item, "module", None), "__doc__", None) or ""
-            self._files[item.nodeid.partition("::")[0]] = text.partition("\n")[0]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        file, _, name = report.nodeid.partition("::")
-        test = self._tests.setdefault(
-            report.nodeid, {"file": file, "name": name, "outcome": "passed", "seconds": 0.0, "why": ""}
-        )
-        test["seconds"] += report.duration
-        if report.outcome != "passed":
-            test["outcome"] = report.outcome
-            test["why"] = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-
-    def pytest_sessionfinish(self) -> None:
-        found = {
-            "python": platform.python_version(),
-            "cores": len(os.sched_getaffinity(0)),
-            "versions": {name: _version(name) for name in NAMED},
-            "seconds": time.monotonic() - self._began,
-            "files": self._files,
-            "tests": list(self._tests.values()),
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(found, indent=1))
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
+    engine_report.configure(config, "SGLang", NAMED)
 
 
 @pytest.fixture(scope="session")

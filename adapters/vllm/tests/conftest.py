@@ -6,6 +6,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+import engine_report
 import pytest
 
 if TYPE_CHECKING:
@@ -16,6 +17,25 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
+
+NAMED = (
+    "statelink",
+    "statelink-vllm",
+    "vllm",
+    "torch",
+    "transformers",
+    "nixl",
+    "mooncake-transfer-engine-non-cuda",
+)
+"""Packages whose versions are in the report."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    engine_report.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    engine_report.configure(config, "vLLM", NAMED)
 
 
 @pytest.fixture(scope="session")

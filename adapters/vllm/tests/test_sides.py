@@ -93,7 +93,7 @@ def test_messages_go_from_process_to_process() -> None:
 
 
 def room(status: Status, seconds: float = 0.5, code: str = "") -> Any:
-    report = SimpleNamespace(transferred=seconds, moved={"g0": SimpleNamespace(nbytes=1 << 20)})
+    report = SimpleNamespace(transferred=seconds, moved={"kv": SimpleNamespace(nbytes=1 << 20)})
     return SimpleNamespace(status=status, report=report, reason=Reason(code, "it failed") if code else None)
 
 

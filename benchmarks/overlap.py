@@ -15,7 +15,6 @@ What is shown is the time from the end of prefill's forward pass until the reque
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import random
 import statistics
@@ -30,10 +29,10 @@ from typing import IO, Any
 
 import statelink
 
+from .namespaces import SPACES, namespaces, run
 from .rows import show
 
 WAYS = ("at the end", "chunks", "layers")
-SPACES = {"prefill": ("statelink-bench-p", "10.88.7.1"), "decode": ("statelink-bench-d", "10.88.7.2")}
 
 
 def tell(to: IO[str], **what: Any) -> None:
@@ -135,29 +134,6 @@ def decode(tokens: int) -> None:
             receiving.check()
             pools.release(held)
             tell(sys.stdout, arrived=arrived)
-
-
-def run(*command: str) -> None:
-    """Run a command that has to work."""
-    subprocess.run(command, check=True)
-
-
-@contextlib.contextmanager
-def namespaces() -> Iterator[None]:
-    """Two network namespaces with a pair of interfaces between them."""
-    try:
-        for name, _ in SPACES.values():
-            run("ip", "netns", "add", name)
-        (one, here), (two, there) = SPACES.values()
-        run("ip", "-n", one, "link", "add", "veth0", "type", "veth", "peer", "name", "veth0", "netns", two)
-        for name, address in ((one, here), (two, there)):
-            run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "veth0")
-            run("ip", "-n", name, "link", "set", "veth0", "up")
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        yield
-    finally:
-        for name, _ in SPACES.values():
-            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
 class Side:

@@ -1,6 +1,8 @@
 """Speed of the embedded backend between two processes of this machine, against what the kernel gives.
 
-    python -m benchmarks.tcp_backend [--rounds 15] [--json]
+    python -m benchmarks.tcp_backend [--rounds 15] [--json] [--namespaces]
+
+With ``--namespaces``, the processes are in two network namespaces with a pair of interfaces between them (needs root).
 
 Each round runs, one right after the other, for every shape:
 
@@ -19,6 +21,7 @@ that other work on the machine disturbed least; only the ratios mean anything el
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -37,13 +40,14 @@ from statelink.backend import BackendContext, Batch, Blocks, Op, Region
 from statelink.tcp import Options, TcpBackend
 
 from .floor import libc
+from .namespaces import SPACES, enter, namespaces
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 U64 = npt.NDArray[np.uint64]
 
-SHAPES = ((64, 64 << 10), (1024, 16 << 10), (4096, 4 << 10), (16384, 1 << 10))
+SHAPES = ((64, 64 << 10), (1024, 16 << 10), (4096, 4 << 10), (8192, 2 << 10), (16384, 1 << 10))
 SPACE = 128 << 20
 IOV_MAX = 1024
 WARM_UP = 2
@@ -59,8 +63,8 @@ libc.writev.restype = libc.readv.restype = ctypes.c_ssize_t
 libc.writev.argtypes = libc.readv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
 
 
-def open_backend(link: str, memory: npt.NDArray[np.uint8], *, copy: bool) -> TcpBackend:
-    backend = TcpBackend(BackendContext(options=Options(same_host_copy=copy), link=link))
+def open_backend(link: str, memory: npt.NDArray[np.uint8], host: str, *, copy: bool) -> TcpBackend:
+    backend = TcpBackend(BackendContext(options=Options(same_host_copy=copy), link=link, host=host))
     backend.register([Region(memory.ctypes.data, memory.nbytes)])
     return backend
 
@@ -85,12 +89,20 @@ def move_all(call: Callable[[int, int, int], int], sock: socket.socket, array: U
             array[at] = (int(array[at, 0]) + rest, int(array[at, 1]) - rest)
 
 
-def target(pipe: Connection) -> None:
+def place_of(role: str, apart: bool) -> str:
+    """The address of a role. If the two are apart, this thread goes there."""
+    if apart:
+        enter(role)
+    return SPACES[role][1] if apart else "127.0.0.1"
+
+
+def target(pipe: Connection, apart: bool) -> None:
     """The other process: it owns the destination, grants it, and is the far end of the plain connection."""
+    host = place_of("decode", apart)
     memory = np.zeros(SPACE, np.uint8)
-    backends = {copy: open_backend("target", memory, copy=copy) for copy in (True, False)}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        pipe.send((os.getpid(), memory.ctypes.data, listener.getsockname()[1]))
+    backends = {copy: open_backend("target", memory, host, copy=copy) for copy in (True, False)}
+    with socket.create_server((host, 0)) as listener:
+        pipe.send((os.getpid(), memory.ctypes.data, listener.getsockname()))
         pipe.send({copy: backend.descriptor() for copy, backend in backends.items()})
         plain, _ = listener.accept()
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -171,18 +183,19 @@ def place(count: int, nbytes: int, base: int, scattered: bool, random: np.random
     return places
 
 
-def measure(rounds: int) -> list[dict[str, Any]]:
+def measure(rounds: int, apart: bool) -> list[dict[str, Any]]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=target, args=(theirs,), daemon=True)
+    process = spawn.Process(target=target, args=(theirs, apart), daemon=True)
     process.start()
-    pid, base, port = ours.recv()
+    host = place_of("prefill", apart)
+    pid, base, listening = ours.recv()
     descriptors = ours.recv()
-    plain = socket.create_connection(("127.0.0.1", port))
+    plain = socket.create_connection(listening)
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     random = np.random.default_rng(1)
     memory, other = random.integers(0, 255, SPACE, np.uint8), np.zeros(SPACE, np.uint8)
-    backends = {copy: open_backend("source", memory, copy=copy) for copy in (True, False)}
+    backends = {copy: open_backend("source", memory, host, copy=copy) for copy in (True, False)}
     ours.send({copy: backend.descriptor() for copy, backend in backends.items()})
     for copy, backend in backends.items():
         backend.connect("target", descriptors[copy], [Region(base, SPACE)])
@@ -228,8 +241,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--namespaces", action="store_true", help="let two network namespaces stand for two hosts")
     arguments = parser.parse_args()
-    results = measure(arguments.rounds)
+    with namespaces() if arguments.namespaces else contextlib.nullcontext():
+        results = measure(arguments.rounds, arguments.namespaces)
     if arguments.json:
         json.dump(results, sys.stdout, indent=1)
         return

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.smoke, pytest.mark.servers]
 
 
 @pytest.mark.parametrize("backend", ["nixl", "mooncake"])
+@pytest.mark.shows("engines: the tokens of one, dense model, over {backend}")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_the_tokens_are_those_of_one_engine(backend: str, llama: Path, tmp_path: Path) -> None:
     pytest.importorskip(f"statelink_{backend}")
     with running(Pair(tmp_path, llama, {"backend": backend, "verify": "digest"})) as pair:
@@ -44,6 +46,7 @@ def equals(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.shows("one link with both roles")
 def test_engines_with_both_roles_hand_requests_both_ways(equals: Pair, number: int) -> None:
     source, target = (equals.prefill, equals.decode)[:: -1 if number else 1]
     prompt = prompt_of(number, 100)
@@ -53,6 +56,7 @@ def test_engines_with_both_roles_hand_requests_both_ways(equals: Pair, number: i
     equals.settled()
 
 
+@pytest.mark.shows("a router that sends to both at once")
 def test_a_router_may_send_to_both_at_once(equals: Pair) -> None:
     prompt = prompt_of(7, 300)
     before = equals.moved()[0]

@@ -27,6 +27,8 @@ def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
 
 
 @pytest.mark.parametrize("length", [1, 7, 32, 33, 96, 100, 333])
+@pytest.mark.shows("engines: the tokens of one, dense model, over tcp")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_the_tokens_are_those_of_one_engine(pair: Pair, length: int) -> None:
     prompt = prompt_of(length, length)
     requests, nbytes = pair.moved()
@@ -44,6 +46,7 @@ def test_the_state_of_another_prompt_gives_other_tokens(pair: Pair) -> None:
     assert pair.decode.run("swapped", other, 8, first.params).tokens != pair.alone(other)
 
 
+@pytest.mark.shows("a prefix that decode holds is not moved again")
 def test_a_prefix_that_decode_holds_is_not_moved_again(pair: Pair) -> None:
     prompt = prompt_of(3, 100)
     pair.hand(prompt)
@@ -96,6 +99,8 @@ def test_what_a_router_says_wrongly_is_computed_on_decode(pair: Pair, said: dict
     assert pair.decode.settle() == pair.decode.free
 
 
+@pytest.mark.shows("aborts in every state")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_an_abort_while_decode_waits_gives_the_blocks_back(pair: Pair) -> None:
     prompt = prompt_of(8, 90)
     params = {"do_remote_prefill": True, "room": "77", "peer": pair.hand(prompt_of(9, 40))[0].params["peer"]}
@@ -107,6 +112,8 @@ def test_an_abort_while_decode_waits_gives_the_blocks_back(pair: Pair) -> None:
     pair.settled()
 
 
+@pytest.mark.shows("aborts in every state")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_an_abort_on_decode_before_it_had_blocks_ends_prefills_hold(pair: Pair) -> None:
     prompt = prompt_of(10, 90)
     first = pair.prefill.run("early", prompt, 1, dict(PREFILL))
@@ -123,6 +130,8 @@ def test_an_abort_on_decode_before_it_had_blocks_ends_prefills_hold(pair: Pair) 
     pair.settled()
 
 
+@pytest.mark.shows("aborts in every state")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_an_abort_on_prefill_sends_nothing(pair: Pair) -> None:
     pair.prefill.add("gone", prompt_of(12, 900), 1, dict(PREFILL))
     pair.prefill.abort("gone")

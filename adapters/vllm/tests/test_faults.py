@@ -35,6 +35,7 @@ def strict(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 
 
 @pytest.mark.smoke
+@pytest.mark.shows("prefill hangs while decode waits for state")
 def test_a_request_of_a_prefill_that_hangs_is_computed_on_decode(pair: Pair) -> None:
     pair.hand(prompt_of(1, 70))  # both have met
     prompt = prompt_of(2, 300)
@@ -53,8 +54,11 @@ def test_a_request_of_a_prefill_that_hangs_is_computed_on_decode(pair: Pair) -> 
     assert pair.hand(again)[1].tokens == pair.alone(again)
 
 
-@pytest.mark.parametrize("kind", ["pair", "strict"])
-def test_prefill_that_dies_fails_the_request_or_has_it_computed_anew(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("kind", "policy"), [("pair", "recompute"), ("strict", "fail")])
+@pytest.mark.shows("prefill is killed while decode waits for state, {policy}")
+def test_prefill_that_dies_fails_the_request_or_has_it_computed_anew(
+    kind: str, policy: str, request: pytest.FixtureRequest
+) -> None:
     both: Pair = request.getfixturevalue(kind)
     prompt = prompt_of(3, 200)
     alone = both.alone(prompt)
@@ -66,7 +70,7 @@ def test_prefill_that_dies_fails_the_request_or_has_it_computed_anew(kind: str, 
         assert time.monotonic() < until
     both.prefill.kill()
     second = both.decode.result("dead")
-    if kind == "pair":
+    if policy == "recompute":
         assert second.tokens == alone
     else:
         assert second.why == "error"

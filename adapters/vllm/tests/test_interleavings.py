@@ -59,6 +59,7 @@ def silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.shows("vLLM's own scheduler and block pool, through any order of events")
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=SHAPES, acts=ACTS)

@@ -31,6 +31,8 @@ def states(hybrid: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 # A window of 64 tokens in blocks of 16: at 80 + 1 tokens, the oldest token of the window is the last of its block.
 @pytest.mark.parametrize("length", [1, 2, 40, 64, 65, 79, 80, 81, 82, 96, 97, 200])
+@pytest.mark.shows("engines: the tokens of one, sliding windows, over tcp")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_sliding_windows_end_where_decode_goes_on(windows: Pair, length: int) -> None:
     assert "SlidingWindowSpec" in windows.prefill.groups
     prompt = prompt_of(length, length)
@@ -51,6 +53,8 @@ def test_windows_after_a_prefix_that_decode_holds(windows: Pair) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 33, 64, 65, 96, 100, 333])
+@pytest.mark.shows("engines: the tokens of one, recurrent layers, over tcp")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_recurrent_states_have_not_seen_the_last_token(states: Pair, length: int) -> None:
     assert "MambaSpec" in states.prefill.groups
     prompt = prompt_of(length, length)

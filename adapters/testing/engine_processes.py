@@ -55,6 +55,13 @@ class OwnProcess:
         """What it printed so far."""
         return self.log.read_text(errors="replace")
 
+    def wait_logged(self, text: str, seconds: float = 60.0) -> None:
+        """Wait until the log has a text."""
+        until = time.monotonic() + seconds
+        while text not in self.logged():
+            assert time.monotonic() < until, f"{self.name} did not log {text!r}:\n{self.logged()[-6000:]}"
+            time.sleep(0.2)
+
     def wait_end(self, seconds: float = READY_SECONDS) -> int:
         """Wait until it has ended by itself, and return its exit status."""
         return self._process.wait(seconds)

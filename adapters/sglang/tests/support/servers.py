@@ -6,7 +6,6 @@ import json
 import random
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +43,6 @@ class Server(HttpServer[Answer]):
             *arguments,
         ]
         super().__init__(name, folder, command, {**SGLANG, **environment})
-
-    def wait_logged(self, text: str, seconds: float = 60.0) -> None:
-        """Wait until the log has a text."""
-        until = time.monotonic() + seconds
-        while text not in self.logged():
-            assert time.monotonic() < until, f"{self.name} did not log {text!r}:\n{self.logged()[-6000:]}"
-            time.sleep(0.2)
 
     def tell(self, path: str, **body: Any) -> None:
         """POST an order to the server, which must take it."""

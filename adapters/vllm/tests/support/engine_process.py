@@ -37,6 +37,15 @@ def main() -> None:
     engine: Any = LLM(**json.loads(sys.argv[1])).llm_engine
     core = engine.engine_core.engine_core
 
+    preempted: list[str] = []
+    preempt = core.scheduler._preempt_request
+
+    def count(request: Any, *given: Any, **more: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *given, **more)
+
+    core.scheduler._preempt_request = count
+
     def obey(command: Any) -> None:
         if "add" in command:
             given = command["add"]
@@ -58,6 +67,7 @@ def main() -> None:
                 busy=left,
                 free=pool.get_num_free_blocks(),
                 known=len(core.scheduler.requests),
+                preempted=len(preempted),
                 rooms=totals["rooms"],
                 bytes=totals["bytes"],
             )

@@ -152,7 +152,10 @@ class Engine(OwnProcess):
         return self.result(name)
 
     def ask(self) -> dict[str, Any]:
-        """Whether it is busy, how many requests it knows, how many blocks are free, and what its link counts."""
+        """Whether it is busy, how many requests it knows, how many blocks are free, and what its link counts.
+
+        ``preempted`` is how often vLLM took the blocks of a running request away.
+        """
         self._asked += 1
         number = self._asked
         self._tell(ask=number)
@@ -178,7 +181,7 @@ class Pair:
         prefill: What only prefill's ``kv_transfer_config`` has. Its key ``more`` adds to ``config``.
         decode: The same for decode.
         policy: What decode does with a request whose state does not come.
-        widths: Ranks of tensor parallelism of both.
+        own: Further arguments of prefill's engine, and of decode's.
         common: Further arguments of both engines.
     """
 
@@ -191,7 +194,7 @@ class Pair:
         prefill: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
         policy: str = "recompute",
-        widths: tuple[int, int] = (1, 1),
+        own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
         **common: Any,
     ) -> None:
         self._folder = folder
@@ -200,10 +203,8 @@ class Pair:
             {"kv_role": "kv_consumer", **(decode or {})},
         )
         self._options = [
-            engine_options(
-                model, **common, tensor_parallel_size=width, kv_transfer_config=transfer(config, policy, **own)
-            )
-            for width, own in zip(widths, transfers, strict=True)
+            engine_options(model, **common, **options, kv_transfer_config=transfer(config, policy, **each))
+            for options, each in zip(own, transfers, strict=True)
         ]
         self.prefill, self.decode = self.start("prefill"), self.start("decode")
         self._number = 0

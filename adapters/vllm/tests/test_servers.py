@@ -1,4 +1,4 @@
-"""Two real vLLM servers over tcp, behind a router that hands prefill's answer to decode."""
+"""Two real vLLM servers behind a router that hands prefill's answer to decode."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from engine_processes import running
-from support.engines import prompt_of
+from support.engines import PREFILL, prompt_of
 from support.servers import ServerPair
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.smoke, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,8 @@ def pair(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         yield pair
 
 
+@pytest.mark.smoke
+@pytest.mark.shows("two servers: the tokens of one, dense model, over tcp")
 @pytest.mark.parametrize("length", [1, 7, 96, 100, 333])
 def test_the_tokens_are_those_of_one_server(pair: ServerPair, length: int) -> None:
     prompt = prompt_of(length, length)
@@ -33,6 +35,9 @@ def test_the_tokens_are_those_of_one_server(pair: ServerPair, length: int) -> No
     assert "could not be received" not in pair.decode.logged()
 
 
+@pytest.mark.smoke
+@pytest.mark.shows("two servers: 64 requests at once")
+@pytest.mark.shows("no block of vLLM's pool is lost")
 def test_64_requests_at_once_get_their_own_tokens(pair: ServerPair) -> None:
     # Of these prompts, the two most likely tokens are never so close that the batch's size decides between them.
     prompts = [prompt_of(3000 + seed, 20 + seed % 61) for seed in range(64)]
@@ -43,3 +48,50 @@ def test_64_requests_at_once_get_their_own_tokens(pair: ServerPair) -> None:
         alone = list(threads.map(lambda prompt: pair.prefill.complete(prompt, 4).tokens, prompts))
     assert [answer.tokens for answer in answers] == alone
     assert "could not be received" not in pair.decode.logged()
+    pair.settled()
+
+
+@pytest.mark.shows("two servers: aborts while state is loaded")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_a_client_that_goes_away_while_state_is_loaded_leaves_nothing_behind(pair: ServerPair) -> None:
+    prompt = prompt_of(8, 300)
+    params = pair.prefill.complete(prompt, 1, dict(PREFILL)).body["kv_transfer_params"]
+    pair.prefill.stop()  # so that the state does not come
+    try:
+        with pair.decode.client(prompt, 8, params):
+            pair.decode.wait_usage(True)
+        pair.decode.wait_logged("vLLM aborted the request on decode")
+    finally:
+        pair.prefill.go_on()
+    pair.settled()
+    other = prompt_of(9, 100)
+    assert pair.route(other).tokens == pair.prefill.complete(other, 8).tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "prefill", "decode"),
+    [
+        ("llama", "nixl", 32, 32),
+        ("llama", "mooncake", 32, 32),
+        ("windowed", "tcp", 16, 16),
+        ("hybrid", "tcp", 32, 32),
+        ("llama", "tcp", 16, 32),
+    ],
+)
+@pytest.mark.shows("two servers: the tokens of one, {kind}, over {backend}, blocks of {prefill} to blocks of {decode}")
+@pytest.mark.shows("no block of vLLM's pool is lost")
+def test_the_tokens_are_those_of_one_server_for_every(
+    kind: str, backend: str, prefill: int, decode: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    config = {"backend": backend, "verify": "digest", "vllm": {"pages": {"CPU_ATTN": "halves"}}}
+    sizes = [("--block-size", str(size)) for size in (prefill, decode)]
+    servers = ServerPair(tmp_path, request.getfixturevalue(kind), config, prefill=sizes[0], decode=sizes[1])
+    with running(servers) as pair:
+        for length in (7, 100, 333):
+            prompt = prompt_of(length, length)
+            answer = pair.route(prompt)
+            assert answer.status == 200, answer
+            assert answer.tokens == pair.prefill.complete(prompt, 8).tokens
+        assert "could not be received" not in pair.decode.logged()
+        assert f"Statelink backend '{backend}' moves" in pair.decode.logged()
+        pair.settled()

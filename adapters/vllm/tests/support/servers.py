@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import engine_processes
@@ -45,8 +48,34 @@ class Server(HttpServer[Answer]):
 
     def complete(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Answer:
         """The completion of a prompt of token ids."""
+        return self.ask("/v1/completions", self._body(prompt, count, params))
+
+    def _body(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None) -> dict[str, Any]:
         body = completion(self.model, prompt, count)
-        return self.ask("/v1/completions", body if params is None else {**body, "kv_transfer_params": params})
+        return body if params is None else {**body, "kv_transfer_params": params}
+
+    @contextlib.contextmanager
+    def client(self, prompt: Sequence[int], count: int, params: dict[str, Any] | None = None) -> Iterator[None]:
+        """A client that asks for a completion and, at the end of the block, goes away without waiting for it."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        try:
+            body = json.dumps(self._body(prompt, count, params))
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            yield
+        finally:
+            connection.close()
+
+    def usage(self) -> float:
+        """The share of the blocks of vLLM's pool that are in use, by vLLM's own metrics."""
+        lines = self.ask("/metrics").body.splitlines()
+        return max(float(line.split()[-1]) for line in lines if line.startswith("vllm:kv_cache_usage_perc"))
+
+    def wait_usage(self, some: bool, seconds: float = 60.0) -> None:
+        """Return once some blocks are in use, or none."""
+        until = time.monotonic() + seconds
+        while (self.usage() > 0.0) != some:
+            assert time.monotonic() < until, f"{self.name}: {self.usage():.3f} of the blocks are in use"
+            time.sleep(0.05)
 
 
 class ServerPair:
@@ -63,6 +92,11 @@ class ServerPair:
     ) -> None:
         self.prefill = Server("prefill", folder, model, transfer(config, kv_role="kv_producer"), *prefill)
         self.decode = Server("decode", folder, model, transfer(config, kv_role="kv_consumer"), *decode)
+
+    def settled(self) -> None:
+        """Check that every block of both servers is free again."""
+        for server in (self.prefill, self.decode):
+            server.wait_usage(False)
 
     def route(self, prompt: Sequence[int], count: int = 8) -> Answer:
         """What a serial router does: prefill's ``kv_transfer_params`` go to decode as they are."""

@@ -65,7 +65,7 @@ $(DOCS): $(DEV) constraints.txt
 FOUND := build/tests
 
 .PHONY: help setup demo check test again matrix docs third-party release-check soak bench gpu engine-sglang engine-sglang-smoke \
-  engine-sglang-bench engine-vllm engine-vllm-smoke engine-cross engine-cross-smoke fix clean distclean libraries
+  engine-sglang-bench engine-vllm engine-vllm-smoke engine-vllm-bench engine-cross engine-cross-smoke fix clean distclean libraries
 
 help: ## List the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do \
@@ -143,7 +143,8 @@ ENGINE_PYTHON = python=$$(PYTHON="$(PYTHON)" tools/engine-env.sh $(1)) || { rc=$
 ENGINE_TESTS = "$$python" -W ignore -m pytest -c adapters/$(1)/pyproject.toml --rootdir adapters/$(1) adapters/$(1)/tests
 SGLANG_PYTHON = $(call ENGINE_PYTHON,sglang,STATELINK_ABSENT_PACKAGES=1)
 ENGINE_SGLANG = $(SGLANG_PYTHON); $(call ENGINE_TESTS,sglang)
-ENGINE_VLLM = $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu); $(call ENGINE_TESTS,vllm)
+VLLM_PYTHON = $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu)
+ENGINE_VLLM = $(VLLM_PYTHON); $(call ENGINE_TESTS,vllm)
 
 # A whole run reports what it found, and the table of it is written. A choice of tests leaves the table as it is.
 ENGINE_REPORT = build/engine-$(1).json
@@ -169,9 +170,12 @@ engine-vllm: ## Run vLLM, unmodified, with Statelink: engines in processes, real
 engine-vllm-smoke: ## The part of engine-vllm that takes minutes: what is installed, the caches, one pair for each backend
 	@$(ENGINE_VLLM) -m smoke $(ARGS)
 
+engine-vllm-bench: ## Measure vLLM's own NIXL connector and Statelink in turn, and write build/bench/vllm.json: ARGS="--help"
+	@$(VLLM_PYTHON); PYTHONPATH=adapters/vllm/tests:adapters/testing "$$python" -W ignore -m benchmarks.vllm $(ARGS)
+
 # The tests run in vLLM's environment, and start servers in both.
 ENGINE_CROSS = $(SGLANG_PYTHON); STATELINK_SGLANG_PYTHON=$$(realpath -s "$$python"); export STATELINK_SGLANG_PYTHON; \
-  $(call ENGINE_PYTHON,vllm,VLLM_TARGET_DEVICE=cpu); STATELINK_VLLM_PYTHON=$$(realpath -s "$$python"); \
+  $(VLLM_PYTHON); STATELINK_VLLM_PYTHON=$$(realpath -s "$$python"); \
   export STATELINK_VLLM_PYTHON; $(call ENGINE_TESTS,cross)
 
 engine-cross: ## Run SGLang's prefill with vLLM's decode, and the other way: real servers, every test

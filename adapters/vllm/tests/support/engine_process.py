@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from typing import Any
 
 
@@ -34,7 +35,12 @@ def main() -> None:
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
+    cores = os.sched_getaffinity(0)
     engine: Any = LLM(**json.loads(sys.argv[1])).llm_engine
+    if os.sched_getaffinity(0) != cores:
+        # vLLM's own NIXL connector binds this thread, and those that it starts, to one core, the same for every engine.
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
     core = engine.engine_core.engine_core
 
     preempted: list[str] = []
@@ -46,9 +52,13 @@ def main() -> None:
 
     core.scheduler._preempt_request = count
 
+    began: dict[str, float] = {}
+    loaded: dict[str, float] = {}
+
     def obey(command: Any) -> None:
         if "add" in command:
             given = command["add"]
+            began[given["id"]] = time.perf_counter()
             extra = {"kv_transfer_params": given["params"]} if given["params"] else None
             params = SamplingParams(
                 max_tokens=given["count"], temperature=0, detokenize=False, ignore_eos=True, extra_args=extra
@@ -85,15 +95,22 @@ def main() -> None:
             obey(command)
             continue
         if working:
-            for each in engine.step():
+            made = engine.step()
+            now = time.perf_counter()
+            for name in core.scheduler.finished_recving_kv_req_ids:
+                given = name.rsplit("-", 1)[0]
+                loaded.setdefault(given, now - began[given])
+            for each in made:
                 if each.finished:
-                    end = each.outputs[0]
+                    end, given = each.outputs[0], each.request_id.rsplit("-", 1)[0]
+                    began.pop(given, None)
                     say(
                         ended=each.request_id,
                         tokens=list(end.token_ids),
                         why=end.finish_reason,
                         params=each.kv_transfer_params,
                         cached=each.num_cached_tokens,
+                        loaded=loaded.pop(given, None),
                     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine_environments import VLLM
-from engine_processes import READY_SECONDS, OwnProcess
+from engine_processes import READY_SECONDS, OwnProcess, free_port
 
 from .models import VOCABULARY
 
@@ -64,12 +64,21 @@ def prompt_of(seed: int, length: int) -> list[int]:
 
 
 class Ended(NamedTuple):
-    """A request that ended: its tokens, why, what a router gets, and how many tokens came from a cache."""
+    """A request that ended.
+
+    Attributes:
+        tokens: Its tokens.
+        why: Why it ended.
+        params: What a router gets.
+        cached: How many tokens came from a cache.
+        loaded: Seconds from its arrival until vLLM knew that its state was here; None if nothing was loaded.
+    """
 
     tokens: list[int]
     why: str
     params: dict[str, Any] | None
     cached: int | None
+    loaded: float | None
 
 
 class Engine(OwnProcess):
@@ -81,7 +90,11 @@ class Engine(OwnProcess):
             name,
             folder,
             [sys.executable, "-W", "ignore", program, json.dumps(options)],
-            {**VLLM, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            {
+                **VLLM,
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),  # of vLLM's own NIXL connector
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -38,6 +38,14 @@ def make_llama(folder: Path) -> Path:
     return _save(folder, LlamaForCausalLM(LlamaConfig(**COMMON, num_hidden_layers=3, head_dim=32)))
 
 
+def make_wide(folder: Path) -> Path:
+    """Eight layers of full attention with eight KV heads of 64: much state for each token, and little to compute."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 16384}
+    return _save(folder, LlamaForCausalLM(LlamaConfig(**{**COMMON, **heads}, num_hidden_layers=8, head_dim=64)))
+
+
 def make_windowed(folder: Path, window: int = 64) -> Path:
     """Three layers with a sliding window and one of full attention."""
     from transformers import Cohere2Config, Cohere2ForCausalLM

@@ -12,9 +12,10 @@ from support.engines import PREFILL, Pair, prompt_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.smoke, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("backend", ["nixl", "mooncake"])
 @pytest.mark.shows("engines: the tokens of one, dense model, over {backend}")
 @pytest.mark.shows("no block of vLLM's pool is lost")

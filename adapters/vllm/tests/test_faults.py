@@ -34,7 +34,6 @@ def strict(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         yield pair
 
 
-@pytest.mark.smoke
 @pytest.mark.shows("prefill hangs while decode waits for state")
 def test_a_request_of_a_prefill_that_hangs_is_computed_on_decode(pair: Pair) -> None:
     pair.hand(prompt_of(1, 70))  # both have met

@@ -12,7 +12,7 @@ from support.engines import PREFILL, Pair, prompt_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.smoke, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 TCP = {"backend": "tcp", "verify": "digest"}
 
@@ -52,6 +52,7 @@ def test_windows_after_a_prefix_that_decode_holds(windows: Pair) -> None:
     windows.settled()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("length", [1, 2, 7, 33, 64, 65, 96, 100, 333])
 @pytest.mark.shows("engines: the tokens of one, recurrent layers, over tcp")
 @pytest.mark.shows("no block of vLLM's pool is lost")
@@ -65,6 +66,7 @@ def test_recurrent_states_have_not_seen_the_last_token(states: Pair, length: int
     states.settled()
 
 
+@pytest.mark.smoke
 def test_recurrent_states_after_a_prefix_that_decode_holds(states: Pair) -> None:
     prompt = prompt_of(3, 150)
     states.hand(prompt)
@@ -74,7 +76,7 @@ def test_recurrent_states_after_a_prefix_that_decode_holds(states: Pair) -> None
     states.settled()
 
 
-@pytest.mark.parametrize("kind", ["windows", "states"])
+@pytest.mark.parametrize("kind", ["windows", pytest.param("states", marks=pytest.mark.smoke)])
 def test_the_state_of_another_prompt_gives_other_tokens(kind: str, request: pytest.FixtureRequest) -> None:
     pair: Pair = request.getfixturevalue(kind)
     one, other = prompt_of(5, 100), prompt_of(6, 100)

@@ -99,7 +99,7 @@ class Group(NamedTuple):
         """
         if self.recurrent or self.component.window is None or not len(indices):
             return set()
-        item = sum(buffer.layout.nbytes for buffer in self.component.buffers)
+        item = sum(buffer.layout.held for buffer in self.component.buffers)
         first = int(indices[0])
         whole = first % self.ratio == 0 and nbytes >= item * len(indices)
         return set() if whole else {first // self.ratio}

@@ -323,6 +323,8 @@ def test_what_cannot_be_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("etcd://a:1,,b:2", Options(), "'' is not host:port"),
         ("etcd://user@a:1", Options(), "'user@a:1' is not host:port"),
         ("etcd://a:1", Options(user="u", password_file=missing), "would travel in the clear"),
+        ("etcd://127.0.0.1:1,[::2]:1", Options(user="u", password_file=missing), r"\[::2\]:1 is not on loopback"),
+        ("etcd://127.0.0.1:1,[::1]:1,localhost:1", Options(user="u", password_file=missing), "No such file"),
         ("etcds://a:1", Options(user="u"), "'password_file' is not configured"),
         ("etcds://a:1", Options(password_file=missing), "'user' is not configured"),
         ("etcds://a:1", Options(user="u", password_file=missing), "No such file"),

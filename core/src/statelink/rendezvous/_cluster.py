@@ -72,7 +72,7 @@ class Cluster(NamedTuple):
             _check_member(member, address)
         tls = scheme == "etcds"
         if options.user and not tls and not insecure:
-            open_to = [member for member in members if not is_loopback(_host(member))]
+            open_to = [member for member in members if not is_loopback(member)]
             if open_to:
                 raise _unusable(
                     "the password for etcd would travel in the clear",
@@ -95,10 +95,6 @@ def _check_member(member: str, address: str) -> None:
         good = False
     if not good:
         raise _unusable(f"{address!r:.120} is no address of etcd", f"{member!r:.80} is not host:port", EXAMPLE)
-
-
-def _host(member: str) -> str:
-    return urlsplit(f"//{member}").hostname or ""
 
 
 def _password(options: Etcd) -> str:

@@ -132,13 +132,17 @@ CASES: dict[str, Callable[[int], Tree]] = {
     "refuse": lambda n: {**LINK, "reason": _reason(n)},
     "note": lambda n: {**USE, "component": "kv", "payload": bytes(min(n, 64 << 10))},
     "resolved": lambda n: {**LINK, "instance": "p", "addresses": ["tcp://127.0.0.1:1"] * min(4096, n // 18)},
+    "browsed": lambda n: {
+        **LINK,
+        "listed": [{"instance": "p", "rank": 0, "ranks": 1, "address": "x" * 200, "link": "y"}] * min(1024, n // 250),
+    },
     # Those that follow hold nothing that can be long but names.
     "attached": lambda n: {**LINK, "digest": b"", "transport": "x" * min(n, 256)},
     **dict.fromkeys(("accepted", "drained", "inquire", "standing"), lambda n: {**USE, "sender": "x" * min(n, 512)}),
     **dict.fromkeys(("ping", "pong", "unknown", "bye"), lambda n: {"sender": "x" * min(n, 512)}),
     "register": lambda n: {**LINK, "instance": "x" * min(n, 512), "rank": 0, "ranks": 1, "address": "x"},
     "registered": lambda n: {**LINK, "lifetime": 1.0},
-    "resolve": lambda n: {**LINK, "instance": "x" * min(n, 512)},
+    **dict.fromkeys(("resolve", "browse"), lambda n: {**LINK, "instance": "x" * min(n, 512)}),
 }
 """By kind and what is special about it: a message of about so many bytes, or as many as it can have."""
 

@@ -24,6 +24,8 @@ def rendezvous_messages() -> list[wire.Message]:
         wire.Registered(**LINK, lifetime=15.0),
         wire.Resolve(**LINK, instance="prefill-0"),
         wire.Resolved(**LINK, instance="p", addresses=("tcp://10.0.0.1:1", "tcp://[::1]:2"), present=2, ranks=2),
+        wire.Browse(**LINK, instance="prefill-0", rank=3),
+        wire.Browsed(**LINK, listed=(wire.Listed("p", 0, 2, "tcp://10.0.0.1:1", "p.0-1"),)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""``statelink rendezvous``: runs the server that knows the addresses of instances."""
+"""``statelink rendezvous``: runs the server that knows the addresses of instances, or lists what a directory knows."""
 
 from __future__ import annotations
 
@@ -6,50 +6,78 @@ import signal
 import threading
 
 import click
+from click.core import ParameterSource
 
 from statelink.rendezvous import RendezvousServer
 from statelink.wire import Keys
 
+from ._directory import DEFAULT, list_directory
 from ._output import json_option, print_json
 
 __all__ = ["rendezvous"]
 
 
+SERVING = {"listen": "--listen", "advertise": "--advertise", "lifetime": "--lifetime"}
+"""Options that only a server has."""
+
+
 @click.command()
+@click.argument("address", default="")
+@click.option("--list", "listing", is_flag=True, help="List what is registered in a directory, and run no server.")
 @click.option(
     "--listen",
-    default="tcp://127.0.0.1:7400",
+    default=DEFAULT,
     show_default=True,
     help="Listen at this address; port 0 picks a free one.",
 )
 @click.option("--advertise", default="", help="Tell links this host instead of the one in --listen.")
-@click.option(
-    "--secret-file", default="", help="Read the server's secret key from this file; `statelink keys new` makes one."
-)
+@click.option("--secret-file", default="", help="Read the secret key from this file; `statelink keys new` makes one.")
 @click.option(
     "--allow-file",
     default="",
-    help="Let in links with the public keys of this file, or of the *.pub files of this directory.",
+    help="Allow the public keys of this file, or of the *.pub files of this directory.",
 )
-@click.option("--insecure", is_flag=True, help="Listen beyond loopback without keys; for trusted networks only.")
+@click.option("--insecure", is_flag=True, help="Do without keys or TLS beyond loopback; for trusted networks only.")
 @click.option(
     "--lifetime", default=15.0, show_default=True, help="Forget a rank that was silent for this many seconds."
 )
 @json_option
+@click.pass_context
 def rendezvous(
-    listen: str, advertise: str, secret_file: str, allow_file: str, insecure: bool, lifetime: float, as_json: bool
+    context: click.Context,
+    address: str,
+    listing: bool,
+    listen: str,
+    advertise: str,
+    secret_file: str,
+    allow_file: str,
+    insecure: bool,
+    lifetime: float,
+    as_json: bool,
 ) -> None:
-    """Run a rendezvous server.
+    """Run a rendezvous server, or list what is registered.
 
-    Runs until SIGINT or SIGTERM, and then exits with 0. Prints the address that links configure as `rendezvous`.
-    Without options for keys, the keys come from the environment: STATELINK_SECRET_FILE or STATELINK_SECRET,
-    STATELINK_ALLOW_FILE or STATELINK_ALLOW.
+    The server runs until SIGINT or SIGTERM, and then exits with 0. It prints the address that links configure as
+    `rendezvous`. Without options for keys, the keys come from the environment: STATELINK_SECRET_FILE or
+    STATELINK_SECRET, STATELINK_ALLOW_FILE or STATELINK_ALLOW.
+
+    With --list, prints the instances in the directory at ADDRESS, a rendezvous server or etcd, with the ranks that are
+    present and their addresses. Without ADDRESS, it is the directory of STATELINK_RENDEZVOUS or of the file
+    STATELINK_CONFIG, or else a server on this machine. Keys and options for etcd are those of a link, too. Exits with 1
+    if a rank of an instance is missing, or the directory does not answer.
     """
+    given = [name for key, name in SERVING.items() if context.get_parameter_source(key) is not ParameterSource.DEFAULT]
+    if listing and given:
+        raise click.UsageError(f"{given[0]} is for a server, and --list runs none")
+    if address and not listing:
+        raise click.UsageError("ADDRESS goes with --list; a server listens at --listen")
+    keys = Keys(secret_file=secret_file, allow_file=allow_file) if secret_file or allow_file else None
+    if listing:
+        context.exit(list_directory(address, keys, insecure=insecure, as_json=as_json))
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    given = bool(secret_file or allow_file)
-    keys = Keys(secret_file=secret_file, allow_file=allow_file) if given else Keys.from_environment()
+    keys = keys or Keys.from_environment()
     with RendezvousServer(listen, advertise=advertise, keys=keys, insecure=insecure, lifetime=lifetime) as server:
         if as_json:
             print_json({"address": server.address})

@@ -11,6 +11,17 @@ from ._client import RendezvousClient
 from ._cluster import Cluster
 from ._connect import Directory, connect
 from ._etcd import EtcdClient
+from ._listing import Instance, Rank, list_instances
 from ._server import RendezvousServer
 
-__all__ = ["Cluster", "Directory", "EtcdClient", "RendezvousClient", "RendezvousServer", "connect"]
+__all__ = [
+    "Cluster",
+    "Directory",
+    "EtcdClient",
+    "Instance",
+    "Rank",
+    "RendezvousClient",
+    "RendezvousServer",
+    "connect",
+    "list_instances",
+]

@@ -134,7 +134,7 @@ class Gateway:
 
     # Keys.
 
-    async def range(self, key: str, end: str = "", *, limit: int = 0) -> Found:
+    async def range(self, key: str | bytes, end: str = "", *, limit: int = 0) -> Found:
         """The key, or all keys from ``key`` up to ``end``, in order."""
         body: dict[str, Any] = {"key": pack(key), "limit": limit}
         if end:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statelink.errors import ConfigError, PeerError
-from statelink.wire import parse_endpoint
+from statelink.wire import MAX_LISTED, Listed, parse_endpoint
 
 if TYPE_CHECKING:
     from statelink.wire import Register
@@ -51,6 +52,7 @@ class Registry:
         self._lifetime = lifetime
         self._limit = limit
         self._instances: dict[str, dict[int, Entry]] = {}
+        self._names: list[str] = []  # of the instances, in order
         # By link. The one that spoke last is at the end.
         self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
 
@@ -91,6 +93,8 @@ class Registry:
             self._places.pop(entry.link, None)
         until = now + self._lifetime
         made = Entry(message.sender, message.address, message.ranks, until, former)
+        if message.instance not in self._instances:
+            insort(self._names, message.instance)
         self._instances.setdefault(message.instance, {})[message.rank] = made
         self._places[message.sender] = place
         self._places.move_to_end(message.sender)
@@ -103,6 +107,7 @@ class Registry:
             del self._instances[instance][rank]
             if not self._instances[instance]:
                 del self._instances[instance]
+                del self._names[bisect_left(self._names, instance)]
 
     def expire(self, now: float) -> None:
         """Remove entries that have expired."""
@@ -123,6 +128,22 @@ class Registry:
         # there.
         complete = len(ranks) == wanted
         return (tuple(ranks[rank].address for rank in sorted(ranks)) if complete else ()), len(ranks), wanted
+
+    def browse(self, instance: str, rank: int, now: float) -> tuple[Listed, ...]:
+        """The next ranks after a rank of an instance, in order of both; from the first on if the name is empty."""
+        self.expire(now)
+        found: list[Listed] = []
+        at = bisect_left(self._names, instance)
+        while at < len(self._names) and len(found) < MAX_LISTED:
+            name = self._names[at]
+            ranks = self._instances[name]
+            numbers = sorted(ranks)
+            first = bisect_right(numbers, rank) if name == instance else 0
+            for number in numbers[first : first + MAX_LISTED - len(found)]:
+                entry = ranks[number]
+                found.append(Listed(name, number, entry.ranks, entry.address, entry.link))
+            at += 1
+        return tuple(found)
 
     def snapshot(self) -> dict[str, str]:
         """Instances, and how many of their ranks are present."""

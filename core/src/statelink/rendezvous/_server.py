@@ -131,6 +131,10 @@ class RendezvousServer:
                     ranks=ranks,
                 )
             )
+        elif isinstance(message, wire.Browse):
+            with self._lock:
+                listed = self._registry.browse(message.instance, message.rank, time.monotonic())
+            self._answer(wire.Browsed(sender=self._name, to=message.sender, listed=listed))
         elif isinstance(message, wire.Bye):
             with self._lock:
                 self._registry.leave(message.sender)

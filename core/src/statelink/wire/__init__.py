@@ -37,7 +37,18 @@ from ._messages import (
     Unmet,
     Welcome,
 )
-from ._rendezvous import MAX_RANKS, RENDEZVOUS_KINDS, Register, Registered, Resolve, Resolved
+from ._rendezvous import (
+    MAX_LISTED,
+    MAX_RANKS,
+    RENDEZVOUS_KINDS,
+    Browse,
+    Browsed,
+    Listed,
+    Register,
+    Registered,
+    Resolve,
+    Resolved,
+)
 from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
 
 __all__ = [
@@ -48,6 +59,7 @@ __all__ = [
     "MAX_HANDSHAKE",
     "MAX_INDICES",
     "MAX_INVENTORY",
+    "MAX_LISTED",
     "MAX_RANKS",
     "MAX_UNMET",
     "PROTOCOL",
@@ -55,6 +67,8 @@ __all__ = [
     "Accepted",
     "Attach",
     "Attached",
+    "Browse",
+    "Browsed",
     "Bye",
     "Channel",
     "Chunk",
@@ -68,6 +82,7 @@ __all__ = [
     "Inquire",
     "ItemList",
     "Keys",
+    "Listed",
     "Message",
     "Note",
     "Ping",

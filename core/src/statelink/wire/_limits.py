@@ -16,7 +16,7 @@ from ._messages import (
     Request,
     Welcome,
 )
-from ._rendezvous import Resolved
+from ._rendezvous import Browsed, Resolved
 
 __all__ = ["MAX_FRAME", "MAX_HANDSHAKE", "MAX_INVENTORY", "SMALL", "limit_of"]
 
@@ -41,6 +41,7 @@ _LIMITS: dict[type[Message], int] = {
     Refuse: 2 << 20,
     Note: 128 << 10,
     Resolved: 8 << 20,
+    Browsed: 8 << 20,  # names may be longer in bytes than in characters
 }
 
 

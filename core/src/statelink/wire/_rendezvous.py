@@ -8,10 +8,23 @@ import msgspec
 
 from ._messages import Bye, Message, Name, Refuse
 
-__all__ = ["MAX_RANKS", "RENDEZVOUS_KINDS", "Register", "Registered", "Resolve", "Resolved"]
+__all__ = [
+    "MAX_LISTED",
+    "MAX_RANKS",
+    "RENDEZVOUS_KINDS",
+    "Browse",
+    "Browsed",
+    "Listed",
+    "Register",
+    "Registered",
+    "Resolve",
+    "Resolved",
+]
 
 MAX_RANKS = 4096
 """Most ranks of one instance."""
+MAX_LISTED = 1024
+"""Most ranks that one answer lists."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)]
 
@@ -68,6 +81,47 @@ class Resolved(Message, frozen=True, kw_only=True):
     ranks: Count = 0
 
 
+class Browse(Message, frozen=True, kw_only=True):
+    """Ask for the next registered ranks, in order of instance and rank.
+
+    Attributes:
+        instance: The instance of the last rank that the sender knows; empty for the first question.
+        rank: That rank.
+    """
+
+    instance: Name = ""
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)] = 0
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A registered rank.
+
+    Attributes:
+        instance: Name of its instance.
+        rank: Its rank.
+        ranks: Ranks of the instance, as it says.
+        address: Its address.
+        link: Link name of the process.
+    """
+
+    instance: Name
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+    address: Name
+    link: Name
+
+
+class Browsed(Message, frozen=True, kw_only=True):
+    """The answer to `Browse`.
+
+    Attributes:
+        listed: The next ranks, in order; empty if there are no more.
+    """
+
+    listed: Annotated[tuple[Listed, ...], msgspec.Meta(max_length=MAX_LISTED)] = ()
+
+
 RENDEZVOUS_KINDS: dict[bytes, type[Message]] = {
-    kind.__name__.lower().encode(): kind for kind in (Register, Registered, Resolve, Resolved, Refuse, Bye)
+    kind.__name__.lower().encode(): kind
+    for kind in (Register, Registered, Resolve, Resolved, Browse, Browsed, Refuse, Bye)
 }

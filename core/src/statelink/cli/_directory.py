@@ -1,0 +1,112 @@
+"""``statelink rendezvous --list``: what is registered in a directory."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from statelink.config import LinkConfig, read_config
+from statelink.rendezvous import Instance, list_instances
+from statelink.wire import Keys
+
+from ._output import print_json
+
+__all__ = ["DEFAULT", "list_directory"]
+
+DEFAULT = "tcp://127.0.0.1:7400"
+"""Where a rendezvous server listens, and is looked for, if nothing else is said."""
+NEEDED = {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "auto"}
+"""What the configuration of a link must have, and a list has no use for."""
+
+
+def list_directory(address: str, keys: Keys | None, *, insecure: bool, as_json: bool) -> int:
+    """Print what is registered in a directory.
+
+    Args:
+        address: The directory's. If it is empty, the one that a link would use here, or `DEFAULT`.
+        keys: Keys for a rendezvous server. ``None``: those that a link would use here.
+        insecure: Whether a password for etcd may travel beyond loopback without TLS.
+        as_json: Whether to print JSON.
+
+    Returns:
+        The exit status: 1 if links do not find one of the instances.
+
+    Raises:
+        ConfigError: The address, a key, a file or an option cannot be used.
+        PeerError: The directory does not answer, or refuses.
+    """
+    config = _config(address, insecure)
+    found = list_instances(config, keys=keys or config.keys or Keys.from_environment())
+    if as_json:
+        print_json({"rendezvous": config.rendezvous, "instances": [_plain(each) for each in found]})
+    else:
+        Console().print(_render(config.rendezvous, found))
+    return 0 if all(each.complete for each in found) else 1
+
+
+def _config(address: str, insecure: bool) -> LinkConfig:
+    """The configuration of a link here, with this directory."""
+    given = {**NEEDED, **os.environ, **({"STATELINK_RENDEZVOUS": address} if address else {})}
+    if insecure:
+        given["STATELINK_INSECURE"] = "true"
+    if not address and not read_config(None, given).config.rendezvous:
+        given["STATELINK_RENDEZVOUS"] = DEFAULT
+    return read_config(None, given).config
+
+
+def _plain(instance: Instance) -> dict[str, Any]:
+    return {
+        "instance": instance.name,
+        "ranks": instance.ranks,
+        "present": len(instance.registered),
+        "missing": instance.missing,
+        "complete": instance.complete,
+        "wrong": instance.wrong,
+        "registered": [each._asdict() for each in instance.registered],
+    }
+
+
+def _render(directory: str, found: list[Instance]) -> RenderableType:
+    where = directory.partition("@")[0]
+    if not found:
+        return Text(f"{where}: nothing is registered")
+    head = f"{where}: {_count(len(found), 'instance')}, {_count(sum(len(each.registered) for each in found), 'rank')}"
+    table = Table(box=None, pad_edge=False)
+    table.add_column("instance", overflow="fold")
+    table.add_column("present", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("address", overflow="fold")
+    for instance in found:
+        first = (instance.name, f"{len(instance.registered)} of {instance.ranks or '?'}")
+        rows = [(str(each.rank), _short(each.address), "") for each in instance.registered]
+        if instance.missing:
+            rows.append(("-", f"missing: {_ranges(instance.missing)}", "red"))
+        if instance.wrong:
+            rows.append(("-", instance.wrong, "red"))
+        for number, (rank, address, style) in enumerate(rows):
+            table.add_row(*map(Text, (*(first if not number else ("", "")), rank, address)), style=style)
+    return Group(Text(head, style="bold"), table)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _short(address: str) -> str:
+    """An address without its key."""
+    return address.partition("@")[0]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Numbers in order, such as ``1, 4-7``."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    return ", ".join("-".join(map(str, each)) for each in ranges)

@@ -1,0 +1,179 @@
+"""Asks a directory once for everything that is registered there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from statelink import wire
+from statelink.errors import PeerError
+
+from ._cluster import Cluster, is_etcd
+from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, end_of, unpack
+from ._records import Record, look, root_of
+from ._registry import MAX_ENTRIES
+
+if TYPE_CHECKING:
+    from statelink.config import LinkConfig
+
+__all__ = ["Instance", "Rank", "list_instances"]
+
+PATIENCE = 5.0
+"""Seconds that the server may take for an answer."""
+PAGE = 1000
+"""Keys that one question to etcd asks for."""
+
+
+class Rank(NamedTuple):
+    """A registered rank.
+
+    Attributes:
+        rank: Its number.
+        address: ``tcp://host:port``, and its public key if it has one.
+        link: Link name of its process.
+    """
+
+    rank: int
+    address: str
+    link: str
+
+
+class Instance(NamedTuple):
+    """What is registered of an instance.
+
+    Attributes:
+        name: Its name.
+        ranks: Number of its ranks, as the first of them says; 0 if no entry can be read.
+        registered: The ranks that are registered, in order.
+        wrong: What is wrong with the entries, as a clause; empty if nothing is.
+    """
+
+    name: str
+    ranks: int
+    registered: tuple[Rank, ...]
+    wrong: str = ""
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that are not registered."""
+        present = {each.rank for each in self.registered}
+        return [rank for rank in range(self.ranks) if rank not in present]
+
+    @property
+    def complete(self) -> bool:
+        """Whether links find the instance."""
+        return not self.wrong and self.ranks > 0 and not self.missing
+
+
+def list_instances(config: LinkConfig, *, keys: wire.Keys | None) -> list[Instance]:
+    """Ask the directory of ``config.rendezvous`` for all instances, in order of name. Blocks, for seconds at most.
+
+    Ranks that come or go meanwhile may be in the list or not.
+
+    Args:
+        config: A link's configuration. Nothing is registered.
+        keys: Keys for a rendezvous server. Etcd has users and certificates instead.
+
+    Raises:
+        ConfigError: The address, a key, a file or an option cannot be used.
+        PeerError: The directory does not answer, or refuses.
+    """
+    if is_etcd(config.rendezvous):
+        cluster = Cluster.of(config.rendezvous, config.etcd, insecure=config.insecure)
+        by_folder = itertools.groupby(asyncio.run(_entries(cluster)), lambda pair: pair[0].partition("/")[0])
+        return sorted(_of_entries(unquote(folder), dict(pairs)) for folder, pairs in by_folder)
+    listed = _listed(config.rendezvous, keys)
+    return [_of_listed(name, list(each)) for name, each in itertools.groupby(listed, lambda each: each.instance)]
+
+
+# The rendezvous server.
+
+
+def _listed(address: str, keys: wire.Keys | None) -> list[wire.Listed]:
+    server = wire.parse_endpoint(address)
+    name = f"list-{secrets.token_hex(8)}"
+    channel = wire.Channel(name, "", advertise="", keys=keys, insecure=False, kinds=wire.RENDEZVOUS_KINDS)
+    try:
+        channel.dial(server)
+        found: list[wire.Listed] = []
+        while len(found) < MAX_ENTRIES:
+            last = (found[-1].instance, found[-1].rank) if found else ("", -1)
+            question = wire.Browse(sender=name, instance=last[0], rank=max(0, last[1]))
+            listed = _ask(channel, question, server)
+            if not listed:
+                break
+            places = [last, *((each.instance, each.rank) for each in listed)]
+            if any(before >= after for before, after in itertools.pairwise(places)):
+                raise _silent(f"the rendezvous server at {server.address}", "its answer is out of order")
+            found += listed
+        return found
+    finally:
+        channel.close()
+
+
+def _ask(channel: wire.Channel, question: wire.Browse, server: wire.Endpoint) -> tuple[wire.Listed, ...]:
+    channel.send(question, str(server))
+    end = time.monotonic() + PATIENCE
+    while (left := end - time.monotonic()) > 0:
+        for message, _ in channel.receive(left):
+            if isinstance(message, wire.Browsed):
+                return message.listed
+    trouble = channel.trouble(str(server)) or wire.Trouble.MUTE
+    raise _silent(f"the rendezvous server at {server.address}", trouble.what, trouble.hint)
+
+
+def _of_listed(name: str, listed: list[wire.Listed]) -> Instance:
+    ranks = tuple(Rank(each.rank, each.address, each.link) for each in listed)
+    return Instance(name, listed[0].ranks, ranks)
+
+
+# Etcd.
+
+
+async def _entries(cluster: Cluster) -> list[tuple[str, bytes]]:
+    """All keys, in order and without what all begin with, and their values."""
+    gateway, where = Gateway(cluster.members, cluster.login), f"etcd at {cluster.where}"
+    root = root_of(cluster.prefix)
+    end, found, key = end_of(root), list[tuple[str, bytes]](), root.encode()
+    try:
+        while True:
+            answer = await gateway.range(key, end, limit=PAGE)
+            for pair in answer.kvs:
+                key = unpack(pair.key)
+                found.append((key.decode(errors="replace").removeprefix(root), unpack(pair.value)))
+            if not answer.more or not answer.kvs:
+                return found
+            key += b"\0"
+    except EtcdSilentError as error:
+        raise _silent(where, str(error), error.hint) from error
+    except EtcdRefusedError as error:
+        hint = "see 'etcd' in the configuration"
+        raise PeerError(f"{where} refuses to list", cause=str(error), hint=hint, code="rendezvous.refused") from error
+    finally:
+        await gateway.close()
+
+
+def _of_entries(name: str, entries: dict[str, bytes]) -> Instance:
+    seen = look(entries)
+    return Instance(name, seen.ranks, tuple(_ranks(entries.items())), seen.wrong)
+
+
+def _ranks(entries: Iterable[tuple[str, bytes]]) -> Iterator[Rank]:
+    """The entries that can be read."""
+    for key, value in entries:
+        try:
+            record = msgspec.json.decode(value, type=Record)
+            yield Rank(int(key.rpartition("/")[2]), record.address, record.link)
+        except (ValueError, msgspec.MsgspecError):
+            continue
+
+
+def _silent(who: str, cause: str, hint: str = "") -> PeerError:
+    return PeerError(f"{who} does not answer", cause=cause, hint=hint, code="rendezvous.silent")

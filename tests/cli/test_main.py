@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import statelink
+from statelink._install import install_hint
 from statelink.cli import main
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ def test_a_demo_that_is_not_installed_says_what_to_install(site: Site, bare_path
         program = f"import sys; sys.argv = ['statelink', *{arguments}]; from statelink.cli import main; main()"
         printed = site.run([sys.executable, "-S", "-c", program], path=bare_path, expect=code)
         if code:
-            assert printed == ("Error: 'demo' is brought by a package of its own\nhint: pip install statelink-demo\n")
+            assert printed == (
+                f"Error: 'demo' is brought by a package of its own\nhint: {install_hint('statelink-demo')}\n"
+            )
         else:
             assert re.search(r"demo +'demo' is brought by a package of its own", printed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from tests.link.test_topology import TCP, sharded
 
 import statelink
 from statelink import state
+from statelink._install import install_hint
 from statelink.errors import ConfigError, UnsupportedError
 from statelink.link import check_verify
 
@@ -170,7 +172,7 @@ def test_hash_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xxhash", None)
     inventory = state.describe("d", [state.aux_rows({"row": np.zeros((4, 8), np.uint8)})])
     config: dict[str, Any] = {"role": "decode", "backend": "tcp"}
-    with pytest.raises(ConfigError, match=r"pip install 'statelink\[verify\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_hint("statelink[verify]"))):
         statelink.open({**config, "verify": "digest"}, inventory)
     statelink.open(config, inventory).close()
 

@@ -74,7 +74,8 @@ def test_machine_without_anything(machine: Path) -> None:
         "CANN is not set up: ASCEND_HOME_PATH is not set (source its set_env.sh)",
         "libascend_hal.so cannot be loaded: the driver's libraries are not on the loader's path",
     ]
-    assert probe.hint.startswith("pip install 'statelink-ascend[npu]'")
+    assert probe.hint.startswith("pip install memfabric-hybrid on")
+    assert "memfabric-hybrid>=" in "".join(importlib.metadata.requires("statelink-ascend") or ())
     assert probe.details == {"memfabric": "none", "devices": "none", "driver": "none", "log": "none"}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from statelink.backend import BackendContext, Region
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink.testing import PackageTests
 from statelink_mooncake import MooncakeBackend, Options
+from statelink_mooncake._library import BUILDS
 
 HERE = MooncakeBackend.probe(Options())
 needs_mooncake = pytest.mark.skipif(not HERE.ok, reason=f"{HERE.reason}; {HERE.hint}")
@@ -42,7 +45,13 @@ def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
     probe = MooncakeBackend.probe(Options())
     assert (probe.ok, probe.reason) == (False, "Mooncake's TransferEngine is not installed")
-    assert probe.hint == "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
+    assert probe.hint.startswith("pip install mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine where ")
+
+
+def test_the_builds_that_hints_name_are_those_of_the_extras() -> None:
+    required = "".join(importlib.metadata.requires("statelink-mooncake") or ())
+    for build in re.findall(r"mooncake[a-z-]+", BUILDS):
+        assert f"{build}>=" in required
 
 
 def test_probe_without_shared_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from statelink._install import install_hint
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import StatelinkError
@@ -90,7 +91,7 @@ def conform(
     one, and with 2 if none could be run.
     """
     if importlib.util.find_spec("pytest") is None:
-        raise click.ClickException("the conformance kit needs pytest\nhint: pip install 'statelink[testing]'")
+        raise click.ClickException(f"the conformance kit needs pytest\nhint: {install_hint('statelink[testing]')}")
     options = dict(pair(each) for each in pairs)
     try:
         kind = load_backend(name)

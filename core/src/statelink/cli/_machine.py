@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from statelink import __version__
+from statelink._install import install_hint
 from statelink.backend import Check, Verdict
 from statelink.config import read_config
 from statelink.errors import StatelinkError
@@ -54,7 +55,7 @@ def _plugins() -> Iterator[Check]:
         return
     for failure in plugin_failures():
         found = f"{failure.name} failed to load: {failure.reason}"
-        hint = f"pip install -U {failure.distribution}, or uninstall it"
+        hint = f"{install_hint(failure.distribution, upgrade=True)}, or uninstall it"
         yield Check(what="hook packages", verdict=PROBLEM, found=found, hint=hint)
     names = ", ".join(sorted(name for name, _ in manager.list_name_plugin())) or "none"
     allowed = os.environ.get("STATELINK_PLUGINS")

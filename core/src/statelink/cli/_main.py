@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from statelink import __version__
+from statelink._install import install_hint
 from statelink.registry import entry_points
 
 from ._backends import backends
@@ -70,7 +71,7 @@ def _load(point: importlib.metadata.EntryPoint) -> click.Command:
 
 
 def _absent(name: str, distribution: str) -> click.Command:
-    return _failing(name, f"{name!r} is brought by a package of its own\nhint: pip install {distribution}")
+    return _failing(name, f"{name!r} is brought by a package of its own\nhint: {install_hint(distribution)}")
 
 
 def _failing(name: str, message: str) -> click.Command:

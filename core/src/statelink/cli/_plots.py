@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from statelink._install import install_hint
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -29,7 +31,7 @@ def picture_path(context: click.Context, parameter: click.Parameter, path: Path 
     if path.suffix.lower() not in FORMATS:
         raise click.BadParameter(f"{path} does not end in {' or '.join(FORMATS)}", context, parameter)
     if importlib.util.find_spec("matplotlib") is None:
-        raise click.ClickException("pictures need matplotlib\nhint: pip install 'statelink[plot]'")
+        raise click.ClickException(f"pictures need matplotlib\nhint: {install_hint('statelink[plot]')}")
     return path
 
 

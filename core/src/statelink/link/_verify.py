@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from statelink._install import install_hint
 from statelink.errors import ConfigError, UnsupportedError
 from statelink.plan import Content, arrived_content, due
 
@@ -41,7 +42,7 @@ def check_verify(inventory: Inventory) -> None:
         raise ConfigError(
             "verify = 'digest' needs the package xxhash",
             cause=str(error),
-            hint="pip install 'statelink[verify]'",
+            hint=install_hint("statelink[verify]"),
             code="config.verify",
         ) from error
     foreign = sorted({region.kind for region in inventory.regions if region.kind != "dram"})

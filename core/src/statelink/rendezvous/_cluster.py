@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from statelink._install import install_hint
 from statelink.config import Etcd
 from statelink.errors import ConfigError
 from statelink.wire import check_private, is_loopback
@@ -62,7 +63,7 @@ class Cluster(NamedTuple):
             raise ConfigError(
                 "etcd cannot be used as a rendezvous",
                 cause="the package aiohttp is not installed",
-                hint="pip install 'statelink[etcd]'",
+                hint=install_hint("statelink[etcd]"),
                 code="config.etcd",
             )
         scheme, _, rest = address.partition("://")

@@ -43,7 +43,7 @@ from ._options import Options
 __all__ = ["AscendBackend"]
 
 ROLES = {"prefill": "Prefill", "decode": "Decode"}
-HINT = "pip install 'statelink-ascend[npu]' on a host with an NPU, its driver and CANN, or choose another backend"
+HINT = "pip install memfabric-hybrid on a host with an NPU, its driver and CANN, or choose another backend"
 RETRY = 0.02
 """Seconds between two attempts to reach a peer that is not visible yet."""
 BRIEF = 3.0

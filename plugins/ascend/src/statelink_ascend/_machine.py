@@ -45,7 +45,7 @@ os._exit(1 if reason else 0)  # what it would take seconds to release goes with 
 def missing(environment: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Everything that MemFabric needs and that is missing here, each as a clause."""
     if library() is None:
-        yield "the Python package memfabric_hybrid is not installed (pip install 'statelink-ascend[npu]')"
+        yield "the Python package memfabric_hybrid is not installed (pip install memfabric-hybrid)"
     if not devices():
         yield f"there is no NPU: no {on_machine(DEV)}/davinci0, nor any other number"
     version, path = driver()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from statelink.backend import Check, Verdict
 from statelink.backend.native import rdma_devices, settings
 
-from ._library import PACKAGES, Library, forced_tcp, loads
+from ._library import BUILDS, PACKAGES, Library, forced_tcp, loads
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -27,8 +27,7 @@ def _build() -> Iterator[Check]:
     builds = sorted(set(importlib.metadata.packages_distributions().get("mooncake", ())))
     found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in builds)
     if not builds:
-        hint = "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
-        yield Check(what="package", verdict=Verdict.PROBLEM, found="no build is installed", hint=hint)
+        yield Check(what="package", verdict=Verdict.PROBLEM, found="no build is installed", hint=BUILDS)
     elif len(builds) > 1:
         # They overwrite each other's files, so the import is a mixture.
         hint = f"pip uninstall -y {' '.join(builds)}, and install one of them again"

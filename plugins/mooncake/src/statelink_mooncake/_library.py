@@ -18,8 +18,10 @@ from ._settings import Unusable, apply
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["PACKAGES", "Library", "absent", "forced_tcp", "loads"]
+__all__ = ["BUILDS", "PACKAGES", "Library", "absent", "forced_tcp", "loads"]
 
+BUILDS = "pip install mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine where memory is CUDA's"
+"""A hint: every build installs the same module, so exactly one has to be chosen."""
 PACKAGES = {
     "libcurl.so.4": "libcurl4",
     "libibverbs.so.1": "libibverbs1",
@@ -91,8 +93,7 @@ def absent(error: Exception) -> tuple[str, str]:
     if isinstance(error, Unusable):
         return str(error), error.hint
     if isinstance(error, ModuleNotFoundError) and error.name in ("mooncake", "mooncake.engine"):
-        builds = "pip install 'statelink-mooncake[non-cuda]', or [cuda] where memory is CUDA's"
-        return "Mooncake's TransferEngine is not installed", builds
+        return "Mooncake's TransferEngine is not installed", BUILDS
     reason = f"Mooncake is installed, and its import fails: {error}"
     missing = [package for library, package in PACKAGES.items() if not loads(library)]
     if missing and "cannot open shared object file" in str(error):

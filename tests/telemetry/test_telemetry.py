@@ -178,6 +178,26 @@ def test_metrics_are_served_if_nobody_else_does() -> None:
         pass  # it is free again
 
 
+def test_nothing_is_left_of_metrics_that_the_registry_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the server, which is there by then, nor a link that is never looked at and keeps later ones out."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    def refuse(collector: object) -> None:
+        raise ValueError("no more names")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(REGISTRY, "register", refuse)
+        with pytest.raises(ValueError, match="no more names"):
+            Two(prometheus={"port": port})
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # nobody listens there
+    with two(prometheus={"port": port}) as links:
+        links.run()
+        assert b"statelink_rooms_total" in generate_latest(REGISTRY)
+    assert b"statelink_rooms_total" not in generate_latest(REGISTRY)
+
+
 @pytest.fixture(scope="module")
 def exporter() -> InMemorySpanExporter:
     made = InMemorySpanExporter()

@@ -62,20 +62,17 @@ class Collector:
         yield from families([link.snapshot() for link in links])
 
     def add(self, link: Link, registry: CollectorRegistry) -> None:
-        """Look at a link from now on."""
+        """Look at a link from now on. If the registry refuses that, raises what it raises, and nothing has changed."""
         with self._lock:
-            first = not self._links
+            if not self._links:
+                registry.register(self)
             self._links[link.name] = link
-        if first:
-            registry.register(self)
 
     def remove(self, link: Link, registry: CollectorRegistry) -> None:
         """Look at a link no more."""
         with self._lock:
-            known = self._links.pop(link.name, None) is not None
-            last = known and not self._links
-        if last:
-            registry.unregister(self)
+            if self._links.pop(link.name, None) is not None and not self._links:
+                registry.unregister(self)
 
     def serve(self, host: str, port: int, registry: CollectorRegistry) -> None:
         """Serve ``/metrics``, also for links that ask for the same port.
@@ -131,7 +128,12 @@ class PrometheusObserver(Observer):
         self._place = options.host, options.port + link.inventory.rank
         if options.port:
             _collector.serve(*self._place, REGISTRY)
-        _collector.add(link, REGISTRY)
+        try:
+            _collector.add(link, REGISTRY)
+        except BaseException:
+            if options.port:
+                _collector.unserve(*self._place)
+            raise
 
     def close(self) -> None:
         """See `Observer.close`."""

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tests.helpers.loops import note_rings, open_with_loop, sleeps
 from tests.helpers.peers import until
 
 import statelink
 from statelink import Pages, Status, state
-from statelink.link.runtime._bell import Bell
+from statelink.link.runtime import Bell, Loop
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -64,7 +65,7 @@ def counted() -> Iterator[Counted]:
         sys.setprofile(None)
 
 
-def opened(role: str) -> tuple[statelink.Link, Any]:
+def opened(role: str) -> tuple[statelink.Link, Loop, Any]:
     keys, values = np.zeros((2, PAGES, PAGE, 2, 8), np.uint8)
     conv, rows = np.zeros((ROWS, 8, 3), np.float32), np.zeros((ROWS, 4), np.int32)
     components = [
@@ -76,12 +77,10 @@ def opened(role: str) -> tuple[statelink.Link, Any]:
     if role == "prefill":
         for number, each in enumerate(memory, 1):
             each[...] = number
-    return statelink.open({"role": role, "backend": "tcp", **CALM}, state.describe(role, components)), memory
-
-
-def asleep(link: statelink.Link) -> None:
-    """Wait until the control thread waits, so that a call that wakes it rings."""
-    until(lambda: link._context.loop.asleep and not link._context.loop._posted)
+    link, loop = open_with_loop(
+        lambda: statelink.open({"role": role, "backend": "tcp", **CALM}, state.describe(role, components))
+    )
+    return link, loop, memory
 
 
 def met(room: statelink.Room) -> None:
@@ -93,7 +92,7 @@ def ended(room: statelink.Room) -> None:
 
 
 def test_a_small_request_keeps_to_its_budget_of_the_engines_thread(tell: Callable[[str], None]) -> None:
-    (prefill, sent), (decode, arrived) = opened("prefill"), opened("decode")
+    (prefill, sender, sent), (decode, receiver, arrived) = opened("prefill"), opened("decode")
     least: dict[str, Counted] = {}
 
     def keep(what: str, found: Counted) -> None:
@@ -104,18 +103,18 @@ def test_a_small_request_keeps_to_its_budget_of_the_engines_thread(tell: Callabl
         instance = (prefill.address,)
         for room in range(1, 13):
             pages = np.array([1, 2], np.int32)
-            asleep(prefill)
+            sleeps(sender)
             with counted() as found:
                 sending = prefill.send(room)
             assert found.rings == 0, "nobody has asked for the room"
             keep("send", found)
-            asleep(decode)
+            sleeps(receiver)
             with counted() as found:
                 receiving = decode.receive(room, instance, TOKENS, {"kv": pages, "mamba": 3, "aux": 4}, sole=True)
             assert found.rings <= 1
             keep("receive", found)
             met(sending)
-            asleep(prefill)
+            sleeps(sender)
             with counted() as found:
                 sending.push({"kv": Pages(pages, 0), "mamba": 3, "aux": 4}, span=(0, TOKENS), last=True)
             assert found.rings <= 1
@@ -140,17 +139,15 @@ def test_a_small_request_keeps_to_its_budget_of_the_engines_thread(tell: Callabl
 
 def test_many_calls_wake_a_sleeping_control_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests a scheduler opens before the control thread has the interpreter."""
-    rings = list[int]()
-    decode, _ = opened("decode")
+    decode, loop, _ = opened("decode")
     with decode:
-        asleep(decode)
-        bell = decode._context.loop._bell
-        monkeypatch.setattr(bell, "ring", lambda: rings.append(1))
+        sleeps(loop)
+        rings = note_rings(loop, monkeypatch, mute=True)
         rooms = [decode.receive(room, "tcp://127.0.0.1:9", TOKENS) for room in range(1, 20)]
         for each in rooms:
             each.abort()
         monkeypatch.undo()
-        bell.ring()
+        rings[0].ring()
         assert len(rings) == 1
         for each in rooms:
             assert each.wait(20) is Status.FAILED

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.helpers.loops import note_rings
 
 from statelink.link.runtime import Loop
 
@@ -30,7 +31,7 @@ class Waits:
         """Returns once the loop waits, or is about to. Nothing may have been posted since it was asked last."""
         while True:
             assert self.begun.acquire(timeout=SOON)
-            if self.loop.asleep and not self.loop._posted:
+            if self.loop.idle:
                 return
 
 
@@ -81,16 +82,15 @@ def test_a_quiet_job_of_a_job_runs_before_the_next_sleep(waits: Waits) -> None:
 
 def test_one_sleep_is_broken_by_one_bell(waits: Waits, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many jobs are posted before the thread has the interpreter again."""
-    bell, rings = waits.loop._bell, list[int]()
-    ring = bell.ring
-    monkeypatch.setattr(bell, "ring", lambda: rings.append(1))
+    rings = note_rings(waits.loop, monkeypatch, mute=True)
     waits.sleeps()
     done = threading.Event()
     for _ in range(10):
         waits.loop.post(lambda: None)
     waits.loop.post(done.set)
     assert (len(rings), done.is_set()) == (1, False)
-    ring()
+    monkeypatch.undo()
+    rings[0].ring()
     assert done.wait(SOON / 2)
 
 
@@ -122,6 +122,6 @@ def test_jobs_that_come_too_late_do_nothing() -> None:
     loop.start(lambda timeout: None, lambda: None)
     assert loop.stop(SOON)
     loop.post(lambda: pytest.fail("the thread has ended"))
+    loop.asleep = True  # as a thread saw it that posted just before the end
     loop.wake()
-    loop._bell.ring()
     assert loop.fileno() == -1

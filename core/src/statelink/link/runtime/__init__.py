@@ -17,6 +17,7 @@ A push is moved by `move`, which cuts it into batches for the backend, and yield
 
 from __future__ import annotations
 
+from ._bell import Bell
 from ._executor import HELD_AFTER, Job, KeyedExecutor, KeyOrder
 from ._failure import reason_of
 from ._flag import Flag
@@ -27,6 +28,7 @@ from ._workers import MakeExecutor, Workers
 
 __all__ = [
     "HELD_AFTER",
+    "Bell",
     "Flag",
     "Job",
     "KeyOrder",

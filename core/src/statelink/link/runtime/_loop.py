@@ -69,6 +69,11 @@ class Loop:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def idle(self) -> bool:
+        """Whether the thread waits, or is about to, and no posted job waits for it. Any thread; never blocks."""
+        return self.asleep and not self._posted
+
     def post(self, job: Callable[[], None]) -> None:
         """Run ``job``, in order of posting. Callable from any thread; never blocks."""
         self._posted.append(job)

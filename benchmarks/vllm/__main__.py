@@ -84,7 +84,7 @@ class Way:
     def turn(self, prompt: Sequence[int]) -> float:
         """Seconds that the state of a request took."""
         self.go_on()
-        took = self.hand(prompt).loaded
+        took: float | None = self.hand(prompt).loaded
         self.rest()
         assert took is not None
         return took

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from tests.helpers.engine import Engine, LinkHandle, RoomHandle
 from tests.helpers.etcd import Etcd
-from tests.helpers.peers import until
 from tests.helpers.pools import Kv
 
 from statelink import Status
@@ -110,7 +109,7 @@ class Fleet:
 
     def follow(self, *routes: str) -> None:
         """From now on, rooms flow so: ``ab`` is from ``a`` to ``b``."""
-        self.routes = [(self.members[source], self.members[target]) for source, target in routes]
+        self.routes = [(self.members[route[0]], self.members[route[1]]) for route in routes]
 
     def begin(self, source: Member, target: Member, pushed: int = TOKENS) -> Flight:
         """Open a room on both sides, and push so many of its tokens."""
@@ -155,7 +154,14 @@ class Fleet:
     def land(self) -> None:
         """Until no room is open."""
         self.routes = []
-        until(lambda: self.step() or not self.flying, PATIENCE, "the end of the rooms")
+        self.go_on(lambda: not self.flying)
+
+    def go_on(self, done: Callable[[], bool]) -> None:
+        """Let rooms flow until something is so."""
+        end = time.monotonic() + PATIENCE
+        while not done():
+            assert time.monotonic() < end, (self.flying, self.failed)
+            self.step()
 
     def registered(self) -> list[str]:
         """The instances that the directory knows."""
@@ -190,7 +196,7 @@ def test_instances_come_go_and_change_roles_while_rooms_flow(fleet: Fleet) -> No
     # Who received sends, and who sent receives. Rooms that are open go on.
     fleet.follow("ca", "ba", "cd", "bc")
     fleet.flow(10)
-    until(lambda: fleet.step() or fleet.registered() == ["a", "b", "c", "d"], PATIENCE)
+    fleet.go_on(lambda: fleet.registered() == ["a", "b", "c", "d"])
 
     # One is killed in the middle of a room.
     half = fleet.begin(fleet.members["b"], fleet.members["a"], pushed=TOKENS // 2)
@@ -198,14 +204,14 @@ def test_instances_come_go_and_change_roles_while_rooms_flow(fleet: Fleet) -> No
     fleet.members.pop("b").engine.kill()
     fleet.follow("ca", "cd", "ad")
     fleet.flow(10)
-    until(lambda: fleet.step() or not any(each.source.name == "b" for each in fleet.flying), PATIENCE)
-    until(lambda: fleet.step() or fleet.registered() == ["a", "c", "d"], PATIENCE)
+    fleet.go_on(lambda: not any(each.source.name == "b" for each in fleet.flying))
+    fleet.go_on(lambda: fleet.registered() == ["a", "c", "d"])
 
     # One drains and closes.
     fleet.follow("ca", "ac")
-    until(lambda: fleet.step() or not any(each.target.name == "d" for each in fleet.flying), PATIENCE)
+    fleet.go_on(lambda: not any(each.target.name == "d" for each in fleet.flying))
     assert fleet.members.pop("d").link.close()
-    until(lambda: fleet.step() or fleet.registered() == ["a", "c"], PATIENCE)
+    fleet.go_on(lambda: fleet.registered() == ["a", "c"])
     fleet.flow(10)
     fleet.land()
 

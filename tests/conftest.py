@@ -89,7 +89,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.syspath_prepend(str(made.folder))
     monkeypatch.delenv("STATELINK_STRICT_PLUGINS", raising=False)
     names = ("good", "broken", "old", "new", "odd", "twin", "same", "other", "mem", "exits", "typo")
-    monkeypatch.setenv("STATELINK_PLUGINS", ",".join(f"statelink-{name}" for name in names))
+    commands = ("vendor-greet", "vendor-wave", "vendor-demo", "vendor-bad")
+    monkeypatch.setenv("STATELINK_PLUGINS", ",".join((*(f"statelink-{name}" for name in names), *commands)))
     before = set(sys.modules)
     yield made
     for name in set(sys.modules) - before:

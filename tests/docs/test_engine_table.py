@@ -7,7 +7,7 @@ from typing import Any
 from tools.engine_table import render
 
 
-def test_of(name: str, outcome: str, *shows: str) -> dict[str, Any]:
+def row_of(name: str, outcome: str, *shows: str) -> dict[str, Any]:
     return {"file": "tests/t.py", "name": name, "outcome": outcome, "seconds": 1.0, "why": "", "shows": list(shows)}
 
 
@@ -63,9 +63,9 @@ def test_every_test_has_a_row_under_its_file() -> None:
 
 def test_a_statement_holds_if_every_test_that_shows_it_passed() -> None:
     tests = (
-        test_of("test_one[a]", "passed", "tokens", "blocks"),
-        test_of("test_one[b|c]", "failed", "tokens"),
-        test_of("test_two", "skipped", "windows"),
+        row_of("test_one[a]", "passed", "tokens", "blocks"),
+        row_of("test_one[b|c]", "failed", "tokens"),
+        row_of("test_two", "skipped", "windows"),
     )
     text = render(report_of("vLLM", *tests))
     assert text.startswith("# What the tests with vLLM found\n\n`make engine-vllm` wrote this file")

@@ -15,8 +15,8 @@ from tests.link.test_topology import TCP, sharded
 
 import statelink
 from statelink import state
-from statelink._install import install_hint
 from statelink.errors import ConfigError, UnsupportedError
+from statelink.hints import install_hint
 from statelink.link import check_verify
 
 if TYPE_CHECKING:

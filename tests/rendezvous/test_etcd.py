@@ -14,10 +14,10 @@ import pytest
 from tests.helpers.etcd import Certificates, Etcd
 from tests.helpers.peers import until
 
-from statelink._install import install_hint
 from statelink.config import Etcd as Options
 from statelink.config import LinkConfig
 from statelink.errors import ConfigError
+from statelink.hints import install_hint
 from statelink.rendezvous import Cluster, EtcdClient
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statelink._nearest import did_you_mean
 from statelink.backend import Backend, Fence, Fencing, Op, Probe, Side, Strategy, Transports
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
+from statelink.hints import did_you_mean
 from statelink.registry import known_packages, list_backends, load_backend
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from statelink._nearest import did_you_mean
 from statelink.backend import DIRECT
 from statelink.errors import ConfigError
+from statelink.hints import did_you_mean
 from statelink.staged import Staged
 
 if TYPE_CHECKING:

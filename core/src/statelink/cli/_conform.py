@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statelink._install import install_hint
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import StatelinkError
+from statelink.hints import install_hint
 from statelink.registry import load_backend
 
 from ._output import ended_by_signal, json_option, print_json

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from statelink import __version__
-from statelink._install import install_hint
 from statelink.backend import Check, Verdict
 from statelink.config import read_config
 from statelink.errors import StatelinkError
+from statelink.hints import install_hint
 from statelink.pointers import LOCKED, segments
 from statelink.registry import plugin_failures, plugin_manager
 

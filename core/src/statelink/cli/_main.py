@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from statelink import __version__
-from statelink._install import install_hint
+from statelink.hints import install_hint
 from statelink.registry import entry_points
 
 from ._backends import backends

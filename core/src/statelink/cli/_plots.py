@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from statelink._install import install_hint
+from statelink.hints import install_hint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from statelink._nearest import did_you_mean
 from statelink.backend import UNKNOWN
 from statelink.errors import ConfigError
+from statelink.hints import did_you_mean
 from statelink.wire import Keys
 
 __all__ = ["Etcd", "LinkConfig", "Staging", "check_known", "read_options"]

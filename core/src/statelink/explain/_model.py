@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from statelink._nearest import did_you_mean
 from statelink.config import read_options
 from statelink.errors import ConfigError
+from statelink.hints import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from statelink._install import install_hint
 from statelink.errors import ConfigError, UnsupportedError
+from statelink.hints import install_hint
 from statelink.plan import Content, arrived_content, due
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from statelink._nearest import did_you_mean
 from statelink.backend import API_VERSION, Backend
 from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
+from statelink.hints import did_you_mean, install_hint
 
 __all__ = ["GROUP", "Listed", "entry_points", "known_packages", "list_backends", "load_backend"]
 
@@ -141,7 +141,7 @@ def _check(chosen: Listed, loaded: Any) -> None:
         older = chosen.distribution if spoken < SUPPORTED.start else "statelink"
         raise BackendIncompatibleError(
             f"{who} was built for plugin API {spoken}, this core speaks {_span(SUPPORTED)}",
-            hint=f"pip install -U {older}",
+            hint=install_hint(older, upgrade=True),
         )
     missing = [each for each in ("name", "Options", "capabilities", "strategies") if not hasattr(loaded, each)]
     missing += sorted(loaded.__abstractmethods__)
@@ -160,7 +160,7 @@ def _unknown(name: str) -> UnknownBackendError:
     installed = sorted({each.name for each in list_backends()})
     distribution = known_packages().get(name)
     if distribution is not None:
-        hint = f"pip install {distribution}"
+        hint = install_hint(distribution)
         if os.environ.get("STATELINK_PLUGINS") is not None and _is_installed(distribution):
             hint = f"add {distribution} to the environment variable STATELINK_PLUGINS"
     else:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from statelink._install import install_hint
 from statelink.config import Etcd
 from statelink.errors import ConfigError
+from statelink.hints import install_hint
 from statelink.wire import check_private, is_loopback
 
 from ._gateway import Login

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from statelink._nearest import did_you_mean
 from statelink.errors import StateError
+from statelink.hints import did_you_mean
 
 __all__ = ["Coverage", "IndexSpace", "StateType", "register_state_type", "state_type", "state_types"]
 

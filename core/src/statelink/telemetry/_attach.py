@@ -6,9 +6,9 @@ import importlib.metadata
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from statelink._nearest import did_you_mean
 from statelink.config import read_options
 from statelink.errors import ConfigError
+from statelink.hints import did_you_mean, install_hint
 from statelink.registry import entry_points
 
 from ._observer import Observer
@@ -57,7 +57,7 @@ def prepare(wanted: Mapping[str, Mapping[str, Any]]) -> list[Prepared]:
         if not (isinstance(kind, type) and issubclass(kind, Observer)):
             raise _unusable(f"telemetry {name!r} cannot be used", f"{kind!r:.80} is no Observer")
         if kind.needs and not _installed(kind.needs):
-            hint = f"pip install 'statelink[{kind.extra}]'" if kind.extra else ""
+            hint = install_hint(f"statelink[{kind.extra}]") if kind.extra else ""
             raise _unusable(f"telemetry {name!r} cannot be used", f"the package {kind.needs} is not installed", hint)
         found.append((kind, read_options(kind.Options, options, f"options of telemetry {name!r}")))
     return found

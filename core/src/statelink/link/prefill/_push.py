@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statelink._nearest import did_you_mean
 from statelink.errors import RoomError
+from statelink.hints import did_you_mean
 from statelink.link._room import Ready
 from statelink.plan import MAX_TOKENS, Items, Pages, check_pieces, checked_int, item_positions, pushed
 from statelink.state import Coverage, IndexSpace

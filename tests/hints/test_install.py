@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from statelink._install import install_hint
+from statelink.hints import install_hint
 
 ROOT = Path(__file__).parents[2]
 

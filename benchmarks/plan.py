@@ -1,4 +1,4 @@
-"""What planning costs: compiling for a peer, and turning a request's indices into blocks.
+"""What planning costs: matching instances, compiling for a peer, and turning a request's indices into blocks.
 
     python -m benchmarks.plan [--rounds 30] [--json]
 
@@ -21,6 +21,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -161,6 +162,20 @@ def compiling(what: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def matching(widths: tuple[int, int], rounds: int) -> dict[str, Any]:
+    """What a decode rank does once for an instance of prefill that it meets: 96 layers."""
+    options = {"mixed": False, "envelope": False}
+    sources = [rank("prefill", 96, 1024, (n, widths[0]), **options) for n in range(widths[0])]
+    targets = [rank("decode", 96, 1024, (n, widths[1]), **options) for n in range(widths[1])]
+    some = max(3, rounds // 10)
+    return {
+        "match": f"{widths[0]}->{widths[1]}",
+        "ms": round(best(lambda: plan.match(sources, targets), some) * 1e3, 2),
+        "route_ms": round(best(lambda: plan.route(sources, targets), some) * 1e3, 2),
+        "KiB_a_rank": round(len(msgspec.msgpack.encode(sources[0])) / 1024, 1),
+    }
+
+
 def main() -> None:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,6 +183,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
+    for widths in ((1, 1), (8, 8), (8, 4), (16, 16)):
+        show(matching(widths, arguments.rounds), arguments.json)
     for what in ("shared", "mixed", "envelope"):
         show(compiling(what, arguments.rounds), arguments.json)
     show(measure(32, 1, "contiguous", (1, 1), arguments.rounds), arguments.json)

@@ -5,6 +5,7 @@ The tests of this file share engines, and run in the order in which they stand h
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -53,6 +54,17 @@ def test_a_request_of_a_prefill_that_hangs_is_computed_on_decode(pair: Pair) -> 
     assert pair.hand(again)[1].tokens == pair.alone(again)
 
 
+def test_a_request_that_prefill_never_had_is_computed_on_decode(pair: Pair) -> None:
+    prompt = prompt_of(6, 90)
+    first = pair.prefill.run("known", prompt, 1, dict(PREFILL))
+    assert first.params is not None
+    unknown = {**first.params, "room": "12345"}
+    assert pair.decode.run("unknown", prompt, 8, unknown).tokens == pair.alone(prompt)
+    assert "request unknown" in pair.decode.logged()
+    pair.decode.run("known", prompt, 8, first.params)
+    pair.settled()
+
+
 @pytest.mark.parametrize(("kind", "policy"), [("pair", "recompute"), ("strict", "fail")])
 @pytest.mark.shows("prefill is killed while decode waits for state, {policy}")
 def test_prefill_that_dies_fails_the_request_or_has_it_computed_anew(
@@ -61,11 +73,12 @@ def test_prefill_that_dies_fails_the_request_or_has_it_computed_anew(
     both: Pair = request.getfixturevalue(kind)
     prompt = prompt_of(3, 200)
     alone = both.alone(prompt)
+    both.hand(prompt_of(7, 40))  # both have met
     first = both.prefill.run("dead", prompt, 1, dict(PREFILL))
     both.prefill.stop()
     both.decode.add("dead", prompt, 8, first.params)
     until = time.monotonic() + 30
-    while both.decode.ask()["known"] == 0:
+    while both.decode.ask()["waiting"] == 0:
         assert time.monotonic() < until
     both.prefill.kill()
     second = both.decode.result("dead")
@@ -73,5 +86,6 @@ def test_prefill_that_dies_fails_the_request_or_has_it_computed_anew(
         assert second.tokens == alone
     else:
         assert second.why == "error"
+    assert re.search(r"request dead\S* could not be received: .*prefill was lost", both.decode.logged())
     assert both.decode.settle() == both.decode.free
     assert both.decode.run("after", prompt_of(4, 40), 8).why == "length"

@@ -71,15 +71,15 @@ def main() -> None:
             left = core.scheduler.has_requests() or engine.has_unfinished_requests()
             # With more than one rank, the workers are processes of their own.
             link = get_kv_transfer_group()._worker.link if has_kv_transfer_group() else None
-            totals = link.snapshot()["totals"] if link is not None else {"rooms": {}, "bytes": {}}
+            seen: Any = {"totals": {"rooms": {}, "bytes": {}}, "rooms": {}} if link is None else link.snapshot()
             say(
                 answer=command["ask"],
                 busy=left,
                 free=pool.get_num_free_blocks(),
-                known=len(core.scheduler.requests),
                 preempted=len(preempted),
-                rooms=totals["rooms"],
-                bytes=totals["bytes"],
+                waiting=seen["rooms"].get("waiting", 0),
+                rooms=seen["totals"]["rooms"],
+                bytes=seen["totals"]["bytes"],
             )
 
     pool = core.scheduler.kv_cache_manager.block_pool

@@ -165,9 +165,10 @@ class Engine(OwnProcess):
         return self.result(name)
 
     def ask(self) -> dict[str, Any]:
-        """Whether it is busy, how many requests it knows, how many blocks are free, and what its link counts.
+        """Whether it is busy, how many blocks are free, and what its link counts.
 
-        ``preempted`` is how often vLLM took the blocks of a running request away.
+        ``preempted`` is how often vLLM took the blocks of a running request away, and ``waiting`` how many rooms the
+        other side knows of while nothing of them has moved.
         """
         self._asked += 1
         number = self._asked

@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from tests.helpers.links import link_of
+from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
 
-from statelink import Status
+import statelink
+from statelink import Status, state
 from statelink.cli import main
 from statelink.link import ask, sockets
 
@@ -85,6 +88,15 @@ def test_room_that_waits(two_engines: TwoEngines) -> None:
     assert made.prefill.name in [seen["link"] for seen in of(two_engines.prefill.pid)]
     assert made.prefill.close()
     assert made.prefill.name not in inspect(str(two_engines.prefill.pid), "--json").stdout
+
+
+def test_bytes_of_keys_and_values_that_interlock_are_counted_once() -> None:
+    pages = np.zeros((5, 2, 4, 16), np.float32)  # [pages, heads, tokens, a key of 8 numbers and then a value]
+    inventory = state.describe("decode", [state.fused_pages({0: pages}, heads=2, keys=8)])
+    with statelink.open({"role": "decode", "backend": "tcp"}, inventory) as link:
+        link.receive(1, "tcp://127.0.0.1:9", 12, {"kv": [1, 2, 3]})
+        held = until(lambda: sum(link.snapshot()["held_bytes"].values()), what="bytes of the room")
+        assert held == 3 * pages[0].nbytes
 
 
 def test_only_its_user_may_ask(alone: Path) -> None:

@@ -377,7 +377,7 @@ class RoomState:
         """Bytes of the given number of items of each component."""
         inventory = self.context.inventory
         return sum(
-            count * sum(buffer.layout.nbytes for buffer in inventory.component(name).buffers if buffer.count)
+            count * sum(buffer.layout.held for buffer in inventory.component(name).buffers if buffer.count)
             for name, count in items.items()
         )
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from statelink.cli import main
-from statelink.cli._flows import ribbons
 from statelink.errors import ConfigError, MismatchError
 from statelink.explain import Side, estimate, explain, inventories, presets, read_side
 from statelink.plan import match
@@ -233,18 +233,33 @@ def side(folder: Path, name: str, text: str) -> Side:
 def test_ribbons_fill_the_boxes_of_the_ranks_on_both_sides(files: Path) -> None:
     hybrid = 'preset = "qwen3-next-80b"\nlayout = { tp = %d }'
     report = explain(side(files, "prefill", hybrid % 4), side(files, "decode", hybrid % 2), tokens=4096)
-    placed, left, right = ribbons(report)
-    assert len(placed) == len(report.flows) > 4
-    for boxes, side_of, start in ((left, "source", "source"), (right, "target", "target")):
-        for rank, (top, bottom) in boxes.items():
-            at = top
-            for each in sorted(
-                (r for r in placed if getattr(r.flow, side_of) == rank), key=lambda r: getattr(r, start)
-            ):
-                assert getattr(each, start) == pytest.approx(at)
-                at += each.height
-            assert at == pytest.approx(bottom)
-    assert sum(each.height for each in placed) == pytest.approx(1.0)
+    run(hybrid % 4, hybrid % 2, "--tokens", "4096", "--plot", "plan.svg")
+    shapes = [
+        (np.array(re.findall(r"[\d.]+", path), float).reshape(-1, 2), "C" in path, "fill: #404040" in style)
+        for path, style in re.findall(r'<path d="([^"]*)"[^>]*style="([^"]*)"', Path("plan.svg").read_text())
+    ]
+    boxes = [(corners.min(axis=0), corners.max(axis=0)) for corners, _, grey in shapes if grey]
+    middle = np.mean([low[0] for low, _ in boxes])
+    # A ribbon's outline: two points of its upper edge, each on one side, then two of its lower one.
+    ribbons = [points[[0, 3, 7, 4], 1].reshape(2, 2) for points, curved, _ in shapes if curved]
+    tall = sum(high[1] - low[1] for low, high in boxes if low[0] < middle) / report.nbytes
+    found: list[list[int]] = [[0, 0] for _ in ribbons]
+    for at, ranks in enumerate((report.prefill, report.decode)):
+        held = sorted((low[1], high[1]) for low, high in boxes if (low[0] > middle) == at)
+        for rank, (top, bottom) in zip(ranks, held, strict=True):
+            assert bottom - top == pytest.approx(rank.nbytes * tall, abs=0.01)
+            edges = sorted((*ribbon[:, at], number) for number, ribbon in enumerate(ribbons))
+            for upper, lower, number in edges:
+                if top - 0.01 < upper < bottom - 0.01:
+                    assert upper == pytest.approx(top, abs=0.01), "no gap, and no overlap"
+                    top, found[number][at] = lower, rank.rank
+            assert top == pytest.approx(bottom, abs=0.01)
+    heights = [(ribbon[1] - ribbon[0]) / tall for ribbon in ribbons]
+    assert all(left == pytest.approx(right, rel=0.01) for left, right in heights)
+    drawn = sorted((*pair, round(height[0])) for pair, height in zip(found, heights, strict=True))
+    expected = sorted((flow.source, flow.target, flow.nbytes) for flow in report.flows)
+    assert len(expected) > 4
+    assert drawn == [(source, target, pytest.approx(nbytes, rel=0.01)) for source, target, nbytes in expected]
 
 
 def test_the_picture_names_ranks_components_and_small_blocks(files: Path) -> None:

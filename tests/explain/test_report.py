@@ -8,8 +8,9 @@ import pytest
 
 from statelink.errors import ConfigError, MismatchError, RoomError, StateError
 from statelink.explain import Layout, Model, Report, Side, explain, inventories, preset
-from statelink.explain._report import STAGED
 from statelink.plan import match
+
+STAGED = "'staging' in both links' configuration gathers them into large blocks"
 
 
 def side(name: str = "llama-3-8b", instance: str = "instance", **layout: Any) -> Side:

@@ -117,9 +117,9 @@ def test_keys_and_values_of_a_page_go_into_arrays_of_their_own() -> None:
     assert sorted(found) == sorted(expected)
 
 
-def test_what_would_make_too_long_tables_is_moved_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelink.plan._compile.MAX_PLAN_RUNS", 2 * HEADS * PAGE)
-    source, target = fused("p", 1), fused("d", 2)
-    assert compiled(source, target).item_blocks == LAYERS
-    monkeypatch.setattr("statelink.plan._compile.MAX_PLAN_RUNS", 2 * HEADS * PAGE - 1)
-    assert compiled(source, target).item_blocks == LAYERS * 2 * HEADS * PAGE
+def test_what_would_make_too_long_tables_is_moved_as_it_is() -> None:
+    """A table has at most two million pieces: a key and a value of each layer, head and token of a page."""
+    longest = (1 << 21) // (LAYERS * 2 * HEADS)
+    for page, blocks in ((longest, 1), (longest + 1, LAYERS * 2 * HEADS * (longest + 1))):
+        found = compiled(fused("p", 1, "BLHNC", page), fused("d", 2, "BLHNC", page))
+        assert found.item_blocks == blocks

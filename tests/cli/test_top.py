@@ -15,8 +15,7 @@ from tests.helpers.links import Rank, hand_over
 
 from statelink import Status
 from statelink.cli import main
-from statelink.cli._snapshots import answers
-from statelink.cli._top import Looks
+from statelink.cli.top import Looks, answers
 
 PAGE_BYTES = 2 * 16 * 2 * 8
 """Of a page of `Rank`: keys and values."""

@@ -19,8 +19,8 @@ from ._keys import keys
 from ._new_backend import new_backend
 from ._output import Program
 from ._rendezvous import rendezvous
-from ._top import top
 from .bench import bench
+from .top import top
 
 if TYPE_CHECKING:
     import importlib.metadata

@@ -7,5 +7,7 @@ host, or of the host that ``--peer`` names. Both do what they are told by messag
 from __future__ import annotations
 
 from ._command import bench
+from ._ends import FailedError, Local, Remote
+from ._pages import Pages
 
-__all__ = ["bench"]
+__all__ = ["FailedError", "Local", "Pages", "Remote", "bench"]

@@ -87,9 +87,14 @@ class Remote:
     Args:
         address: ``tcp://host:port``, with the server's public key if it has one.
         keys: Keys of this process, if the server has a key.
+        hello: Seconds within which the server has to answer at all.
+
+    Raises:
+        FailedError: Only one of the two has a key, or the server does not answer.
+        ConfigError: The address is none.
     """
 
-    def __init__(self, address: str, keys: Keys | None) -> None:
+    def __init__(self, address: str, keys: Keys | None, *, hello: float = HELLO) -> None:
         endpoint = parse_endpoint(address)
         if bool(endpoint.key) != bool(keys):
             whose = "its address has a key and this process has none" if endpoint.key else "its address has no key"
@@ -104,7 +109,7 @@ class Remote:
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self._socket.connect(endpoint.address)
         try:
-            self.ask("hello", HELLO)
+            self.ask("hello", hello)
         except StatelinkError:
             self._leave()
             raise

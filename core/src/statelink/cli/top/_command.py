@@ -1,26 +1,22 @@
-"""``statelink top``: what running links move, from one look to the next."""
+"""The command: what it prints of each look."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ._inspect import REMEMBERED
-from ._output import json_option
-from ._snapshots import Answers, answers
-from ._watching import count_option, every_option, watch
-from ._words import size
+from .._output import json_option
+from .._snapshots import answers
+from .._watching import count_option, every_option, watch
+from .._words import size
+from ._looks import ROLES, Looks
 
-__all__ = ["Looks", "top"]
-
-ENDED: Final = frozenset({"succeeded", "failed"})
-ROLES: Final = {"prefill": "sent", "decode": "received"}
-"""Role of a link in a room, and what it does with the bytes."""
+__all__ = ["top"]
 
 
 @click.command()
@@ -37,67 +33,6 @@ def top(which: str | None, every: float, count: int | None, as_json: bool) -> No
     """
     looks = Looks()
     watch(lambda: looks.add(answers(which), time.monotonic()), None if as_json else _render, every, count)
-
-
-class Looks:
-    """Turns the counters of successive snapshots into rates."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, tuple[float, dict[str, int]]] = {}
-
-    def add(self, found: Answers, now: float) -> dict[str, Any]:
-        """One look.
-
-        Args:
-            found: What the links answered.
-            now: When, in seconds.
-
-        Returns:
-            ``links``: for each link what it is and has, and its rates ``a_second``, which are ``None`` at its first
-            look; and ``silent``, a line for each link that did not answer.
-        """
-        before, self._before, links = self._before, {}, []
-        for answer in found.given:
-            seen = answer.seen
-            counted = _counted(seen["totals"])
-            self._before[seen["link"]] = now, counted
-            then, earlier = before.get(seen["link"], (now, counted))
-            passed = now - then
-            rates = {name: (number - earlier[name]) / passed if passed else None for name, number in counted.items()}
-            links.append({"pid": int(answer.pid) if answer.pid.isdigit() else None, **_plain(seen), "a_second": rates})
-        return {"links": links, "silent": found.silent}
-
-
-def _plain(seen: dict[str, Any]) -> dict[str, Any]:
-    states = [rank["state"] for rank in seen["ranks"]]
-    return {
-        "link": seen["link"],
-        "instance": seen["instance"],
-        "rank": seen["rank"],
-        "role": seen["role"],
-        "backend": seen["backend"],
-        "peers": len(states),
-        "ready": states.count("ready"),
-        "rooms": sum(count for status, count in seen["rooms"].items() if status not in ENDED),
-        "held_bytes": sum(seen["held_bytes"].values()),
-        "quarantined_bytes": sum(seen["quarantined_bytes"].values()),
-        "queued": {
-            name: depth
-            for name, depth in seen["load"].items()
-            if depth and name not in REMEMBERED and not name.endswith("_bytes")
-        },
-    }
-
-
-def _counted(totals: dict[str, Any]) -> dict[str, int]:
-    """The counters of which rates are shown."""
-    counted = {
-        verb: sum(sum(by.values()) for by in totals["bytes"].get(role, {}).values()) for role, verb in ROLES.items()
-    }
-    outcomes = [(name, count) for by in totals["rooms"].values() for name, count in by.items()]
-    counted["succeeded"] = sum(count for name, count in outcomes if name == "succeeded")
-    counted["failed"] = sum(count for name, count in outcomes if name != "succeeded")
-    return counted
 
 
 def _render(look: dict[str, Any]) -> RenderableType:

@@ -144,6 +144,11 @@ class Etcd:
                     return member
         raise AssertionError("nobody leads")
 
+    def watchers(self) -> int:
+        """How many watches the first member serves, as it counts them itself. Without TLS."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.members[0].client}/metrics", timeout=10) as response:
+            return int(response.read().decode().partition("\netcd_debugging_mvcc_watcher_total ")[2].split()[0])
+
     def put(self, key: str, value: bytes) -> None:
         self.ask("/v3/kv/put", {"key": pack(key), "value": base64.b64encode(value).decode()})
 

@@ -18,7 +18,7 @@ from statelink.config import Etcd as Options
 from statelink.config import LinkConfig
 from statelink.errors import ConfigError
 from statelink.hints import install_hint
-from statelink.rendezvous import Cluster, EtcdClient
+from statelink.rendezvous import Cluster, EtcdClient, Waits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("etcd_program")
 
 LIFETIME = 2
+WAITS = Waits(answer=3.0, refresh=2.0)
 PATIENCE = 60.0
 """Seconds for what usually takes one or two: a cluster that gets no processor elects nobody."""
 _numbers = itertools.count()
@@ -46,8 +47,8 @@ class Fleet:
         self._cluster = Cluster.of(f"{address}{self.prefix}", options or Options(lifetime=LIFETIME))
         self._open: list[EtcdClient] = []
 
-    def client(self, link: str) -> EtcdClient:
-        self._open.append(EtcdClient(self._cluster, link=link))
+    def client(self, link: str, waits: Waits = WAITS) -> EtcdClient:
+        self._open.append(EtcdClient(self._cluster, link=link, waits=waits))
         return self._open[-1]
 
     def rank(self, number: int, ranks: int = 1, *, link: str = "", host: int = 0, instance: str = "p") -> EtcdClient:
@@ -59,12 +60,6 @@ class Fleet:
     def close(self) -> None:
         for each in self._open:
             each.close()
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelink.rendezvous._gateway.ANSWER", 3.0)
-    monkeypatch.setattr("statelink.rendezvous._gateway.REFRESH", 2.0)
 
 
 @pytest.fixture
@@ -304,7 +299,7 @@ def test_tls_users_and_passwords(tmp_path: Path, fleet_of: Callable[..., Fleet])
             says(fleet_of(server.address, wrong).client("asks"), text)
         plain = fleet_of(server.address.replace("etcds", "etcd"))
         says(plain.client("asks"), "does not answer")
-        elsewhere = EtcdClient(Cluster.of(f"{server.address}/elsewhere", options()), link="asks")
+        elsewhere = EtcdClient(Cluster.of(f"{server.address}/elsewhere", options()), link="asks", waits=WAITS)
         try:
             says(elsewhere, "refuses: permission denied")
         finally:
@@ -351,13 +346,15 @@ def test_what_cannot_be_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert caught.value.reason.hint == install_hint("statelink[etcd]")
 
 
-def test_an_instance_that_nobody_asks_for_is_not_followed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelink.rendezvous._etcd.FORGET", 0.3)
+def test_an_instance_that_nobody_asks_for_is_not_followed(fleet: Fleet, server: Etcd) -> None:
     fleet.rank(0)
-    asks = fleet.client("asks")
-    finds(asks, "0")
-    until(lambda: not asks._tasks and not asks._wanted and not asks._seen)
-    finds(asks, "0")
+    asks = fleet.client("asks", Waits(forget=0.5))
+    until(lambda: server.watchers() == 0, PATIENCE, "the end of what other tests watched")
+    for _ in range(2):
+        finds(asks, "0")
+        until(lambda: hosts(asks) and server.watchers() == 1, PATIENCE)
+        until(lambda: server.watchers() == 0, PATIENCE)
+        assert "nobody of this name" in asks.explain("p")[0]
 
 
 def test_its_thread_has_no_defect(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:

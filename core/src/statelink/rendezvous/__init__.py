@@ -11,6 +11,7 @@ from ._client import RendezvousClient
 from ._cluster import Cluster
 from ._connect import Directory, connect
 from ._etcd import EtcdClient
+from ._gateway import Waits
 from ._listing import Instance, Rank, list_instances
 from ._server import RendezvousServer
 
@@ -22,6 +23,7 @@ __all__ = [
     "Rank",
     "RendezvousClient",
     "RendezvousServer",
+    "Waits",
     "connect",
     "list_instances",
 ]

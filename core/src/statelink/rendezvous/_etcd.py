@@ -17,7 +17,7 @@ from statelink.errors import Reason
 from statelink.link import StaticRendezvous
 from statelink.wire import MAX_RANKS
 
-from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, LeaseEndedError, end_of, unpack
+from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, LeaseEndedError, Waits, end_of, unpack
 from ._records import Record, Seen, folder_of, key_of, link_of, look
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ RETRY = 1.0
 """Seconds after which what failed is tried again."""
 PATIENCE = 0.5
 """Most seconds that `resolve` waits for the first answer about an instance, while etcd answers."""
-FORGET = 10.0
-"""Seconds after which an instance is not followed any more, if nobody asks for it again."""
 LEAVE = 2.0
 """Most seconds that `close` waits for etcd to end the lease."""
 
@@ -52,10 +50,19 @@ class EtcdClient:
         cluster: Where etcd is, and who asks.
         link: Name of the link. It registers under this name.
         peers: Instances whose addresses are configured. Etcd is not asked for these.
+        waits: How long it waits for etcd, and for somebody to ask again.
     """
 
-    def __init__(self, cluster: Cluster, *, link: str, peers: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        link: str,
+        peers: Mapping[str, Sequence[str]] | None = None,
+        waits: Waits | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._waits = waits or Waits()
         self._link = link
         self._configured = StaticRendezvous(peers or {})
         self._changed = threading.Condition()
@@ -137,7 +144,7 @@ class EtcdClient:
             self._loop.close()
 
     async def _serve(self, started: threading.Event) -> None:
-        self._gateway = Gateway(self._cluster.members, self._cluster.login)
+        self._gateway = Gateway(self._cluster.members, self._cluster.login, self._waits)
         started.set()
         try:
             await self._ended.wait()
@@ -174,7 +181,7 @@ class EtcdClient:
 
     def _look_for(self, name: str) -> None:
         self._begin(name, partial(self._follow, name))
-        self._loop.call_later(FORGET, self._forget, name)
+        self._loop.call_later(self._waits.forget, self._forget, name)
 
     def _note(self, trouble: EtcdSilentError | EtcdRefusedError | None) -> None:
         """Note whether etcd does what it is asked. Logs the beginning of a trouble, and its end."""
@@ -273,7 +280,7 @@ class EtcdClient:
     def _forget(self, name: str) -> None:
         """Follow an instance no more, if nobody has asked for it for a while; otherwise look again later."""
         with self._changed:
-            left = self._wanted[name] + FORGET - time.monotonic()
+            left = self._wanted[name] + self._waits.forget - time.monotonic()
             if left <= 0:
                 del self._wanted[name]
                 self._seen.pop(name, None)

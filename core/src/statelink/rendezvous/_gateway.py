@@ -26,15 +26,14 @@ __all__ = [
     "Gateway",
     "LeaseEndedError",
     "Login",
+    "Waits",
     "end_of",
     "pack",
     "unpack",
 ]
 
-CONNECT, ANSWER = 2.0, 6.0
-"""Seconds that a member of the cluster may take to connect, and to answer."""
-REFRESH = 10.0
-"""Seconds after which a watch that says nothing is taken for dead. The caller begins it anew."""
+CONNECT = 2.0
+"""Seconds that a member of the cluster may take to connect."""
 MOST_LINE = 16 << 20
 """Most bytes of one message of a watch."""
 LEADERLESS = "does the cluster have a leader?"
@@ -105,22 +104,39 @@ def end_of(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
+class Waits(NamedTuple):
+    """How long a client of etcd waits, in seconds.
+
+    Attributes:
+        answer: For a member's answer.
+        refresh: For the next message of a watch. A watch that says nothing for so long is taken for dead, and begun
+            anew.
+        forget: For somebody to ask for an instance again. After that the instance is not followed any more.
+    """
+
+    answer: float = 6.0
+    refresh: float = 10.0
+    forget: float = 10.0
+
+
 class Gateway:
     """A client of a cluster. Asks one member, and the next one when that does not answer.
 
     Args:
         members: Base URLs of the members, ``http://host:port``.
         login: How the client proves who it is.
+        waits: How long it waits for members.
     """
 
-    def __init__(self, members: Sequence[str], login: Login) -> None:
+    def __init__(self, members: Sequence[str], login: Login, waits: Waits) -> None:
         import aiohttp  # an extra: only a link that uses etcd needs it
 
         self._aiohttp = aiohttp
         self._members = deque(members)
         self._login = login
+        self._waits = waits
         self._token = ""
-        self._answer = aiohttp.ClientTimeout(total=ANSWER, sock_connect=CONNECT)
+        self._answer = aiohttp.ClientTimeout(total=waits.answer, sock_connect=CONNECT)
         # A watch keeps its connection for itself.
         connector = aiohttp.TCPConnector(limit=0, ssl=login.tls or False)
         # No proxy of the environment must come between, and no cookie is kept.
@@ -198,7 +214,7 @@ class Gateway:
             EtcdRefusedError: It refuses the watch.
         """
         request = {"key": pack(prefix), "range_end": pack(end_of(prefix)), "start_revision": str(revision)}
-        timeout = self._aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=REFRESH)
+        timeout = self._aiohttp.ClientTimeout(total=None, sock_connect=CONNECT, sock_read=self._waits.refresh)
         # With this header, a member that has lost the cluster ends the watch.
         headers = {**self._headers(), "Grpc-Metadata-hasleader": "true"}
         try:

@@ -146,9 +146,9 @@ def test_statuses_outlive_their_end(world: World) -> None:
 
 def test_peers_that_are_not_there(world: World, mortal: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped: no answer in time; ended: nobody listens. Neither harms the others."""
-    from mori import _onesided
+    from mori import simulated
 
-    monkeypatch.setattr(_onesided, "control_timeout", lambda: 150)  # of MORI_IO_CP_TIMEOUT_MS, read once in a process
+    monkeypatch.setattr(simulated, "control_timeout", lambda: 150)  # of MORI_IO_CP_TIMEOUT_MS, read once in a process
     hasty = make(MoriBackend, "hasty")
     hasty.register(world.memory.regions)
     mortal.stop()

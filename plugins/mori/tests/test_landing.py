@@ -40,7 +40,7 @@ LATE = 2.5
 def test_memory_comes_back_after_the_bytes_of_a_dead_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target without processor time lands them late."""
     monkeypatch.setenv("MORI_SIM_TCP", "1")
-    from mori import _host
+    from mori import simulated
 
     arrived = threading.Event()
 
@@ -48,7 +48,7 @@ def test_memory_comes_back_after_the_bytes_of_a_dead_prefill(monkeypatch: pytest
         arrived.set()
         time.sleep(LATE)
 
-    monkeypatch.setattr(_host, "delay", land_late)
+    monkeypatch.setattr(simulated, "delay", land_late)
     rows = np.zeros((4, 1024), np.uint8)
     inventory = state.describe("d", [state.aux_rows({"row": rows})])
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{PREFILL}"]

@@ -121,9 +121,9 @@ def test_memory_that_the_peer_does_not_know(world: World) -> None:
 
 def test_what_the_library_refuses_of_a_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a status that has failed when the call returns, or after the caller stood before a full queue."""
-    from mori import _onesided
+    from mori import simulated
 
-    monkeypatch.setattr(_onesided, "MAX_MSG", 1000)
+    monkeypatch.setattr(simulated, "MAX_MSG", 1000)
     outcome = world.backend.submit("steady", batch(world)).outcome
     said = "ERR_INVALID_ARGS: merged RDMA WR of 4096 bytes exceeds local max_msg_sz 1000"
     assert outcome == (False, said, False)
@@ -154,9 +154,9 @@ def test_what_the_library_refuses_of_a_batch(world: World, monkeypatch: pytest.M
 def test_memory_of_several_numa_nodes(world: World, mortal: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pair of nodes has a connection of its own: all of them are made in ``connect``, and none in ``submit``."""
     monkeypatch.setenv("MORI_SIM_NUMA_NODES", "2")
-    from mori import _onesided
+    from mori import simulated
 
-    monkeypatch.setattr(_onesided, "control_timeout", lambda: 150)
+    monkeypatch.setattr(simulated, "control_timeout", lambda: 150)
     peer = Peer(MoriBackend, "nodes", LAYOUT).ready()
     backend = make(MoriBackend, "numa")
     backend.register(world.memory.regions)

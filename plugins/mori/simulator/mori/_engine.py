@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _host
+from . import _host, simulated
 from ._configs import BackendType, IOEngineConfig, MemoryLocationType, RdmaBackendConfig
 from ._descs import EngineDesc, MemoryDesc, made
 from ._memory import Table
@@ -45,7 +45,7 @@ class Core:
 
     def wait(self) -> None:
         """Until the bytes of an operation may move, or the engine is destroyed."""
-        _host.delay()
+        simulated.delay()
         while _host.held() and self.running:
             time.sleep(0.001)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -62,11 +61,6 @@ def held() -> bool:
     """Whether no byte may move."""
     path = os.environ.get("MORI_SIM_HOLD", "")
     return bool(path) and os.path.exists(path)
-
-
-def delay() -> None:
-    """Wait until the bytes of an operation move."""
-    time.sleep(float(os.environ.get("MORI_SIM_DELAY_MS", "0.3")) / 1000)
 
 
 def abort(why: str) -> NoReturn:

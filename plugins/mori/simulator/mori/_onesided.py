@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import queue
 import random
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _configs, _host, _sockets, _status
+from . import _configs, _host, _sockets, _status, simulated
 from ._configs import MemoryLocationType, RdmaBackendConfig
 from ._memory import Place
 from ._status import StatusCode, TransferStatus
@@ -28,16 +27,8 @@ if TYPE_CHECKING:
 
 LARGEST_REQUEST = (1 << 32) - 1
 SEND_WR = 8192
-MAX_MSG = 1 << 30
-"""What one work request carries, as the port says."""
 FLUSHED = "Work Request Flushed Error"
 HINT = " Hint: check that the peer is alive and its memory is registered"
-
-
-@functools.cache
-def control_timeout() -> int:
-    """How long a peer may take to answer, in milliseconds: read once in a process."""
-    return int(os.environ.get("MORI_IO_CP_TIMEOUT_MS", "5000"))
 
 
 class Backend:
@@ -206,8 +197,8 @@ class Rdma(Backend):
             joined = (near[1:] == near[:-1] + sizes[:-1]) & (far[1:] == far[:-1] + sizes[:-1])
             starts = np.flatnonzero(np.concatenate(([True], ~joined)))
             most = int(np.add.reduceat(sizes, starts).max())
-            if most > MAX_MSG:
-                return f"merged RDMA WR of {most} bytes exceeds local max_msg_sz {MAX_MSG}"
+            if most > simulated.MAX_MSG:
+                return f"merged RDMA WR of {most} bytes exceeds local max_msg_sz {simulated.MAX_MSG}"
         return ""
 
     def _move(self, found: Any, kind: str, local: Any, remote: Any, blocks: Any, qp: _Qp) -> None:
@@ -240,7 +231,7 @@ class Rdma(Backend):
 
     def _ask(self, desc: EngineDesc) -> Place:
         place: Place = _sockets.reach_with_the_lock(
-            desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), control_timeout()
+            desc.host, desc.port, lambda: Place.published(desc.pid, desc.port), simulated.control_timeout()
         )
         return place
 

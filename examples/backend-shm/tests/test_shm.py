@@ -112,7 +112,7 @@ def test_a_peer_that_does_not_answer_is_lost_and_only_the_source_is_settled(make
     here.connect("there", there.descriptor(), regions(target))
     batch = whole(source, target)
     there.grant("here", 7, 1, batch.blocks.target, batch.blocks.nbytes)
-    with there._inbound.grants.lock:
+    with there.inbound.grants.lock:
         outcome = here.submit("there", batch).outcome
     assert outcome is not None
     assert (outcome.ok, outcome.settled) == (False, Side.SOURCE)

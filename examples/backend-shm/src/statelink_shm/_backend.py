@@ -57,6 +57,9 @@ class ShmBackend(Backend):
 
     The sender copies blocks into the shared memory, and the process that owns their destination copies them
     out, once it has checked each against what the sender was granted. So the destination alone can stop them.
+
+    Attributes:
+        inbound: What others send into this process's memory.
     """
 
     api_version = 1
@@ -82,7 +85,7 @@ class ShmBackend(Backend):
         self._regions: tuple[Region, ...] = ()
         self._peers: dict[str, Outbound] = {}
         try:
-            self._inbound = Inbound(self._options.payload)
+            self.inbound = Inbound(self._options.payload)
         except OSError as error:
             raise BackendUnavailableError("no socket can be opened", cause=str(error), backend=self.name) from error
 
@@ -103,11 +106,11 @@ class ShmBackend(Backend):
                     f"memory of kind {region.kind!r} cannot be registered", hint="'dram' can", backend=self.name
                 )
         self._regions = tuple(regions)
-        self._inbound.grants = Grants(regions)
+        self.inbound.grants = Grants(regions)
 
     def descriptor(self) -> bytes:
         """Where we listen, and what to show there."""
-        return Descriptor(FORMAT, self._link, boot_id(), self._inbound.name, self._inbound.secret).encode()
+        return Descriptor(FORMAT, self._link, boot_id(), self.inbound.name, self.inbound.secret).encode()
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Reach a peer, and map the memory that it shares with us."""
@@ -148,11 +151,11 @@ class ShmBackend(Backend):
         nbytes: npt.NDArray[np.uint64],
     ) -> None:
         """Allow a peer to write these ranges of our memory."""
-        self._inbound.grants.add((peer, room, generation), addresses, nbytes)
+        self.inbound.grants.add((peer, room, generation), addresses, nbytes)
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:
         """Take a grant back; waits for the piece that is being put in place, and never for the peer."""
-        self._inbound.grants.remove((peer, room, generation))
+        self.inbound.grants.remove((peer, room, generation))
         return Transfer(Outcome(True))
 
     def disconnect(self, peer: str) -> None:
@@ -161,7 +164,7 @@ class ShmBackend(Backend):
             known = self._peers.pop(peer, None)
         if known is not None:
             known.close()
-        self._inbound.forget(peer)
+        self.inbound.forget(peer)
 
     def close(self) -> None:
         """Forget everybody; may be called twice."""
@@ -170,7 +173,7 @@ class ShmBackend(Backend):
             peers, self._peers = self._peers, {}
         for known in peers.values():
             known.close()
-        self._inbound.close()
+        self.inbound.close()
 
     def _check(
         self,

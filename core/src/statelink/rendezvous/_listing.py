@@ -16,7 +16,7 @@ from statelink import wire
 from statelink.errors import PeerError
 
 from ._cluster import Cluster, is_etcd
-from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, end_of, unpack
+from ._gateway import EtcdRefusedError, EtcdSilentError, Gateway, Waits, end_of, unpack
 from ._records import Record, look, root_of
 from ._registry import MAX_ENTRIES
 
@@ -139,7 +139,7 @@ def _of_listed(name: str, listed: list[wire.Listed]) -> Instance:
 
 async def _entries(cluster: Cluster) -> list[tuple[str, bytes]]:
     """All keys, in order and without what all begin with, and their values."""
-    gateway, where = Gateway(cluster.members, cluster.login), f"etcd at {cluster.where}"
+    gateway, where = Gateway(cluster.members, cluster.login, Waits()), f"etcd at {cluster.where}"
     root = root_of(cluster.prefix)
     end, found, key = end_of(root), list[tuple[str, bytes]](), root.encode()
     try:

@@ -75,7 +75,7 @@ def test_a_client_that_goes_away_while_state_is_loaded_leaves_nothing_behind(pai
         ("llama", "mooncake", 32, 32),
         ("windowed", "tcp", 16, 16),
         ("hybrid", "tcp", 32, 32),
-        ("llama", "tcp", 16, 32),
+        ("llama", "tcp", 32, 64),
     ],
 )
 @pytest.mark.shows("two servers: the tokens of one, {kind}, over {backend}, blocks of {prefill} to blocks of {decode}")

@@ -38,11 +38,11 @@ def test_ranks_of_one_side_serve_those_of_the_other(prefill: int, decode: int, l
         hand_some(pair)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(16, 32), (32, 16)])
+@pytest.mark.parametrize(("prefill", "decode"), [(32, 64), (64, 32)])
 @pytest.mark.shows("blocks of {prefill} tokens to blocks of {decode}")
 @pytest.mark.shows("no block of vLLM's pool is lost")
 def test_tokens_move_between_blocks_of_two_sizes(prefill: int, decode: int, llama: Path, tmp_path: Path) -> None:
-    """The operator says that the stand-ins for a CPU's kernels keep the keys of a head before its values."""
+    """vLLM's attention on the CPU takes multiples of 32. Its stand-ins keep the keys of a head before its values."""
     config = {**CONFIG, "vllm": {"pages": {"CPU_ATTN": "halves"}}}
     own = {"block_size": prefill}, {"block_size": decode}
     with running(Pair(tmp_path, llama, config, own=own, policy="fail")) as pair:

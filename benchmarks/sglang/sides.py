@@ -80,12 +80,12 @@ class _Live:
         self._slot = given.slots[role][number]
         self._given, self._told = workloads.WORKLOADS[given.workload], False
         self._tokens = self._given.pages * workloads.PAGE
-        classes: Any = given._classes
+        classes: Any = given.classes
         with announcing(room, self._tokens):
             if role == "prefill":
-                self._transfer = classes.sender(given.manager, given._address, room)
+                self._transfer = classes.sender(given.manager, given.address, room)
             else:
-                self._transfer = classes.receiver(given.manager, given._address, room)
+                self._transfer = classes.receiver(given.manager, given.address, room)
                 self._transfer.init(0)
         self._prefill = role == "prefill"
 

@@ -29,7 +29,7 @@ from support.sides import (
 )
 
 from statelink.errors import Reason
-from statelink_sglang._manager import Manager, Timeouts
+from statelink_sglang.backend import Manager, Timeouts
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -221,14 +221,17 @@ def test_an_abort_after_the_last_chunk_leaves_the_right_bytes_or_a_failed_reques
 
 
 class _Read:
-    """A failed room from which a transfer still reads."""
+    """A room from which a transfer still reads, and that fails when it is told to."""
 
-    room, reason, quiesced, tokens, prefix = 1, Reason("peer.lost", "decode was lost", {}), False, N, 0
-    status = FAILED
+    room, quiesced, tokens, prefix, status = 1, False, N, 0, WAITING
+    reason: Reason | None = None
     taken = ""
 
+    def lose(self) -> None:
+        self.status, self.reason = FAILED, Reason("peer.lost", "decode was lost", {})
+
     def poll(self) -> Any:
-        return FAILED
+        return self.status
 
     def push(self, items: Any, **more: Any) -> None: ...
 
@@ -238,13 +241,23 @@ class _Read:
         self.taken = why
 
 
-def test_a_failed_request_keeps_its_pages_while_they_are_read_but_not_for_ever(pair: tuple[Side, Side]) -> None:
+@pytest.fixture
+def read(pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> _Read:
+    """The room of the next sender."""
+    room = _Read()
+    monkeypatch.setattr(pair[0].link, "send", lambda number, deadline: room)
+    return room
+
+
+def test_a_failed_request_keeps_its_pages_while_they_are_read_but_not_for_ever(
+    pair: tuple[Side, Side], read: _Read
+) -> None:
     source, _ = pair
-    read: Any = _Read()
+    ours = Lists.draw(source, N, 43)
     sender = source.sender(next(rooms))
-    sender.abort()
-    sender._failure, sender._room, sender._sending = "", read, read
-    sender._pages, sender._began = 7, 1.0
+    sender.init(7, ours.row)
+    sender.send(ours.pages[:2], None, num_kv_tokens=32)
+    read.lose()
     assert [sender.poll() for _ in range(3)] == [TRANSFERRING] * 3
     source.timeouts = Timeouts(60.0, 60.0, hold=0.05)
     try:
@@ -256,13 +269,11 @@ def test_a_failed_request_keeps_its_pages_while_they_are_read_but_not_for_ever(p
     assert read.taken  # the link counts that SGLang gives the pages to others
 
 
-def test_a_request_that_has_sent_nothing_fails_at_once(pair: tuple[Side, Side]) -> None:
+def test_a_request_that_has_sent_nothing_fails_at_once(pair: tuple[Side, Side], read: _Read) -> None:
     """SGLang's bootstrap queue ends the server if it sees a request on its way."""
-    source, _ = pair
-    read: Any = _Read()
-    sender = source.sender(next(rooms))
-    sender.abort()
-    sender._failure, sender._room, sender._sending = "", read, read
+    sender = pair[0].sender(next(rooms))
+    assert sender.poll() == WAITING
+    read.lose()
     assert sender.poll() == FAILED
 
 
@@ -295,7 +306,7 @@ def test_sglangs_time_limit_is_above_the_links_bound(
     pair: tuple[Side, Side], own: float, bound: float | None, limit: float
 ) -> None:
     queue = SimpleNamespace(deferred_kv_release_timeout=own)
-    Manager._raise_limit(SimpleNamespace(link=SimpleNamespace(quiet_within=bound)), queue)  # type: ignore[arg-type]
+    Manager.raise_limit(SimpleNamespace(link=SimpleNamespace(quiet_within=bound)), queue)  # type: ignore[arg-type]
     assert queue.deferred_kv_release_timeout == limit
     assert pair[1].link.quiet_within is not None  # over tcp there is one
 

@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from statelink_sglang import _directory
-from statelink_sglang._directory import Directory
-from statelink_sglang._http import put
-from statelink_sglang._server import PATH, SCHEMA, BootstrapServer
+from statelink_sglang.backend import PATH, SCHEMA, BootstrapServer, Directory, put
 
 pytestmark = pytest.mark.smoke
 
@@ -28,9 +25,8 @@ def server() -> Iterator[BootstrapServer]:
 
 
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Directory]:
-    monkeypatch.setattr(_directory, "INTERVAL", 0.02)
-    directory = Directory()
+def directory() -> Iterator[Directory]:
+    directory = Directory(interval=0.02)
     yield directory
     directory.close()
 

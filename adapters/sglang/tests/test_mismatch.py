@@ -29,7 +29,7 @@ from support.sides import (
 )
 
 from statelink.wire import parse_endpoint
-from statelink_sglang._directory import Instance, Prefill
+from statelink_sglang.backend import Instance, Prefill
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -276,11 +276,11 @@ class _Executor:
         self.jobs += 1
 
 
-def test_one_rank_of_decode_asks_for_all() -> None:
-    executor: Any = _Executor()
+def test_one_rank_of_decode_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = _Executor()
+    monkeypatch.setattr(Side, "_ensure_prefill_recompute_executor", lambda side: executor)  # the name is SGLang's
     with sides("mha", 1, 2) as (_, targets):
         for target in targets:
-            target._executor = executor
             receiver = target.receiver(next(rooms), N)
             receiver.init(0)
             target.submit_prefill_recompute(receiver, {})

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from statelink.errors import ConfigError
-from statelink_sglang._limits import Server, check_server
-from statelink_sglang._options import ALLOWED, VARIABLE, read_options
+from statelink_sglang.backend import ALLOWED, VARIABLE, Server, check_server, read_options
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from support.pools import make
 
 from statelink.errors import StateError
-from statelink_sglang._inventory import describe_pools
+from statelink_sglang.backend import describe_pools
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 

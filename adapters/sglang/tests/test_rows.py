@@ -13,8 +13,7 @@ from support.sides import ADDRESS, FAILED, SUCCESS, Lists, Side, accept, at, rea
 
 import statelink
 from statelink import state
-from statelink_sglang._inventory import describe_pools
-from statelink_sglang._rows import FIRST_TOKEN, first_token
+from statelink_sglang.backend import FIRST_TOKEN, describe_pools, first_token
 
 if TYPE_CHECKING:
     from statelink import Link

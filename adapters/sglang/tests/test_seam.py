@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+from importlib import metadata
 from typing import Any
 
 import pytest
 from sglang.srt.disaggregation.base import conn
 
-from statelink_sglang import _seam
+from statelink_sglang.backend import SCHEDULER, differences, loaded
 
 pytestmark = pytest.mark.smoke
 
@@ -16,13 +17,13 @@ pytestmark = pytest.mark.smoke
 def test_the_installed_sglang_is_the_tested_one() -> None:
     import sglang.srt.managers.scheduler  # noqa: F401  (only where it is loaded are the hooked methods looked at)
 
-    assert _seam.loaded(_seam.SCHEDULER)
-    assert _seam.differences() == []
+    assert loaded(SCHEDULER)
+    assert differences() == []
 
 
 def test_another_version_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_seam, "version", lambda name: "0.5.22")
-    assert _seam.differences() == ["SGLang 0.5.23 is expected; 0.5.22 is installed"]
+    monkeypatch.setattr(metadata, "version", lambda name: "0.5.22")
+    assert differences() == ["SGLang 0.5.23 is expected; 0.5.22 is installed"]
 
 
 def _without_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,5 +74,5 @@ def _without_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, change: Any, said: str) -> None:
     change(monkeypatch)
-    found = _seam.differences()
+    found = differences()
     assert any(said in each for each in found), found

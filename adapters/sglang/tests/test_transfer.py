@@ -28,8 +28,7 @@ from support.sides import (
 )
 
 from statelink import Room
-from statelink_sglang._failure import TransferFailed
-from statelink_sglang._manager import Timeouts
+from statelink_sglang.backend import Timeouts, TransferFailed
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -114,13 +113,14 @@ class _Unread:
         self.pushed.append(span)
 
 
-def test_a_rank_from_which_nobody_reads_ends_with_its_last_chunk_and_not_before(pair: tuple[Side, Side]) -> None:
+def test_a_rank_from_which_nobody_reads_ends_with_its_last_chunk_and_not_before(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, _ = pair
     ours = Lists.draw(source, N, 20)
     unread: Any = _Unread()
+    monkeypatch.setattr(source.link, "send", lambda room, deadline: unread)
     sender = source.sender(next(rooms))
-    sender.abort()
-    sender._failure, sender._room, sender._sending = "", unread, unread
     assert sender.poll() == WAITING
     sender.init(7, ours.row)
     sender.send(ours.pages[:2], None, num_kv_tokens=32)
@@ -171,7 +171,8 @@ def test_a_poll_without_news_asks_no_layer_below(pair: tuple[Side, Side], monkey
     receiver.init(0)
     accept(receiver, target, Lists.draw(target, N, 40), N)
     until(sender.poll, WAITING)
-    until(lambda: receiver._room.status, WAITING)
+    (receiving,) = (each for each in target.link.rooms() if each.room == room)
+    until(lambda: receiving.status, WAITING)
     for transfer in (sender, receiver):
         before = transfer.poll()
         asked.clear()
@@ -358,13 +359,15 @@ def test_a_prefill_that_is_not_known_fails_the_request(pair: tuple[Side, Side]) 
 
 
 def test_sglang_may_free_the_memory_of_a_failed_request_when_the_link_says_so_and_not_before(
-    pair: tuple[Side, Side],
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, target = pair
     room = next(rooms)
     receiver = target.receiver(room, N)
-    written: Any = SimpleNamespace(quiesced=False)  # a room to whose memory something still writes
-    receiver._receiving = written
+    written: Any = SimpleNamespace(quiesced=False, reason=None)  # a room to whose memory something still writes
+    monkeypatch.setattr(target.link, "receive", lambda *given, **more: written)
+    receiver.init(0)
+    accept(receiver, target, Lists.draw(target, N, 42), N)
     receiver.ensure_abort_notified(force_arm=True)
     assert not target.is_abort_release_safe(room, 0)
     written.quiesced = True

@@ -13,13 +13,14 @@ from support.connectors import publish
 from support.pools import make
 
 from statelink import state
-from statelink_sglang._inventory import describe_pools
 
 MODEL = "tiny@1"
 
 
 def main(model: str, *kinds: str) -> None:
     publish("prefill", "statelink", model, 1)
+    from statelink_sglang.backend import describe_pools  # imports SGLang's queues, after its plugins
+
     for kind in kinds:
         pools, args = make(kind)
         made = describe_pools(pools._replace(rows_optional=True), args)[0]

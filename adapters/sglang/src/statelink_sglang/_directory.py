@@ -67,9 +67,13 @@ class Directory:
 
     `table` is what SGLang's schedulers read as ``prefill_info_table``: only servers that can be used are in it. The
     threads of this class write it; each access is a single operation on a dict.
+
+    Args:
+        interval: Seconds between two questions to a server.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interval: float = INTERVAL) -> None:
+        self._interval = interval
         self.table: dict[str, Prefill] = {}
         self._misses: dict[str, int] = {}
         self._why: dict[str, str] = {}
@@ -111,7 +115,7 @@ class Directory:
                     self._pool.submit(self._ask, address)
                 except RuntimeError:  # it was closed
                     return
-            self._wake.wait(INTERVAL)
+            self._wake.wait(self._interval)
             self._wake.clear()
 
     def _ask(self, address: str) -> None:

@@ -6,11 +6,12 @@ Everything here runs on the scheduler's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-__all__ = ["AROUND", "Announced", "announced", "making_manager", "making_receiver"]
+__all__ = ["AROUND", "Announced", "announced", "announcing", "around_init_kv_manager", "making_manager"]
 
 
 class Announced(NamedTuple):
@@ -29,14 +30,24 @@ class Announced(NamedTuple):
 
 making_manager: ContextVar[Any] = ContextVar("statelink_sglang_making_manager", default=None)
 """The queue that makes a manager at this moment; ``None`` if the hook is not in place."""
-making_receiver: ContextVar[Announced | None] = ContextVar("statelink_sglang_making_receiver", default=None)
+_making_receiver: ContextVar[Announced | None] = ContextVar("statelink_sglang_making_receiver", default=None)
 """The request for which a receiver is made at this moment."""
 
 
 def announced(room: Any) -> Announced | None:
     """The request that the queue makes a receiver for at this moment; ``None`` if it is not this room's."""
-    request = making_receiver.get()
+    request = _making_receiver.get()
     return request if request is not None and request.room == room else None
+
+
+@contextmanager
+def announcing(request: Announced) -> Iterator[None]:
+    """A receiver that is made inside is made for this request."""
+    token = _making_receiver.set(request)
+    try:
+        yield
+    finally:
+        _making_receiver.reset(token)
 
 
 def around_init_kv_manager(original: Callable[..., Any], queue: Any) -> Any:
@@ -50,11 +61,8 @@ def around_init_kv_manager(original: Callable[..., Any], queue: Any) -> Any:
 
 def around_create_receiver(original: Callable[..., Any], queue: Any, req: Any, is_rebootstrap: bool = False) -> Any:
     """Around ``DecodePreallocQueue._create_receiver_and_enqueue``."""
-    token = making_receiver.set(Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req), req))
-    try:
+    with announcing(Announced(req.bootstrap_room, queue._rebootstrap_prefill_len(req), req)):
         return original(queue, req, is_rebootstrap=is_rebootstrap)
-    finally:
-        making_receiver.reset(token)
 
 
 AROUND: dict[str, Callable[..., Any]] = {

@@ -166,7 +166,7 @@ class Manager(BaseKVManager):
         self._directory: Directory | None = None
         if self.role == "decode":
             self._directory = Directory()
-            self._raise_limit(queue.transfer_queue)
+            self.raise_limit(queue.transfer_queue)
         else:
             self.register_to_bootstrap()
         log.info(
@@ -261,7 +261,7 @@ class Manager(BaseKVManager):
 
     # Decode: the memory of failed requests.
 
-    def _raise_limit(self, queue: Any) -> None:
+    def raise_limit(self, queue: Any) -> None:
         """Have SGLang keep the pages of a failed request until nothing writes to them any more.
 
         It would give them back after 30 s, whatever may still write. Where the link has a bound, it is proven before

@@ -64,11 +64,10 @@ def around_get_kv_class(original: Any, transfer_backend: Any, class_type: Any) -
     """Answer for the backend ``statelink``; every backend shares one `KVArgs`, which SGLang itself hands out."""
     if transfer_backend.value != NAME or class_type.name == "KVARGS":
         return original(transfer_backend, class_type)
-    if class_type.name == "BOOTSTRAP_SERVER":
+    if class_type.name == "BOOTSTRAP_SERVER":  # a process without a scheduler asks for it
         from ._server import BootstrapServer
 
         return BootstrapServer
-    from . import _manager, _receiver, _sender
+    from . import backend
 
-    classes = {"MANAGER": _manager.Manager, "SENDER": _sender.Sender, "RECEIVER": _receiver.Receiver}
-    return classes[class_type.name]
+    return {"MANAGER": backend.Manager, "SENDER": backend.Sender, "RECEIVER": backend.Receiver}[class_type.name]

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from typing import Any
 
 __all__ = ["SCHEDULER", "VERSION", "differences", "loaded"]
@@ -117,8 +117,8 @@ def differences() -> list[str]:
 
 def _differences() -> Iterator[str]:
     try:
-        found = version("sglang")
-    except PackageNotFoundError:
+        found = metadata.version("sglang")
+    except metadata.PackageNotFoundError:
         found = "none"
     if found != VERSION:
         yield f"SGLang {VERSION} is expected; {found} is installed"

@@ -10,8 +10,6 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statelink_sglang import _hooks
-
 if TYPE_CHECKING:
     from .pools import Made
 
@@ -105,9 +103,11 @@ def make_manager(role: str, connector: str, given: Any, classes: Classes, made: 
             model_config=config, req_to_token_pool=made.pools.requests, sliding_window_size=made.pools.window
         ),
     )
+    from statelink_sglang.backend import around_init_kv_manager  # imports SGLang's queues, after its plugins
+
     mode = DisaggregationMode.PREFILL if role == "prefill" else DisaggregationMode.DECODE
     with get_disagg().override(disaggregation_bootstrap_port=port):
-        return _hooks.around_init_kv_manager(lambda _: kind(args, mode, given, False), queue)
+        return around_init_kv_manager(lambda _: kind(args, mode, given, False), queue)
 
 
 def _complete(args: Any, layers: int, heads: int) -> None:

@@ -56,7 +56,7 @@ def listed(
         setup_state_kv_args,
     )
 
-    from statelink_sglang._inventory import Pools
+    from statelink_sglang.backend import Pools
 
     metadata = MetadataBuffers(rows, 64, torch.float32, 16)
     args = KVArgs()

@@ -43,16 +43,16 @@ class Rank(Memory):
     ) -> None:
         from . import connectors, spoiled
 
-        given, self._classes = published
+        given, self.classes = published
         self.role, self.made = role, made
         made.kv_args.page_size_of_pool = made.pools.pages.page_size
         if spoil:
             getattr(spoiled, spoil)(made.kv_args)
-        self._address = f"{where[0]}:{where[1]}"
-        server: Any = self._classes.server(*where) if role == "prefill" else None
+        self.address = f"{where[0]}:{where[1]}"
+        server: Any = self.classes.server(*where) if role == "prefill" else None
         self.server = server
         try:
-            self.manager = connectors.make_manager(role, connector, given, self._classes, made, where[1])
+            self.manager = connectors.make_manager(role, connector, given, self.classes, made, where[1])
         except BaseException:
             if hasattr(self.server, "close"):
                 self.server.close()
@@ -66,17 +66,17 @@ class Rank(Memory):
     def meet(self, seconds: float = 60.0) -> None:
         """Decode: wait until the prefill server is known."""
         end = time.monotonic() + seconds
-        while not self.manager.try_ensure_parallel_info(self._address):
+        while not self.manager.try_ensure_parallel_info(self.address):
             assert time.monotonic() < end, "the prefill server is not known"
             time.sleep(0.05)
 
     def known(self) -> bool:
         """Decode: whether the prefill server is known."""
-        return bool(self.manager.try_ensure_parallel_info(self._address))
+        return bool(self.manager.try_ensure_parallel_info(self.address))
 
     def ports(self) -> dict[str, str]:
         """Where this rank listens."""
-        return {"link": self.manager.link.address, "bootstrap": self._address}
+        return {"link": self.manager.link.address, "bootstrap": self.address}
 
     def open(self, room: int, tokens: int, prefix: int = 0) -> None:
         """A request has arrived: make its sender or receiver, as SGLang's queue does."""
@@ -84,9 +84,9 @@ class Rank(Memory):
         transfer: Any
         with announcing(room, tokens):
             if self.role == "prefill":
-                transfer = self._classes.sender(self.manager, self._address, room)
+                transfer = self.classes.sender(self.manager, self.address, room)
             else:
-                transfer = self._classes.receiver(self.manager, self._address, room)
+                transfer = self.classes.receiver(self.manager, self.address, room)
                 transfer.init(0)
         self._rooms[room] = transfer, lists, tokens, prefix
 

@@ -7,19 +7,15 @@ import ctypes
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import statelink
 from statelink import state
-from statelink_sglang import _hooks
-from statelink_sglang._directory import Instance, Prefill
-from statelink_sglang._failure import TransferFailed
-from statelink_sglang._inventory import describe_pools
-from statelink_sglang._manager import Manager, Timeouts
-from statelink_sglang._receiver import Receiver
-from statelink_sglang._sender import Sender
+from statelink_sglang import backend
+from statelink_sglang.backend import Instance, Manager, Prefill, Receiver, Sender, Timeouts, TransferFailed
 
 from .models import VOCABULARY
 from .pools import PAGE, Made, make
@@ -61,32 +57,24 @@ class Memory:
         return ["kv", *(each.value for each in self.made.kv_args.state_types), "aux"]
 
 
-class Side(Memory):
-    """One rank: what a `Manager` is to senders and receivers."""
+class Side(Manager, Memory):
+    """One rank: a `Manager` that is not made by a scheduler, and that knows no bootstrap server."""
 
-    hold: Any = Manager.hold
-    is_abort_release_safe: Any = Manager.is_abort_release_safe
-    clear_deferred_abort_state: Any = Manager.clear_deferred_abort_state
-    submit_prefill_recompute: Any = Manager.submit_prefill_recompute
-    _ensure_prefill_recompute_executor: Any = Manager._ensure_prefill_recompute_executor
-    deregister_buffer_to_engine: Any = Manager.deregister_buffer_to_engine
-    register_buffer_to_engine: Any = Manager.register_buffer_to_engine
-    _anywhere: Any = Manager._anywhere
-    _raise_limit: Any = Manager._raise_limit
     dp = (0, 1)
+    prefill_info_table: Any = None
 
     def __init__(self, role: str, made: Made, config: statelink.LinkConfig | None = None, model: str = "tiny") -> None:
         self.made = made
         self.page_size = made.pools.pages.page_size
         self.rows_optional, self.metadata, self.vocabulary = made.pools.rows_optional, made.pools.metadata, VOCABULARY
-        components, self.lists = describe_pools(made.pools, made.kv_args)
+        components, self.lists = backend.describe_pools(made.pools, made.kv_args)
         rank, ranks = made.pools.tp
         self._inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
         self._config = config or _config(role)
         self.link = self._open()
         self.role, self._group, self._reopens = role, None, False
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
-        self.prefill_info_table: dict[str, Prefill] = {}
+        self.prefill_info_table = dict[str, Prefill]()
         self._held: dict[int, Any] = {}
         self._place = made.pools.tp
         self._executor: ThreadPoolExecutor | None = None
@@ -101,17 +89,15 @@ class Side(Memory):
     def register_to_bootstrap(self) -> None:
         """There is no bootstrap server."""
 
-    def why_unknown(self, address: str) -> str:
+    def why_unknown(self, bootstrap_addr: str) -> str:
         return ""
 
     def sender(self, room: int) -> Sender:
-        manager: Any = self
-        return Sender(manager, "unused", room)
+        return Sender(self, "unused", room)
 
     def receiver(self, room: int, tokens: int, request: Any = None) -> Receiver:
-        manager: Any = self
         with announcing(room, tokens, request):
-            return Receiver(manager, ADDRESS, room)
+            return Receiver(self, ADDRESS, room)
 
 
 class Lists(NamedTuple):
@@ -156,14 +142,9 @@ class Lists(NamedTuple):
         return np.asarray(self.states(side, tokens, prefix)[number]).reshape(-1)
 
 
-@contextlib.contextmanager
-def announcing(room: Any, tokens: int, request: Any = None) -> Iterator[None]:
+def announcing(room: Any, tokens: int, request: Any = None) -> AbstractContextManager[None]:
     """What the hook on decode's queue does around a receiver's constructor."""
-    token = _hooks.making_receiver.set(_hooks.Announced(room, tokens, request))
-    try:
-        yield
-    finally:
-        _hooks.making_receiver.reset(token)
+    return backend.announcing(backend.Announced(room, tokens, request))
 
 
 @contextlib.contextmanager

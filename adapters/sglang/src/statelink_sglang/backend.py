@@ -1,0 +1,51 @@
+"""The classes that SGLang gets for the backend ``statelink``, and what they are made of.
+
+SGLang's schedulers import this when they ask for a class. Programs that drive these classes without a scheduler, such
+as tests, import it, too. It imports Statelink and SGLang's queues.
+"""
+
+from __future__ import annotations
+
+from ._directory import Directory, Instance, Prefill
+from ._failure import TransferFailed
+from ._hooks import Announced, announcing, around_init_kv_manager
+from ._http import put
+from ._inventory import Pools, describe_pools
+from ._limits import Server, check_server
+from ._manager import Manager, Timeouts
+from ._options import ALLOWED, VARIABLE, read_options
+from ._receiver import Receiver
+from ._rows import FIRST_TOKEN, first_token
+from ._seam import SCHEDULER, differences, loaded
+from ._sender import Sender
+from ._server import PATH, SCHEMA, BootstrapServer
+
+__all__ = [
+    "ALLOWED",
+    "FIRST_TOKEN",
+    "PATH",
+    "SCHEDULER",
+    "SCHEMA",
+    "VARIABLE",
+    "Announced",
+    "BootstrapServer",
+    "Directory",
+    "Instance",
+    "Manager",
+    "Pools",
+    "Prefill",
+    "Receiver",
+    "Sender",
+    "Server",
+    "Timeouts",
+    "TransferFailed",
+    "announcing",
+    "around_init_kv_manager",
+    "check_server",
+    "describe_pools",
+    "differences",
+    "first_token",
+    "loaded",
+    "put",
+    "read_options",
+]

@@ -72,7 +72,8 @@ def here(*args: str) -> Done:
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_left() -> Iterator[None]:
     yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    # Python has no public name for the end of this process.
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @pytest.mark.parametrize("backend", ["tcp", "nixl", "mooncake"])

@@ -20,8 +20,14 @@ from statelink.cli import main
 from statelink.config import Etcd as Options
 from statelink.config import LinkConfig
 from statelink.errors import PeerError
-from statelink.rendezvous import Cluster, EtcdClient, RendezvousClient, RendezvousServer, list_instances
-from statelink.rendezvous._registry import Registry
+from statelink.rendezvous import (
+    Cluster,
+    EtcdClient,
+    Registry,
+    RendezvousClient,
+    RendezvousServer,
+    list_instances,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,8 +141,7 @@ def test_the_directory_of_a_link_here_is_asked(
             assert listed()["instances"][0]["instance"] == "p"
 
 
-def test_a_server_with_keys_lists_for_those_that_it_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelink.rendezvous._listing.PATIENCE", 2.0)
+def test_a_server_with_keys_lists_for_those_that_it_allows(tmp_path: Path) -> None:
     allowed, secret = tmp_path / "allowed", tmp_path / "secret"
     allowed.write_text(f"{PREFILL['public']}\n{DECODE['public']}\n")
     secret.write_text(DECODE["secret"])
@@ -156,8 +161,7 @@ def test_a_server_with_keys_lists_for_those_that_it_allows(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "etcd"])
-def test_nobody_answers(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelink.rendezvous._listing.PATIENCE", 1.0)
+def test_nobody_answers(scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     failed = CliRunner().invoke(main, ["rendezvous", "--list", f"{scheme}://127.0.0.1:{port}"])
@@ -213,13 +217,15 @@ def test_entries_of_etcd_that_statelink_did_not_write_are_named(etcd: Etcd) -> N
     assert "rank 0001 is not one of" in " ".join(shown(f"{etcd.address}{prefix}", expect=1).split())
 
 
-def test_etcd_is_asked_for_a_page_at_a_time(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelink.rendezvous._listing.PAGE", 2)
+def test_etcd_is_asked_for_a_page_at_a_time(etcd: Etcd) -> None:
     prefix = f"/list-{next(_numbers)}"
     for rank in range(5):
         value = b'{"link": "x", "address": "tcp://10.0.0.9:1", "ranks": 5}'
         etcd.put(f"{prefix}/instances/p/{rank:04d}", value)
-    assert counts(f"{etcd.address}{prefix}") == {"p": (5, 5)}
+    config = LinkConfig(role="decode", backend="auto", rendezvous=f"{etcd.address}{prefix}")
+    for page in (1, 2, 5, 6):
+        (p,) = list_instances(config, keys=None, page=page)
+        assert [each.rank for each in p.registered] == [0, 1, 2, 3, 4]
 
 
 def test_a_table_is_told_in_order_and_in_bounded_pages() -> None:

@@ -13,6 +13,7 @@ from ._connect import Directory, connect
 from ._etcd import EtcdClient
 from ._gateway import Waits
 from ._listing import Instance, Rank, list_instances
+from ._registry import Registry
 from ._server import RendezvousServer
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "EtcdClient",
     "Instance",
     "Rank",
+    "Registry",
     "RendezvousClient",
     "RendezvousServer",
     "Waits",

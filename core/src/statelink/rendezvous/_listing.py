@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Instance", "Rank", "list_instances"]
 
-PATIENCE = 5.0
+PATIENCE = 3.0
 """Seconds that the server may take for an answer."""
 PAGE = 1000
 """Keys that one question to etcd asks for."""
@@ -72,7 +72,7 @@ class Instance(NamedTuple):
         return not self.wrong and self.ranks > 0 and not self.missing
 
 
-def list_instances(config: LinkConfig, *, keys: wire.Keys | None) -> list[Instance]:
+def list_instances(config: LinkConfig, *, keys: wire.Keys | None, page: int = PAGE) -> list[Instance]:
     """Ask the directory of ``config.rendezvous`` for all instances, in order of name. Blocks, for seconds at most.
 
     Ranks that come or go meanwhile may be in the list or not.
@@ -80,6 +80,7 @@ def list_instances(config: LinkConfig, *, keys: wire.Keys | None) -> list[Instan
     Args:
         config: A link's configuration. Nothing is registered.
         keys: Keys for a rendezvous server. Etcd has users and certificates instead.
+        page: Keys that one question to etcd asks for.
 
     Raises:
         ConfigError: The address, a key, a file or an option cannot be used.
@@ -87,7 +88,7 @@ def list_instances(config: LinkConfig, *, keys: wire.Keys | None) -> list[Instan
     """
     if is_etcd(config.rendezvous):
         cluster = Cluster.of(config.rendezvous, config.etcd, insecure=config.insecure)
-        by_folder = itertools.groupby(asyncio.run(_entries(cluster)), lambda pair: pair[0].partition("/")[0])
+        by_folder = itertools.groupby(asyncio.run(_entries(cluster, page)), lambda pair: pair[0].partition("/")[0])
         return sorted(_of_entries(unquote(folder), dict(pairs)) for folder, pairs in by_folder)
     listed = _listed(config.rendezvous, keys)
     return [_of_listed(name, list(each)) for name, each in itertools.groupby(listed, lambda each: each.instance)]
@@ -137,14 +138,14 @@ def _of_listed(name: str, listed: list[wire.Listed]) -> Instance:
 # Etcd.
 
 
-async def _entries(cluster: Cluster) -> list[tuple[str, bytes]]:
+async def _entries(cluster: Cluster, page: int) -> list[tuple[str, bytes]]:
     """All keys, in order and without what all begin with, and their values."""
     gateway, where = Gateway(cluster.members, cluster.login, Waits()), f"etcd at {cluster.where}"
     root = root_of(cluster.prefix)
     end, found, key = end_of(root), list[tuple[str, bytes]](), root.encode()
     try:
         while True:
-            answer = await gateway.range(key, end, limit=PAGE)
+            answer = await gateway.range(key, end, limit=page)
             for pair in answer.kvs:
                 key = unpack(pair.key)
                 found.append((key.decode(errors="replace").removeprefix(root), unpack(pair.value)))

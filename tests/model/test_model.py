@@ -94,6 +94,13 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
     assert not missing, f"never happened: {sorted(map(str, missing))}"
 
 
+@pytest.mark.parametrize(("seed", "staged"), [(2865481616, True)])
+def test_worlds_in_which_a_rule_was_once_broken(seed: int, staged: bool) -> None:
+    """A `Hello` came after prefill had lost the rank that sent it; the rank never attached again."""
+    with running():
+        run(seed, staged=staged)
+
+
 @pytest.mark.parametrize("staged", [False, True])
 def test_worlds_in_which_every_link_has_both_roles(staged: bool) -> None:
     """Requests go both ways at once, also under one id; each direction keeps every rule."""

@@ -50,6 +50,8 @@ class DecodeRanks:
         self._context = context
         self._lost = lost
         self._ranks: dict[str, DecodeRank] = {}
+        self._given_up: dict[str, None] = {}
+        """Names of ranks that were lost and have not come back, the oldest first."""
         self._waiting: dict[str, wire.Hello] | None = None
         """While the link is suspended: who asks for a handshake."""
 
@@ -136,6 +138,11 @@ class DecodeRanks:
             if len(self._ranks) >= MAX_PEERS:
                 return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._context.name})
             self._ranks[handshake.link] = DecodeRank(handshake, regions, self._context.backend, self._context.now())
+            if handshake.link in self._given_up:
+                # Its Hello may have been under way since before it was lost. Then it knows nothing of the loss yet, and
+                # would never attach again. If it does know, it waits for the Welcome and ignores this message.
+                del self._given_up[handshake.link]
+                self._context.send(wire.Unknown(sender=self._context.name, to=sender))
         self._context.send(wire.Welcome(sender=self._context.name, to=sender, handshake=self._context.announcement))
         return None
 
@@ -235,6 +242,9 @@ class DecodeRanks:
     def _lose(self, rank: DecodeRank, why: str) -> None:
         rank.step(RankEvent.LOST)
         del self._ranks[rank.name]
+        self._given_up[rank.name] = None
+        if len(self._given_up) > MAX_PEERS:
+            del self._given_up[next(iter(self._given_up))]
         self._lost(rank, why)
         if rank.connection is not None:
             self._context.connections.leave(rank.connection)

@@ -127,7 +127,10 @@ class Fleet:
             flying = sum((each.source, each.target) == (source, target) for each in self.flying)
             for _ in range(AT_ONCE - flying):
                 self.begin(source, target)
-        self.flying = [each for each in self.flying if not self._ended(each)]
+        left = [each for each in self.flying if not self._ended(each)]
+        if len(left) == len(self.flying):
+            time.sleep(0.002)  # the members need the processors
+        self.flying = left
 
     def _ended(self, flight: Flight) -> bool:
         seen, gone = flight.receiving.see(), flight.source.name not in self.members
@@ -157,11 +160,12 @@ class Fleet:
         self.go_on(lambda: not self.flying)
 
     def go_on(self, done: Callable[[], bool]) -> None:
-        """Let rooms flow until something is so."""
+        """Let rooms flow until something is so, and look for it now and then."""
         end = time.monotonic() + PATIENCE
         while not done():
             assert time.monotonic() < end, (self.flying, self.failed)
-            self.step()
+            for _ in range(5):
+                self.step()
 
     def registered(self) -> list[str]:
         """The instances that the directory knows."""

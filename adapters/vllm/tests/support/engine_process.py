@@ -69,8 +69,9 @@ def main() -> None:
         else:
             pool = core.scheduler.kv_cache_manager.block_pool
             left = core.scheduler.has_requests() or engine.has_unfinished_requests()
-            # With more than one rank, the workers are processes of their own.
-            link = get_kv_transfer_group()._worker.link if has_kv_transfer_group() else None
+            # With more than one rank, the workers are processes of their own. vLLM's own connectors have no link.
+            worker = getattr(get_kv_transfer_group(), "_worker", None) if has_kv_transfer_group() else None
+            link = None if worker is None else worker.link
             seen: Any = {"totals": {"rooms": {}, "bytes": {}}, "rooms": {}} if link is None else link.snapshot()
             say(
                 answer=command["ask"],

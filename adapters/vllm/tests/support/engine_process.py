@@ -6,6 +6,7 @@ ended, and an answer to each question: whether anything is left to do, and how m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -40,7 +41,8 @@ def main() -> None:
     if os.sched_getaffinity(0) != cores:
         # vLLM's own NIXL connector binds this thread, and those that it starts, to one core, the same for every engine.
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), cores)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread), cores)
     core = engine.engine_core.engine_core
 
     preempted: list[str] = []

@@ -191,7 +191,7 @@ def test_a_request_has_to_fit_into_the_pools() -> None:
 
 
 def test_a_prefix_ends_on_a_page_of_decode_whatever_prefill_has() -> None:
-    with pytest.raises(RoomError, match="the prefix is 2000: not from 0 to 1024"):
+    with pytest.raises(RoomError, match="the prefix is 2000: a whole number from 0 to 1024 is expected"):
         run(side(), side(), prefix=2000)
     with pytest.raises(RoomError, match="prefix 32 ends inside a page"):
         run(side(page=16), side(page=64), prefix=32)

@@ -117,8 +117,12 @@ def test_numpy_integers_are_integers(pair: Pair) -> None:
 WRONG_PUSHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"kv": 12}, {"span": (0, 200)}, "12 items of component 'kv' for span [0, 200): 13 pages of 16 tokens"),
     ({"kv": 14}, {"span": (0, 200)}, "14 items of component 'kv' for span [0, 200)"),
-    ({"kv": 13}, {"span": (0, 201)}, "span of a push ends is 201: not from 0 to 200"),
-    ({"kv": 13}, {"span": (-16, 200)}, "span of a push begins is -16: not from 0 to 200"),
+    ({"kv": 13}, {"span": (0, 201)}, "the end of the span of a push is 201: a whole number from 0 to 200 is expected"),
+    (
+        {"kv": 13},
+        {"span": (-16, 200)},
+        "the start of the span of a push is -16: a whole number from 0 to 200 is expected",
+    ),
     ({"kv": 13}, {"span": (200, 0)}, "span [200, 0) of a push: the room has 200 tokens"),
     ({"kv": 5}, {"span": (8, 80)}, "span [8, 80) splits a page of component 'kv': a page has 16 tokens"),
     ({"kv": 5}, {"span": (0, 72)}, "span [0, 72) splits a page of component 'kv'"),
@@ -126,7 +130,7 @@ WRONG_PUSHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"kv": 13}, {"span": (0,)}, "span"),
     ({"kv": 13}, {"span": "ab"}, "span"),
     ({"kv": 13}, {"layers": (2, 2)}, "layers (2, 2) of a push"),
-    ({"kv": 13}, {"layers": (-1, 2)}, "layers of a push begins is -1"),
+    ({"kv": 13}, {"layers": (-1, 2)}, "the start of the layers of a push is -1"),
     ({"kv": 13}, {"layers": (0.5, 2)}, "layers"),
     ({"kv": 13}, {"layers": (0, 1 << 70)}, "layers"),
     ({"mamba": 1}, {"span": (0, 64)}, "component 'mamba' is pushed with span [0, 64)"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from statelink import plan, state
-from statelink.errors import RoomError
+from statelink.errors import RoomError, StateError
 from statelink.state import Component, Partition
 
 from .small import STEP, describe, moves, pointer
@@ -54,7 +54,7 @@ def test_a_window_of_each_request() -> None:
     assert len(found) == len(plan.indices_of(window(128, 64), 1000, pages=np.arange(16)))
     with pytest.raises(RoomError, match="a window of 200 positions is no multiple of pages of 64"):
         plan.indices_of(window(128, 64), 1000, slot=3, ring=200)
-    with pytest.raises(RoomError, match="not from 192"):
+    with pytest.raises(RoomError, match="a whole number from 192"):
         plan.indices_of(window(128, 64), 1000, slot=3, ring=128)
 
 
@@ -222,6 +222,28 @@ def test_what_is_no_list_of_pages_is_refused(given: Any) -> None:
         with pytest.raises(RoomError, match="cannot be computed") as caught:
             plan.indices_of(latents(1, 4).component, 8, **{name: given})
         assert caught.value.code == "room.indices"
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [("kv", "got 'kv'"), (latents(1, 4), "got Described"), (None, "got NoneType"), ({"kv": 1}, "got dict")],
+    ids=["name", "constructed", "none", "dict"],
+)
+def test_what_is_no_component_is_refused_with_what_to_pass(given: Any, got: str) -> None:
+    with pytest.raises(StateError, match="indices are computed for a component of an inventory") as caught:
+        plan.indices_of(given, 8, pages=[1, 2])
+    assert caught.value.reason.cause == got
+    assert 'link.inventory.component("kv")' in caught.value.hint
+
+
+@pytest.mark.parametrize("table", [[62, 63], range(62, 70)], ids=["too short", "inside a page"])
+def test_page_ids_that_are_passed_as_token_slots(table: Any) -> None:
+    with pytest.raises(
+        RoomError, match=r"entries 0 to 4 are needed of|begins at token slot 62, inside a page"
+    ) as caught:
+        plan.indices_of(latents(1, 4).component, 8, table=table)
+    assert "a list of page ids is passed as 'pages'" in caught.value.hint
+    assert plan.indices_of(latents(1, 4).component, 8, pages=[62, 63]).tolist() == [62, 63]
 
 
 @pytest.mark.parametrize("page", [1, 4, 6])

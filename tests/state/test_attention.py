@@ -69,6 +69,13 @@ def test_latents_index_keys_and_windows() -> None:
     assert (window.component.type, window.component.page, window.component.window) == ("swa", 8, 100)
 
 
+def test_one_array_of_keys_and_values_is_a_pair() -> None:
+    """Some engines have the keys and the values of all pages in one array, the keys first."""
+    both = zeros(2, 5, 4, 2, 6)
+    one, two = (state.kv_pages({0: given}, heads=2) for given in (both, (both[0], both[1])))  # type: ignore[dict-item]
+    assert one == two
+
+
 def test_flags_reach_the_description() -> None:
     made = state.kv_pages({0: pair(2, 4, 2, 3)}, heads=2, name="draft", optional=True, format="nvfp4")
     assert made.component.name == "draft"
@@ -77,7 +84,26 @@ def test_flags_reach_the_description() -> None:
     assert not any(buffer.optional for buffer in state.kv_pages({0: pair(2, 4, 2, 3)}, heads=2).component.buffers)
 
 
+FUSED = "hint: fused_pages describes one array that has the keys and the values of a token side by side"
+
 REFUSED: list[tuple[Callable[[], object], str]] = [
+    # The numbers of a rank, where those of the whole model are meant.
+    (
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, tp=(0, 2)),
+        "buffer 'layers.7.k' of component 'kv' does not hold the share it should: "
+        "an item of the array is token 4, head 2, dim 6; this rank's share is token 4, head 1, dim 6\n"
+        "hint: the array has as many on axis 'head' as the whole model is said to have: 'heads', 'conv_groups' and the "
+        "like are the whole model's numbers, not this rank's",
+    ),
+    # One array with keys and values.
+    (
+        lambda: state.kv_pages({7: zeros(5, 2, 4, 12)}, heads=2),  # type: ignore[dict-item]
+        f"layer 7 needs a pair (K, V) of arrays: one array of shape (5, 2, 4, 12) was passed\n{FUSED}",
+    ),
+    (
+        lambda: state.window_pages({7: state.Memory.of(zeros(2, 2, 4, 12))}, heads=2, window=8),  # type: ignore[dict-item]
+        f"layer 7 needs a pair (K, V) of arrays: one array of shape (2, 2, 4, 12) was passed\n{FUSED}",
+    ),
     (
         lambda: state.kv_pages({7: pair(5, 4, 3, 6)}, heads=8, tp=(0, 4)),
         "buffer 'layers.7.k' of component 'kv' does not hold the share it should: "

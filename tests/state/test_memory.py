@@ -128,6 +128,30 @@ def test_a_pointer_that_is_no_array_is_refused(wrong: dict[str, Any]) -> None:
         Memory.pointer(**{"address": 4096, "shape": (2, 3), "dtype": "uint8", "itemsize": 1, **wrong})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "itemsize", "known"),
+    [
+        ("bfloat16", 4, 2),
+        ("float16", 4, 2),
+        ("float8_e4m3fn", 2, 1),
+        ("uint8", 16, 1),
+        ("bool", 4, 1),
+        ("float32", 2, 4),
+    ],
+)
+def test_a_pointer_whose_elements_have_another_size_than_their_type(dtype: str, itemsize: int, known: int) -> None:
+    with pytest.raises(StateError) as caught:
+        Memory.pointer(4096, (2, 3), dtype, itemsize)
+    assert str(caught.value).startswith(
+        f"an element of type {dtype!r} has {known} bytes: {itemsize} were passed as the size of an element\nhint: "
+    )
+    assert Memory.pointer(4096, (2, 3), dtype, known).itemsize == known
+
+
+def test_a_type_that_nobody_knows_has_any_size() -> None:
+    assert Memory.pointer(4096, (2, 3), "nvfp4 of six", 3).itemsize == 3
+
+
 def test_a_pointer_reads_what_is_there() -> None:
     array = whole()
     memory = Memory.pointer(array.ctypes.data, array.shape, "uint16", 2, region=Region(array.ctypes.data, array.nbytes))

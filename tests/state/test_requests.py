@@ -73,6 +73,22 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: state.mamba_slots(conv={7: zeros(3, 8, 2)}, ssm={}, conv_groups=(4, 6, 6), tp=(0, 4)),
         "6 channels of 'layers.7.conv' cannot be shared by 4 ranks: the width is not divisible",
     ),
+    # B and C of a model with one group are not dealt out: each rank holds them whole.
+    (
+        lambda: state.mamba_slots(conv={7: zeros(8, 96, 3)}, ssm={}, conv_groups=(128, 16, 16), tp=(0, 2)),
+        "buffer 'layers.7.conv' of component 'mamba' does not hold the share it should: "
+        "an item of the array is channel 96, kernel 3; this rank's share is channel 80, kernel 3\n"
+        "hint: a block that each rank holds whole, such as B and C of a model with one group, is given as (width, 1) "
+        "in conv_groups",
+    ),
+    # The numbers of a rank, where those of the whole model are meant.
+    (
+        lambda: state.mamba_slots(conv={7: zeros(8, 96, 3)}, ssm={}, conv_groups=(64, 16, 16), tp=(0, 2)),
+        "buffer 'layers.7.conv' of component 'mamba' does not hold the share it should: "
+        "an item of the array is channel 96, kernel 3; this rank's share is channel 48, kernel 3\n"
+        "hint: the array has as many on axis 'channel' as the whole model is said to have: 'heads', 'conv_groups' and "
+        "the like are the whole model's numbers",
+    ),
     # More ranks than channels: a group is never replicated by accident.
     (
         lambda: state.mamba_slots(conv={7: zeros(3, 3, 2)}, ssm={}, conv_groups=(1, 1, 2), tp=(0, 2)),

@@ -25,6 +25,6 @@ def checked_int(value: Any, what: str, low: int, high: int, *, code: str = "room
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        cause = f"a whole number from {low} to {high} is expected" if number is None else f"not from {low} to {high}"
+        cause = f"a whole number from {low} to {high} is expected"
         raise RoomError(f"{what} is {value!r:.80}", cause=cause, code=code)
     return number

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from statelink.errors import RoomError
+from statelink.errors import RoomError, StateError
 from statelink.state import Component, Coverage, IndexSpace
 
 from ._items import Pages, item_at
@@ -17,6 +17,8 @@ from ._positions import MAX_TOKENS, held_items, required_span
 __all__ = ["indices_of"]
 
 I64 = npt.NDArray[np.int64]
+
+TABLE = "'table' has the token slot of each position; a list of page ids is passed as 'pages'"
 
 
 def indices_of(
@@ -45,7 +47,7 @@ def indices_of(
     ==========================  =========================================================================
 
     Args:
-        component: What this rank holds.
+        component: What this rank holds: ``link.inventory.component("kv")``.
         tokens: N: the prompt's length.
         prefix: P: positions that decode holds. If it ends inside one of this side's items, that item is included.
         table: Token slots of the request in this component's pool, by position. The positions of a page are
@@ -60,8 +62,15 @@ def indices_of(
         int64, owned by the caller; empty if nothing must arrive.
 
     Raises:
+        StateError: ``component`` is none.
         RoomError: An argument is missing, too short, or does not fit the type.
     """
+    if not isinstance(component, Component):
+        raise StateError(
+            "indices are computed for a component of an inventory",
+            cause=f"got {component!r:.80}" if isinstance(component, str) else f"got {type(component).__name__}",
+            hint='pass link.inventory.component("kv"), or the component of that name in the inventory of describe',
+        )
     tokens = checked_int(tokens, "the number of tokens", 1, MAX_TOKENS)
     prefix = checked_int(prefix, "the prefix", 0, tokens, code="room.prefix")
     kind = component.kind
@@ -93,14 +102,15 @@ def indices_of(
         return (_slot(component, slot) * size + starts % size) // component.page
     if table is None:
         raise _missing(component, "its pages come from 'table' (token slots) or 'pages' (page ids)")
-    slots = _taken(component, table, starts)
+    slots = _taken(component, table, starts, TABLE)
     if (slots % component.page).any():
         bad = int(slots[slots % component.page != 0][0])
-        raise _missing(component, f"a page of {component.page} tokens begins at token slot {bad}, inside a page")
+        cause = f"a page of {component.page} tokens begins at token slot {bad}, inside a page"
+        raise _missing(component, cause, TABLE)
     return slots // component.page
 
 
-def _taken(component: Component, given: Any, places: I64) -> I64:
+def _taken(component: Component, given: Any, places: I64, hint: str = "") -> I64:
     try:
         values = np.asarray(given)
     except Exception as error:
@@ -108,7 +118,8 @@ def _taken(component: Component, given: Any, places: I64) -> I64:
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise _missing(component, f"a list of integers is needed, got shape {values.shape} of {values.dtype}")
     if places[0] < 0 or len(values) <= places[-1]:
-        raise _missing(component, f"entries {places[0]} to {places[-1]} are needed of a list of {len(values)}")
+        cause = f"entries {places[0]} to {places[-1]} are needed of a list of {len(values)}"
+        raise _missing(component, cause, hint)
     return values[places].astype(np.int64)
 
 
@@ -124,6 +135,6 @@ def _ring(component: Component, ring: int | None, least: int) -> int:
     return checked_int(ring, f"the ring of component {component.name!r}", max(least, 1), 1 << 40)
 
 
-def _missing(component: Component, cause: str) -> RoomError:
+def _missing(component: Component, cause: str, hint: str = "") -> RoomError:
     what = f"indices of component {component.name!r} of type {component.kind.name!r} cannot be computed"
-    return RoomError(what, cause=cause, code="room.indices")
+    return RoomError(what, cause=cause, hint=hint, code="room.indices")

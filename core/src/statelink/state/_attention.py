@@ -22,6 +22,9 @@ __all__ = ["compressed_pages", "index_pages", "kv_pages", "mla_pages", "planar_p
 
 Array = Any
 
+PAIR = 2
+"""Keys and values."""
+
 
 def kv_pages(
     layers: Mapping[int, tuple[Array, Array]],
@@ -262,7 +265,7 @@ def _kv_views(
         raise StateError(f"no page order {order!r}", hint="'nhd' ([token, head, dim]) or 'hnd' ([head, token, dim])")
     axes = (0, 1, 2) if order == "nhd" else (1, 0, 2)
     for layer, given in entries(layers, "arrays by layer"):
-        pair = tuple(given)
+        pair = _pair(layer, given)
         if len(pair) != 2 or len(scales.get(layer, pair)) != 2:
             raise StateError(
                 f"layer {layer} needs one array of keys and one of values, and a scale of each if there are any",
@@ -286,6 +289,19 @@ def _kv_views(
                 optional=optional,
                 scale=scales[layer][number] if layer in scales else None,
             )
+
+
+def _pair(layer: int, given: Any) -> tuple[Any, ...]:
+    """The arrays of a layer, for which an engine may have passed one array. An array of two is a pair of arrays."""
+    alone = isinstance(given, Memory) or hasattr(given, "shape")
+    if alone and (isinstance(given, Memory) or len(given) != PAIR):
+        raise StateError(
+            f"layer {layer} needs a pair (K, V) of arrays",
+            cause=f"one array of shape {tuple(given.shape)} was passed",
+            hint="fused_pages describes one array that has the keys and the values of a token side by side; otherwise "
+            "pass the part with the keys and the part with the values, as two slices of it",
+        )
+    return tuple(given)
 
 
 def _row_views(layers: Mapping[int, Array], part: str, optional: bool) -> Iterator[View]:

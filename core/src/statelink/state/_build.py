@@ -45,6 +45,7 @@ class View(NamedTuple):
         scale: Static quantisation scale.
         spare: Whether the other side may lack the last box.
         blocks: Extents of the blocks of the first global axis, if there are several.
+        wider: Hint for an array that holds more than the share of this view.
     """
 
     name: str
@@ -60,6 +61,7 @@ class View(NamedTuple):
     scale: float | None = None
     spare: bool = False
     blocks: tuple[int, ...] = ()
+    wider: str = ""
 
 
 def component(
@@ -149,7 +151,7 @@ def _layout(component: str, view: View) -> Layout:
         raise StateError(
             f"buffer {view.name!r} of component {component!r} does not hold the share it should",
             cause=f"an item of the array is {said}; this rank's share is {wanted}",
-            hint=_transposed(view.axes, counts, expected),
+            hint=_transposed(view.axes, counts, expected) or _wider(view, shape, counts, expected),
         )
     try:
         return Layout(memory.dtype, memory.itemsize, shape, view.axes, tuple(slabs), view.position, view.blocks)
@@ -168,6 +170,19 @@ def _transposed(axes: Sequence[str], counts: Sequence[int], expected: Sequence[i
                     f"the array looks transposed: its axis {axes[other]!r} has the {wanted} of axis {axes[axis]!r}; "
                     "order='hnd' says that pages have heads first, transposed=True that channels are last"
                 )
+    return ""
+
+
+def _wider(view: View, shape: Sequence[int], counts: Sequence[int], expected: Sequence[int]) -> str:
+    """A hint if the array holds more than its share: of the axes that differ, the first one says which."""
+    for axis, whole, count, wanted in zip(view.axes, shape, counts, expected, strict=True):
+        if count == whole != wanted:
+            return (
+                f"the array has as many on axis {axis!r} as the whole model is said to have: 'heads', 'conv_groups' "
+                "and the like are the whole model's numbers, not this rank's; tp=(rank, width) says which share"
+            )
+        if count != wanted:
+            return view.wider if count > wanted else ""
     return ""
 
 

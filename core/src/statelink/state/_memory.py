@@ -13,7 +13,7 @@ from statelink.errors import StateError
 from ._inventory import Region
 from ._shares import as_int
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "size_of"]
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,11 +73,15 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             address: Address of the first element.
             shape: Number of elements on each axis.
-            dtype: Element type by its usual name.
+            dtype: Element type by the name that numpy or torch gives it, such as ``bfloat16``, ``float8_e4m3fn`` or
+                ``uint8``. It is compared verbatim with the other side's. Other names are allowed.
             itemsize: Bytes of one element.
             strides: For each axis, bytes between neighbouring elements; the default is dense and row-major.
             region: The allocation around it; the default is the array's own extent.
-            kind: Memory kind of that extent.
+            kind: Memory kind of that extent, such as ``dram`` or ``cuda:0``.
+
+        Raises:
+            StateError: The numbers describe no array, or elements of that type have another size.
         """
         address, itemsize = as_int(address, "the address of an array"), as_int(itemsize, "the size of an element")
         shape = tuple(as_int(n, "an extent of an array") for n in shape)
@@ -85,6 +89,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             raise StateError(
                 "an array has an extent of zero or more and a stride on each axis, and elements of a byte or more",
                 cause=f"shape {shape}, strides {strides}, elements of {itemsize} bytes",
+            )
+        known = size_of(dtype)
+        if known not in (None, itemsize):
+            raise StateError(
+                f"an element of type {dtype!r} has {known} bytes",
+                cause=f"{itemsize} were passed as the size of an element",
+                hint="packed types are described as 'uint8', with a format tag",
             )
         if not math.prod(shape):
             return _empty(shape, dtype, itemsize, region.kind if region else kind)
@@ -100,6 +111,21 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def offset(self) -> int:
         """Bytes from the start of the region to the first element."""
         return self.address - self.region.address
+
+
+def size_of(dtype: str) -> int | None:
+    """Bytes of one element of a type of numpy or torch, given by its usual name; ``None`` if the name is of neither."""
+    if not isinstance(dtype, str):
+        return None
+    if dtype == "bfloat16":
+        return 2
+    if dtype.startswith("float8"):
+        return 1
+    try:
+        known = np.dtype(dtype)
+    except (TypeError, ValueError):
+        return None
+    return known.itemsize if known.kind in "biufc" else None
 
 
 def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:

@@ -47,8 +47,9 @@ def mamba_slots(
         ssm: Global layer number to its recurrent state ``[slots, heads, dim, state]``; may be empty.
         conv_groups: Blocks of the channel axis that are each sharded on their own, such as ``[key, key, value]``. A
             block is given by its full width, or by ``(width, heads)`` if it is dealt out in heads. If there are more
-            ranks than heads, several ranks hold the same head. The default is one block of the whole width. Both sides
-            must give the same.
+            ranks than heads, several ranks hold the same head: ``(width, 1)`` is a block that every rank holds whole,
+            such as B and C of a model with one group. The default is one block of the whole width. Both sides must
+            give the same.
         heads: Heads of the recurrent state in the whole model; needed when ``ssm`` is given.
         tp: This rank and the width over which the states are sharded.
         transposed: Whether convolution states have their channels last.
@@ -281,8 +282,18 @@ def conv_view(
         boxes.append(((before + first * each, 0), (before + last * each, kernel)))
         before += width
         blocks.append(width)
-    divided = tuple(blocks) if len(blocks) > 1 else ()
-    return View(label, memory, (before, kernel), ("channel", "kernel"), boxes, order, layer=layer, blocks=divided)
+    return View(
+        label,
+        memory,
+        (before, kernel),
+        ("channel", "kernel"),
+        boxes,
+        order,
+        layer=layer,
+        blocks=tuple(blocks) if len(blocks) > 1 else (),
+        wider="a block that each rank holds whole, such as B and C of a model with one group, is given as (width, 1) "
+        "in conv_groups",
+    )
 
 
 def ssm_view(label: str, layer: int, array: Array, heads: int, tp: tuple[int, int]) -> View:

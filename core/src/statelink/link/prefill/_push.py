@@ -141,9 +141,8 @@ class Pushes:
         if type(first) is int and type(last) is int and 0 <= first <= high and 0 <= last <= high:
             return first, last
         try:
-            return checked_int(first, f"{what} of a push begins", 0, high), checked_int(
-                last, f"{what} of a push ends", 0, high
-            )
+            start = checked_int(first, f"the start of the {what} of a push", 0, high)
+            return start, checked_int(last, f"the end of the {what} of a push", 0, high)
         except RoomError as error:
             raise self.error(error.reason.what, error.reason.cause) from None
 

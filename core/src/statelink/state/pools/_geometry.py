@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from statelink.errors import StateError
 from statelink.state._inventory import Partition
+from statelink.state._memory import size_of
 from statelink.state._shares import pair
 from statelink.state._types import state_type
 
@@ -164,17 +163,10 @@ def itemsize_of(dtype: str) -> int:
     Raises:
         StateError: No such type is known, or its elements are smaller than a byte.
     """
-    if dtype == "bfloat16":
-        return 2
-    if isinstance(dtype, str) and dtype.startswith("float8"):
-        return 1
-    known = None
-    if isinstance(dtype, str):
-        with contextlib.suppress(TypeError):
-            known = np.dtype(dtype)
-    if known is None or known.kind not in "biufc":
+    size = size_of(dtype)
+    if size is None:
         raise StateError(
             f"no element type {dtype!r} is known",
             hint="give its name, such as 'bfloat16'; packed types are described as 'uint8', with a format tag",
         )
-    return known.itemsize
+    return size

@@ -113,7 +113,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return self.address - self.region.address
 
 
-def size_of(dtype: str) -> int | None:
+def size_of(dtype: object) -> int | None:
     """Bytes of one element of a type of numpy or torch, given by its usual name; ``None`` if the name is of neither."""
     if not isinstance(dtype, str):
         return None

@@ -103,7 +103,9 @@ def test_a_transfer_that_hangs_ends(site: Site, monkeypatch: pytest.MonkeyPatch)
     made(site, more=more)
     real, start = time.monotonic, time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: start + 20 * (real() - start))  # it waits for a minute
-    assert "prefill came to no end" in lines("good", expect=1)["loopback transfer"]["found"]
+    transfer = lines("good", expect=1)["loopback transfer"]
+    assert transfer["found"].startswith("prefill came to no end within 60 seconds")
+    assert transfer["hint"].startswith("a busy machine may be the reason: run it again")
 
 
 FOR_NPUS = """
@@ -349,5 +351,57 @@ def test_the_configuration_in_the_environment_is_checked(monkeypatch: pytest.Mon
     for name in ("ROLE", "BACKEND", "THREADS"):
         monkeypatch.delenv(f"STATELINK_{name}")
     assert checked()["verdict"] == "not applicable"
+    monkeypatch.setenv("STATELINK_TELEMETRY", '{"log": {}}')
+    assert (checked()["verdict"], checked()["found"]) == (
+        "ok",
+        "from variable STATELINK_TELEMETRY; the engine sets 'role' and 'backend'",
+    )
     monkeypatch.setenv("STATELINK_CONFIG", str(tmp_path / "absent.toml"))
     assert checked()["verdict"] == "problem"
+
+
+def test_a_backend_that_the_environment_names_and_nobody_installed(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An operator sets no role. The backend is a problem with the place of its name, and what to do."""
+
+    def found(name: str) -> dict[str, str]:
+        result = CliRunner().invoke(main, ["doctor", "--no-loopback", "--json"])
+        assert result.exit_code == 1, result.output
+        checks = json.loads(result.stdout)["checks"]
+        assert [each["verdict"] for each in checks if each["what"] == "configuration"] == ["ok"]
+        (check,) = (each for each in checks if each["about"] == name)
+        return dict(check)
+
+    monkeypatch.setenv("STATELINK_BACKEND", "nixl")
+    check = found("nixl")
+    assert (check["verdict"], check["found"]) == (
+        "problem",
+        "backend 'nixl' (from STATELINK_BACKEND) is not installed",
+    )
+    assert "nixl" in check["hint"]
+    monkeypatch.delenv("STATELINK_BACKEND")
+    path = tmp_path / "link.toml"
+    path.write_text('backend = "nixll"\n')
+    monkeypatch.setenv("STATELINK_CONFIG", str(path))
+    check = found("nixll")
+    assert check["found"] == f"backend 'nixll' (from {path}) is not installed"
+    assert check["hint"] == "did you mean 'nixl'?"
+
+
+def test_each_wrong_variable_is_a_problem_and_the_backend_is_checked_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(site, more=NO_CARD)
+    wrong = {"ROLE": "server", "THREADS": "many", "DEADLINE": "-1", "PEER": "{}"}
+    for name, value in {**wrong, "BACKEND": "good"}.items():
+        monkeypatch.setenv(f"STATELINK_{name}", value)
+    result = CliRunner().invoke(main, ["doctor", "--no-loopback", "--json"])
+    assert result.exit_code == 1
+    checks = json.loads(result.stdout)["checks"]
+    problems = [each for each in checks if each["what"] == "configuration"]
+    assert {each["verdict"] for each in problems} == {"problem"}
+    assert len(problems) == len(wrong)
+    for name in wrong:
+        assert any(f"STATELINK_{name}" in each["found"] for each in problems), name
+    assert {each["what"]: each["verdict"] for each in checks if each["about"] == "good"}["probe"] == "problem"

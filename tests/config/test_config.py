@@ -183,6 +183,20 @@ def test_a_missing_key_and_no_configuration_at_all(toml: Path) -> None:
     assert refusal(5).code == "config.type"
 
 
+def test_values_that_a_reader_assumes_give_way_and_are_no_configuration(toml: Path) -> None:
+    assumed = {"role": "prefill", "backend": "auto", "threads": 7}
+    given = read_config(toml, {}, assumed=assumed)
+    assert (given.config.role, given.config.backend, given.config.threads) == ("decode", "tcp", 3)
+    alone = read_config(None, {"STATELINK_BACKEND": "tcp"}, assumed=assumed)
+    assert (alone.config.role, alone.config.backend, alone.config.threads) == ("prefill", "tcp", 7)
+    assert set(alone.origins) == {"backend"}
+    with pytest.raises(ConfigError, match="no configuration is given"):
+        read_config(None, {}, assumed=assumed)
+    with pytest.raises(ConfigError) as refused:
+        read_config(None, {"STATELINK_DEADLINE": "0"}, assumed=assumed)
+    assert refused.value.reason.who == {"variable": "STATELINK_DEADLINE"}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

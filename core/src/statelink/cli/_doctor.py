@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.backend import Backend, Check, Diagnosing, Verdict
-from statelink.config import read_config, read_options
-from statelink.errors import StatelinkError
+from statelink.config import read_options
+from statelink.errors import StatelinkError, UnknownBackendError
 from statelink.registry import list_backends, load_backend
 
+from ._configured import configured
 from ._loopback import Meant, loopback
 from ._machine import look
 from ._output import json_option, print_json
@@ -65,14 +66,15 @@ def doctor(
     if (pairs or memory) and name is None:
         raise click.UsageError("--option and --memory need a backend NAME")
     options = dict(pair(each) for each in pairs)
-    names = [name] if name else sorted({each.name for each in list_backends()})
-    meant = name or _configured()
+    wanted = _wanted()
+    names = [name] if name else sorted({each.name for each in list_backends()} | wanted.keys())
+    meant = {name: ""} if name else wanted
     console = Console()
     seen: list[tuple[str, Check]] = []
     for about in ("machine", *names):
         rows = []
         moved = Meant(memory, allocator) if transfer else None
-        for check in look() if about == "machine" else _backend(about, options, moved, about == meant):
+        for check in look() if about == "machine" else _backend(about, options, moved, meant):
             rows.append(check)
             seen.append((about, check))
         if not as_json:
@@ -85,25 +87,34 @@ def doctor(
     raise SystemExit(1 if counts[Verdict.PROBLEM] else 0)
 
 
-def _configured() -> str:
-    """The backend that the configuration in the environment names."""
-    try:
-        return read_config(None).config.backend
-    except StatelinkError:  # a check of the machine reports it
-        return ""
+def _wanted() -> dict[str, str]:
+    """The backend that the configuration in the environment names, and the variable or the file that names it."""
+    found = configured()
+    if found.given is None or found.given.config.backend == "auto":
+        return {}
+    return {found.given.config.backend: found.place("backend")}
 
 
-def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: bool) -> Iterator[Check]:
+def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: Mapping[str, str]) -> Iterator[Check]:
     """Check a backend, from its package to a transfer. Stops at the first check on which the others depend.
 
     If nobody wants to use the backend, it is no problem that it cannot run, because hosts often have all packages.
+
+    Args:
+        name: The backend's name.
+        options: Options for it.
+        moved: The memory for a transfer. ``None``: no transfer.
+        meant: The backend that somebody wants to use, and where its name stands if it is in no argument.
     """
     listed = [each for each in list_backends() if each.name == name]
     try:
         kind = load_backend(name, listed or None)
         parsed = read_options(kind.Options, options, f"options of backend {name!r}")
     except StatelinkError as error:
-        yield _failed("backend", str(error).partition("\nhint:")[0], error.hint)
+        found = str(error).partition("\nhint:")[0]
+        if isinstance(error, UnknownBackendError) and meant.get(name):
+            found = f"backend {name!r} (from {meant[name]}) is not installed"
+        yield _failed("backend", found, error.hint)
         return
     priority = f"priority {kind.capabilities.priority}"
     yield Check(what="backend", verdict=Verdict.OK, found=f"{listed[0]}; {priority}")
@@ -114,7 +125,7 @@ def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: boo
         found = f"it raised {type(error).__name__}: {error}"
         yield from (*looked, *defects, _failed("probe", found, "ask the author of the package"))
         return
-    lacks = Verdict.PROBLEM if meant else Verdict.NOT_APPLICABLE
+    lacks = Verdict.PROBLEM if name in meant else Verdict.NOT_APPLICABLE
     if not probe.ok:
         looked = [replace(each, verdict=lacks) if each.verdict is Verdict.PROBLEM else each for each in looked]
     yield from (*looked, *defects)

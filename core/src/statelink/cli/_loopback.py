@@ -33,6 +33,8 @@ PAGES, TOKENS, MOVED = 64, 16, 48
 SHAPE = (PAGES, TOKENS, 8, 512)
 """Shape of keys and of values: pages of 64 KiB."""
 PATIENCE = 60.0
+"""Seconds for the whole transfer, with the start of both processes."""
+BUSY = "a busy machine may be the reason: run it again when the machine is quiet"
 WHAT = "loopback transfer"
 
 
@@ -69,7 +71,7 @@ def loopback(
     with tempfile.TemporaryDirectory(prefix="statelink-doctor-") as name:
         folder = Path(name)
         job = {"backend": kind.name, "options": dict(options), "seed": seed, "memory": [of, memory.allocator]}
-        said = _run(folder, job, time.monotonic() + patience)
+        said = _run(folder, job, patience)
         noise = _noise(folder)
     hint = said.get("hint") or "statelink conform runs every clause of the contract"
     if "error" in said:
@@ -82,15 +84,16 @@ def loopback(
     return Check(what=WHAT, verdict=Verdict.OK, found=f"{moved}; transport: {said['transport']}")
 
 
-def _run(folder: Path, job: dict[str, Any], until: float) -> dict[str, Any]:
-    """Run both processes. Returns decode's answer, or the failure."""
+def _run(folder: Path, job: dict[str, Any], patience: float) -> dict[str, Any]:
+    """Run both processes. Returns decode's answer, or the failure after so many seconds."""
+    until = time.monotonic() + patience
     with contextlib.ExitStack() as stack:
         prefill = stack.enter_context(_process(folder, "prefill", job))
-        address = _answer(folder, "prefill", prefill, until)
+        address = _answer(folder, "prefill", prefill, until, patience)
         if "error" in address:
             return address
         decode = stack.enter_context(_process(folder, "decode", {**job, "peer": address["address"]}))
-        said = _answer(folder, "decode", decode, until)
+        said = _answer(folder, "decode", decode, until, patience)
         if "error" in said:
             status = prefill.poll()
             if status:
@@ -102,7 +105,8 @@ def _run(folder: Path, job: dict[str, Any], until: float) -> dict[str, Any]:
                 try:
                     status = process.wait(max(1.0, until - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    return {"error": f"the bytes arrived, and {role} did not end"}
+                    found = f"the bytes arrived, and {role} did not end within {patience:g} seconds"
+                    return {"error": found, "hint": BUSY}
                 if status:
                     return {"error": f"the bytes arrived, and {role} ended with {_named(status)}"}
         return said
@@ -128,7 +132,7 @@ def _process(folder: Path, role: str, job: dict[str, Any]) -> Any:
             process.stdin.close()
 
 
-def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
+def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: float, patience: float) -> dict[str, Any]:
     """The answer that a process wrote to its file, or that it wrote none."""
     path = folder / f"{role}.json"
     while time.monotonic() < until:
@@ -139,7 +143,7 @@ def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: fl
         if status is not None:
             return {"error": f"{role} ended with {_named(status)}"}
         time.sleep(0.02)
-    return {"error": f"{role} came to no end within the time given"}
+    return {"error": f"{role} came to no end within {patience:g} seconds", "hint": BUSY}
 
 
 def _named(status: int) -> str:

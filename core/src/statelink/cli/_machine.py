@@ -11,11 +11,11 @@ from pathlib import Path
 
 from statelink import __version__
 from statelink.backend import Check, Verdict
-from statelink.config import read_config
-from statelink.errors import StatelinkError
 from statelink.hints import install_hint
 from statelink.pointers import LOCKED, segments
 from statelink.registry import plugin_failures, plugin_manager
+
+from ._configured import BY_ENGINE, configured
 
 __all__ = ["look"]
 
@@ -29,7 +29,7 @@ def look(root: Path = Path("/")) -> Iterator[Check]:
     """Every check, in order. ``root`` contains ``/sys``, ``/proc`` and ``/dev``."""
     yield _python()
     yield from _plugins()
-    yield _configuration()
+    yield from _configuration()
     devices = sorted(path.name for path in _entries(root / "sys/class/infiniband"))
     yield from _rdma(root, devices)
     yield _locked(devices)
@@ -63,18 +63,21 @@ def _plugins() -> Iterator[Check]:
     yield Check(what="hook packages", verdict=OK, found=f"{names}{only}")
 
 
-def _configuration() -> Check:
+def _configuration() -> Iterator[Check]:
     """Check the configuration in the environment."""
-    what = "configuration"
-    try:
-        given = read_config(None)
-    except StatelinkError as error:
-        if error.code == "config.file" and not os.environ.get("STATELINK_CONFIG"):
-            return Check(what=what, verdict=NOT_APPLICABLE, found="none in the environment")
-        return Check(what=what, verdict=PROBLEM, found=str(error).partition("\nhint:")[0], hint=error.hint)
+    what, (given, errors) = "configuration", configured()
+    for error in errors:
+        yield Check(what=what, verdict=PROBLEM, found=str(error).partition("\nhint:")[0], hint=error.hint)
+    if errors:
+        return
+    if given is None:
+        yield Check(what=what, verdict=NOT_APPLICABLE, found="none in the environment")
+        return
     places = sorted({f"{kind} {name}" for place in given.origins.values() for kind, name in place.items()})
-    found = f"{given.config.role} over {given.config.backend}, from {', '.join(places)}"
-    return Check(what=what, verdict=OK, found=found)
+    said = [f"{key} {getattr(given.config, key)}" for key in BY_ENGINE if given.origin(key)]
+    left = " and ".join(repr(key) for key in BY_ENGINE if not given.origin(key))
+    found = f"{', '.join(said)}{', ' if said else ''}from {', '.join(places)}"
+    yield Check(what=what, verdict=OK, found=f"{found}; the engine sets {left}" if left else found)
 
 
 def _rdma(root: Path, devices: list[str]) -> Iterator[Check]:

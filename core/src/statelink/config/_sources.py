@@ -55,12 +55,20 @@ class Given(NamedTuple):
 def read_config(
     given: LinkConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     environment: Mapping[str, str] | None = None,
+    *,
+    assumed: Mapping[str, Any] | None = None,
 ) -> Given:
     """Read a configuration from what the engine gives.
 
     If this is a `LinkConfig` or a mapping, nothing else is read. A path is a TOML or JSON file; each environment
     variable takes precedence over it. ``None`` is the environment, and the file that ``STATELINK_CONFIG`` names, if it
     does.
+
+    Args:
+        given: What the engine gives.
+        environment: Variables; those of the process by default.
+        assumed: Values of keys that neither the file nor a variable has, for a reader that is not a link. They do not
+            count as a configuration: with nothing else, there is none.
 
     Raises:
         ConfigError: The configuration cannot be read, a key is unknown or missing, or a value is of the wrong type. The
@@ -96,7 +104,7 @@ def read_config(
             hint="pass a mapping or a path, or set them",
             code="config.file",
         )
-    return Given(_convert(values, origins), origins)
+    return Given(_convert({**(assumed or {}), **values}, origins), origins)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -165,12 +173,12 @@ def _convert(values: Mapping[str, Any], origins: Mapping[str, Mapping[str, str]]
     try:
         config: LinkConfig = read_options(LinkConfig, values, "configuration of a link")
     except ConfigError as whole:
-        for key, value in values.items():
+        for key, where in origins.items():
             base = {"role": "decode", "backend": "auto", **_partners(key, values)}
             try:
-                read_options(LinkConfig, {**base, key: value}, "configuration of a link")
+                read_options(LinkConfig, {**base, key: values[key]}, "configuration of a link")
             except ConfigError as error:
-                raise _placed(error, origins[key]) from whole
+                raise _placed(error, where) from whole
         # A missing key has no origin. It could be added to the file.
         missing = next((origin for origin in origins.values() if "file" in origin), {})
         raise _placed(whole, missing) from whole

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tools import configuration
 
 from statelink import LinkConfig
+from statelink.config import read_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 CODES = set(re.findall(r'<a id="([a-z_.]+)">', (DOCS / "errors.md").read_text()))
@@ -63,3 +65,23 @@ def test_what_to_watch_is_in_a_snapshot() -> None:
     named = {word for row in watched.splitlines() if row.startswith("| `") for word in words(row.split("|")[1])}
     assert len(named) > 8
     assert named <= keys
+
+
+def test_the_page_of_the_configuration_is_up_to_date() -> None:
+    assert (DOCS / "configuration.md").read_text() == configuration.render(), "run 'python -m tools.configuration'"
+
+
+def test_every_key_of_the_configuration_and_its_variable_are_on_the_page() -> None:
+    """Each variable of the page, with the default that the page says, makes the default configuration."""
+    rows = {
+        cells[0].strip("`"): cells
+        for line in (DOCS / "configuration.md").read_text().partition("\n## ")[0].splitlines()
+        if line.startswith("| `") and (cells := re.split(r" \| ", line.strip("| ")))
+    }
+    assert set(rows) == set(LinkConfig.__struct_fields__)
+    assert all(len(cells) == 5 and cells[4] for cells in rows.values())
+    variables = {cells[3].strip("`"): cells[2].split("`")[1] for cells in rows.values() if cells[2].startswith("`")}
+    assert len(variables) > 12
+    read = read_config(None, {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "auto", **variables})
+    assert read.config == LinkConfig(role="decode", backend="auto")
+    assert set(read.origins) == {name.removeprefix("STATELINK_").lower() for name in variables} | {"role", "backend"}

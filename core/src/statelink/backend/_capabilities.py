@@ -73,9 +73,9 @@ class Capabilities:
             MiB.
         max_transfers: Most transfers to one peer that are submitted and have not ended.
         thread_safe: Whether calls may come from several threads at once. If not, the core serialises them all.
-        stalled_peers: For a ``submit`` that can block: how many peers may each block one call while calls to other
-            peers go on. The core has a thread for each of them. 0 if one such call blocks all others, or if nobody
-            knows. ``None`` if no call waits for a peer, as if ``submit`` were asynchronous.
+        stalled_peers: For a ``submit`` that can block: how many calls may hang at once, each on a peer that does not
+            answer, while the backend still serves other peers. The core has a thread for each of them. 0 if one such
+            call holds all others, or if nobody knows. ``None`` if no call waits for a peer.
         single_process: Whether two links in one process can reach each other.
         priority: Of the backends that can run here, ``auto`` takes the one with the highest priority, and of equals
             the first by name. 0 is a last resort. 100 is for a backend that needs special hardware.

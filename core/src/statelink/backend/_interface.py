@@ -171,8 +171,9 @@ class Backend(ABC):
     Threads: ``poll`` and, for ``SubmitMode.ASYNC``, ``submit`` must return promptly. Every other method may block for
     as long as its library needs and runs on a data thread of the core. Calls are serialised unless
     ``capabilities.thread_safe``; even then, the core never runs two calls for one *peer* at once, except ``poll``,
-    ``grant`` and ``revoke``. There is one exception: the conformance kit calls ``disconnect`` while a ``submit`` to
-    that peer runs. What the transfer then says about its bytes must be true.
+    ``grant`` and ``revoke``. A call that still runs when a link's time-out to close has passed may overlap with
+    ``close``. Of a backend that is thread-safe, the conformance kit also calls ``disconnect`` while a ``submit`` to
+    that peer runs. What a transfer then says about its bytes must be true.
 
     Failure: raise `statelink.errors.TransferError` (or fail the `Transfer`) with the library's reason. Any other
     exception fails the room, too, and is reported as a defect of the backend. If ``submit`` raises another exception,

@@ -40,7 +40,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.process_vm_writev.restype = ctypes.c_ssize_t
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """This backend has no options."""
 
 

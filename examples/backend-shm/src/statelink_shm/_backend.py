@@ -7,11 +7,9 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from statelink.backend import (
     DIRECT,
@@ -19,11 +17,13 @@ from statelink.backend import (
     BackendContext,
     Batch,
     Capabilities,
+    Ends,
     Fence,
     Op,
     Outcome,
     Probe,
     Region,
+    RegionTable,
     Side,
     Strategy,
     SubmitMode,
@@ -37,10 +37,14 @@ from ._inbound import Inbound
 from ._outbound import Outbound
 from ._segment import MAX_BLOCKS
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 __all__ = ["Options", "ShmBackend"]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the backend.
 
     Attributes:
@@ -82,7 +86,7 @@ class ShmBackend(Backend):
         self._options: Options = context.options
         self._lock = threading.Lock()
         self._closed = False
-        self._regions: tuple[Region, ...] = ()
+        self._regions = RegionTable((), self.name)
         self._peers: dict[str, Outbound] = {}
         try:
             self.inbound = Inbound(self._options.payload)
@@ -105,7 +109,7 @@ class ShmBackend(Backend):
                 raise TransferError(
                     f"memory of kind {region.kind!r} cannot be registered", hint="'dram' can", backend=self.name
                 )
-        self._regions = tuple(regions)
+        self._regions = RegionTable(regions, self.name)
         self.inbound.grants = Grants(regions)
 
     def descriptor(self) -> bytes:
@@ -115,7 +119,7 @@ class ShmBackend(Backend):
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
         """Reach a peer, and map the memory that it shares with us."""
         theirs = Descriptor.decode(descriptor, peer)
-        made = Outbound(self._link, theirs, regions, self._options.timeout)
+        made = Outbound(self._link, theirs, RegionTable(regions, self.name), self._options.timeout)
         with self._lock:
             gone = made if self._closed else self._peers.get(peer)
             if not self._closed:
@@ -134,9 +138,7 @@ class ShmBackend(Backend):
         if known is None or known.lost:
             cause = "the peer is not connected" if known is None else "the peer was lost, and has to be connected again"
             raise TransferError("a batch cannot be moved", cause=cause, backend=self.name, peer=peer)
-        blocks = batch.blocks
-        self._check("here", self._regions, blocks.source, blocks.nbytes, blocks.source_region)
-        self._check("at the peer", known.regions, blocks.target, blocks.nbytes, blocks.target_region)
+        Ends.of(batch, self._regions, known.table)
         return Transfer(known.write(batch))
 
     def poll(self, transfers: Sequence[Transfer]) -> None:
@@ -174,20 +176,3 @@ class ShmBackend(Backend):
         for known in peers.values():
             known.close()
         self.inbound.close()
-
-    def _check(
-        self,
-        where: str,
-        table: Sequence[Region],
-        addresses: npt.NDArray[np.uint64],
-        nbytes: npt.NDArray[np.uint64],
-        regions: npt.NDArray[np.uint32],
-    ) -> None:
-        """Refuse blocks that are not inside the region that they name."""
-        if int(regions.max()) < len(table):
-            starts = np.array([region.address for region in table], np.uint64)[regions]
-            sizes = np.array([region.nbytes for region in table], np.uint64)[regions]
-            # An address below its region gives an offset that wraps around and is huge.
-            if ((nbytes <= sizes) & (addresses - starts <= sizes - nbytes)).all():
-                return
-        raise TransferError(f"a block is outside the memory registered {where}", backend=self.name)

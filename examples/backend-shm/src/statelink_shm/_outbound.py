@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from statelink.backend import Batch, Outcome, Region, Side
+from statelink.backend import Batch, Outcome, RegionTable, Side
 
 from ._descriptor import Descriptor, refused
 from ._inbound import GREETING_SECONDS, Hello, shut
@@ -24,19 +23,19 @@ class Outbound:
     Args:
         own: Our link's name.
         peer: Where the peer is.
-        regions: Its memory.
+        table: Its memory.
         timeout: Seconds that it has for each piece.
 
     Attributes:
-        regions: The peer's memory.
+        table: The peer's memory.
         lost: Whether this is of no more use.
 
     Raises:
         TransferError: The peer cannot be reached, or does not let us in.
     """
 
-    def __init__(self, own: str, peer: Descriptor, regions: Sequence[Region], timeout: float) -> None:
-        self.regions = tuple(regions)
+    def __init__(self, own: str, peer: Descriptor, table: RegionTable, timeout: float) -> None:
+        self.table = table
         self.lost = False
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.settimeout(GREETING_SECONDS)

@@ -246,7 +246,7 @@ def test_assignments_that_cannot_be_carried_out(pair: Pair, decode: FakeDecode) 
 
 
 def test_a_hello_from_before_a_loss_does_not_hide_the_loss(pair: Pair, decode: FakeDecode) -> None:
-    """Who was lost here and says hello is told so: only then does a rank attach again that takes itself for attached."""
+    """Who was lost here and says hello is told so: a rank that takes itself for attached attaches again only then."""
     decode.attach()
     decode.say(wire.Bye(sender=decode.name, to=decode.peer))
     decode.say(wire.Ping(sender=decode.name, to=decode.peer))

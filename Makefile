@@ -90,7 +90,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1
 	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests plugins/*/simulator) \
-	  adapters/sglang/tests adapters/testing examples benchmarks --without tests/model
+	  $(wildcard adapters/*/tests) adapters/testing examples benchmarks --without tests/model
 	$(BIN)/codespell
 
 # Every test runs in one of five processes, since tests wait more than they compute; a file's tests stay in one process.

@@ -24,7 +24,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVQuantMode
 
 from statelink import state
 from statelink.errors import StatelinkError
-from statelink_vllm._inventory import Group, Model, describe_cache
+from statelink_vllm.connector import Group, Model, describe_cache
 
 pytestmark = pytest.mark.smoke
 

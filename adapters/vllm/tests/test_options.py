@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from statelink.errors import ConfigError
-from statelink_vllm._limits import check_server
-from statelink_vllm._options import ALLOWED, read_options
-from statelink_vllm._params import answer, room_of, source_of
+from statelink_vllm.connector import ALLOWED, answer, check_server, read_options, room_of, source_of
 
 pytestmark = pytest.mark.smoke
 

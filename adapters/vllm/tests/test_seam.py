@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -12,24 +13,24 @@ from vllm.v1.core import block_pool
 
 import statelink_vllm
 from statelink.errors import ConfigError
-from statelink_vllm import _seam
+from statelink_vllm.connector import differences
 
 pytestmark = pytest.mark.smoke
 
 
 def test_the_installed_vllm_is_the_tested_one() -> None:
-    assert _seam.differences() == []
+    assert differences() == []
 
 
 @pytest.mark.parametrize("found", ["0.33.0+cpu", "0.33.0+cu130"])
 def test_a_build_for_another_device_is_the_same_version(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_seam, "version", lambda name: found)
-    assert _seam.differences() == []
+    monkeypatch.setattr(metadata, "version", lambda name: found)
+    assert differences() == []
 
 
 def test_another_version_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_seam, "version", lambda name: "0.33.1")
-    assert _seam.differences() == ["vLLM 0.33.0 is expected; 0.33.1 is installed"]
+    monkeypatch.setattr(metadata, "version", lambda name: "0.33.1")
+    assert differences() == ["vLLM 0.33.0 is expected; 0.33.1 is installed"]
 
 
 def _without_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +75,11 @@ def _without_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_every_kind_of_difference_is_named(change: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch)
-    assert [each for each in _seam.differences() if said in each]
+    assert [each for each in differences() if said in each]
 
 
 def test_the_class_is_refused_with_the_list_of_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_seam, "version", lambda name: "0.34.0")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.34.0")
     with pytest.raises(ConfigError, match=r"0\.34\.0 is installed(.|\n)*install vllm==0\.33\.0"):
         statelink_vllm.StatelinkConnector  # noqa: B018  (the module makes it when it is asked for)
 

@@ -13,9 +13,7 @@ from vllm.v1.core.block_pool import BlockPool
 
 from statelink import Status
 from statelink.errors import Reason
-from statelink_vllm._held import HeldBlocks
-from statelink_vllm._messages import FromWorker, Receive, Send, ToWorker
-from statelink_vllm._stats import PromMetrics, TransferStats
+from statelink_vllm.connector import FromWorker, HeldBlocks, PromMetrics, Receive, Send, ToWorker, TransferStats
 
 pytestmark = pytest.mark.smoke
 

@@ -14,7 +14,7 @@ from support.caches import attention, make_cache, model_of, recurrent
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from statelink import state
-from statelink_vllm._inventory import describe_cache
+from statelink_vllm.connector import describe_cache
 
 MODEL = "tiny@1"
 HEADS, BLOCK, WINDOW = 4, 32, 33

@@ -105,7 +105,8 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler's side.
 
     @property
-    def _decide(self) -> SchedulerSide:
+    def scheduler_side(self) -> SchedulerSide:
+        """What decides in the engine core."""
         assert self._scheduler is not None, "only the engine core calls this"
         return self._scheduler
 
@@ -113,19 +114,19 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         """Take the addresses of all workers."""
-        self._decide.set_addresses(metadata)
+        self.scheduler_side.set_addresses(metadata)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """See `SchedulerSide.bind`."""
-        self._decide.bind(kv_cache_manager)
+        self.scheduler_side.bind(kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:
         """See `SchedulerSide.new_request`."""
-        self._decide.new_request(request)
+        self.scheduler_side.new_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See `SchedulerSide.matched`."""
-        return self._decide.matched(request, num_computed_tokens)
+        return self.scheduler_side.matched(request, num_computed_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         """Every group that is moved: vLLM zeroes none of them while prefill writes to it."""
@@ -134,29 +135,29 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See `SchedulerSide.allocated`."""
-        self._decide.allocated(request, blocks, num_external_tokens)
+        self.scheduler_side.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """See `SchedulerSide.step`."""
-        return self._decide.step()
+        return self.scheduler_side.step()
 
     def update_connector_output(self, connector_output: Any) -> None:
         """See `SchedulerSide.told`."""
-        self._decide.told(connector_output)
+        self.scheduler_side.told(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See `SchedulerSide.finished`."""
-        return self._decide.finished(request, (block_ids,))
+        return self.scheduler_side.finished(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """See `SchedulerSide.finished`."""
-        return self._decide.finished(request, block_ids)
+        return self.scheduler_side.finished(request, block_ids)
 
     def has_pending_push_work(self) -> bool:
         """See `SchedulerSide.busy`."""
-        return self._decide.busy
+        return self.scheduler_side.busy
 
     # The worker's side.
 

@@ -220,6 +220,11 @@ class SchedulerSide:
         return failed
 
     @property
+    def settled(self) -> bool:
+        """Whether nothing is left of any request."""
+        return not (self.busy or self._loading or self._cut or self._lacking)
+
+    @property
     def busy(self) -> bool:
         """Whether there is something to do that needs further steps, although no request does."""
         return bool(self._next) or bool(self.held) or bool(self.retries)

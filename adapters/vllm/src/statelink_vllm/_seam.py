@@ -11,7 +11,7 @@ import enum
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from typing import Any
 
 from statelink.errors import ConfigError
@@ -171,8 +171,8 @@ def differences() -> list[str]:
 
 def _differences() -> Iterator[str]:
     try:
-        found = version("vllm")
-    except PackageNotFoundError:
+        found = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
         found = "none"
     if found.partition("+")[0] != VERSION:  # what follows the sign says for which device it was built
         yield f"vLLM {VERSION} is expected; {found} is installed"

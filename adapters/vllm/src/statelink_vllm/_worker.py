@@ -75,6 +75,11 @@ class WorkerSide:
         self._said = FromWorker()
         self._stats = TransferStats()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left of any request."""
+        return not (self._sending or self._receiving or self._unquiet or self._items_of)
+
     def begin(self, step: ToWorker) -> None:
         """Begin what the scheduler asks for. What cannot begin fails alone."""
         if step.addresses and self._has_siblings:

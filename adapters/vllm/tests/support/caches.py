@@ -23,8 +23,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import statelink
 from statelink import Link, Receiving, state
-from statelink_vllm._inventory import Group, Model, describe_cache
-from statelink_vllm._leftovers import Leftovers
+from statelink_vllm.connector import Group, Leftovers, Model, describe_cache
 
 BLOCKS = 24
 rooms = itertools.count(1)

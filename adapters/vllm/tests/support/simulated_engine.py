@@ -25,10 +25,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 import statelink
 from statelink import state
-from statelink_vllm._inventory import describe_cache
-from statelink_vllm._leftovers import Leftovers
-from statelink_vllm._messages import Address
-from statelink_vllm._worker import WorkerSide
+from statelink_vllm.connector import Address, Leftovers, WorkerSide, describe_cache, read_options
 
 from .caches import attention, make_cache, model_of, recurrent
 from .engines import transfer
@@ -37,7 +34,7 @@ from .simulated_link import STATE, Memory, Network, SimulatedLink
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from statelink_vllm._connector import StatelinkConnector
+    from statelink_vllm.connector import StatelinkConnector
 
 __all__ = ["LONGEST", "WINDOW", "Ended", "Side", "SimulatedEngine", "tokens_of"]
 
@@ -127,6 +124,8 @@ class SimulatedEngine:
         self.name, self.side = name, side
         cache = _cache(side)
         config = _config(name, model, side)
+        moved = config.kv_transfer_config
+        self._link = read_options(moved.kv_role, moved.kv_connector_extra_config).link
         init_none_hash(sha256)
         block, hashed = resolve_kv_cache_block_sizes(cache, config)
         kind = AsyncScheduler if side.ahead else Scheduler
@@ -163,7 +162,7 @@ class SimulatedEngine:
         link = SimulatedLink(network, self, rank, inventory)
         with mock.patch.object(statelink, "open", return_value=link):
             leftovers = Leftovers(made.config, made.tensors, ())
-            return WorkerSide(self.scheduler.connector._options.link, inventory, described, leftovers)
+            return WorkerSide(self._link, inventory, described, leftovers)
 
     def group_of(self, component: str) -> int:
         """The number of the group of layers that a component describes."""
@@ -314,11 +313,8 @@ class SimulatedEngine:
         """Nothing is left of any request."""
         assert not self.scheduler.requests
         assert self.pool.get_num_free_blocks() == self.free, f"blocks of {self.name} are lost"
-        decided = self.connector._decide
-        assert not decided.busy
-        assert (decided._loading, decided._cut, decided._lacking) == ({}, set(), {})
-        for worker in self.workers:
-            assert (worker._sending, worker._receiving, worker._unquiet, worker._items_of) == ({}, {}, {}, {})
+        assert self.connector.scheduler_side.settled
+        assert all(worker.settled for worker in self.workers)
 
 
 def _spec(kind: str, block: int, ranks: int) -> Any:

@@ -1,0 +1,42 @@
+"""What the connector is made of: its two sides, what they tell each other, and what vLLM's caches are described as.
+
+Programs that drive these parts without an engine, such as tests, import this. It imports Statelink and vLLM.
+"""
+
+from __future__ import annotations
+
+from ._connector import StatelinkConnector
+from ._held import HeldBlocks
+from ._inventory import Group, Model, describe_cache
+from ._leftovers import Leftovers
+from ._limits import check_server
+from ._messages import Address, FromWorker, Receive, Send, ToWorker
+from ._options import ALLOWED, read_options
+from ._params import answer, room_of, source_of
+from ._seam import differences
+from ._stats import PromMetrics, TransferStats
+from ._worker import WorkerSide
+
+__all__ = [
+    "ALLOWED",
+    "Address",
+    "FromWorker",
+    "Group",
+    "HeldBlocks",
+    "Leftovers",
+    "Model",
+    "PromMetrics",
+    "Receive",
+    "Send",
+    "StatelinkConnector",
+    "ToWorker",
+    "TransferStats",
+    "WorkerSide",
+    "answer",
+    "check_server",
+    "describe_cache",
+    "differences",
+    "read_options",
+    "room_of",
+    "source_of",
+]

@@ -53,6 +53,19 @@ def test_a_link_of_both_roles_works_with_links_of_one(sends: str, receives: str)
 
 
 @pytest.mark.parametrize("role", ["decode", "both"])
+def test_what_differs_is_told_by_link_where_roles_do_not_tell_the_links_apart(role: str) -> None:
+    source, target = Rank("s", 1), Rank("t")
+    with source.open({**BOTH, "verify": "digest"}) as prefill, target.open({**BOTH, "role": role}) as decode:
+        receiving = decode.receive(1, prefill.address, 160)
+        assert receiving.wait(20) is Status.FAILED
+        assert receiving.reason is not None
+        assert receiving.reason.code == "peer.verify"
+        assert sorted(receiving.reason.cause.split(", ")) == sorted(
+            [f"'digest' on {prefill.name}", f"'off' on {decode.name}"]
+        )
+
+
+@pytest.mark.parametrize("role", ["decode", "both"])
 def test_nothing_is_received_from_a_link_that_only_receives(role: str) -> None:
     other, target = Rank("s", 1), Rank("t")
     with other.open({**BOTH, "role": "decode"}) as silent, target.open({**BOTH, "role": role}) as decode:

@@ -255,6 +255,7 @@ def test_one_side_stages(two_engines: TwoEngines) -> None:
     case = made.case()
     text = made.receive(case, deadline=20).failed()
     assert "with different strategies" in text
+    assert "'direct' on decode, 'staged' on prefill" in text
     assert "configure the same staging" in text
     made.done(case)
 

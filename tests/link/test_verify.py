@@ -164,7 +164,7 @@ def test_only_one_side_verifies(two_engines: TwoEngines) -> None:
     case = made.case()
     text = made.receive(case, deadline=20).failed()
     assert "the two sides have different settings of 'verify'" in text
-    assert "'off' here, 'digest' there" in text or "'digest' here, 'off' there" in text
+    assert "'off' on decode, 'digest' on prefill" in text
     made.done(case)
 
 

@@ -126,7 +126,7 @@ def test_two_sides_with_different_answers_refuse_each_other_by_name(several: Sit
         with pytest.raises(RoomError) as refused:
             receiving.check()
     assert refused.value.code == "peer.backend"
-    assert "'good' here, 'tcp' there" in str(refused.value)
+    assert "'tcp' on decode, 'good' on prefill" in str(refused.value)
     assert "'auto'" in refused.value.hint
 
 

@@ -127,7 +127,7 @@ def test_another_backend(pair: Pair, two_engines: TwoEngines) -> None:
     decode = two_engines.open("decode", backend="faulty-tcp")
     text = decode.receive(53, pair.prefill.address, 64, deadline=20).failed()
     assert text == (
-        f"the two sides use different backends (peer {decode.name}): 'tcp' here, 'faulty-tcp' there\n"
+        f"the two sides use different backends (peer {decode.name}): 'faulty-tcp' on decode, 'tcp' on prefill\n"
         "hint: configure one backend on both sides: 'auto' chooses on each machine by itself"
     )
 
@@ -135,7 +135,7 @@ def test_another_backend(pair: Pair, two_engines: TwoEngines) -> None:
 @pytest.mark.parametrize("speaks", [(2, 3), (0, 0)])
 @pytest.mark.parametrize("refuses", ["prefill", "decode"])
 def test_no_protocol_version_in_common(pair: Pair, tmp_path: Path, refuses: str, speaks: tuple[int, int]) -> None:
-    """Whoever refuses is ``this side``, and a peer of lower versions the older one."""
+    """The text says which side speaks what, whoever refuses; the side of lower versions is the older one."""
     fake: FakeDecode | FakePrefill
     if refuses == "prefill":
         fake = FakeDecode(tmp_path, pair.prefill.address, hybrid())
@@ -147,11 +147,15 @@ def test_no_protocol_version_in_common(pair: Pair, tmp_path: Path, refuses: str,
         receiving = pair.decode.receive(54, fake.address, 64, deadline=20)
         fake.welcome(protocol=speaks)
         text = receiving.failed()
-    there, older = ("protocols 2 to 3", "this side") if speaks == (2, 3) else ("protocol 0", "the peer")
+    here = f"protocol 1 (core {statelink.__version__})"
+    there = "protocols 2 to 3 (core 0)" if speaks == (2, 3) else "protocol 0 (core 0)"
+    peer = "decode" if refuses == "prefill" else "prefill"
+    older = refuses if speaks == (2, 3) else peer
+    decode, prefill = (there, here) if refuses == "prefill" else (here, there)
     fake.close()
     assert text == (
         f"the two sides speak no protocol version in common (peer {fake.name}): "
-        f"protocol 1 here (core {statelink.__version__}), {there} there (core 0)\n"
+        f"{decode} on decode, {prefill} on prefill\n"
         f"hint: upgrade statelink on {older}"
     )
 

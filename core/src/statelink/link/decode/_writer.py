@@ -201,7 +201,7 @@ class Writer:
         self._moved, self._digests = message.moved, message.digests
         self.rank.carry_by(message.transport or UNKNOWN)
         if message.digest != self._plan.digest:
-            cause = f"{self._plan.digest.hex()} here, {message.digest.hex()} there"
+            cause = f"{self._plan.digest.hex()} on decode, {message.digest.hex()} on prefill"
             return self._reason("room.digest", "a writer followed another plan", cause)
         reported = {name: moved.nbytes for name, moved in message.moved.items() if moved.nbytes}
         expected = {name: nbytes for name, nbytes in self._expected.items() if nbytes}

@@ -46,19 +46,18 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
     who = {"peer": theirs.link}
     low, high = max(ours.protocol[0], theirs.protocol[0]), min(ours.protocol[1], theirs.protocol[1])
     if low > high:
-        older = "this side" if ours.protocol[1] < theirs.protocol[1] else "the peer"
+        older = ours if ours.protocol[1] < theirs.protocol[1] else theirs
         raise PeerError(
             "the two sides speak no protocol version in common",
-            cause=f"{_range(ours.protocol)} here (core {ours.version}), "
-            f"{_range(theirs.protocol)} there (core {theirs.version})",
-            hint=f"upgrade statelink on {older}",
+            cause=_both(ours, theirs, *(f"{_range(side.protocol)} (core {side.version})" for side in (ours, theirs))),
+            hint=f"upgrade statelink on {_called(older, theirs if older is ours else ours)}",
             code="peer.protocol",
             **who,
         )
     if ours.backend != theirs.backend:
         raise PeerError(
             "the two sides use different backends",
-            cause=f"{ours.backend!r} here, {theirs.backend!r} there",
+            cause=_both(ours, theirs, repr(ours.backend), repr(theirs.backend)),
             hint="configure one backend on both sides: 'auto' chooses on each machine by itself",
             code="peer.backend",
             **who,
@@ -72,8 +71,8 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
         needed = "receive" if sends else "send"
         raise PeerError(
             f"a peer cannot {needed}",
-            cause=f"its role is {theirs.role!r}, and this link's is {ours.role!r}",
-            hint=f"give it the role {'decode' if sends else 'prefill'!r} or 'both'",
+            cause=f"the role of {theirs.link} is {theirs.role!r}, and that of {ours.link} is {ours.role!r}",
+            hint=f"give {theirs.link} the role {'decode' if sends else 'prefill'!r} or 'both'",
             code="peer.role",
             **who,
         )
@@ -88,18 +87,18 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
     if ours.verify != theirs.verify:
         raise PeerError(
             "the two sides have different settings of 'verify'",
-            cause=f"{ours.verify!r} here, {theirs.verify!r} there",
+            cause=_both(ours, theirs, repr(ours.verify), repr(theirs.verify)),
             hint="configure the same on both sides",
             code="peer.verify",
             **who,
         )
     mine = {kind.name: kind for kind in ours.kinds}
     for kind in theirs.kinds:
-        known = mine.get(kind.name)
-        if known is not None and known != kind:
+        known = mine.get(kind.name, kind)
+        if known != kind:
             raise PeerError(
                 f"the two sides define state type {kind.name!r} differently",
-                cause=f"{known} here, {kind} there",
+                cause=_both(ours, theirs, str(known), str(kind)),
                 hint="install the same version of the package that brings the type",
                 code="peer.state_type",
                 **who,
@@ -109,11 +108,22 @@ def check_peer(ours: Handshake, theirs: Handshake, *, sends: bool) -> None:
         if known_strategy != strategy:
             raise PeerError(
                 f"the two sides move component {name!r} with different strategies",
-                cause=f"{known_strategy!r} here, {strategy!r} there",
+                cause=_both(ours, theirs, repr(known_strategy), repr(strategy)),
                 hint="install the same plugins, and configure the same staging, on both sides",
                 code="peer.strategy",
                 **who,
             )
+
+
+def _both(ours: Handshake, theirs: Handshake, our_value: str, their_value: str) -> str:
+    """The value of each side, with the name of the side: either side may show the text. Decode comes first."""
+    said = [f"{our_value} on {_called(ours, theirs)}", f"{their_value} on {_called(theirs, ours)}"]
+    return ", ".join(reversed(said) if theirs.role == "decode" else said)
+
+
+def _called(side: Handshake, other: Handshake) -> str:
+    """What texts call a side: its role, or its link name where the roles do not tell the two apart."""
+    return side.role if {side.role, other.role} == {"prefill", "decode"} else side.link
 
 
 def _range(versions: tuple[int, int]) -> str:

@@ -199,7 +199,7 @@ class DecodeRanks:
         if plan.digest != message.digest:
             raise MismatchError(
                 "the two sides compile different plans from one assignment",
-                cause=f"{plan.digest.hex()} here, {message.digest.hex()} there",
+                cause=f"{message.digest.hex()} on decode, {plan.digest.hex()} on prefill",
                 hint="install the same version of statelink on both sides",
                 code="mismatch.digest",
             )

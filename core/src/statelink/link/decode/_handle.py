@@ -49,6 +49,9 @@ class Receiving(Room):
         possible only where every component has the same pages for each of these numbers: a window has not. If a page
         has one token, they say the number itself.
 
+        Two live rooms that name the same memory are not refused: that each item belongs to one room until it is
+        quiesced is the engine's affair.
+
         Thread-safe. A room can fail at any moment; accepting one that has does nothing, and its `reason` says why.
 
         Args:

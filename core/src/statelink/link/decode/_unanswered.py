@@ -46,7 +46,8 @@ class Unanswered:
         if now - instance.since > PATIENCE and self._warned.get(instance.key) != instance.since:
             self._warned[instance.key] = instance.since
             cause, hint = self.explain(instance)
-            log.warning("%.0f s: %s%s", now - instance.since, cause, f"; {hint}" if hint else "")
+            waited = f"{self._context.name} has waited {now - instance.since:.0f} s"
+            log.warning("%s: %s%s", waited, cause, f"; {hint}" if hint else "")
 
     def forget(self, instance: Instance) -> None:
         """Forget an instance that is dropped."""

@@ -59,6 +59,14 @@ def test_the_inventory_of_two_ranks() -> None:
         assert (inventory.rank, inventory.ranks) == (rank, 2)
 
 
+def test_a_pointer() -> None:
+    k = run("pointer", address=1 << 30, state=state)["k"]
+    assert (k.shape, k.region.kind) == ((64, 16, 8, 128), "cuda:0")
+    assert k.region.nbytes == 63 * 65536 + 32768
+    dense = state.Memory.pointer(k.address, k.shape, k.dtype, k.itemsize)
+    assert dense.strides == (32768, *k.strides[1:])
+
+
 def test_the_configuration() -> None:
     keys = [key_pair() for _ in range(2)]
     opened = SimpleNamespace(open=lambda config, inventory: LinkConfig.read(config))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from tests.helpers.links import link_of
@@ -92,21 +95,77 @@ def test_a_room_that_others_may_ask_for_outlives_one_that_gave_it_up() -> None:
         assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
 
 
+@contextlib.contextmanager
+def misfits(ranks: int) -> Iterator[tuple[list[statelink.Link], statelink.Link, statelink.Link]]:
+    """A prefill of so many ranks, a decode that fits it, and one of another model and the same name."""
+    pages = np.zeros((2 + ranks, 2, 8, 16, 2, 8), np.uint8)
+
+    def open_(role: str, name: str, rank: int = 0, width: int = 1, model: str = "m") -> statelink.Link:
+        k, v = pages[rank if role == "prefill" else ranks + (model != "m")]
+        parts = [state.kv_pages({0: (k[..., : 2 // width, :], v[..., : 2 // width, :])}, heads=2, tp=(rank, width))]
+        inventory = state.describe(name, parts, rank=rank, ranks=width, model=model)
+        return statelink.open({"role": role, "backend": "tcp"}, inventory)
+
+    with contextlib.ExitStack() as stack:
+        prefills = [stack.enter_context(open_("prefill", "prefill", rank, ranks)) for rank in range(ranks)]
+        fits = stack.enter_context(open_("decode", "decode"))
+        yield prefills, fits, stack.enter_context(open_("decode", "decode", model="another"))
+
+
 @ENDS
-def test_a_sole_room_between_two_sides_that_refuse_each_other(first: str) -> None:
-    """Prefill hears why at once, and not at its deadline that decode never asked."""
-    pages = np.zeros((2, 8, 16, 4, 8), np.uint8)
-    other = state.describe("decode", [state.kv_pages({0: (pages[0], pages[1])}, heads=4)])
-    with link_of("prefill") as prefill, statelink.open({"role": "decode", "backend": "tcp"}, other) as decode:
-        sending = prefill.send(7, 4) if first == "send" else None
-        receiving = decode.receive(7, prefill.address, 4, sole=True)
+@pytest.mark.parametrize("how", ["to", "sole"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_sides_that_refuse_each_other(first: str, how: str, ranks: int) -> None:
+    """Each rank of prefill hears why at once, and not at its deadline that decode never asked."""
+    with misfits(ranks) as (prefills, fits, misfit):
+        addresses = [each.address for each in prefills]
+        to = "decode" if how == "to" else None
+        sendings = [each.send(7, 4, to=to) for each in prefills] if first == "send" else []
+        receiving = misfit.receive(7, addresses, 4, sole=how == "sole")
         assert receiving.wait(20, quiesced=True) is Status.FAILED
-        sending = sending or prefill.send(7, 4)
-        assert sending.wait(20, quiesced=True) is Status.FAILED
+        sendings = sendings or [each.send(7, 4, to=to) for each in prefills]
+        for sending in sendings:
+            assert sending.wait(20, quiesced=True) is Status.FAILED
+            assert receiving.reason is not None
+            assert sending.reason is not None
+            assert sending.reason.what == receiving.reason.what
+            assert sending.reason.code == "mismatch"
+        # Both sides know of that use: the next one is another.
+        again = fits.receive(7, addresses, 4, {"kv": [2]})
+        sendings = [each.send(7, 4, to=to) for each in prefills]
+        for sending in sendings:
+            sending.push({"kv": [0]})
+        assert {again.wait(20), *(sending.wait(20) for sending in sendings)} == {Status.SUCCEEDED}
+
+
+@pytest.mark.parametrize("how", ["to", "sole"])
+def test_links_of_which_one_refuses_the_others_handshake(how: str) -> None:
+    """Prefill's room goes on, also where it names this decode: the two links do not know each other."""
+    with link_of("prefill") as prefill, link_of("decode") as fits, link_of("decode", verify="digest") as misfit:
+        sending = prefill.send(7, 4, to="decode" if how == "to" else None)
+        receiving = misfit.receive(7, prefill.address, 4, sole=how == "sole")
+        assert receiving.wait(20, quiesced=True) is Status.FAILED
         assert receiving.reason is not None
-        assert sending.reason is not None
-        assert sending.reason.what == receiving.reason.what
-        assert sending.reason.code == "mismatch"
+        assert receiving.reason.code == "peer.verify"
+        again = fits.receive(7, prefill.address, 4, {"kv": [2]})
+        sending.push({"kv": [0]})
+        assert again.wait(20) is sending.wait(20) is Status.SUCCEEDED
+
+
+@ENDS
+def test_a_room_for_anybody_outlives_a_decode_that_refuses(first: str) -> None:
+    with misfits(1) as ((prefill,), fits, misfit):
+        sending = prefill.send(7, 4) if first == "send" else None
+        receiving = misfit.receive(7, prefill.address, 4)
+        assert receiving.wait(20, quiesced=True) is Status.FAILED
+        heard = misfit.receive(8, prefill.address, 4)  # on this connection prefill has read all that came before
+        assert prefill.send(8, 4, to="decode").wait(20) is Status.FAILED
+        assert heard.wait(20) is Status.FAILED
+        sending = sending or prefill.send(7, 4)
+        assert sending.status is not Status.FAILED
+        again = fits.receive(7, prefill.address, 4, {"kv": [2]})
+        sending.push({"kv": [0]})
+        assert again.wait(20) is sending.wait(20) is Status.SUCCEEDED
 
 
 def test_what_cannot_be_declined() -> None:

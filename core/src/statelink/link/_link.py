@@ -128,8 +128,9 @@ class Link:
                 every other use of the id. Without it, an id is best used once.
             sole: Whether no other decode instance will ask for this use of the id. If so, and the room fails here
                 before prefill's room belongs to it, prefill's room fails with the same reason, as after `decline`: also
-                if prefill opens it later, and if the two sides refused each other. If not, prefill's room waits for
-                another decode instance, unless it is for this one by name.
+                if prefill opens it later, and if the two sides refused each other when the instances connected, but not
+                if a link refused the other's handshake. If not ``sole``, prefill's room waits for another decode
+                instance, unless it is for this one by name.
 
         Raises:
             RoomError: The id is not valid or in use, too many rooms are open, the items are not what must arrive, or
@@ -165,9 +166,10 @@ class Link:
             attempt: Which use of the id this is, from 0 to 2^63 - 1: decode states the same, and another one for every
                 other use of the id. Without it, an id is best used once.
             to: The decode instance that the room is for: its name, or the public keys of its ranks (or addresses with
-                these keys). No other instance gets the room, and the room fails as soon as that instance gives it up.
-                When not given, the room is for the first instance of which every rank has asked for it. What a decode
-                rank says of the room then has no effect before every rank of its instance has spoken.
+                these keys). No other instance gets the room, and the room fails as soon as that instance gives it up,
+                also where the two instances refused each other. When not given, the room is for the first instance of
+                which every rank has asked for it. What a decode rank says of the room then has no effect before every
+                rank of its instance has spoken.
 
         Raises:
             RoomError: The id is not valid or in use, or too many rooms are open.

@@ -13,7 +13,7 @@ from statelink.link._status import ENDED
 
 from ._claims import Claims
 from ._pending import PendingRequests, key_of
-from ._tombstones import ANYBODY, REMEMBERED, Tombstones
+from ._tombstones import ANYBODY, NAMED, REMEMBERED, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
@@ -98,13 +98,15 @@ class Requests:
         request = self._pending.get(key, rank.name)
         # A repeated or late Failed must not affect a later use of this room id.
         fresh = self._tombstones.admit(use) if request is None else request.generation == message.generation
-        # A rank that is not attached cannot have asked. Its Failed counts only if no other instance will ask.
-        if not fresh or (rank.plan is None and not message.declined):
+        if not fresh:
             return
+        # A rank that is not attached cannot have asked. Its Failed counts if no other instance will ask, and otherwise
+        # only for rooms that name it.
+        named = rank.plan is None and not message.declined
         self._pending.drop(key, rank.name)
         asking = self._claims.asking(rank)
         end = self._tombstones.due(key, asking, 0.0)
-        if end is not None:  # the room of this use ended on this side as well
+        if end is not None and (end.to is not None or not named):  # the room of this use ended on this side as well
             self._tombstones.acknowledge(key, asking, end)
             self._tombstones.meet(use)
             return
@@ -114,7 +116,11 @@ class Requests:
             self._tombstones.meet(use)
             room.fail_known(message.reason, {rank.name: asking.instance}, rank.expected)
             return
-        given_up = self._tombstones.give_up(key, asking, message.generation, message.reason, message.declined)
+        given_up = self._tombstones.give_up(
+            key, asking, message.generation, message.reason, message.declined, named=named
+        )
+        if named:
+            return
         if waits and room is not None:
             self.bind(room)
             return
@@ -364,4 +370,7 @@ class Requests:
 
 def _words(room: SendingState) -> Collection[str]:
     """Under which words `Tombstones` may have an instance that gave the room up, and that may have it."""
-    return (ANYBODY,) if room.to is None else room.to.names | room.to.keys
+    if room.to is None:
+        return (ANYBODY,)
+    words = room.to.names | room.to.keys
+    return words | {NAMED + word for word in words}

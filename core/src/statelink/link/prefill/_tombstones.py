@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._delivery import RequestId
     from ._to import To
 
-__all__ = ["ANYBODY", "REMEMBERED", "AskingRank", "GivenUp", "Tombstone", "Tombstones"]
+__all__ = ["ANYBODY", "NAMED", "REMEMBERED", "AskingRank", "GivenUp", "Tombstone", "Tombstones"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -30,6 +30,8 @@ REMEMBERED = 65536
 """Most tombstones, and most uses, that are kept one by one."""
 ANYBODY = ""
 """Stands for the instance of a room for which the engine named none."""
+NAMED = "\0"
+"""Before a name or key: what is kept under it is only for rooms that are for this name or key."""
 MOST_OF_A_ROOM = 16
 """Most tombstones of one room id and attempt that are kept one by one."""
 
@@ -106,19 +108,19 @@ class GivenUp:
         self._keys: dict[str, str] = {}
         """The same ranks: link name to public key."""
         self._words: set[str] = set()
-        """The name of the instance, the public keys of its ranks, and `ANYBODY` if no other instance will ask:
-        `Tombstones` finds this under each of them."""
+        """The name of the instance and the public keys of its ranks, with `NAMED` before those of ranks that were not
+        attached, and `ANYBODY` if no other instance will ask: `Tombstones` finds this under each of them."""
 
     def join(self, rank: AskingRank, generation: int) -> None:
         """Note that one more rank gave its use up."""
         self.uses[rank.name] = generation
         self._keys[rank.name] = rank.key
 
-    def extend(self, rank: AskingRank, until: float, declined: bool) -> set[str]:
+    def extend(self, rank: AskingRank, until: float, declined: bool, named: bool) -> set[str]:
         """Count until a later time, and add a rank's instance and key to the words. Returns all words."""
         self.until = until
         self.ranks = max(self.ranks, rank.ranks)
-        self._words.update(word for word in (rank.instance, rank.key) if word)
+        self._words.update((NAMED if named else "") + word for word in (rank.instance, rank.key) if word)
         if declined:
             self._words.add(ANYBODY)
         return self._words
@@ -221,11 +223,23 @@ class Tombstones:
 
     # Ends on decode, before a room of this side belonged to the use.
 
-    def give_up(self, key: RoomKey, rank: AskingRank, generation: int, reason: Reason, declined: bool) -> GivenUp:
-        """Keep that a decode rank gave a use up. ``declined``: no other instance will ask for the room either."""
-        given_up = self.given_up(key, (rank.instance,)) or GivenUp(reason, rank.instance)
+    def give_up(
+        self, key: RoomKey, rank: AskingRank, generation: int, reason: Reason, declined: bool, *, named: bool
+    ) -> GivenUp:
+        """Keep that a decode rank gave a use up.
+
+        Args:
+            key: The room id and the attempt.
+            rank: The rank.
+            generation: The number that it drew for the use.
+            reason: Why.
+            declined: Whether no other instance will ask for the room either.
+            named: Whether only rooms that name this instance or its key have to hear of it.
+        """
+        words = (rank.instance, NAMED + rank.instance)
+        given_up = self.given_up(key, words) or GivenUp(reason, rank.instance)
         given_up.join(rank, generation)
-        for word in given_up.extend(rank, self._now() + self.lifetime, declined):
+        for word in given_up.extend(rank, self._now() + self.lifetime, declined, named):
             _remember(self._gone, (key, word), given_up)
         return given_up
 

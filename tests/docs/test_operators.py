@@ -85,3 +85,11 @@ def test_every_key_of_the_configuration_and_its_variable_are_on_the_page() -> No
     read = read_config(None, {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "auto", **variables})
     assert read.config == LinkConfig(role="decode", backend="auto")
     assert set(read.origins) == {name.removeprefix("STATELINK_").lower() for name in variables} | {"role", "backend"}
+
+
+def test_the_steps_for_memory_in_quarantine_name_what_is_there() -> None:
+    keys = words(section("operate.md", "What is it doing: `statelink inspect`")) | set(LinkConfig.__struct_fields__)
+    metrics = words((DOCS / "metrics.md").read_text())
+    named = words(section("production.md", "Memory in quarantine"))
+    assert {"quarantined", "quarantined_bytes", "oldest", "holds", "heard", "release_after"} <= named
+    assert {word.rpartition(".")[2] for word in named} - keys - metrics == set()

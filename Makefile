@@ -86,7 +86,7 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard core/src core/tests plugins/*/src plugins/*/tests plugins/*/simulator adapters/*/src adapters/*/tests \
-	  adapters/testing docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/demo/src examples/demo/tests tests benchmarks tools)
+	  adapters/testing docs/conf.py examples/two_processes.py examples/unequal_ranks.py examples/one_minute.py examples/demo/src examples/demo/tests tests benchmarks tools)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tools.reaches core/src/statelink/link --quiet --most 1
 	$(BIN)/python -m tools.private_modules tests core/tests $(wildcard plugins/*/tests plugins/*/simulator) \

@@ -60,6 +60,15 @@ def test_standard_error_cannot_be_written() -> None:
         assert ended(start("teleport", stderr=full))[0] == 74
 
 
+def test_lines_in_a_pipe_have_no_blanks_at_their_ends() -> None:
+    code, out, _ = ended(start(*SMALL))
+    assert code == 0
+    assert out.startswith("name ")
+    assert [line for line in out.splitlines() if line.endswith(" ")] == []
+    filled = CliRunner().invoke(main, SMALL, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert any(line.endswith(" ") for line in filled), "the table has no such lines, and this test proves nothing"
+
+
 def test_a_closed_standard_output_is_no_error() -> None:
     process = start(*SMALL, stdout=None, preexec_fn=lambda: os.close(1))
     code, _, said = ended(process)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -28,6 +29,9 @@ PIPE_CLOSED: Final = 141
 """Exit status if a pipe's reader has gone. A shell gives the same to a process that SIGPIPE ended."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """System errors that say that a file cannot be written, whichever it is."""
+
+BLANKS: Final = re.compile(r" +\n")
+"""What rich fills the lines of a table with, up to its width. Pipes and files get the lines without it."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 """The option of a command that prints its result as JSON on standard output."""
@@ -132,9 +136,10 @@ class _CheckedText(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         try:
-            return super().write(text)
+            super().write(text if self.line_buffering else BLANKS.sub("\n", text))
         except OSError as error:
             self._lose(error)
+        return len(text)
 
     def flush(self) -> None:
         try:

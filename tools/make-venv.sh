@@ -23,6 +23,8 @@ if ! recent "$python"; then
     exit 1
 fi
 
+say "Making $venv with $("$python" --version 2>&1) …"
+
 # Debian keeps ensurepip, without which venv makes an environment that has no pip, in a package of its own.
 has_ensurepip() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 

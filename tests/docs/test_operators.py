@@ -11,6 +11,7 @@ from tools import configuration
 
 from statelink import LinkConfig
 from statelink.config import read_config
+from statelink.wire import PROTOCOL
 
 DOCS = Path(__file__).parents[2] / "docs"
 CODES = set(re.findall(r'<a id="([a-z_.]+)">', (DOCS / "errors.md").read_text()))
@@ -93,3 +94,11 @@ def test_the_steps_for_memory_in_quarantine_name_what_is_there() -> None:
     named = words(section("production.md", "Memory in quarantine"))
     assert {"quarantined", "quarantined_bytes", "oldest", "holds", "heard", "release_after"} <= named
     assert {word.rpartition(".")[2] for word in named} - keys - metrics == set()
+
+
+def test_the_change_log_has_the_protocol_of_what_is_not_released() -> None:
+    """The page about compatibility sends those who upgrade a fleet there."""
+    assert '"Protocol"' in (DOCS / "compatibility.md").read_text()
+    unreleased = (DOCS.parent / "CHANGELOG.md").read_text().partition("\n## Unreleased\n")[2].partition("\n## ")[0]
+    low, high = PROTOCOL
+    assert f"\nProtocol: {low if low == high else f'{low} to {high}'}.\n" in unreleased

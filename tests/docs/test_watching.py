@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operate.md").read_text()
 COMMANDS = """
@@ -26,7 +28,9 @@ def block(name: str) -> str:
     return match[1]
 
 
-def test_the_commands_show_a_program_at_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", [False, True], ids=["alone", "as in an engine"])
+def test_the_commands_show_a_program_at_work(tmp_path: Path, engine: bool) -> None:
+    """Engines tell the processes that have their links to write other metrics to files: the port serves the link's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -37,6 +41,8 @@ def test_the_commands_show_a_program_at_work(tmp_path: Path) -> None:
     assert (python, seconds) == ("python", "60")
     env = {name: value for name, value in os.environ.items() if not name.startswith("STATELINK_")}
     env |= {"XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "200"}
+    if engine:
+        env["PROMETHEUS_MULTIPROC_DIR"] = str(tmp_path)
     command = [sys.executable, str(ROOT / program), "600", port]  # it is ended when the commands have run
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:

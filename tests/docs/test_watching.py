@@ -8,6 +8,8 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,15 @@ def block(name: str) -> str:
     return match[1]
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path, since the path of a socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("engine", [False, True], ids=["alone", "as in an engine"])
-def test_the_commands_show_a_program_at_work(tmp_path: Path, engine: bool) -> None:
+def test_the_commands_show_a_program_at_work(short: Path, engine: bool) -> None:
     """Engines tell the processes that have their links to write other metrics to files: the port serves the link's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -40,9 +49,9 @@ def test_the_commands_show_a_program_at_work(tmp_path: Path, engine: bool) -> No
     python, program, seconds, _ = shlex.split(start.partition("#")[0])
     assert (python, seconds) == ("python", "60")
     env = {name: value for name, value in os.environ.items() if not name.startswith("STATELINK_")}
-    env |= {"XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "200"}
+    env |= {"XDG_RUNTIME_DIR": str(short), "COLUMNS": "200"}
     if engine:
-        env["PROMETHEUS_MULTIPROC_DIR"] = str(tmp_path)
+        env["PROMETHEUS_MULTIPROC_DIR"] = str(short)
     command = [sys.executable, str(ROOT / program), "600", port]  # it is ended when the commands have run
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:

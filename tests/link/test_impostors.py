@@ -245,25 +245,6 @@ def test_assignments_that_cannot_be_carried_out(pair: Pair, decode: FakeDecode) 
     decode.hear(wire.Attached)
 
 
-def test_a_hello_from_before_a_loss_does_not_hide_the_loss(pair: Pair, decode: FakeDecode) -> None:
-    """Who was lost here and says hello is told so: a rank that takes itself for attached attaches again only then."""
-    decode.attach()
-    decode.say(wire.Bye(sender=decode.name, to=decode.peer))
-    decode.say(wire.Ping(sender=decode.name, to=decode.peer))
-    decode.hear(wire.Unknown)
-    decode.greet()
-    assert decode.heard == []
-    decode.say(wire.Bye(sender=decode.name, to=decode.peer))
-    hello = wire.Hello(sender=decode.name, handshake=wire.write_handshake(decode.card))
-    for expected in (wire.Unknown, wire.Welcome), (wire.Welcome,):
-        decode.say(hello)
-        decode.hear(expected[0])
-        for each in expected[1:]:
-            decode.hear(each)
-        assert decode.silent(wire.Unknown, 0.1)
-    decode.attach()
-
-
 def test_what_prefill_does_not_fall_for(pair: Pair, decode: FakeDecode) -> None:
     decode.attach()
     case = pair.case()

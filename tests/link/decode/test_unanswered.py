@@ -187,10 +187,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_the_log_says_which_link_waits_and_for_how_long(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("statelink.link.decode._unanswered.PATIENCE", 0.0)
+def test_the_log_says_which_link_waits_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
     address = free()
     with link_of("decode", heartbeat=0.05) as link:
         link.receive(1, address, 4)

@@ -133,6 +133,24 @@ def test_a_recorded_handshake_is_worth_nothing(secured: bool) -> None:
         serves(prefill)
 
 
+def test_who_was_lost_in_silence_is_told_so_when_it_says_hello() -> None:
+    """Its `Hello` may be older than the loss: then it takes itself for attached, and attaches again only if told."""
+    with (
+        link_of("prefill", heartbeat=0.05, liveness=0.3) as prefill,
+        peers.dialled(prefill.address, "honest", None) as socket_,
+    ):
+        socket_.rcvtimeo = 20_000
+        for number, expected in enumerate(([b"welcome"], [b"unknown", b"welcome"], [b"welcome"])):
+            socket_.send_multipart(hello(prefill, "honest"))
+            heard: list[bytes] = []
+            while b"welcome" not in heard:
+                kind = socket_.recv_multipart()[0]
+                heard += [kind] if kind != b"pong" else []
+            assert heard == expected
+            if not number:
+                peers.until(lambda: not greeted(prefill, "honest"))
+
+
 def test_silent_and_slow_connections_are_cut_off() -> None:
     """However many there are, another is served meanwhile; and none is kept for longer than a handshake may take."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47)

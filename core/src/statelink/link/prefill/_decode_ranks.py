@@ -51,7 +51,7 @@ class DecodeRanks:
         self._lost = lost
         self._ranks: dict[str, DecodeRank] = {}
         self._given_up: dict[str, None] = {}
-        """Names of ranks that were lost and have not come back, the oldest first."""
+        """Names of ranks that were lost without their doing, and have not come back, the oldest first."""
         self._waiting: dict[str, wire.Hello] | None = None
         """While the link is suspended: who asks for a handshake."""
 
@@ -230,21 +230,25 @@ class DecodeRanks:
             rank.count_sleep(late)
             silent = now - rank.heard
             if silent > self._context.config.liveness:
-                self._lose(rank, f"it has been silent for {silent:.1f} s")
+                self._give_up(rank, f"it has been silent for {silent:.1f} s")
             elif rank.needs_pong():  # its Ping may be queued behind large requests, so send a Pong without one
                 self._context.send(wire.Pong(sender=self._context.name, to=rank.name))
 
     def _unreachable(self, name: str) -> None:
         rank = self._ranks.get(name)
         if rank is not None:
-            self._lose(rank, "a message could not be sent to it")
+            self._give_up(rank, "a message could not be sent to it")
+
+    def _give_up(self, rank: DecodeRank, why: str) -> None:
+        """Lose a rank that may not know that it was lost."""
+        self._lose(rank, why)
+        self._given_up[rank.name] = None
+        if len(self._given_up) > MAX_PEERS:
+            del self._given_up[next(iter(self._given_up))]
 
     def _lose(self, rank: DecodeRank, why: str) -> None:
         rank.step(RankEvent.LOST)
         del self._ranks[rank.name]
-        self._given_up[rank.name] = None
-        if len(self._given_up) > MAX_PEERS:
-            del self._given_up[next(iter(self._given_up))]
         self._lost(rank, why)
         if rank.connection is not None:
             self._context.connections.leave(rank.connection)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,34 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
+
+
+def test_a_link_that_is_closed_meanwhile_is_left_out(alone: Path) -> None:
+    folder = alone / "statelink"
+    folder.mkdir(mode=0o700)
+    paths = [folder / f"{number}-x.sock" for number in (1, 2)]
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in paths)
+        for path, each in zip(paths, (first, second), strict=True):
+            each.bind(str(path))
+            each.listen()
+
+        def answer() -> None:
+            """The first one is found, then asked; when it is asked, the second one ends."""
+            first.accept()[0].close()
+            asked, _ = first.accept()
+            second.close()
+            paths[1].unlink()
+            with asked:
+                asked.sendall(b"{}")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = answers(None)
+        thread.join()
+    assert [each.path for each in found.given] == paths[:1]
+    assert found.silent == []
+    assert "does not answer" in answers(str(paths[1])).silent[0]
 
 
 def test_rates_are_what_the_links_moved_in_between() -> None:

@@ -41,6 +41,8 @@ class Answers(NamedTuple):
 def answers(which: str | None) -> Answers:
     """Ask every link of this user on this machine, or those of one process, or the one at a socket.
 
+    A link that is closed while every link is asked is left out.
+
     Args:
         which: A process id, or the path of a socket.
 
@@ -52,6 +54,8 @@ def answers(which: str | None) -> Answers:
         try:
             given.append(Answer(path, path.name.partition("-")[0], ask(path)))
         except (OSError, ValueError) as error:
+            if which is None and isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+                continue  # it was closed since its socket was found
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             silent.append(f"{path} does not answer: {why}")
     return Answers(given, silent)

@@ -12,6 +12,7 @@ BROKEN: dict[str, dict[str, str]] = {
         "test_its_options_are_documented": "the README documents the options [], and there are ['connect_timeout', ",
         "test_a_wrong_option_is_refused": "the options {'speed': -1} was not refused",
         "test_probing_it_prints_nothing": "the probe printed 'looking for the library",
+        "test_it_names_its_library": "`library` names vendor, and the probe and the constructor imported no module",
         "test_without_its_library_it_says_so": "the probe says that the backend can run: all is well",
         "test_with_a_broken_library_it_says_why": "the probe says that the backend can run: all is well",
         "test_a_process_may_end_without_closing": "printed 'a thread of the library is still running",

@@ -53,6 +53,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         imported: Top-level modules that the process has imported.
+        late: Those of them that came after the plugin itself, without Python's own and without private ones.
         ok: Whether the probe said that the backend can run.
         reason: The probe's reason.
         hint: The probe's hint.
@@ -62,6 +63,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     imported: list[str] = []
+    late: list[str] = []
     ok: bool = True
     reason: str = ""
     hint: str = ""
@@ -124,6 +126,7 @@ def main(settings: Settings) -> None:
     found = Found()
     if settings.step != "import":
         options = read_options(kind.Options, settings.options, "options")
+    early = imported()
     if settings.step in ("probe", "open"):
         probe = kind.probe(options)
         found = Found(ok=probe.ok, reason=probe.reason, hint=probe.hint)
@@ -142,9 +145,15 @@ def main(settings: Settings) -> None:
             for peer in backends.keys() - {role}:
                 backend.connect(peer, backends[peer].descriptor(), ())
         _left.update(backends)
-    names = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
-    found = msgspec.structs.replace(found, imported=sorted(names))
+    names = imported()
+    late = [name for name in names - early - sys.stdlib_module_names if not name.startswith("_")]
+    found = msgspec.structs.replace(found, imported=sorted(names), late=sorted(late))
     Path(settings.file).write_bytes(msgspec.json.encode(found))
+
+
+def imported() -> set[str]:
+    """Top-level modules that this process has imported."""
+    return {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
 
 
 _left: dict[str, Any] = {}

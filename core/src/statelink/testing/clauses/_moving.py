@@ -35,7 +35,8 @@ class Moving(Suite):
     def test_blocks_arrive_whatever_their_size(self, pair: Pair, op: Op, shape: str) -> None:
         """Blocks at unaligned addresses in any order arrive byte by byte, and no other byte changes.
 
-        Move each block from `source` to `target`, `nbytes` of it; nothing is aligned, sorted or merged for you.
+        Move each block from `source` to `target`, `nbytes` of it, before its transfer succeeds. Nothing is aligned,
+        sorted or merged for you.
         """
         pair.fill(len(shape))
         pair.carry(op, scattered(pair, *SHAPES[shape]))

@@ -128,6 +128,24 @@ class Packaging(Suite):
         library = frozenset(self.library)
         _without(found, TENSORS | library if self.probes_elsewhere else TENSORS - library, "the probe")
 
+    def test_it_names_its_library(self) -> None:
+        """The test class names what the probe and the constructor import, so that the kit can take it away.
+
+        Write the top-level module of the library into `library`: `library = ("vendor",)`.
+        """
+        found = self._alone("open")
+        ended = f"the process that opened the backend ended with status {found.status}"
+        assert found.status == 0, f"{ended}: {found.printed}"
+        late = ", ".join(found.late) or "no module of a library"
+        if not self.library:
+            assert not found.late, f"`library` is empty, and the probe or the constructor imported {late}"
+            return
+        needs(found.ok and not found.refused, f"the backend cannot run here: {found.refused or found.reason}")
+        named = ", ".join(self.library)
+        assert not frozenset(self.library).isdisjoint(found.imported), (
+            f"`library` names {named}, and the probe and the constructor imported {late}"
+        )
+
     def test_without_its_library_it_says_so(self) -> None:
         """Where the library is not installed, the probe says so with a hint, and no link opens.
 

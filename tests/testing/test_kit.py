@@ -121,6 +121,8 @@ def test_a_clause_that_hangs_ends_its_class(found: Found) -> None:
     for name in HANGS:
         first, *others = found(name)
         assert first.verdict == "failed"
+        assert "Set an outcome with `ok=False`" in first.todo
+        assert "`--verbose` shows every stack" in first.todo
         assert {(clause.verdict, clause.reason) for clause in others} == {
             ("not run", f"{first.name} did not end, and what comes after it may take as long")
         }

@@ -170,7 +170,8 @@ def _words_of(error: BaseException) -> str:
 def _todo(error: BaseException | None, todo: str) -> str:
     """What to do about a failure. If the clause is broken, this is the hint in its docstring."""
     if isinstance(error, Hung):
-        return "See where it waits: `--verbose` shows every stack. If the library needs longer, make `patience` larger."
+        longer = "If the library needs longer, make `patience` larger."
+        return f"{todo} See where it waits: `--verbose` shows every stack. {longer}"
     if isinstance(error, Died):
         return "The process of the backend ended. See what it printed last: most often, native code crashed."
     if isinstance(error, Unexpected):

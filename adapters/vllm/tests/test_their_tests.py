@@ -1,7 +1,7 @@
 """vLLM's own unit tests of its scheduler with a connector, which is Statelink's.
 
-See `support/their_defaults.py` for what of them is replaced. They cover the lives of requests that are prefilled or decoded
-elsewhere, failures to load, invalid blocks, and the output of several workers.
+See `support/their_defaults.py` for what of them is replaced. They cover the lives of requests that are prefilled or
+decoded elsewhere, failures to load, invalid blocks, and the output of several workers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_environments import VLLM
@@ -92,5 +93,6 @@ def with_words(model: Path, folder: Path) -> Path:
 
     shutil.copytree(model, folder)
     words = Tokenizer(models.WordLevel({str(number): number for number in range(8)}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0", eos_token="1").save_pretrained(folder)
+    fast: Any = PreTrainedTokenizerFast  # it has no types
+    fast(tokenizer_object=words, unk_token="0", eos_token="1").save_pretrained(folder)
     return folder

@@ -55,8 +55,9 @@ def test_a_link_that_is_closed_meanwhile_is_left_out(alone: Path) -> None:
         thread.start()
         found = answers(None)
         thread.join()
-    assert [each.path for each in found.given] == paths[:1]
-    assert found.silent == []
+    # Other processes of this user may have links, too.
+    assert [each.path for each in found.given if each.path in paths] == paths[:1]
+    assert [line for line in found.silent if str(folder) in line] == []
     assert "does not answer" in answers(str(paths[1])).silent[0]
 
 

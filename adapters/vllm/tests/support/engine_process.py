@@ -54,6 +54,15 @@ def main() -> None:
 
     core.scheduler._preempt_request = count
 
+    executed: list[bool] = []
+    post_step = core.post_step
+
+    def note(model_executed: bool) -> None:
+        executed[:] = [model_executed]
+        post_step(model_executed)
+
+    core.post_step = note
+
     began: dict[str, float] = {}
     loaded: dict[str, float] = {}
 
@@ -100,6 +109,9 @@ def main() -> None:
         if working:
             made = engine.step()
             now = time.perf_counter()
+            # As vLLM's engine core does in its own process, so that other threads get the interpreter.
+            if executed == [False] and core.scheduler.has_requests():
+                time.sleep(0.001)
             for name in core.scheduler.finished_recving_kv_req_ids:
                 given = name.rsplit("-", 1)[0]
                 loaded.setdefault(given, now - began[given])

@@ -13,14 +13,13 @@ from statelink.config import LinkConfig, read_config
 from statelink.rendezvous import Instance, list_instances
 from statelink.wire import Keys
 
+from ._configured import BY_ENGINE
 from ._output import print_json
 
 __all__ = ["DEFAULT", "list_directory"]
 
 DEFAULT = "tcp://127.0.0.1:7400"
 """Where a rendezvous server listens, and is looked for, if nothing else is said."""
-NEEDED = {"STATELINK_ROLE": "decode", "STATELINK_BACKEND": "auto"}
-"""What the configuration of a link must have, and a list has no use for."""
 
 
 def list_directory(address: str, keys: Keys | None, *, insecure: bool, as_json: bool) -> int:
@@ -50,12 +49,13 @@ def list_directory(address: str, keys: Keys | None, *, insecure: bool, as_json: 
 
 def _config(address: str, insecure: bool) -> LinkConfig:
     """The configuration of a link here, with this directory."""
-    given = {**NEEDED, **os.environ, **({"STATELINK_RENDEZVOUS": address} if address else {})}
+    # With one variable at least, there is a configuration. A list has no use for the backend.
+    given = {"STATELINK_BACKEND": BY_ENGINE["backend"], **os.environ}
     if insecure:
         given["STATELINK_INSECURE"] = "true"
-    if not address and not read_config(None, given).config.rendezvous:
-        given["STATELINK_RENDEZVOUS"] = DEFAULT
-    return read_config(None, given).config
+    if address:
+        given["STATELINK_RENDEZVOUS"] = address
+    return read_config(None, given, assumed={**BY_ENGINE, "rendezvous": DEFAULT}).config
 
 
 def _plain(instance: Instance) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,33 +20,34 @@ if TYPE_CHECKING:
 
 __all__ = ["add_option", "configure"]
 
+LIBRARIES = ("torch", "transformers", "nixl", "mooncake-transfer-engine-non-cuda")
+"""Distributions whose versions are in each report, beside the engine, its adapter and the core."""
+
 
 def add_option(parser: pytest.Parser) -> None:
     """Add ``--engine-report FILE``. For ``pytest_addoption``."""
     parser.addoption("--engine-report", type=Path, help="write what every test found to this file, as JSON")
 
 
-def configure(config: pytest.Config, engine: str, packages: Sequence[str]) -> None:
+def configure(config: pytest.Config, engine: str) -> None:
     """Collect a report, if one was asked for. For ``pytest_configure``.
 
     Args:
         config: Pytest's.
-        engine: The engine's name, as its users write it.
-        packages: Distributions whose versions are in the report.
+        engine: The engine's name, as its users write it. In small letters, it is the name of its distribution.
     """
     config.addinivalue_line("markers", "shows(text): what the test is there to show, for the table of results")
     path = config.getoption("--engine-report")
     if path is not None:
-        config.pluginmanager.register(_Report(path, engine, packages))
+        config.pluginmanager.register(_Report(path, engine))
 
 
 class _Report:
     """Collects the outcome of each test, and writes it at the end."""
 
-    def __init__(self, path: Path, engine: str, packages: Sequence[str]) -> None:
+    def __init__(self, path: Path, engine: str) -> None:
         self._path = path
         self._engine = engine
-        self._packages = packages
         self._began = time.monotonic()
         self._files: dict[str, str] = {}
         self._shows: dict[str, list[str]] = {}
@@ -75,7 +76,7 @@ class _Report:
             "engine": self._engine,
             "python": platform.python_version(),
             "cores": len(os.sched_getaffinity(0)),
-            "versions": {name: _version(name) for name in self._packages},
+            "versions": {name: _version(name) for name in _packages(self._engine)},
             "seconds": time.monotonic() - self._began,
             "files": self._files,
             "tests": list(self._tests.values()),
@@ -89,6 +90,12 @@ def _shown(item: pytest.Item) -> Iterable[str]:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     for mark in reversed(list(item.iter_markers("shows"))):
         yield mark.args[0].format(**parameters)
+
+
+def _packages(engine: str) -> tuple[str, ...]:
+    """Distributions whose versions are in the report of an engine."""
+    name = engine.lower()
+    return ("statelink", f"statelink-{name}", name, *LIBRARIES)
 
 
 def _version(name: str) -> str:

@@ -22,24 +22,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]
 
-NAMED = (
-    "statelink",
-    "statelink-sglang",
-    "sglang",
-    "torch",
-    "transformers",
-    "nixl",
-    "mooncake-transfer-engine-non-cuda",
-)
-"""Packages whose versions are in the report."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     engine_report.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    engine_report.configure(config, "SGLang", NAMED)
+    engine_report.configure(config, "SGLang")
 
 
 @pytest.fixture(scope="session")

@@ -18,24 +18,13 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
 
-NAMED = (
-    "statelink",
-    "statelink-vllm",
-    "vllm",
-    "torch",
-    "transformers",
-    "nixl",
-    "mooncake-transfer-engine-non-cuda",
-)
-"""Packages whose versions are in the report."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     engine_report.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    engine_report.configure(config, "vLLM", NAMED)
+    engine_report.configure(config, "vLLM")
 
 
 @pytest.fixture(scope="session")

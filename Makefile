@@ -94,7 +94,8 @@ check: $(DEV) ## Run every static check: ruff, format, mypy, import rules, reach
 	$(BIN)/codespell
 
 # Every test runs in one of five processes, since tests wait more than they compute; a file's tests stay in one process.
-# The long files come first in `testpaths`, so that no process ends with one of them. A choice of tests runs in one process.
+# The long files come first, by `testpaths` and tests/conftest.py, so that no process ends with one of them. A choice of tests
+# runs in one process.
 WHOLE := --numprocesses=5 --dist=loadfile --no-loadscope-reorder --statelink-report=$(FOUND)/report.json
 
 test: setup ## Run every test but the long ones: make test ARGS="-k routing"

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +17,10 @@ from tests.helpers.availability import problem_of
 from tests.helpers.etcd import PROGRAM
 from tests.registry.sites import Site, bare
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 BACKENDS = ("tcp", "nixl", "mooncake")
+TESTING = Path(__file__).parent / "testing"
+LONG = (TESTING / "test_kit.py", TESTING / "test_strategies.py", TESTING / "test_packages.py")
+"""Files that come first: a process of `make test` that ended with one of them would keep the others waiting."""
 
 
 @pytest.fixture(scope="session", params=BACKENDS)
@@ -38,7 +38,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark with `soak` the rows that `soak_over` leaves to it."""
+    """Put the long files first, and mark with `soak` the rows that `soak_over` leaves to it."""
+    items.sort(key=lambda item: item.path not in LONG)
     for item in items:
         backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
         if any(backend in mark.args for mark in item.iter_markers("soak_over")):

@@ -1,7 +1,7 @@
 """SGLang's own connectors and Statelink's in turn, over the same pools and through the same calls.
 
     python -m benchmarks.sglang [--suite handoff rooms loop] [--against nixl:nixl mooncake:mooncake nixl:tcp]
-                                [--workload A A-window B C] [--rounds 15] [--out build/bench]
+                                [--workload A A-window B C] [--options JSON] [--rounds 15] [--out build/bench]
 
 ``nixl:tcp`` stands for SGLang's NIXL connector in turn with Statelink over the backend ``tcp``. Both ends of each have
 processes of their own; those whose turn it is not stand still. ``handoff`` times one request after the other (A, B, C),
@@ -167,7 +167,10 @@ def measured(arguments: argparse.Namespace, model: Path) -> Iterator[tuple[str, 
         def pairs(connector: str = connector, backend: str = backend) -> Iterator[list[Pair]]:
             """Processes of their own for each workload: no pools of another, and no threads that served it."""
             folder = arguments.out
-            made = [Pair("statelink", backend, model, folder), Pair(connector, "", model, folder)]
+            made = [
+                Pair("statelink", backend, model, folder, options=arguments.options),
+                Pair(connector, "", model, folder),
+            ]
             try:
                 for pair in made:
                     pair.ready()
@@ -208,6 +211,7 @@ def main() -> None:
     )
     parser.add_argument("--against", nargs="+", default=["nixl:nixl", "mooncake:mooncake"])
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["A", "A-window", "B", "C"])
+    parser.add_argument("--options", type=json.loads, default={}, help="of Statelink's backend, as JSON")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
     arguments = parser.parse_args()

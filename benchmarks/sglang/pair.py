@@ -27,18 +27,21 @@ class Pair:
         backend: Of Statelink.
         model: The folder of a model.
         folder: For logs.
-        environment: Changes to the processes' environment.
+        options: Of Statelink's backend.
     """
 
     def __init__(
-        self, connector: str, backend: str, model: Path, folder: Path, environment: dict[str, str] | None = None
+        self,
+        connector: str,
+        backend: str,
+        model: Path,
+        folder: Path,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.name = f"{connector}-{backend}" if connector == "statelink" else connector
-        self._config = {"backend": backend, "liveness": 60.0}
+        self._config = {"backend": backend, "options": options or {}, "liveness": 60.0}
         self._rooms = itertools.count(1)
-        self.sides = [
-            Process(role, folder / f"{self.name}-{role}.log", environment=environment) for role in ("prefill", "decode")
-        ]
+        self.sides = [Process(role, folder / f"{self.name}-{role}.log") for role in ("prefill", "decode")]
         for side in self.sides:
             side.ask("publish", side.name, connector, str(model))
 

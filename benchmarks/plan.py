@@ -36,7 +36,7 @@ BASE = 1 << 40
 
 def rank(name: str, layers: int, pages: int, tp: tuple[int, int], *, mixed: bool, envelope: bool) -> state.Inventory:
     """One rank's inventory over made-up addresses."""
-    local = HEADS // tp[1]
+    local = max(1, HEADS // tp[1])  # where there are more ranks than heads, several have the same
     item = TOKENS * local * DIM * 2
     kv = {}
     stride = item * 2 * layers if envelope else item
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
-    for widths in ((1, 1), (8, 8), (8, 4), (16, 16)):
+    for widths in ((1, 1), (8, 8), (8, 4), (16, 16), (64, 64)):
         show(matching(widths, arguments.rounds), arguments.json)
     for what in ("shared", "mixed", "envelope"):
         show(compiling(what, arguments.rounds), arguments.json)

@@ -82,6 +82,7 @@ def test_the_table_fits_and_a_backend_that_fails_stops_no_other() -> None:
         (("tcp", "--plot", "curves.gif"), 2, "does not end in .svg or .png"),
         (("tcp", "--serve", "tcp://127.0.0.1:0"), 2, "takes no BACKEND"),
         (("--serve", "tcp://0.0.0.0:0", "--host", "10.0.0.1"), 1, "without keys"),
+        (("--serve", "tcp://0.0.0.0:0", "--insecure"), 1, "--host names one that it can"),
         (("tcp", "--peer", "nowhere"), 1, "is not an address"),
     ],
 )

@@ -74,27 +74,30 @@ def test_the_tutorials_show_code_of_every_part() -> None:
     assert shown >= modules - {"__init__.py", "_grants.py", "_segment.py"} | {"acme_pieces.py", "acme_state.py"}
 
 
-ENGINES = {"sglang.md", "two-engines.md", "vllm.md"}
-"""Their commands start servers of an engine. `make engine-sglang` and `make engine-vllm` start such servers."""
-
-
-def indented(page: Path) -> list[str]:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"(?<=\n\n)((?: {4}.*\n)+)", text)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_only_pages_about_engines_have_code_without_a_comment(page: Path) -> None:
-    assert bool(indented(page)) is (page.name in ENGINES)
+def test_no_block_is_only_indented(page: Path) -> None:
+    """Such a block could not have a comment."""
+    fenced = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+    assert not re.search(r"\n\n {4}", fenced.sub("", page.read_text()))
 
 
-@pytest.mark.parametrize("name", sorted(ENGINES))
-def test_configurations_of_engines_are_json(name: str) -> None:
-    page = ROOT / "docs" / name
-    code = "\n".join(indented(page))
-    found = re.findall(r"(?:_CONFIG=|--kv-transfer-config )'(.*?)'", code, re.DOTALL)
-    assert len(found) >= 2
-    assert all(isinstance(json.loads(each), dict) for each in found)
+@pytest.mark.parametrize(
+    ("name", "engine", "allowed"),
+    [
+        ("sglang.md", "sglang", {"cuda", "overlap"}),
+        ("vllm.md", "vllm", {"cuda"}),
+        ("two-engines.md", "sglang", {"cuda", "overlap"}),
+        ("two-engines.md", "vllm", {"cuda"}),
+    ],
+)
+def test_servers_on_gpus_take_the_configurations(name: str, engine: str, allowed: set[str]) -> None:
+    code = "\n".join(block.code for block in blocks() if block.page.name == name)
+    begin = {"sglang": "_CONFIG='", "vllm": '"kv_connector_extra_config": '}[engine]
+    found = [json.JSONDecoder().raw_decode(rest)[0] for rest in code.split(begin)[1:]]
+    assert len(found) >= (1 if name == "two-engines.md" else 2)
+    assert all(allowed <= set(each[engine]["allow"]) for each in found)
+    for option in re.findall("--kv-transfer-config '(.*?)'", code, re.DOTALL):
+        json.loads(option)
 
 
 def test_a_session_prints_what_the_page_says() -> None:

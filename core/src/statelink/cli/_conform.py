@@ -136,7 +136,9 @@ def conform(
         # Tracebacks go to standard error if standard output is for the JSON.
         said = _run(command, environment, shown=(2 if as_json else 1) if verbose else None)
         if not report.exists() or not (runs := json.loads(report.read_text())["runs"]):
-            raise click.ClickException(f"no clause was run\n{said}".rstrip())
+            nothing = click.ClickException(f"no clause was run\n{said}".rstrip())
+            nothing.exit_code = click.UsageError.exit_code
+            raise nothing
     clauses = runs[0]["clauses"]
     if as_json:
         print_json({"runs": runs})

@@ -10,7 +10,7 @@ import zmq
 
 from statelink.wire import Endpoint, Keys, parse_endpoint, read_secret
 
-from ._output import json_option, print_json
+from ._output import json_option, print_json, unwritable
 
 __all__ = ["keys"]
 
@@ -40,7 +40,7 @@ def new(file: Path, as_json: bool) -> None:
         _write(file, secret, 0o600)
         _write(beside, public, 0o644)
     except OSError as error:
-        raise click.ClickException(f"{error.filename} cannot be written: {error.strerror}") from error
+        raise unwritable(error, file) from error
     if as_json:
         print_json({"secret_file": str(file), "public_file": str(beside), "public": public})
         return

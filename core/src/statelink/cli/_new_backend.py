@@ -15,7 +15,7 @@ from statelink import __version__
 from statelink.backend import API_VERSION
 from statelink.registry import known_packages, list_backends
 
-from ._output import json_option, print_json
+from ._output import json_option, print_json, unwritable
 
 __all__ = ["new_backend"]
 
@@ -67,7 +67,7 @@ def new_backend(name: str, directory: Path | None, as_json: bool) -> None:
     try:
         _write(folder, words)
     except OSError as error:
-        raise click.ClickException(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+        raise unwritable(error, folder) from error
     if as_json:
         print_json({"backend": name, "package": distribution, "module": words["module"], "folder": str(folder)})
         return

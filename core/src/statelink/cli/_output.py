@@ -19,7 +19,16 @@ import msgspec
 
 from statelink.errors import StatelinkError
 
-__all__ = ["INTERRUPTED", "PIPE_CLOSED", "UNWRITABLE", "Program", "ended_by_signal", "json_option", "print_json"]
+__all__ = [
+    "INTERRUPTED",
+    "PIPE_CLOSED",
+    "UNWRITABLE",
+    "Program",
+    "ended_by_signal",
+    "json_option",
+    "print_json",
+    "unwritable",
+]
 
 UNWRITABLE: Final = 74
 """Exit status if output or a file cannot be written. The number is that of ``EX_IOERR``."""
@@ -40,6 +49,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 def print_json(value: Any) -> None:
     """Print a value of plain types or `msgspec` structs as indented JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def unwritable(error: OSError, file: object) -> click.ClickException:
+    """The error of a command that cannot write a file. ``file`` names it where the system does not."""
+    made = click.ClickException(f"{error.filename or file} cannot be written: {error.strerror or error}")
+    made.exit_code = UNWRITABLE if error.errno in FULL else 1
+    return made
 
 
 @contextlib.contextmanager
@@ -100,8 +116,9 @@ def _status(run: Callable[[], Any]) -> int:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        click.ClickException(f"{error.filename or 'a file'} cannot be written: {error.strerror}").show()
-        return UNWRITABLE
+        made = unwritable(error, "a file")
+        made.show()
+        return made.exit_code
     except SystemExit as error:
         if isinstance(error.code, str):
             click.echo(error.code, err=True)

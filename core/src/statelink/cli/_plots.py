@@ -12,6 +12,8 @@ import click
 
 from statelink.hints import install_hint
 
+from ._output import unwritable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -55,4 +57,4 @@ def drawing(path: Path, inches: tuple[float, float]) -> Iterator[Any]:
         try:
             figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
         except OSError as error:
-            raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
+            raise unwritable(error, path) from error

@@ -52,7 +52,9 @@ class Server:
                 code="config.keys",
             )
         if host in ("*", "0.0.0.0", "::") and not advertise:
-            raise ConfigError(f"{endpoint.address} is no address that the other host can reach", hint="--advertise")
+            raise ConfigError(
+                f"{endpoint.address} is no address that the other host can reach", hint="--host names one that it can"
+            )
         self._host, self._config, self._most = advertise or host, config, most
         self._side: Local | None = None
         self._session, self._heard = "", 0.0

@@ -45,6 +45,7 @@ PUBLIC = (
     "statelink.state",
     "statelink.backend",
     "statelink.rendezvous",
+    "statelink.telemetry",
     "statelink.testing",
     "statelink.backend.native",
 )

@@ -13,11 +13,23 @@ import pytest
 
 import statelink
 import statelink.backend
+import statelink.backend.native
 import statelink.errors
+import statelink.rendezvous
 import statelink.state
+import statelink.telemetry
 import statelink.testing
 
-MODULES = (statelink, statelink.state, statelink.backend, statelink.errors, statelink.testing)
+MODULES = (
+    statelink,
+    statelink.state,
+    statelink.backend,
+    statelink.backend.native,
+    statelink.errors,
+    statelink.rendezvous,
+    statelink.telemetry,
+    statelink.testing,
+)
 
 
 def public(module: types.ModuleType) -> set[str]:

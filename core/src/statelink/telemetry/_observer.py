@@ -31,7 +31,7 @@ class Observer:
         link: The link. It is open.
 
     Attributes:
-        Options: A `msgspec.Struct` with its options.
+        Options: A ``msgspec.Struct`` with its options.
         needs: The module that it imports; empty for none.
         extra: The extra of ``statelink`` that brings this module.
     """

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from statelink.cli import main
 from statelink.errors import StatelinkError
 from statelink.wire import Endpoint
+from statelink_demo.cli import demo
 
 PROGRAM = "import sys; sys.argv[0] = 'statelink'; from statelink.cli import main; main()"
 
@@ -101,6 +103,26 @@ def test_an_interrupt_of_conform_ends_its_processes(tmp_path: Path) -> None:
     assert [each for each in tmp_path.iterdir() if each.name.startswith("statelink-conform")] == []
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", ["bench", "doctor"])
+def test_a_signal_ends_the_processes_of_a_command(
+    tmp_path: Path, command: str, number: signal.Signals, status: int
+) -> None:
+    process = start(command, "tcp", env={**os.environ, "TMPDIR": str(tmp_path)})
+    while not (started := children(process.pid)):
+        assert process.poll() is None, "it ended before it was told to"
+        time.sleep(0.01)
+    process.send_signal(number)
+    code, _, said = ended(process)
+    assert code == status
+    assert "Traceback" not in said
+    until = time.monotonic() + 60
+    while any(Path(f"/proc/{each}").exists() for each in started):  # one of Python's own ends after the command
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert [each for each in tmp_path.iterdir() if each.name.startswith("statelink-")] == []
+
+
 def test_an_interrupt_is_the_usual_end_of_watching(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     process = start("inspect", "--watch", "--json", "--every", "0.1", env=environment)
@@ -166,7 +188,7 @@ def commands(group: click.Group = main, path: str = "") -> Iterator[tuple[str, c
             yield from commands(command, f"{path}{name} ")
 
 
-COMMANDS = [pytest.param(path, command, id=path) for path, command in commands()]
+COMMANDS = [pytest.param(path, command, id=path) for path, command in [*commands(), ("demo", demo)]]
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)

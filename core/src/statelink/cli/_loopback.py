@@ -27,6 +27,8 @@ from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import StatelinkError
 
+from ._output import ended_by_signal
+
 __all__ = ["Meant", "loopback"]
 
 PAGES, TOKENS, MOVED = 64, 16, 48
@@ -68,7 +70,7 @@ def loopback(
             what=WHAT, verdict=verdict, found=found, hint="--memory says what to move, such as cuda:0 or npu:0"
         )
     seed = secrets.randbits(60)
-    with tempfile.TemporaryDirectory(prefix="statelink-doctor-") as name:
+    with ended_by_signal(), tempfile.TemporaryDirectory(prefix="statelink-doctor-") as name:
         folder = Path(name)
         job = {"backend": kind.name, "options": dict(options), "seed": seed, "memory": [of, memory.allocator]}
         said = _run(folder, job, patience)

@@ -31,11 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["demo", "print_reports", "progress"]
 
 
-@click.command()
-@click.option("--backend", default="tcp", show_default=True, help="Name of an installed backend.")
-@click.option("--requests", type=click.IntRange(1, 256), default=4, show_default=True, help="Concurrent requests.")
-@click.option("--tokens", type=click.IntRange(1, 1024), default=32, show_default=True, help="Tokens to generate.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the weights and prompts.")
+@click.command(short_help="Hand over requests of a small model.")
+@click.option("--backend", default="tcp", show_default=True, help="Use this installed backend.")
+@click.option(
+    "--requests", type=click.IntRange(1, 256), default=4, show_default=True, help="Send this many requests at once."
+)
+@click.option(
+    "--tokens", type=click.IntRange(1, 1024), default=32, show_default=True, help="Generate this many tokens."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Draw weights and prompts from this seed."
+)
 @click.option(
     "--by-layer/--no-by-layer",
     default=None,
@@ -46,7 +52,7 @@ __all__ = ["demo", "print_reports", "progress"]
     type=click.FloatRange(1),
     default=120.0,
     show_default=True,
-    help="Seconds that a request, or silence, may take.",
+    help="Give up after so many seconds of a request, or of silence.",
 )
 @click.option("--plain", is_flag=True, help="Print a line for each step, on a terminal too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a report for scripts, and nothing else.")

@@ -60,9 +60,25 @@ def test_two_processes_of_this_host(tmp_path: Path) -> None:
     assert "tcp library alone" in drawn
 
 
-def test_the_table_fits_and_a_backend_that_fails_stops_no_other() -> None:
-    done = bench("tcp", "nixl", "--memory", "cuda:0", *SHORT)
+def test_every_backend_is_measured_beside_its_library_alone(backend: str) -> None:
+    done = bench(backend, "--seconds", "0.01", "--size", "4k", "--blocks", "16", "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = measured(done)
+    assert (found["backend"], found["error"]) == (backend, "")
+    (cell,) = found["cells"]
+    assert all(cell[way]["median"] > 0 for way in ("request", "raw", "copy"))
+
+
+def test_a_backend_that_fails_stops_no_other() -> None:
+    done = bench("mori", "tcp", *SHORT, "--json")  # MoRI's library is in no index
     assert done.exit_code == 1
+    broken, good = measured(done)
+    assert "mori" in broken["error"]
+    assert broken["cells"] == []
+    assert (good["backend"], good["error"], len(good["cells"])) == ("tcp", "", 4)
+
+
+def test_the_table_fits() -> None:
     done = bench("tcp", "--seconds", "0.01", "--size", "64k", "--blocks", "1000", "--consecutive", "--no-raw")
     assert done.exit_code == 0, done.output
     assert "1000 x 64 KiB" in done.stdout

@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -300,20 +300,41 @@ def calls_of_a_room(**telemetry: dict[str, Any]) -> int:
         room = link.send(next(_rooms), 16)
         room.abort("enough")
         room.wait(20, quiesced=True)
-        report, count = room.report, 0
-
-        def profile(frame: Any, event: str, argument: Any) -> None:
-            nonlocal count
-            count += event == "call"
-
-        sys.setprofile(profile)
-        try:
-            hook(report=report)
-        finally:
-            sys.setprofile(None)
-        return count
+        report = room.report
+        return calls(lambda: hook(report=report))
     finally:
         link.close()
+
+
+def calls(action: Callable[[], object]) -> int:
+    """Functions that Python calls for an action on this thread."""
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_what_a_scrape_costs() -> None:
+    """In calls of Python functions that each link adds, as docs/metrics.md states them at most."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    (stated,) = re.findall(
+        r"^A scrape of `prometheus` runs at most ([\d,]+) functions for each link", page, re.MULTILINE
+    )
+    most = int(stated.replace(",", ""))
+    write: Any = exposition.generate_latest  # it has no types
+    alone = calls(lambda: write(REGISTRY))
+    with two(prometheus={}) as links:
+        links.run()
+        found = (calls(lambda: write(REGISTRY)) - alone) / 2
+    assert most / 2 <= found <= most, found
 
 
 def test_what_each_costs_a_room(exporter: InMemorySpanExporter) -> None:

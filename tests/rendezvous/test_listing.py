@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,9 +31,6 @@ from statelink.rendezvous import (
     RendezvousServer,
     list_instances,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Register = Callable[[str, int, int], None]
 """Registers a rank of an instance with so many ranks; its address ends in the rank."""
@@ -94,6 +94,23 @@ def shown(*arguments: str, expect: int = 0) -> str:
 def counts(address: str) -> dict[str, tuple[int, int]]:
     config = LinkConfig(role="decode", backend="auto", rendezvous=address)
     return {each.name: (len(each.registered), each.ranks) for each in list_instances(config, keys=None)}
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text()
+    (block,) = re.findall(
+        r"^<!-- tested by tests/rendezvous/test_listing.py -->\n```text\n(.*?)^```$", page, re.S | re.M
+    )
+    ranks = (("decode-0", 0, 4, 8), ("decode-0", 1, 4, 8), ("decode-0", 3, 4, 8), ("prefill-0", 0, 1, 9))
+    with RendezvousServer() as server, contextlib.ExitStack() as stack:
+        for instance, rank, width, host in ranks:
+            client = stack.enter_context(
+                contextlib.closing(RendezvousClient(server.address, link=f"{instance}.{rank}", keys=None))
+            )
+            client.register(instance, rank, width, f"tcp://10.0.0.{host}:{7100 + rank}")
+        peers.until(lambda: counts(server.address) == {"decode-0": (3, 4), "prefill-0": (1, 1)})
+        printed = [line.rstrip() for line in shown(server.address, expect=1).splitlines()]
+        assert printed == block.replace("tcp://10.0.0.5:7400", server.address).splitlines()
 
 
 def test_every_instance_is_listed_with_the_ranks_that_are_there(directory: tuple[str, Register]) -> None:

@@ -1,16 +1,21 @@
 """Builds every distribution from a clean tree, looks into what was built, and installs and tries it.
 
-    python -m tools.release_check [--only core nixl] [--folder build/release] [--no-install]
+    python -m tools.release_check [--only core nixl] [--folder build/release] [--no-install] [--python PYTHON...]
+                                  [--dependencies pinned oldest newest]
 
 Each sdist is built from a clone of the last commit, and each wheel from its unpacked sdist. Every archive must have the
 licence and the marker of types, and no tests. The wheels are then installed into fresh environments: each alone, with
 what it requires, and all together. In each environment the distribution's module is imported, and `statelink` moves
 bytes. The environments need gigabytes, because some distributions require torch or CUDA libraries.
+
+Before that, the core's wheel passes the core's tests with every interpreter that is at hand: with the dependencies that
+``constraints.txt`` pins, with the oldest that its metadata allows, and with the newest that there are.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import shutil
@@ -21,6 +26,8 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PLACES = (
@@ -53,6 +60,13 @@ assert moved["verdict"] == "ok", moved
 """
 ENGINES = {"statelink-sglang": "sglang", "statelink-vllm": "vllm"}
 """Distributions whose module needs an engine, which they do not require."""
+
+PYTHONS = tuple(f"python3.{minor}" for minor in range(10, 15))
+DEPENDENCIES = ("pinned", "oldest", "newest")
+SUITE = ("core/tests", *(f"tests/{each}" for each in ("backend", "config", "plan", "state", "tcp", "wire")))
+"""Tests that need nothing but the core and its extras."""
+EXTRAS = "etcd,opentelemetry,prometheus,testing,verify"
+TEST_TOOLS = ("opentelemetry-sdk", "pytest-timeout", "pytest-xdist")
 
 
 class Built(NamedTuple):
@@ -119,37 +133,60 @@ def build(project: Path, folder: Path) -> Built:
     return Built(name.replace("_", "-"), version, sdist, wheel)
 
 
+def fresh(interpreter: str, environment: Path, dist: Path, constraints: Path | None, wanted: Sequence[str]) -> str:
+    """Make an environment with these requirements, wheels only. Returns its interpreter."""
+    shutil.rmtree(environment, ignore_errors=True)
+    run([interpreter, "-m", "venv", str(environment)], ROOT)
+    python = str(environment / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
+    limits = ["--constraint", str(constraints)] if constraints else []
+    run([*pip, "--only-binary=:all:", *limits, "--find-links", str(dist), *wanted], ROOT)
+    run([python, "-m", "pip", "check"], ROOT)
+    return python
+
+
 def install(built: Sequence[Built], dist: Path, environment: Path) -> None:
     """Install wheels into a fresh environment, with what they require, and try them."""
-    shutil.rmtree(environment, ignore_errors=True)
-    run([sys.executable, "-m", "venv", str(environment)], ROOT)
-    python = str(environment / "bin" / "python")
     wanted = [f"{each.name}=={each.version}" for each in built]
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--quiet",
-    ]
-    run(
-        [
-            *pip,
-            "--only-binary=:all:",
-            "--constraint",
-            str(ROOT / "constraints.txt"),
-            "--find-links",
-            str(dist),
-            *wanted,
-        ],
-        ROOT,
-    )
-    run([python, "-m", "pip", "check"], ROOT)
+    python = fresh(sys.executable, environment, dist, ROOT / "constraints.txt", wanted)
     tried = [each.name for each in built if each.name not in ENGINES]
     # In a folder without packages, so that nothing but what is installed can be imported.
     run([python, "-I", "-c", SMOKE, *tried], environment)
+
+
+def oldest(wheel: Path) -> Iterator[str]:
+    """Constraints to the oldest versions that a wheel's requirements allow."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        lines = archive.read(metadata).decode().splitlines()
+    for line in lines:
+        name, _, text = line.partition("Requires-Dist: ")
+        if name or not text:
+            continue
+        found = Requirement(text)
+        # A constraint knows no extras: what holds without them, such as the version of Python, is kept.
+        marker = re.sub(r"\s*(and\s+)?extra == \S+", "", str(found.marker or ""))
+        for each in found.specifier:
+            if each.operator == ">=":
+                yield f"{found.name}=={each.version}" + (f"; {marker}" if marker else "")
+
+
+def suite(core: Built, tree: Path, folder: Path, interpreter: str, dependencies: str) -> None:
+    """Let an installed wheel of the core pass the core's tests, which run from the tree beside it."""
+    constraints = {"pinned": ROOT / "constraints.txt", "oldest": folder / "oldest.txt", "newest": None}[dependencies]
+    if dependencies == "oldest":
+        (folder / "oldest.txt").write_text("\n".join(oldest(core.wheel)) + "\n")
+    wanted = [f"{core.name}[{EXTRAS}]=={core.version}", *TEST_TOOLS]
+    python = fresh(interpreter, folder / "venv", folder / "dist", constraints, wanted)
+    run([python, "-I", "-c", SMOKE, core.name], folder / "venv")
+    run([python, "-m", "pytest", "-q", "--numprocesses=auto", "--dist=loadfile", *SUITE], tree)
+
+
+def at_hand() -> list[str]:
+    """The interpreters of `PYTHONS` that run here."""
+    there = [each for each in PYTHONS if shutil.which(each)]
+    # A version manager may have a name on the path for what it does not run.
+    return [each for each in there if not subprocess.run([each, "-c", ""], capture_output=True, check=False).returncode]
 
 
 def run(command: Sequence[str], folder: Path) -> None:
@@ -172,6 +209,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="last parts of the folders of distributions")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "release")
     parser.add_argument("--no-install", action="store_true", help="build and look, and install nothing")
+    parser.add_argument("--python", nargs="+", default=at_hand())
+    parser.add_argument("--dependencies", nargs="+", choices=DEPENDENCIES, default=list(DEPENDENCIES))
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)
@@ -188,6 +227,12 @@ def main() -> None:
     if wrong:
         sys.exit("\n".join(wrong))
     if not arguments.no_install:
+        for interpreter, dependencies in itertools.product(arguments.python, arguments.dependencies):
+            for core in (each for each in built if each.name == "statelink"):
+                suite(core, tree, folder, interpreter, dependencies)
+                print(
+                    json.dumps({"tested": core.name, "python": interpreter, "dependencies": dependencies}), flush=True
+                )
         for alone in built:
             install([alone], folder / "dist", folder / "venv")
             print(json.dumps({"installed": [alone.name]}), flush=True)

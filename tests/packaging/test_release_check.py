@@ -8,7 +8,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from tools.release_check import PLACES, ROOT, build, contents, defects
+from tools.release_check import PLACES, ROOT, build, contents, defects, oldest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,3 +57,13 @@ def test_wrong_archives(tmp_path: Path, names: list[str], found: list[str]) -> N
         for name in names:
             packed.addfile(tarfile.TarInfo(f"a-1/{name}"), io.BytesIO())
     assert [each.replace("a-1/", "") for each in defects(sdist)] == [*found, "it has no pyproject.toml"]
+
+
+def test_the_oldest_dependencies_are_those_that_a_wheel_allows(tmp_path: Path) -> None:
+    wheel = tmp_path / "a-1-py3-none-any.whl"
+    requires = ["b>=1.2,<3", 'c>=26; python_version < "3.11"', 'd>=4; extra == "x"']
+    requires += ['e>=5; python_version < "3.11" and extra == "x"', "f"]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("a-1.dist-info/METADATA", "".join(f"Requires-Dist: {each}\n" for each in requires))
+    young = 'python_version < "3.11"'
+    assert list(oldest(wheel)) == ["b==1.2", f"c==26; {young}", "d==4", f"e==5; {young}"]

@@ -1,20 +1,23 @@
-"""Defects that exploration found, each told as a story: what was lost, late or said twice, and what must come of it."""
+"""Defects, each told as a story: what was lost, late or said twice, and what must come of it."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from statelink.errors import MismatchError, TransferError
 from statelink.link import Status
+from statelink.link.decode import _attaching
+from statelink.link.decode._route import plan_instance
 from statelink.link.peers import InstanceState, RankState
 
 from .explore import CALM
 from .shape import Request, Shape
-from .threads import SimExecutor
+from .threads import SimExecutor, give_way
 from .world import World, running
 
 if TYPE_CHECKING:
@@ -136,6 +139,51 @@ def test_a_connection_that_comes_too_late_is_not_taken_for_the_next() -> None:
     world.restart(prefill)
     source = next(iter(next(iter(instances.values())).ranks.values()))
     until(world, lambda: not source.connected and source.part is None)
+    world.settle()
+
+
+@pytest.mark.parametrize("fails", ["connect", "plan"])
+def test_what_fails_too_late_does_not_refuse_the_next_process(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is lost while the library connects to it, or while its part is planned. Only then does that fail."""
+    world, prefill, decode = world_of(Shape(1, 1, owner_fence=True))
+    begun: list[bool] = []
+    goes_on: list[bool] = []
+    failed: list[bool] = []
+
+    def first_fails(call: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+        def instead(*args: Any) -> Any:
+            if begun:
+                return call(*args)
+            begun.append(True)
+            while not goes_on:
+                give_way()
+            failed.append(True)
+            raise error
+
+        return instead
+
+    if fails == "connect":
+        monkeypatch.setattr(decode.backend, "connect", first_fails(decode.backend.connect, TransferError("too late")))
+    else:
+        plan = first_fails(plan_instance, MismatchError("too late"))
+        monkeypatch.setattr(_attaching, "plan_instance", plan)
+    first = world.open(1, 5)
+    serve(world, first)
+    until(world, lambda: bool(begun))
+    world.kill(prefill)
+    world.restart(prefill)
+    second = world.living("prefill")[0]
+    (instance,) = decode.link._decode._instances._instances.values()  # type: ignore[union-attr]
+    ready = fails == "connect"  # a plan of the instance stands before the next one
+    rank = next(iter(instance.ranks.values()))
+    until(world, lambda: instance.state is InstanceState.READY if ready else rank not in instance.ranks.values())
+    goes_on.append(True)
+    until(world, lambda: bool(failed))
+    third = world.open(2, 5)
+    serve(world, third)
+    until(world, lambda: ended(third, second, decode))
+    assert status(third, decode) is Status.SUCCEEDED
+    assert instance.reason is None
     world.settle()
 
 

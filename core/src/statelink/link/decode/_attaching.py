@@ -41,10 +41,12 @@ class Attaching:
         ranks = {address: rank.handshake for address, rank in instance.ranks.items() if rank.handshake}
         siblings = [handshake for handshake in instance.siblings.values() if handshake]
 
-        # Runs on the control thread. The instance may have changed while the data thread planned: see `turn`.
+        # Runs on the control thread.
         def then(parts: dict[str, Part] | None, reason: Reason | None) -> None:
+            if instance.turn != turn:
+                return  # a rank was lost meanwhile; a new plan follows
             if parts is not None:
-                self._attach(instance, parts, turn)
+                self._attach(instance, parts)
             elif reason is not None:
                 self._refuse(instance, reason)
 
@@ -57,9 +59,7 @@ class Attaching:
             peer=instance.key,
         )
 
-    def _attach(self, instance: Instance, parts: dict[str, Part], turn: int) -> None:
-        if instance.turn != turn:
-            return  # a rank was lost meanwhile; a new plan follows
+    def _attach(self, instance: Instance, parts: dict[str, Part]) -> None:
         self._step(instance, InstanceEvent.ROUTED)
         for address, rank in instance.ranks.items():
             part = parts.get(address)
@@ -105,14 +105,17 @@ class Attaching:
             context.connections.make(connection)
             return (witness,)
 
+        # Runs on the control thread.
         def then(made: tuple[Witness | None] | None, reason: Reason | None) -> None:
+            if rank.connection is not connection:
+                return  # the rank was lost meanwhile
             if made is None:
                 assert reason is not None
                 self._refuse(instance, reason)
-            elif rank.connection is connection:
-                rank.reach(made[0])
-                self._send_part(rank)
-                self._maybe_ready(instance)
+                return
+            rank.reach(made[0])
+            self._send_part(rank)
+            self._maybe_ready(instance)
 
         who = {"backend": context.backend.name, "peer": handshake.link}
         context.workers.run(context.workers.setups.submit, ("peer", handshake.link), job, then, **who)

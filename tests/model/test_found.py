@@ -21,6 +21,8 @@ from .threads import SimExecutor, give_way
 from .world import World, running
 
 if TYPE_CHECKING:
+    from statelink.link import Peer
+
     from .network import Frames
     from .process import Process
 
@@ -185,6 +187,33 @@ def test_what_fails_too_late_does_not_refuse_the_next_process(fails: str, monkey
     assert status(third, decode) is Status.SUCCEEDED
     assert instance.reason is None
     world.settle()
+
+
+def test_an_instance_that_is_never_found_is_forgotten_with_its_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for it any more. The next room that names it looks anew."""
+    world, prefill, decode = world_of(Shape(1, 1, owner_fence=True))
+    looked: list[Peer] = []
+
+    def resolve(peer: Peer) -> None:
+        looked.append(peer)
+
+    instances = decode.link._decode._instances._instances  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+        patch.setattr(decode.context.rendezvous, "resolve", resolve)
+        first = world.open(1, 5)
+        serve(world, first)
+        until(world, lambda: len(looked) > 2)
+        assert first is not None
+        first.sides[decode.address].handle.abort()
+        until(world, lambda: not instances)
+        looks = len(looked)
+        later = world.time + 5
+        until(world, lambda: world.time > later)
+        assert len(looked) - looks <= 1, "one look-up may have been under way"
+    second = world.open(2, 5)
+    serve(world, second)
+    until(world, lambda: ended(second, prefill, decode))
+    assert status(second, decode) is Status.SUCCEEDED
 
 
 @pytest.mark.parametrize("asked", [False, True])

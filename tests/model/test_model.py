@@ -48,6 +48,7 @@ STAGED_WORLDS = 20
 RELEASED_WORLDS = 12
 """The same in which engines take memory back before there is proof."""
 RARE: set[tuple[object, object]] = {
+    (InstanceState.RESOLVING, InstanceEvent.DROPPED),
     (InstanceState.GREETING, InstanceEvent.REFUSED),
     (InstanceState.READY, InstanceEvent.REFUSED),
     (InstanceState.REFUSED, InstanceEvent.RETRIED),

@@ -339,14 +339,12 @@ class Instances:
                 self._retry(instance)
             elif instance.state is InstanceState.REFUSED and now - instance.since > RETRY_REFUSED:
                 self._drop(instance)
+            if instance.state in (InstanceState.RESOLVING, InstanceState.GREETING) and not instance.rooms:
+                self._drop(instance)
             if instance.state in (InstanceState.RESOLVING, InstanceState.REFUSED, InstanceState.GONE):
                 continue
-            if instance.state is InstanceState.GREETING:
-                if not instance.rooms:
-                    self._drop(instance)
-                    continue
-                if now >= instance.ask_at:
-                    self._hello(instance)
+            if instance.state is InstanceState.GREETING and now >= instance.ask_at:
+                self._hello(instance)
             self._ping(instance, now, late)
             self._attaching.tell_parts(instance)
             if instance.state is InstanceState.READY and not instance.suspect:

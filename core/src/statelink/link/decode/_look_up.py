@@ -51,15 +51,19 @@ class LookUp:
         self.siblings, self._known = siblings, True
 
     def begin(self, instance: Instance) -> None:
-        """Look an instance up, again and again until it is complete."""
+        """Look an instance up, again and again until it is complete, or until it is dropped."""
+        if instance.state is not InstanceState.RESOLVING:
+            return
 
         def then(found: tuple[tuple[Endpoint, ...] | None, list[str] | None] | None, why: Reason | None) -> None:
+            if instance.state is not InstanceState.RESOLVING:
+                return
             if found is None:
                 assert why is not None
                 self._refuse(instance, why)
             elif found[0] is None or found[1] is None:
                 self._context.after(RETRY, lambda: self.begin(instance))
-            elif instance.state is InstanceState.RESOLVING:
+            else:
                 self._found(instance, found[0], self._take(found[1]))
 
         self._ask(instance, then)

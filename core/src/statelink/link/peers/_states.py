@@ -45,7 +45,7 @@ class InstanceEvent(enum.Enum):
 
 _S, _E = InstanceState, InstanceEvent
 INSTANCE: dict[InstanceState, dict[InstanceEvent, InstanceState]] = {
-    _S.RESOLVING: {_E.FOUND: _S.GREETING, _E.REFUSED: _S.REFUSED},
+    _S.RESOLVING: {_E.FOUND: _S.GREETING, _E.REFUSED: _S.REFUSED, _E.DROPPED: _S.GONE},
     _S.GREETING: {
         _E.MOVED: _S.GREETING,
         _E.ANSWERED: _S.PLANNING,

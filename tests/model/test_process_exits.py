@@ -17,10 +17,12 @@ from statelink.registry import load_backend
 class Clock:
     """A control thread whose clock is moved by what waits."""
 
-    def __init__(self, **declared: Any) -> None:
+    def __init__(self, broken: int = 0, **declared: Any) -> None:
         fences = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}
         capabilities = dataclasses.replace(load_backend("tcp").capabilities, **{"fences": fences, **declared})
         self.polled = 0
+        self.broken = broken
+        """Polls that raise, before the first that does not."""
         self.time = 0.0
         self.backend = SimpleNamespace(capabilities=capabilities)
         self.workers = SimpleNamespace(poll=self._poll)
@@ -31,7 +33,7 @@ class Clock:
 
     def _poll(self, key: Any, transfers: Any, then: Callable[[bool], None]) -> None:
         self.polled += 1
-        then(True)
+        then(self.polled > self.broken)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,14 @@ def test_it_waits_as_long_as_declared(declared: dict[str, Any], seconds: float) 
     assert [name for name, _ in landed] == ["dead"]
     assert landed[0][1] == pytest.approx(seconds)
     assert clock.polled == round(seconds / 0.05)
+
+
+def test_a_poll_that_raised_proves_nothing() -> None:
+    clock, landed = Clock(broken=3), list[Any]()
+    ranks: Any = [SimpleNamespace(name="dead", exited=True)]
+    ProcessExits(clock, landed.append).look(ranks)  # type: ignore[arg-type]
+    assert landed == ranks
+    assert clock.polled == 3 + 20
 
 
 def test_without_a_fence_the_end_of_a_process_proves_nothing() -> None:

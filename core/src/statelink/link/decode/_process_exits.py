@@ -21,6 +21,8 @@ nothing of the writer counts as in flight; the backend declares for how many sec
 its kernel still arrive, and threads of a library here write them to memory. That was measured to take a few
 milliseconds, and what socket buffers hold bounds it. Rounds are counted instead of elapsed time: while this process is
 stopped, the library's threads are stopped too, and write nothing."""
+POLL_BROKEN = 1.0
+"""Seconds to the next round after ``poll`` raised."""
 
 
 class ProcessExits:
@@ -54,9 +56,13 @@ class ProcessExits:
             return
         context = self._context
 
-        # Runs on the control thread, after a data thread has polled: both have run in this round.
-        def polled(_: bool) -> None:
-            context.after(LANDING_ROUND, lambda: self._wait(rank, rounds - 1))
+        # Runs on the control thread, after a data thread has polled: both have run in this round. A poll that raised
+        # proves nothing, so the round does not count.
+        def polled(ok: bool) -> None:
+            if ok:
+                context.after(LANDING_ROUND, lambda: self._wait(rank, rounds - 1))
+            else:
+                context.after(POLL_BROKEN, lambda: self._wait(rank, rounds))
 
         # Some libraries write what arrives to memory only while they are called.
         context.workers.poll(("exit", rank.name), [], polled)

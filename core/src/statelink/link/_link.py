@@ -9,14 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink.errors import ClosedError, ConfigError, RoomError
+from statelink.errors import ConfigError, RoomError
 from statelink.plan import MAX_TOKENS, checked_int
 from statelink.wire import parse_endpoint
 
 from ._control import Control
 from ._handle import is_duration
 from ._inspect import Inspection
-from ._room_table import RoomTable, suspended, unfinished
+from ._room_table import RoomTable, closed, suspended, unfinished
 from ._snapshot import snapshot
 from .decode import DecodeRole, Receiving
 from .peers import can_receive, can_send
@@ -56,7 +56,8 @@ class Link:
         """Lets one thread of the engine suspend, resume or close the link at a time."""
         self._suspended = False
         self._closed = False
-        self._clean = True
+        self._clean: bool | None = None
+        """Whether the link closed in time; ``None`` until it has closed."""
         role = context.config.role
         self._prefill = PrefillRole(context, self._table) if can_send(role) else None
         self._decode = DecodeRole(context, self._table) if can_receive(role) else None
@@ -348,7 +349,7 @@ class Link:
         if self._context.forked:
             self._context.check_process()
         if self._closed:
-            raise ClosedError("the link is closed", link=self.name)
+            raise closed(self._context)
 
     def close(self, timeout: float = 5.0) -> bool:
         """Abort rooms that have not ended, wait for transfers, say goodbye, and free everything. May be called twice.
@@ -360,17 +361,22 @@ class Link:
 
         Returns:
             Whether everything ended in time. If not, memory of rooms that are not quiesced may still be touched, and of
-            rooms whose memory was taken back without proof.
+            rooms whose memory was taken back without proof. A thread that calls this while another one closes the link
+            waits for that one, and returns the same.
         """
-        if self._closed:
-            return self._clean
         self._closed = True
         if self._context.forked:
-            return True  # threads, sockets and registered memory belong to the parent process
+            # Threads, sockets and registered memory belong to the parent process, and a thread of it may hold a lock.
+            return self._clean is not False
         with self._changing:
-            return self._close(timeout)
+            if self._clean is not None:
+                return self._clean
+            clean = self._clean = self._close(timeout)
+        self._context.tell("statelink_link_closed", link=self)
+        return clean
 
     def _close(self, timeout: float) -> bool:
+        self._table.end()
         entries = self._table.all()
         for _, room in entries:
             room.abort("the link was closed")
@@ -379,11 +385,10 @@ class Link:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
         remaining = max(0.5, until - time.monotonic())
         ended = self._control.stop(remaining)
-        self._clean = ended and all(state.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
+        proven = all(state.proven for state in (*(each for each, _ in entries), *self._table.unproven()))
         if self._inspection is not None:
             self._inspection.close()
-        self._context.tell("statelink_link_closed", link=self)
-        return self._clean
+        return ended and proven
 
     def __enter__(self) -> Link:
         return self

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ._handle import Room
     from ._room import RoomState
 
-__all__ = ["RoomTable", "Rooms", "suspended", "unfinished"]
+__all__ = ["RoomTable", "Rooms", "closed", "suspended", "unfinished"]
 
 log = logging.getLogger("statelink.link")
 
@@ -53,6 +53,8 @@ class RoomTable:
         """Rooms whose memory was taken back, and whose transfers may still be in flight, in order."""
         self._shut = False
         """Whether no room may be opened, since the link is suspended."""
+        self._ended = False
+        """Whether no room may be opened any more, since the link is closed."""
         self._changes: deque[Room] = deque()
         self._changed: set[Room] = set()
         """The rooms in `_changes`. The control thread adds to both, and a thread of the engine takes from both; each
@@ -84,10 +86,12 @@ class RoomTable:
 
         Raises:
             RoomError: Its id is in use, or too many rooms are open.
-            ClosedError: The link is suspended.
+            ClosedError: The link is closed or suspended.
         """
         key = state.role, state.room
         with self._lock:
+            if self._ended:
+                raise closed(self._context)
             if self._shut:
                 raise suspended(self._context)
             known, _ = self._rooms.get(key, (None, None))
@@ -135,6 +139,11 @@ class RoomTable:
     def unshut(self) -> None:
         """Let rooms be opened again. A thread of the engine."""
         self._shut = False
+
+    def end(self) -> None:
+        """Let no room be opened any more: what `all` returns after this is complete. A thread of the engine."""
+        with self._lock:
+            self._ended = True
 
     # What rooms report. Control thread.
 
@@ -262,6 +271,11 @@ class Rooms(Generic[AnyState]):
         for state in self._table.unproven():
             if state.room == room and state is not current and isinstance(state, self._kind):
                 yield state
+
+
+def closed(context: Context) -> ClosedError:
+    """The error of a call that a closed link does not take."""
+    return ClosedError("the link is closed", link=context.name)
 
 
 def suspended(context: Context) -> ClosedError:

@@ -149,8 +149,12 @@ class Siblings:
             self._say(key, here, message.sender)
 
     def opened(self, room: SendingState) -> None:
-        """A room was opened: how an earlier use of its id ended does not matter any more."""
-        self._ended.pop(room.key, None)
+        """A room was opened: how an earlier use of its id ended does not matter any more.
+
+        The room itself may have ended by now, since messages about it may be handled before this is called.
+        """
+        if room.status not in ENDED:
+            self._ended.pop(room.key, None)
 
     def changed(self, room: SendingState) -> None:
         """The status of a room changed: tell those who asked."""

@@ -92,7 +92,8 @@ class Delivery:
         """Whether pushes wait to go with those of other rooms. It changes only when no push is under way: on the other
         way, a later push could overtake it."""
         self._at_once = False
-        """Whether the control thread itself goes on with the pushes. Any thread may read it."""
+        """Whether the control thread itself goes on with the pushes: only if each that is under way or waits is small.
+        Any thread may read it."""
         self._moved: dict[str, Moved] = {}
         self._jobs = 0
         """Jobs of pushes whose results have not come back."""
@@ -169,7 +170,8 @@ class Delivery:
         self._jobs += 1
         blocks, nbytes, done = self._blocks(push), self._nbytes(push), partial(then, self)
         few = self._prompt_bytes > 0 and nbytes <= self._prompt_bytes
-        self._at_once = (self._never_blocks or few) and blocks <= AT_ONCE
+        quick = (self._never_blocks or few) and blocks <= AT_ONCE
+        self._at_once = quick and (first or self._at_once)
         joint = self.rank.joint
         if first:
             self._joins = joint is not None and blocks <= joint.blocks and nbytes <= joint.nbytes

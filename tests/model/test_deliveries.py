@@ -1,0 +1,86 @@
+"""Which thread goes on with the pushes of a room to one destination."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from statelink.backend import SubmitMode
+from statelink.link.prefill import _delivery
+from statelink.link.prefill._delivery import AT_ONCE, Delivery
+
+SMALL, LARGE = 1, AT_ONCE + 1
+"""Blocks of a push."""
+
+
+class Threads:
+    """Notes which thread each job was given to, and runs none but those of the control thread."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    def submit(self, key: Any, job: Any) -> None:
+        self.given.append("data")
+
+    def submit_promptly(self, key: Any, job: Any, *, alone: bool) -> None:
+        self.given.append("control")
+
+    def take(self) -> list[str]:
+        given, self.given = self.given, []
+        return given
+
+
+@pytest.fixture
+def threads() -> Threads:
+    return Threads()
+
+
+@pytest.fixture
+def delivery(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> Delivery:
+    """One over a backend and a strategy that never block."""
+    pusher = SimpleNamespace(hooks={}, open_hooks=lambda: None, add=None, resume=None)
+    monkeypatch.setattr(_delivery, "Pusher", lambda *given: pusher)
+    pusher.add = pusher.resume = lambda *given: None
+    limits = SimpleNamespace(submit_mode=SubmitMode.ASYNC, ends_unpolled=True, prompt_bytes=0)
+    context: Any = SimpleNamespace(
+        config=SimpleNamespace(verify="off"),
+        backend=SimpleNamespace(capabilities=limits),
+        workers=SimpleNamespace(moves=threads),
+        post=lambda job: job(),
+    )
+    rank: Any = SimpleNamespace(name="d", joint=None)
+    plan: Any = SimpleNamespace(components={"kv": SimpleNamespace(item_blocks=1, item_nbytes=1)})
+    made = Delivery(context, rank, SimpleNamespace(room=1), 1, plan, {})  # type: ignore[arg-type]
+    made.open_hooks()
+    return made
+
+
+def push(delivery: Delivery, blocks: int) -> None:
+    given: Any = SimpleNamespace(items={"kv": SimpleNamespace(ids=range(blocks))})
+    delivery.start(given, lambda *ended: None)
+
+
+def end(delivery: Delivery) -> None:
+    nothing = SimpleNamespace(pending=[], unsettled=None, strays=[])
+    delivery.take(SimpleNamespace(moved={}, moving=nothing))  # type: ignore[arg-type]
+
+
+def test_a_small_push_behind_a_large_one_is_left_to_the_data_threads(delivery: Delivery, threads: Threads) -> None:
+    """Who goes on with it goes on with the large one first, which the control thread must not carry."""
+    push(delivery, LARGE)
+    push(delivery, SMALL)
+    delivery._wake()
+    assert threads.take() == ["data"] * 3
+    end(delivery)
+    delivery._wake()
+    assert threads.take() == ["data"]
+    end(delivery)
+    push(delivery, SMALL)
+    push(delivery, SMALL)
+    delivery._wake()
+    assert threads.take() == ["control"] * 3
+    push(delivery, LARGE)
+    delivery._wake()
+    assert threads.take() == ["data"] * 2

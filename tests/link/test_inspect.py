@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -161,3 +162,23 @@ def test_nobody_there(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1
     assert f"process {os.getpid()} has no open link" in result.stderr
     assert inspect(str(alone / "none.sock")).exit_code == 1
+
+
+def test_a_client_that_cannot_be_accepted_does_not_end_the_answers(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the process has no file descriptor left for a while."""
+    accept, failed = socket.socket.accept, list[bool]()
+
+    def fails_first(listening: socket.socket) -> Any:
+        if listening.family == socket.AF_UNIX and not failed:
+            failed.append(True)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_first)
+    with link_of("decode", inspect=True) as link:
+        (path,) = there(alone)
+        assert ask(path)["link"] == link.name
+        assert failed
+    assert not there(alone)

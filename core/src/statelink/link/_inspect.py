@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ log = logging.getLogger("statelink.link")
 
 PATIENCE = 2.0
 """Seconds that a client may take to read the answer. Other clients wait meanwhile; the link does not."""
+PAUSE = 0.1
+"""Seconds to wait after a client could not be accepted, as where the process has no file descriptor left."""
 MOST_BYTES = 16 << 20
 
 
@@ -117,8 +120,12 @@ class Inspection:
         while True:
             try:
                 asking, _ = self._listening.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._path is None:
+                    return  # closed
+                log.debug("statelink inspect cannot be answered: %s", error)
+                time.sleep(PAUSE)
+                continue
             with asking, contextlib.suppress(OSError):
                 asking.settimeout(PATIENCE)
                 try:

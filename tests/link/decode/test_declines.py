@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -53,6 +54,17 @@ def test_a_room_that_was_aborted_before_the_sides_met() -> None:
             assert sending.wait(20) is Status.FAILED
             assert sending.reason is not None
             assert (sending.reason.code, sending.reason.cause) == ("room.aborted", "its client left")
+
+
+def test_an_instance_that_never_comes_is_forgotten_after_a_while() -> None:
+    """Also if the room that was aborted had no deadline."""
+    (address,) = free_addresses(1)
+    with link_of("decode", heartbeat=0.05, deadline=0.5) as decode:
+        receiving = decode.receive(7, address, 4, deadline=math.inf)
+        until(lambda: address in decode.snapshot()["peers"])
+        receiving.abort("its client left")
+        assert receiving.wait(20, quiesced=True) is Status.FAILED
+        until(lambda: not decode.snapshot()["peers"])
 
 
 ENDS = pytest.mark.parametrize("first", ["send", "abort"])

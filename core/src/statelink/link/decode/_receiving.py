@@ -279,7 +279,9 @@ class ReceivingState(RoomState):
         self._after_change()
         if not self._writers and self._instance is not None:
             use = self.key, self.generation
-            self._declines.add(*use, self._instance, ended, self.deadline, for_all=self._sole)
+            # A room may have no deadline, and its instance may never be there.
+            until = min(self.deadline, self.context.now() + self.context.config.deadline)
+            self._declines.add(*use, self._instance, ended, until, for_all=self._sole)
         release = self.context.config.release_after
         if release is not None and not self.proven:
             self.context.after(release, lambda: self._release_after(release))

@@ -58,7 +58,7 @@ class Deadlines:
         while self._heap and (self._heap[0][0] <= now or _due(self._heap[0]) is None):
             room = _due(heapq.heappop(self._heap))
             if room is not None:
-                room.expire()
+                self._context.loop.guard(room.expire)  # one that raises must not keep the others from their end
         self._arm()
 
 

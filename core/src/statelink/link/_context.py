@@ -210,6 +210,13 @@ class Context:
         assert self._start is not None
         return self._start(self.handshake.registration + 1)
 
+    def discard(self, backend: Backend) -> None:
+        """Close an object of the backend that `register` made, and that is not used. Blocks; a thread of the engine."""
+        try:
+            backend.close()
+        except BaseException:
+            log.exception("backend %s failed to close", backend.name)
+
     def use(self, backend: Backend, handshake: Handshake) -> None:
         """Use a new object of the backend. Control thread, while there is no connection and no job."""
         self.backend = backend

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Control", "Role"]
 
+LATE = 5.0
+"""Seconds by which the control thread may be late with what a thread of the engine waits for."""
+
 
 class Role(Protocol):
     """What both prefill and decode do. On the control thread, unless a method says otherwise."""
@@ -52,6 +55,40 @@ class Role(Protocol):
 
     def load(self) -> dict[str, int]:
         """Numbers of the things that are kept beside the rooms. Any thread."""
+
+
+class _Errand:
+    """Work of the control thread for which a thread of the engine waits. It is not done once nobody waits any more."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        """Held while the work is done, so that who waits knows whether it was done."""
+        self._left = False
+        self._done = False
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do the work, unless nobody waits for it any more. Control thread."""
+        try:
+            with self._lock:
+                if not self._left:
+                    work()
+                    self._done = True
+        finally:
+            self._over.set()
+
+    def give_up(self) -> None:
+        """Say that the work will not be done. Control thread."""
+        self._over.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the work. Returns whether it was done; otherwise it never will be. A thread of the engine."""
+        try:
+            self._over.wait(timeout)
+        finally:
+            with self._lock:
+                self._left = True
+        return self._done
 
 
 class Control:
@@ -121,46 +158,52 @@ class Control:
             role.beat(now, late if late > heartbeat else 0.0)
 
     def suspend(self, timeout: float) -> bool:
-        """Forget all peers, once no transfer is in flight. Returns whether that was so within ``timeout`` seconds.
+        """Forget all peers, once no transfer is in flight, if that is so within ``timeout`` seconds.
 
-        Blocks; called on the engine's thread.
+        Blocks; called on the engine's thread. Returns whether the peers are forgotten. If not, the roles go on.
         """
         context = self._context
-        done, told = threading.Event(), threading.Event()
+        errand = _Errand()
         until = context.now() + timeout
 
         # Runs on the control thread.
         def again() -> None:
-            if any(role.moves() for role in self.roles):
-                if context.now() < until:
-                    context.after(0.005, again)
-                    return
+            if not any(role.moves() for role in self.roles):
+                errand.do(self._suspend)
+            elif context.now() < until:
+                context.after(0.005, again)
             else:
-                for role in self.roles:
-                    role.suspend()
-                told.set()
-            done.set()
+                errand.give_up()
 
         context.post(again)
-        done.wait(timeout + 5)
-        return told.is_set()
+        return errand.wait(timeout + LATE)
 
-    def resume(self, change: Callable[[], None]) -> None:
+    def _suspend(self) -> None:
+        """Suspend all roles, or none. Control thread."""
+        try:
+            for role in self.roles:
+                role.suspend()
+        except BaseException:
+            self._resume()
+            raise
+
+    def _resume(self) -> None:
+        for role in self.roles:
+            self._context.loop.guard(role.resume)
+
+    def resume(self, change: Callable[[], None]) -> bool:
         """Run ``change`` on the control thread, and begin anew with the peers.
 
-        Blocks; called on the engine's thread.
+        Blocks; called on the engine's thread. Returns whether that was done. If not, it will not be.
         """
-        done = threading.Event()
+        errand = _Errand()
 
-        # Runs on the control thread.
-        def job() -> None:
+        def work() -> None:
             change()
-            for role in self.roles:
-                role.resume()
-            done.set()
+            self._resume()
 
-        self._context.post(job)
-        done.wait(5)
+        self._context.post(lambda: errand.do(work))
+        return errand.wait(LATE)
 
     def stop(self, timeout: float) -> bool:
         """Say goodbye, end the threads and close the backend.

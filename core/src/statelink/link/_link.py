@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from statelink.errors import ConfigError, RoomError
+from statelink.errors import ConfigError, RoomError, TransferError
 from statelink.plan import MAX_TOKENS, checked_int
 from statelink.wire import parse_endpoint
 
@@ -258,7 +258,7 @@ class Link:
 
         Raises:
             RoomError: A room has not ended, or its memory has not quiesced in time (``room.unfinished``): see
-                `Room.abort` and `Room.release`. The link goes on as before.
+                `Room.abort` and `Room.release`. Or the link's control thread is late. The link goes on as before.
             TransferError: The backend could not unregister the memory in time. The memory may still be registered, and
                 the link is suspended: only `resume` and `close` help.
             ClosedError: The link is closed.
@@ -269,15 +269,19 @@ class Link:
             if self._suspended:
                 return
             self._table.shut()
-            kept = []
-            for state, room in self._table.all():
-                room.wait(max(0.0, until - time.monotonic()), quiesced=True)
-                if not state.quiesced:
-                    kept.append(state.room)
-            if not kept and not self._control.suspend(max(0.5, until - time.monotonic())):
-                kept = [state.room for state in self._table.unproven()]
-            if kept:
-                self._table.unshut()
+            told = False
+            try:
+                kept = []
+                for state, room in self._table.all():
+                    room.wait(max(0.0, until - time.monotonic()), quiesced=True)
+                    if not state.quiesced:
+                        kept.append(state.room)
+                told = not kept and self._control.suspend(max(0.5, until - time.monotonic()))
+            finally:
+                if not told:
+                    self._table.unshut()
+            if not told:
+                kept = kept or [state.room for state in self._table.unproven()]
                 hint = "wait longer; take memory back with release() if nobody can say when it is quiet"
                 raise unfinished(self._context, kept, "have ended, and transfers of theirs may be in flight", hint)
             self._suspended = True
@@ -289,15 +293,23 @@ class Link:
         Peers that asked for rooms meanwhile are answered, and rooms can be opened again.
 
         Raises:
-            StatelinkError: The memory is not what the inventory says, or the backend does not start or register it. The
-                link stays suspended; call this again once the cause is gone.
+            StatelinkError: The memory is not what the inventory says, or the backend does not start or register it, or
+                the link's control thread is late. The link stays suspended; call this again once the cause is gone.
             ClosedError: The link is closed.
         """
         with self._changing:
             self._check_open()
             if self._suspended:
                 made = self._context.register()
-                self._control.resume(lambda: self._context.use(*made))
+                if not self._control.resume(lambda: self._context.use(*made)):
+                    self._context.discard(made[0])
+                    raise TransferError(
+                        "the link cannot be resumed",
+                        cause="its control thread has not taken the registered memory in time",
+                        hint="call resume() again; the log says whether a job of that thread failed",
+                        backend=self.backend,
+                        link=self.name,
+                    )
                 self._suspended = False
                 self._table.unshut()
 

@@ -285,9 +285,12 @@ def suspended(context: Context) -> ClosedError:
 
 
 def unfinished(context: Context, rooms: list[int], how: str, hint: str) -> RoomError:
-    """The error of a link that cannot be suspended, because of some rooms."""
+    """The error of a link that cannot be suspended, because of some rooms; of none if its control thread is late."""
     named = ", ".join(str(room) for room in rooms[:MOST_NAMED])
     more = f" and {len(rooms) - MOST_NAMED} more" if len(rooms) > MOST_NAMED else ""
     who = {"backend": context.backend.name, "link": context.name}
     cause = f"rooms {named}{more} {how}"
+    if not rooms:
+        cause = "transfers have not ended, or its control thread has not come to it in time, or failed"
+        hint = "try again; the log says whether a job of that thread failed"
     return RoomError("the link cannot be suspended", cause=cause, hint=hint, code="room.unfinished", **who)

@@ -229,8 +229,6 @@ class Control:
 
             again()
 
-        if not context.loop.alive:
-            return True
         context.post(goodbye)
         done.wait(timeout + 5)
         ended = context.close(timeout)

@@ -125,3 +125,21 @@ def test_jobs_that_come_too_late_do_nothing() -> None:
     loop.asleep = True  # as a thread saw it that posted just before the end
     loop.wake()
     assert loop.fileno() == -1
+
+
+def test_a_thread_that_does_not_end_in_time_keeps_its_descriptor() -> None:
+    """Until it ends: once the descriptor is closed, its number may belong to another file."""
+    loop, held, goes_on = Loop(), threading.Event(), threading.Event()
+
+    def job() -> None:
+        held.set()
+        goes_on.wait(SOON)
+
+    loop.start(Waits(loop), lambda: None)
+    loop.post(job)
+    assert held.wait(SOON)
+    assert not loop.stop(0)
+    assert loop.fileno() >= 0
+    goes_on.set()
+    assert loop.stop(SOON)
+    assert loop.fileno() == -1

@@ -119,6 +119,7 @@ class Loop:
             self._take_posted()
             self._take_timers()
         self.guard(end)
+        self._bell.close()  # only here nobody waits for it any more
 
     def _take_posted(self) -> None:
         for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
@@ -141,5 +142,6 @@ class Loop:
         self.post(last)
         if self._thread is not None:
             self._thread.join(timeout)
-        self._bell.close()
+        else:
+            self._bell.close()
         return not self.alive

@@ -8,7 +8,7 @@ their own memory and their own description alone. Equal bytes of another head, l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -56,23 +56,17 @@ def check_verify(inventory: Inventory) -> None:
         )
 
 
-def digest_of(
-    parts: Iterable[Content],
-    stop: Stop | None = None,
-    memory: Callable[[int, int], Bytes] | None = None,
-) -> int:
+def digest_of(parts: Iterable[Content], stop: Stop | None = None) -> int:
     """The digest of some content. The digests of a component's pushes add up to that of the component.
 
-    Reads all of the content; data threads only.
+    Reads all of the content, in this process's own memory; data threads only.
 
     Args:
         parts: The content, and where it lies.
         stop: If another thread sets it meanwhile, the rest is left out: the result is not needed any more.
-        memory: Returns the bytes at an address; reads this process's own memory when not given.
     """
     from xxhash import xxh3_128_intdigest
 
-    look = memory or _memory
     total = 0
     for part in parts:
         if stop is not None and stop.is_set():
@@ -82,7 +76,7 @@ def digest_of(
         first, last = int(part.offsets.min()), int(part.offsets.max()) + piece
         starts = (part.offsets[:, 0] - first).tolist()
         for seed, address in zip(part.seeds.tolist(), part.addresses.tolist(), strict=True):
-            here = look(address + first, last - first)
+            here = _memory(address + first, last - first)
             if width == piece:
                 raw = here.data
                 for grain, at in zip(grains, starts, strict=True):

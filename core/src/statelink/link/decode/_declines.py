@@ -47,7 +47,7 @@ class Declines:
         reason: Reason,
         until: float,
         *,
-        for_all: bool = False,
+        for_all: bool,
     ) -> None:
         """Tell an instance that a use of an id has ended here, of which it was never asked.
 

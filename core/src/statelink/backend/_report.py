@@ -22,6 +22,10 @@ class Moved(msgspec.Struct, frozen=True):
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
     blocks: Annotated[int, msgspec.Meta(ge=0)]
 
+    def __add__(self, other: Moved) -> Moved:
+        """Both together."""
+        return Moved(self.nbytes + other.nbytes, self.blocks + other.blocks)
+
 
 class RoomReport(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to one room, as one side saw it.

@@ -350,8 +350,7 @@ class RoomState:
         return bound if bound is None or ended is None else max(0.0, ended + bound - self.context.now())
 
     def _count_moved(self, name: str, moved: Moved) -> None:
-        before = self._moved.get(name, Moved(0, 0))
-        self._moved[name] = Moved(before.nbytes + moved.nbytes, before.blocks + moved.blocks)
+        self._moved[name] = self._moved.get(name, Moved(0, 0)) + moved
         self.nbytes += moved.nbytes
 
     # Reasons.

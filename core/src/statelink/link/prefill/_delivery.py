@@ -213,8 +213,7 @@ class Delivery:
         """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""
         self._jobs -= 1
         for name, moved in pushed.moved.items():
-            before = self._moved.get(name, Moved(0, 0))
-            self._moved[name] = Moved(before.nbytes + moved.nbytes, before.blocks + moved.blocks)
+            self._moved[name] = self._moved.get(name, Moved(0, 0)) + moved
         moving = pushed.moving
         self._pending.extend(moving.pending)
         if moving.unsettled:

@@ -93,8 +93,7 @@ class Payload:
         if waiting:
             yield Blocks.concatenate(waiting)
         for name, nbytes, blocks in tally:
-            before = self.moved.get(name, Moved(0, 0))
-            self.moved[name] = Moved(before.nbytes + nbytes, before.blocks + blocks)
+            self.moved[name] = self.moved.get(name, Moved(0, 0)) + Moved(nbytes, blocks)
 
     def _unlike(self, piece: Move, handed: str) -> RoomError:
         name = piece.component

@@ -26,7 +26,7 @@ BRIEF = 1e-3
 Job = Callable[[], object]
 """What an executor runs. If it returns a generator, the executor runs the generator. Each ``yield`` is a pause in
 seconds, in which the job waits for something; other jobs may have its thread meanwhile."""
-Steps = Generator[float, None, object]
+Pauses = Generator[float, None, object]
 
 
 class KeyOrder:
@@ -80,7 +80,7 @@ class _Parked(NamedTuple):
     """A job that waits without a thread. ``number`` tells this pause from others of the same key."""
 
     number: int
-    steps: Steps
+    steps: Pauses
 
 
 class KeyedExecutor:
@@ -107,7 +107,7 @@ class KeyedExecutor:
         self._order = order or KeyOrder()
         # Everything below is guarded by the lock of the order.
         self._changed = threading.Condition(self._order.lock)
-        self._ready: deque[tuple[Hashable, Job | Steps]] = deque()
+        self._ready: deque[tuple[Hashable, Job | Pauses]] = deque()
         self._parked: dict[Hashable, _Parked] = {}
         self._times: list[tuple[float, int, Hashable]] = []
         """A heap: when which parked job goes on. An entry whose number is not that of the parked job is ignored."""
@@ -185,7 +185,7 @@ class KeyedExecutor:
 
     # With the lock held.
 
-    def start(self, key: Hashable, job: Job | Steps) -> None:
+    def start(self, key: Hashable, job: Job | Pauses) -> None:
         """Queue a job whose turn it is. Called with the lock of the order held."""
         self._ready.append((key, job))
         self._call()
@@ -213,7 +213,7 @@ class KeyedExecutor:
             else:
                 self._threads.append(thread)
 
-    def _take(self) -> tuple[Hashable, Job | Steps] | None:
+    def _take(self) -> tuple[Hashable, Job | Pauses] | None:
         """Wait for a job that may run. ``None`` if this thread has to end: after `close`, or if enough others wait."""
         if self._idle > self._width:
             return None  # this thread stood in for a held one, which is back
@@ -256,13 +256,13 @@ class KeyedExecutor:
                 del self._parked[key]
                 self._ready.append((key, parked.steps))
 
-    def _park(self, key: Hashable, steps: Steps, pause: float) -> None:
+    def _park(self, key: Hashable, steps: Pauses, pause: float) -> None:
         number = next(self._numbers)
         self._parked[key] = _Parked(number, steps)
         due = 0.0 if self._closed else time.monotonic() + pause
         heapq.heappush(self._times, (due, number, key))
 
-    def _leave(self, me: int, key: Hashable, paused: tuple[Steps, float] | None) -> None:
+    def _leave(self, me: int, key: Hashable, paused: tuple[Pauses, float] | None) -> None:
         """A job that a thread ran has ended, or gave the thread back."""
         del self._lively[me]
         if paused is None:
@@ -295,7 +295,7 @@ class KeyedExecutor:
             with self._order.lock:
                 self._leave(me, key, paused)
 
-    def _run(self, me: int, job: Job | Steps, brief: float) -> tuple[Steps, float] | None:
+    def _run(self, me: int, job: Job | Pauses, brief: float) -> tuple[Pauses, float] | None:
         """Run a job until it ends, or gives this thread back. Returns its rest and its pause; ``None`` at its end.
 
         Args:

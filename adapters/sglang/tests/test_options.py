@@ -125,11 +125,19 @@ def test_what_was_never_tested_needs_the_operators_word(word: str, server: Serve
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "false"),
         ("SGLANG_RUST_SERVER", "true"),
         ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", "1"),
+        ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", "y"),
+        ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "N"),
     ],
 )
 def test_a_variable_of_sglang_that_contradicts_is_refused(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=variable):
+    with pytest.raises(ConfigError, match=f"{variable} must not be {value}"):
         check_server(_server(), ALLOWED)
+
+
+def test_a_variable_that_says_what_is_wanted_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", "y")
+    monkeypatch.setenv("SGLANG_RUST_SERVER", "no")
+    check_server(_server(), ())

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from sglang.srt.environ import envs
+
 from statelink.errors import ConfigError
 
 from ._options import ALLOWED, VARIABLE
@@ -88,9 +90,9 @@ def _impossible(server: Server) -> Iterator[str]:
         ("SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE", True),
         ("SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK", False),
     ):
-        given = os.environ.get(variable, "").strip().lower()
-        if given and (given in ("1", "true", "yes", "on")) != wanted:
-            yield f"the variable {variable} must not be {given}"
+        given = getattr(envs, variable).get()
+        if given != wanted:
+            yield f"the variable {variable} must not be {os.environ.get(variable, given)}"
 
 
 def _dp_ranks(parallel: Any) -> int:

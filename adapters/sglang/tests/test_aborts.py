@@ -20,6 +20,7 @@ from support.sides import (
     Lists,
     Side,
     accept,
+    give_back,
     hand_over,
     reason,
     rooms,
@@ -48,7 +49,7 @@ def test_an_abort_on_decode_fails_prefill_and_keeps_the_memory_until_nothing_wri
     assert receiver.abort_notified
     assert "SGLang aborted the request" in str(reason(receiver))
     until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
-    target.clear_deferred_abort_state(room)
+    give_back(receiver)
     until(sender.poll, FAILED)
     assert "SGLang aborted the request" in str(reason(sender))
 
@@ -277,28 +278,6 @@ def test_a_request_that_has_sent_nothing_fails_at_once(pair: tuple[Side, Side], 
     assert sender.poll() == FAILED
 
 
-def test_decode_has_the_memory_of_a_failed_request_until_nothing_writes(pair: tuple[Side, Side]) -> None:
-    _, target = pair
-    room = next(rooms)
-    writes: Any = _Read()
-    target.hold(room, writes)
-    assert not target.is_abort_release_safe(room, 0)
-    writes.quiesced = True
-    assert target.is_abort_release_safe(room, 0)
-    target.clear_deferred_abort_state(room)
-    assert target.is_abort_release_safe(room, 0)
-    assert not writes.taken
-
-
-def test_memory_that_sglang_takes_back_after_its_own_time_is_released(pair: tuple[Side, Side]) -> None:
-    _, target = pair
-    room = next(rooms)
-    writes: Any = _Read()
-    target.hold(room, writes)
-    target.clear_deferred_abort_state(room)
-    assert "time limit" in writes.taken
-
-
 @pytest.mark.parametrize(
     ("own", "bound", "limit"), [(30.0, None, math.inf), (30.0, 20.0, 30.0), (30.0, 60.0, 65.0), (90.0, 60.0, 90.0)]
 )
@@ -329,8 +308,7 @@ def test_a_room_that_was_aborted_may_be_used_again(pair: tuple[Side, Side]) -> N
     receiver.abort()
     until(sender.poll, FAILED)
     until(safe(target, room), SUCCESS)
-    target.clear_deferred_abort_state(room)
-    receiver.clear()
+    give_back(receiver)
     hand_over(source, target, room)
 
 

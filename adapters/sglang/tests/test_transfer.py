@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from support.sides import (
     Side,
     accept,
     at,
+    give_back,
     hand_over,
     reason,
     rooms,
@@ -28,7 +28,7 @@ from support.sides import (
 )
 
 from statelink import Room
-from statelink_sglang.backend import Timeouts, TransferFailed
+from statelink_sglang.backend import Receiver, Timeouts, TransferFailed
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -358,18 +358,81 @@ def test_a_prefill_that_is_not_known_fails_the_request(pair: tuple[Side, Side]) 
         target.prefill_info_table.update(known)
 
 
+class _Written:
+    """A room to whose memory something writes until it is said to be quiet."""
+
+    quiesced, reason, taken = False, None, ""
+
+    def abort(self, why: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def release(self, why: str) -> None:
+        self.taken = why
+
+
+def _failed(target: Side, room: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Receiver, _Written]:
+    """A request that has failed after it had named its memory."""
+    written: Any = _Written()
+    receiver = target.receiver(room, N)
+    receiver.init(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(target.link, "receive", lambda *given, **more: written)
+        accept(receiver, target, Lists.draw(target, N, 42), N)
+    receiver.ensure_abort_notified(force_arm=True)
+    return receiver, written
+
+
 def test_sglang_may_free_the_memory_of_a_failed_request_when_the_link_says_so_and_not_before(
     pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, target = pair
     room = next(rooms)
-    receiver = target.receiver(room, N)
-    written: Any = SimpleNamespace(quiesced=False, reason=None)  # a room to whose memory something still writes
-    monkeypatch.setattr(target.link, "receive", lambda *given, **more: written)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 42), N)
-    receiver.ensure_abort_notified(force_arm=True)
+    receiver, written = _failed(target, room, monkeypatch)
     assert not target.is_abort_release_safe(room, 0)
     written.quiesced = True
     assert target.is_abort_release_safe(room, 0)
-    target.clear_deferred_abort_state(room)
+    give_back(receiver)
+    assert not written.taken
+
+
+def test_memory_that_sglang_takes_back_after_its_own_time_is_released(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, written = _failed(pair[1], next(rooms), monkeypatch)
+    give_back(receiver)
+    assert "time limit" in written.taken
+
+
+@pytest.mark.parametrize("quiet", [0, 1], ids=["the first is quiet", "the second is quiet"])
+def test_two_failed_requests_with_one_room_keep_their_memory_apart(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, quiet: int
+) -> None:
+    """The second one fails because the first is not quiet on another rank."""
+    _, target = pair
+    room = next(rooms)
+    requests = [_failed(target, room, monkeypatch) for _ in range(2)]
+    requests[quiet][1].quiesced = True
+    assert not target.is_abort_release_safe(room, 0)
+    give_back(requests[quiet][0])
+    _, written = requests[1 - quiet]
+    assert not written.taken
+    assert not target.is_abort_release_safe(room, 0)
+    written.quiesced = True
+    assert target.is_abort_release_safe(room, 0)
+    give_back(requests[1 - quiet][0])
+    assert not written.taken
+
+
+def test_a_request_that_named_no_memory_here_gives_no_memory_back(
+    pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank's queue waits if memory has to be kept on one of them."""
+    _, target = pair
+    room = next(rooms)
+    without = target.receiver(room, N)
+    without.abort()
+    _, written = _failed(target, room, monkeypatch)
+    give_back(without)
+    assert not written.taken
+    assert not target.is_abort_release_safe(room, 0)

@@ -161,7 +161,7 @@ class Manager(BaseKVManager):
         self.page_size: int = args.page_size
         self._reopens = False
         """Whether the link has to be opened anew, because it could not be suspended."""
-        self._held: dict[int, Receiving] = {}
+        self._held: dict[int, list[Receiving]] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._directory: Directory | None = None
         if self.role == "decode":
@@ -272,18 +272,26 @@ class Manager(BaseKVManager):
         queue.deferred_kv_release_timeout = max(float(queue.deferred_kv_release_timeout), limit)
 
     def hold(self, room: int, receiving: Receiving) -> None:
-        """Note a failed request to whose memory something may still be written."""
-        self._held[room] = receiving
+        """Note a failed request to whose memory something may still be written.
+
+        Several may have one room: a second request fails where the first one is not quiet, and so on every rank.
+        """
+        self._held.setdefault(room, []).append(receiving)
 
     def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
-        """Whether nothing writes to the memory of a failed request any more."""
-        receiving = self._held.get(bootstrap_room)
-        return receiving is None or receiving.quiesced
+        """Whether nothing writes to the memory of any failed request with this room any more."""
+        return all(each.quiesced for each in self._held.get(bootstrap_room, ()))
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
-        """SGLang gives the memory of a failed request to others."""
-        receiving = self._held.pop(bootstrap_room, None)
-        if receiving is not None and not receiving.quiesced:
+        """SGLang gives the memory of a failed request to others. Which one it is, its receiver's `clear` says next."""
+
+    def let_go(self, room: int, receiving: Receiving) -> None:
+        """SGLang has given the memory of a request to others."""
+        held = self._held.pop(room, [])
+        others = [each for each in held if each is not receiving]
+        if others:
+            self._held[room] = others
+        if len(others) < len(held) and not receiving.quiesced:
             receiving.release("SGLang's time limit for the pages of a failed request is over")
 
     # What SGLang asks for besides.

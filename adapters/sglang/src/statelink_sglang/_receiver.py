@@ -149,9 +149,14 @@ class Receiver(Transfer, BaseKVReceiver):
         self.ensure_abort_notified()
 
     def clear(self) -> None:
-        """SGLang is done with the request. It may be so before it had memory for it."""
+        """SGLang is done with the request. It may be so before it had memory for it.
+
+        If memory had to be kept, it is kept no longer: SGLang has given it to others.
+        """
         if self._receiving is None and not self.failed:
             self.fail("SGLang gave the request up")
+        if self._receiving is not None and self.abort_notified:
+            self.kv_mgr.let_go(self.bootstrap_room, self._receiving)
         super().clear()
 
     def _give_up(self, why: str) -> None:

@@ -163,13 +163,13 @@ class Rank(Memory):
         """Decode: after a failure, wait as SGLang's queue does until the memory may be used again; the seconds."""
         transfer = self._rooms[room][0]
         transfer.ensure_abort_notified(force_arm=True)
-        transfer.clear()
         began = time.monotonic()
         while not self.manager.is_abort_release_safe(room, len(transfer.bootstrap_infos)):
             if time.monotonic() - began > seconds:
                 return float("inf")
             time.sleep(PAUSE)
         self.manager.clear_deferred_abort_state(room)
+        transfer.clear()
         return time.monotonic() - began
 
     def given_back(self) -> dict[str, dict[str, int]]:

@@ -75,7 +75,7 @@ class Side(Manager, Memory):
         self.role, self._group, self._reopens = role, None, False
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table = dict[str, Prefill]()
-        self._held: dict[int, Any] = {}
+        self._held: dict[int, list[Any]] = {}
         self._place = made.pools.tp
         self._executor: ThreadPoolExecutor | None = None
 
@@ -220,6 +220,12 @@ def reason(transfer: Any) -> TransferFailed:
 def safe(target: Side, room: int) -> Callable[[], int]:
     """Whether decode's queue may free the memory of a failed request, as a state."""
     return lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING
+
+
+def give_back(receiver: Receiver) -> None:
+    """SGLang has given the memory of a failed request to others, as decode's queue does it."""
+    receiver.kv_mgr.clear_deferred_abort_state(receiver.bootstrap_room)
+    receiver.clear()
 
 
 def send(sender: Sender, side: Side, lists: Lists, tokens: int, ends: Sequence[int]) -> None:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.sides import FAILED, TRANSFERRING, WAITING, Lists, Side, accept, hand_over, reason, rooms, sides, until
+from support.sides import (
+    BOOTSTRAPPING,
+    FAILED,
+    TRANSFERRING,
+    WAITING,
+    Lists,
+    Side,
+    accept,
+    hand_over,
+    reason,
+    rooms,
+    sides,
+    until,
+)
 
 from statelink.errors import TransferError
 
@@ -45,6 +58,33 @@ def test_a_request_that_comes_while_memory_is_away_fails_on_prefill_and_waits_on
     until(sender.poll, WAITING)
     sender.abort()
     until(receiver.poll, FAILED)
+
+
+def test_prefill_learns_of_requests_that_decode_gave_up_while_its_memory_was_away(
+    pair: tuple[Side, Side],
+) -> None:
+    """Prefill would wait for each until its time limit."""
+    source, target = pair
+    target.deregister_buffer_to_engine()
+    senders, receivers = [], []
+    for give_up in ("names its memory", "is aborted"):
+        room = next(rooms)
+        senders.append(source.sender(room))
+        receiver = target.receiver(room, N)
+        receivers.append(receiver)
+        receiver.init(0)
+        if give_up == "is aborted":
+            receiver.abort()
+        else:
+            accept(receiver, target, Lists.draw(target, N, 3), N)
+        assert receiver.poll() == FAILED
+    assert [sender.poll() for sender in senders] == [BOOTSTRAPPING] * 2
+    target.register_buffer_to_engine()
+    for sender, why in zip(senders, ("the link is suspended", "SGLang aborted the request"), strict=True):
+        until(sender.poll, FAILED)
+        assert "decode declined the request" in str(reason(sender))
+        assert why in str(reason(sender))
+    hand_over(source, target)
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["prefill", "decode"])

@@ -23,6 +23,7 @@ import statelink
 from statelink import state
 from statelink.errors import ConfigError, StatelinkError
 
+from ._declines import Declines
 from ._directory import Directory, Prefill
 from ._hooks import making_manager
 from ._http import put
@@ -161,6 +162,7 @@ class Manager(BaseKVManager):
         self.page_size: int = args.page_size
         self._reopens = False
         """Whether the link has to be opened anew, because it could not be suspended."""
+        self.declines = Declines()
         self._held: dict[int, list[Receiving]] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._directory: Directory | None = None
@@ -203,6 +205,7 @@ class Manager(BaseKVManager):
         to be quiet is taken back.
         """
         why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING
+        self.declines.keep()
         rooms = self.link.rooms()
         for room in rooms:
             room.abort(why)
@@ -222,13 +225,14 @@ class Manager(BaseKVManager):
         """Register the memory again, at the same addresses. Blocks."""
         if not self._anywhere(self._reopens):
             self.link.resume()
-            return
-        # A link that could not be suspended may still have the old memory registered.
-        self._reopens = False
-        self.link.close()
-        self.link = self._open()
-        if self.role == "prefill":
-            self.register_to_bootstrap()
+        else:
+            # A link that could not be suspended may still have the old memory registered.
+            self._reopens = False
+            self.link.close()
+            self.link = self._open()
+            if self.role == "prefill":
+                self.register_to_bootstrap()
+        self.declines.send(self.link)
 
     # Prefill: the bootstrap server.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -164,9 +163,7 @@ class Receiver(Transfer, BaseKVReceiver):
         if self._receiving is not None or self._instance is None or self._declined:
             return
         self._declined = True
-        # An id that is no room's, or whose earlier use has not ended, has no room of this request on prefill either.
-        with contextlib.suppress(StatelinkError):
-            self.kv_mgr.link.decline(self.bootstrap_room, self._instance.addresses, why)
+        self.kv_mgr.declines.decline(self.kv_mgr.link, self.bootstrap_room, self._instance.addresses, why)
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
         """Prefill learns of the end from the link. Note whether memory must be kept. May be called twice.

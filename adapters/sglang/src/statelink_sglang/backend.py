@@ -6,6 +6,7 @@ as tests, import it, too. It imports Statelink and SGLang's queues.
 
 from __future__ import annotations
 
+from ._declines import Declines
 from ._directory import Directory, Instance, Prefill
 from ._failure import TransferFailed
 from ._hooks import Announced, announcing, around_init_kv_manager
@@ -29,6 +30,7 @@ __all__ = [
     "VARIABLE",
     "Announced",
     "BootstrapServer",
+    "Declines",
     "Directory",
     "Instance",
     "Manager",

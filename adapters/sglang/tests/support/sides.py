@@ -75,6 +75,7 @@ class Side(Manager, Memory):
         self.role, self._group, self._reopens = role, None, False
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table = dict[str, Prefill]()
+        self.declines = backend.Declines()
         self._held: dict[int, list[Any]] = {}
         self._place = made.pools.tp
         self._executor: ThreadPoolExecutor | None = None

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sglang.srt.arg_groups.overrides import declare_resolution
+from sglang.srt.server_args import ServerArgs
 
 from statelink.errors import ConfigError
 from statelink_sglang.backend import ALLOWED, VARIABLE, Server, check_server, read_options
@@ -116,6 +118,15 @@ def test_what_was_never_tested_needs_the_operators_word(word: str, server: Serve
     with pytest.raises(ConfigError, match=f'"allow": \\["{word}"\\]'):
         check_server(server, set(ALLOWED) - {word})
     check_server(server, {word})
+
+
+def test_an_option_counts_as_sglang_has_resolved_it() -> None:
+    given = ServerArgs(model_path="unused", disable_overlap_schedule=True)
+    server = _server()._replace(args=given)
+    check_server(server, ())
+    declare_resolution(given, "a hook of SGLang", enable_hierarchical_cache=True)
+    with pytest.raises(ConfigError, match='"allow": \\["hicache"\\]'):
+        check_server(server, ())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.environ import envs
 
 from statelink.errors import ConfigError
@@ -29,7 +30,7 @@ class Server(NamedTuple):
 
     Attributes:
         role: ``prefill`` or ``decode``.
-        args: SGLang's ``ServerArgs``.
+        args: SGLang's ``ServerArgs``: what the operator gave, and what SGLang has made of it.
         parallel: SGLang's ``get_parallel()``.
         disagg: SGLang's ``get_disagg()``.
         device: Where the pools are, such as ``cpu`` or ``cuda:0``.
@@ -52,6 +53,7 @@ def check_server(server: Server, allow: Iterable[str]) -> None:
     Raises:
         ConfigError: Names all that must be changed.
     """
+    server = server._replace(args=resolved_view(server.args))
     refused = [*_impossible(server), *_untested(server, frozenset(allow))]
     if refused:
         raise ConfigError(

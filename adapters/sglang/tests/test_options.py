@@ -7,6 +7,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sglang.srt.arg_groups.arg_utils import Derived
+from sglang.srt.arg_groups.fields.disagg import Disagg
+from sglang.srt.arg_groups.fields.parallel import Parallel
 from sglang.srt.arg_groups.overrides import declare_resolution
 from sglang.srt.server_args import ServerArgs
 
@@ -127,6 +130,31 @@ def test_an_option_counts_as_sglang_has_resolved_it() -> None:
     declare_resolution(given, "a hook of SGLang", enable_hierarchical_cache=True)
     with pytest.raises(ConfigError, match='"allow": \\["hicache"\\]'):
         check_server(server, ())
+
+
+class _Asked:
+    """Options that nobody has given, and which of them somebody has asked for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            self.names.add(name)
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_every_option_that_is_looked_at_is_one_of_sglangs(role: str) -> None:
+    """An option that SGLang has not, or has elsewhere, would be refused never."""
+    args, parallel, disagg = _Asked(), _Asked(), _Asked()
+    check_server(Server(role, args, parallel, disagg, "cpu", draft=False), ALLOWED)
+    assert len(args.names) >= 5
+    assert args.names <= set(ServerArgs.__struct_fields__)
+    assert disagg.names <= set(Disagg.__struct_fields__)
+    derived = {name for name, each in vars(Parallel).items() if isinstance(each, Derived)}
+    assert parallel.names & derived == {"attn_dcp_size"}
+    assert parallel.names - derived <= set(Parallel.__struct_fields__)
 
 
 @pytest.mark.parametrize(

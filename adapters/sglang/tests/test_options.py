@@ -113,6 +113,8 @@ def test_what_cannot_work_is_refused_even_if_everything_is_allowed(server: Serve
         ("overlap", _server(args__disable_overlap_schedule=False)),
         ("draft", _server(draft=True)),
         ("hicache", _server(args__enable_hierarchical_cache=True)),
+        ("checksum", _server(disagg__disaggregation_enable_kv_checksum=True)),
+        ("nodes", _server(parallel__nnodes=2)),
         ("state_types", _server(states=("swa", "qsa_pending"))),
         ("dp_attention", _server(parallel__attn_dp_size=2)),
     ],

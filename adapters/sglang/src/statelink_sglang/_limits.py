@@ -110,6 +110,8 @@ def _untested(server: Server, allow: frozenset[str]) -> Iterator[str]:
         "draft": server.draft,
         "dp_attention": (getattr(server.parallel, "attn_dp_size", 1) or 1) > 1,
         "hicache": bool(getattr(server.args, "enable_hierarchical_cache", False)),
+        "checksum": bool(getattr(server.disagg, "disaggregation_enable_kv_checksum", False)),
+        "nodes": (getattr(server.parallel, "nnodes", 1) or 1) > 1,
     }
     for word, there in found.items():
         if there and word not in allow:

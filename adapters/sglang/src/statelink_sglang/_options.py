@@ -26,6 +26,8 @@ ALLOWED = {
     "draft": "a draft model's pool",
     "dp_attention": "DP attention",
     "hicache": "a hierarchical cache",
+    "checksum": "SGLang's own checksums of pages (--disaggregation-enable-kv-checksum)",
+    "nodes": "a server on several machines (--nnodes)",
     "state_types": "state of a rare type",
 }
 """What no test of the adapter reaches, and what works only if the operator allows it."""

@@ -80,6 +80,8 @@ def geometry_of(pools: Pools) -> state.PoolGeometry:
     recurrent = getattr(getattr(pool, "mamba_pool", None), "mamba_cache", None)
     if recurrent is not None:
         more["state_tensors"] = _state_tensors(recurrent)
+        if _has_unknown_blocks(pool.mamba_pool):
+            more["format"] = f"convolutions as TP {pools.tp[1]} cuts them"
     return state.PoolGeometry(
         layers=config.num_hidden_layers,
         dtype=_dtype(full.dtype),
@@ -198,6 +200,20 @@ def _state_tensors(cache: Any) -> list[state.StateTensor]:
     if math.prod(temporal.shape):
         found.append(state.StateTensor("ssm", _dtype(temporal.dtype)))
     return found
+
+
+def _has_unknown_blocks(pool: Any) -> bool:
+    """Whether a rank's share of convolution state may be cut out of several blocks that SGLang does not name.
+
+    In Mamba 2 these are x, B and C. Without them, another TP width cannot know which channels a rank has.
+    """
+    if getattr(pool, "conv_shard_groups", None):
+        return False
+    cache, axis = pool.mamba_cache, getattr(pool, "conv_slice_axis", 0)
+    layers, slots, *heads, state = cache.temporal.shape
+    if not layers * slots * state:
+        return False  # short convolutions alone
+    return any(conv.numel() and conv.shape[2 + axis] != math.prod(heads) for conv in cache.conv)
 
 
 def _dtype(dtype: Any) -> str:

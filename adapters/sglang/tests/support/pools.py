@@ -18,7 +18,7 @@ class Made(NamedTuple):
 
 
 def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str = "float32", **changes: Any) -> Made:
-    """Pools of one kind: ``mha``, ``mla``, ``swa``, ``hybrid`` or ``dsa``.
+    """Pools of one kind: ``mha``, ``mla``, ``swa``, ``hybrid`` (Mamba 2), ``gdn`` (gated delta net) or ``dsa``.
 
     Args:
         kind: The kind.
@@ -150,7 +150,10 @@ def _dsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
     return pool, None, 2
 
 
-def _hybrid(heads: int, page: int, tp: tuple[int, int], dtype: str, state: int = 8) -> tuple[Any, Any, int]:
+def _hybrid(
+    heads: int, page: int, tp: tuple[int, int], dtype: str, state: int = 8, blocks: list[int] | None = None
+) -> tuple[Any, Any, int]:
+    """``blocks`` are the channels of each block of the convolution, if SGLang names them."""
     import torch
     from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
     from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
@@ -163,6 +166,7 @@ def _hybrid(heads: int, page: int, tp: tuple[int, int], dtype: str, state: int =
         head_dim=16,
         state_size=state,
         conv_kernel=4,
+        conv_shard_groups=blocks,
     )
     requests = HybridReqToTokenPool(
         size=8,
@@ -191,4 +195,12 @@ def _hybrid(heads: int, page: int, tp: tuple[int, int], dtype: str, state: int =
     return pool, requests, 4
 
 
-_MAKERS = {"mha": _mha, "mla": _mla, "swa": _swa, "hybrid": _hybrid, "dsa": _dsa}
+GDN_BLOCKS = [16, 16, 64]
+"""Channels of queries, keys and values."""
+
+
+def _gdn(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+    return _hybrid(heads, page, tp, dtype, blocks=GDN_BLOCKS)
+
+
+_MAKERS = {"mha": _mha, "mla": _mla, "swa": _swa, "hybrid": _hybrid, "gdn": _gdn, "dsa": _dsa}

@@ -1,0 +1,111 @@
+"""Several ranks on a side, of equal and of unequal TP: every rank of decode has what it would have computed itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.pools import GDN_BLOCKS, WINDOW
+from support.sides import FAILED, SUCCESS, WAITING, Lists, Side, accept, reason, rooms, send, sides, until
+
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
+
+N = 128
+"""Tokens: whole pages in every pool, so that whole items can be compared."""
+DIGEST = {"verify": "digest"}
+SHARED = {"mla": ("kv", "aux"), "dsa": ("kv", "dsa", "aux")}
+"""Parts of which every rank has the same; in other pools these are the metadata rows alone."""
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("kind", ["mha", "swa", "gdn", "mla", "dsa"])
+def test_every_rank_has_its_share(kind: str, prefill: int, decode: int) -> None:
+    _moves(kind, prefill, decode)
+
+
+def test_convolutions_of_unknown_blocks_move_between_equal_tp() -> None:
+    _moves("hybrid", 2, 2)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2)])
+def test_convolutions_of_unknown_blocks_are_refused_between_unequal_tp(prefill: int, decode: int) -> None:
+    """SGLang does not say where x, B and C of Mamba 2 begin, so nobody knows which channels a rank has."""
+    with sides("hybrid", prefill, decode, own=(DIGEST, DIGEST)) as (sources, targets):
+        room = next(rooms)
+        for source in sources:
+            source.sender(room)
+        receivers = [target.receiver(room, N) for target in targets]
+        for receiver, target in zip(receivers, targets, strict=True):
+            receiver.init(0)
+            accept(receiver, target, Lists.draw(target, N, 5), N)
+        for receiver in receivers:
+            until(receiver.poll, FAILED)
+            said = str(reason(receiver))
+            assert "do not describe the same state" in said
+            for width in (prefill, decode):
+                assert f"convolutions as TP {width} cuts them" in said
+
+
+def _moves(kind: str, prefill: int, decode: int) -> None:
+    with sides(kind, prefill, decode, own=(DIGEST, DIGEST)) as (sources, targets):
+        room = next(rooms)
+        # Every rank of a server has the same lists.
+        ours, theirs = Lists.draw(sources[0], N, 4), Lists.draw(targets[0], N, 5)
+        for number, source in enumerate(sources):
+            source.fill(6 + number)
+            for part in SHARED.get(kind, ("aux",)):
+                for first, own in zip(sources[0].buffers(part), source.buffers(part), strict=True):
+                    own[:] = first
+        senders = [source.sender(room) for source in sources]
+        receivers = [target.receiver(room, N) for target in targets]
+        for receiver, target in zip(receivers, targets, strict=True):
+            receiver.init(0)
+            accept(receiver, target, theirs, N)
+        for sender, source in zip(senders, sources, strict=True):
+            until(sender.poll, WAITING)
+            send(sender, source, ours, N, [64])
+        for transfer in (*receivers, *senders):
+            until(transfer.poll, SUCCESS)
+        for part in SHARED.get(kind, ("aux",)):
+            for target in targets:
+                for a, b in zip(sources[0].buffers(part), target.buffers(part), strict=True):
+                    sent, arrived = a[ours.indices(part, sources[0], N, 0)], b[theirs.indices(part, target, N, 0)]
+                    assert sent.any()
+                    assert np.array_equal(sent, arrived), part
+        if kind not in SHARED:
+            whole = zip(_whole(kind, sources, ours), _whole(kind, targets, theirs), strict=True)
+            for (name, sent), (_, arrived) in whole:
+                assert sent.any()
+                assert np.array_equal(sent, arrived), name
+
+
+def _whole(kind: str, ranks: list[Side], lists: Lists) -> Iterator[tuple[str, npt.NDArray[np.int32]]]:
+    """What all ranks have together: keys and values by layer in the order of positions and heads, and states."""
+    for layer in {"mha": range(2), "swa": range(4)}.get(kind, [3]):
+        windowed = kind == "swa" and layer != 2
+        pages = lists.window if windowed else lists.pages
+        slots = (pages[:, None] * 16 + np.arange(16)).reshape(-1)[N - WINDOW if windowed else 0 : N]
+        for name in ("get_key_buffer", "get_value_buffer"):
+            shares = [_bits(getattr(side.made.pools.pages, name)(layer))[slots] for side in ranks]
+            yield f"{name}({layer})", np.concatenate(shares, axis=1)
+    if kind in ("gdn", "hybrid"):
+        caches = [side.made.pools.requests.mamba_pool.mamba_cache for side in ranks]
+        yield "ssm", np.concatenate([_bits(cache.temporal)[:, lists.slot] for cache in caches], axis=1)
+        (convs,) = zip(*(cache.conv for cache in caches), strict=True)
+        shares = [_bits(conv)[:, lists.slot] for conv in convs]
+        # A rank has its share of each block, one after the other.
+        ends = np.cumsum([block // len(ranks) for block in GDN_BLOCKS])[:-1]
+        blocks = zip(*(np.split(share, ends, axis=1) for share in shares), strict=True)
+        yield "conv", np.concatenate([share for block in blocks for share in block], axis=1)
+
+
+def _bits(tensor: Any) -> npt.NDArray[np.int32]:
+    """Random bits may be no numbers, which are equal to nothing. Elements may be of two bytes or of four."""
+    import torch
+
+    whole = torch.int16 if tensor.element_size() == 2 else torch.int32
+    found: npt.NDArray[np.int32] = tensor.view(whole).numpy()
+    return found

@@ -173,7 +173,6 @@ def test_a_key_that_is_not_allowed_fails_the_request_with_the_reason() -> None:
         receiver.init(0)
         accept(receiver, target, Lists.draw(target, N, 10), N)
         until(receiver.poll, FAILED)
-        print(reason(receiver))
         assert "the limit is" in str(reason(receiver))
 
 

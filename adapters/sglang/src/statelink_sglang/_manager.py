@@ -56,7 +56,7 @@ MARGIN = 5.0
 """Seconds by which SGLang's time limit for the pages of a failed request is above the link's bound."""
 
 RECOMPUTED_AT_ONCE = 16
-"""Retracted requests that prefill is asked for at once, as with SGLang's own backends."""
+"""How many retracted requests prefill is asked to compute at the same time, as with SGLang's own backends."""
 
 
 class Timeouts(NamedTuple):
@@ -316,14 +316,6 @@ class Manager(BaseKVManager):
         executor = self._ensure_prefill_recompute_executor()
         executor.submit(recompute, kv_receiver, prefill.http_port, payload, self.timeouts.waiting)
 
-    def teardown(self) -> None:
-        """Close the link."""
-        if self._directory is not None:
-            self._directory.close()
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-        self.link.close()
-
 
 def _dp_rank(parallel: Any, dp_rank: int | None) -> tuple[int, int]:
     """Which DP rank of how many this one is, with replicas of the whole model or with DP attention."""
@@ -350,7 +342,6 @@ def _identity(config: Any) -> str:
 def _register(where: str, row: Row) -> None:
     """Runs on a thread of its own, until the server has answered."""
     pause = FIRST_PAUSE
-    stopped = threading.Event()
     while True:
         try:
             put(where, row._asdict(), timeout=5.0)
@@ -359,8 +350,5 @@ def _register(where: str, row: Row) -> None:
         except (OSError, ValueError) as error:
             level = logging.DEBUG if pause < LONGEST_PAUSE else logging.WARNING
             log.log(level, "the bootstrap server %s does not take this rank: %s", where, error)
-        except StatelinkError:
-            log.exception("registering at the bootstrap server %s", where)
-            return
-        stopped.wait(pause)
+        time.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE)

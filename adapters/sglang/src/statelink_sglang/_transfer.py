@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from ._manager import Manager
 
 __all__ = ["BOOTSTRAPPING", "FAILED", "SUCCESS", "TRANSFERRING", "WAITING", "Transfer"]
-
-log = logging.getLogger("statelink.sglang")
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
 """SGLang's `KVPoll`, whose numbers are those of `statelink.Status`."""

@@ -22,7 +22,7 @@ def first_token(request: Any, vocabulary: int) -> int:
         vocabulary: The model's number of tokens.
 
     Raises:
-        ValueError: It names none, or asks for more than the token of what only a row has.
+        ValueError: It names none, or it asks for something that only a row has, such as logprobs.
     """
     given = getattr(request.sampling_params, "custom_params", None)
     token = given.get(FIRST_TOKEN) if isinstance(given, dict) else None

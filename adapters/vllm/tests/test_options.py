@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import statelink
+from statelink import Status, state
 from statelink.errors import ConfigError
 from statelink_vllm.connector import ALLOWED, answer, check_server, read_options, room_of, source_of
 
@@ -102,6 +105,48 @@ def test_configured_peers_are_found_by_name_and_never_by_a_request() -> None:
     assert source_of(given, options).peer == "prefill-0"
     with pytest.raises(ValueError, match="no 'remote_engine_id'"):
         source_of({"room": 7, "peer": [HERE]}, options)
+
+
+@pytest.mark.parametrize("given", [{"peers": {"prefill-0": [HERE]}}, {"rendezvous": HERE}])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tcp://10.0.0.9:7100",
+        f"tcp://10.0.0.9:7100@{'A' * 43}",
+        "tcp://10.0.0.9:7100,tcp://10.0.0.9:7101",
+        HERE,  # also one that is configured
+        "tcp://",
+        "tcp://prefill-0",
+    ],
+)
+def test_an_address_is_no_name_of_a_peer(given: dict[str, Any], name: str) -> None:
+    options = read_options("kv_consumer", {**given, "insecure": True})
+    with pytest.raises(ValueError, match="'remote_engine_id' is an address"):
+        source_of({"room": 7, "remote_engine_id": name}, options)
+
+
+@pytest.mark.parametrize("name", [["tcp://10.0.0.9:7100"], [], "", None, 7, {"tcp://10.0.0.9:7100": 1}])
+def test_what_is_no_text_is_no_name_of_a_peer(name: Any) -> None:
+    options = read_options("kv_consumer", {"peers": {"prefill-0": [HERE]}})
+    with pytest.raises(ValueError, match="no 'remote_engine_id'"):
+        source_of({"room": 7, "remote_engine_id": name}, options)
+
+
+def test_every_other_text_is_looked_up_and_never_dialled() -> None:
+    """What passes as a name is a name to a link, too: the room fails at once, since no peer has it."""
+    options = read_options("kv_consumer", {"peers": {"prefill-0": [HERE]}, "backend": "tcp"})
+    pages = torch.zeros(4, 16, 1, 8)
+    inventory = state.describe("decode", [state.kv_pages({0: (pages, pages.clone())}, heads=1)])
+    with statelink.open(options.link, inventory) as link:
+        for number, name in enumerate(
+            ("TCP://10.0.0.9:7100", " tcp://10.0.0.9:7100", "a,tcp://10.0.0.9:7100", "10.0.0.9:71")
+        ):
+            source = source_of({"room": 1 + number, "remote_engine_id": name}, options)
+            assert source.peer == name
+            room = link.receive(source.room, source.peer, 16, {"kv": [1]})
+            assert room.wait(30) is Status.FAILED
+            assert room.reason is not None
+            assert room.reason.code == "peer.unknown"
 
 
 def _server(**changes: Any) -> Any:

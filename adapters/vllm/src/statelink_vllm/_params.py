@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Source", "answer", "room_of", "source_of"]
 
+ADDRESS = "tcp://"
+"""A link takes a text that begins with this for addresses, and dials them. It looks up every other text as a name."""
+
 
 class Source(NamedTuple):
     """Where the state of a request comes from.
@@ -62,6 +65,8 @@ def source_of(params: Mapping[str, Any], options: Options) -> Source:
     if options.addressed_by_name:
         if not isinstance(name, str) or not name:
             raise ValueError("it has no 'remote_engine_id', by which the configuration finds prefill")
+        if name.startswith(ADDRESS):
+            raise ValueError("its 'remote_engine_id' is an address, and the configuration finds prefill by name")
         return Source(room, name)
     given = params.get("peer")
     addresses = tuple(given) if isinstance(given, (list, tuple)) else ()

@@ -69,8 +69,6 @@ class WorkerSide:
         self._items_of: dict[str, Mapping[str, Any]] = {}
         self._unquiet: dict[str, Room] = {}
         """Failed requests that vLLM was told of, and whose memory may still be written."""
-        self._notices: list[Room] = []
-        """Rooms that only tell the other side something."""
         self._results = Results(set(), set(), set())
         self._said = FromWorker()
         self._stats = TransferStats()
@@ -109,7 +107,6 @@ class WorkerSide:
         room = self.link.send(job.room, job.tokens)
         if not job.tables:
             room.abort(job.why)
-            self._notices.append(room)
             return
         self._sending[name] = room
         try:
@@ -158,7 +155,6 @@ class WorkerSide:
             if room.quiesced:
                 del self._unquiet[name]
                 self._said.quiet[name] += 1
-        self._notices = [room for room in self._notices if room.status not in ENDED]
         return made
 
     def _lacking(self, name: str, room: Room) -> None:

@@ -5,6 +5,7 @@ vLLM calls everything here from the worker's main thread, in each step. Nothing 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,6 +98,10 @@ class WorkerSide:
                 if receive.tables:
                     self._results.received.add(name)
                     self._results.failed.add(name)
+                    # Prefill would hold the request's blocks until its deadline. Where even this fails, it does, since
+                    # it cannot be told: the link is closed, no peer is named, or another request has the room.
+                    with contextlib.suppress(StatelinkError):
+                        self.link.decline(receive.room, receive.peer, "decode cannot receive it")
         self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)

@@ -1,0 +1,74 @@
+"""A worker's side by itself, with a link that does what a test says: what vLLM is told, and what prefill is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+from support.caches import attention, make_cache, model_of
+
+import statelink
+from statelink import LinkConfig, state
+from statelink.errors import RoomError
+from statelink_vllm.connector import Leftovers, Receive, ToWorker, WorkerSide, describe_cache
+
+pytestmark = pytest.mark.smoke
+
+PEER = ("tcp://127.0.0.1:7100",)
+FIRST = ToWorker(receive={"a": Receive(7, PEER, 16, 0, ([3],))})
+
+
+class Link:
+    """Receives nothing, and notes what is declined."""
+
+    def __init__(self) -> None:
+        self.declined: list[tuple[int, Any, str]] = []
+        self.deaf = False
+
+    def receive(self, room: int, peer: Any, tokens: int, items: Mapping[str, Any], **more: Any) -> Any:
+        raise RoomError(f"room {room} cannot be received")
+
+    def decline(self, room: int, peer: Any, why: str) -> None:
+        self.declined.append((room, peer, why))
+        if self.deaf:
+            raise RoomError("the link is closed")
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link()
+
+
+@pytest.fixture
+def worker(link: Link) -> WorkerSide:
+    cache = make_cache([(attention(4), (0,))])
+    components, groups = describe_cache(cache.config, cache.tensors, model_of())
+    config = LinkConfig.read({"role": "both", "backend": "tcp"})
+    inventory, leftovers = state.describe("w", components), Leftovers(cache.config, cache.tensors, groups)
+    with mock.patch.object(statelink, "open", return_value=link):
+        return WorkerSide(config, inventory, groups, leftovers)
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_prefill_is_told_of_a_request_that_decode_cannot_receive(worker: WorkerSide, link: Link, deaf: bool) -> None:
+    link.deaf = deaf
+    worker.begin(FIRST)
+    assert link.declined == [(7, PEER, "decode cannot receive it")]
+    assert worker.results() == (set(), {"a"}, {"a"})
+    assert worker.results() == (set(), set(), set())
+    assert worker.settled
+
+
+def test_prefill_is_told_of_blocks_that_decode_does_not_hold_any_more(worker: WorkerSide, link: Link) -> None:
+    worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, 0, ([3, 0, 5],))}))
+    assert [room for room, _, _ in link.declined] == [7]
+    assert worker.results().failed == {"a"}
+
+
+def test_what_decode_declines_and_cannot_is_declined_once(worker: WorkerSide, link: Link) -> None:
+    link.deaf = True
+    worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, why="decode needs nothing")}))
+    assert link.declined == [(7, PEER, "decode needs nothing")]
+    assert worker.results() == (set(), set(), set())

@@ -101,14 +101,25 @@ def test_counts_are_of_rooms_that_ended() -> None:
     one.record(room(Status.SUCCEEDED, 0.25))
     other.record(room(Status.SUCCEEDED, 0.75))
     other.record(room(Status.FAILED, code="room.deadline"))
+    other.record(room(Status.FAILED, code="room.declined"))
     one.aggregate(TransferStats(pickle.loads(pickle.dumps(other)).to_dict()))
     assert one.reduce() == {
         "Transfers": 2,
         "Mean time (ms)": 500.0,
         "Longest time (ms)": 750.0,
         "MiB": 2.0,
+        "Declined": 1,
         "Failed: room.deadline": 1,
     }
+
+
+def test_what_decode_declines_is_said_and_has_not_failed() -> None:
+    stats = TransferStats()
+    stats.record(room(Status.FAILED, code="room.declined"))
+    assert not stats.is_empty()
+    assert stats.reduce() == {"Transfers": 0, "Declined": 1}
+    stats.reset()
+    assert stats.is_empty()
 
 
 def test_metrics_are_those_of_prometheus() -> None:
@@ -122,8 +133,10 @@ def test_metrics_are_those_of_prometheus() -> None:
     stats = TransferStats()
     stats.record(room(Status.SUCCEEDED, 0.25))
     stats.record(room(Status.FAILED, code="room.deadline"))
+    stats.record(room(Status.FAILED, code="room.declined"))
     metrics.observe(stats.to_dict(), engine_idx=1)
     assert registry.get_sample_value("vllm:statelink_transfer_seconds_sum", {"engine": "1"}) == 0.25
     assert registry.get_sample_value("vllm:statelink_transfer_bytes_count", {"engine": "1"}) == 1
+    assert registry.get_sample_value("vllm:statelink_declined_transfers_total", {"engine": "1"}) == 1
     assert registry.get_sample_value("vllm:statelink_failed_transfers_total", {"engine": "1"}) == 1
     assert registry.get_sample_value("vllm:statelink_failed_transfers_total", {"engine": "0"}) == 0

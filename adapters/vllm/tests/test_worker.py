@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -10,22 +12,42 @@ import pytest
 from support.caches import attention, make_cache, model_of
 
 import statelink
-from statelink import LinkConfig, state
-from statelink.errors import RoomError
-from statelink_vllm.connector import Leftovers, Receive, ToWorker, WorkerSide, describe_cache
+from statelink import LinkConfig, Status, state
+from statelink.errors import Reason, RoomError
+from statelink_vllm.connector import Leftovers, Receive, Send, ToWorker, WorkerSide, describe_cache
 
 pytestmark = pytest.mark.smoke
 
 PEER = ("tcp://127.0.0.1:7100",)
 FIRST = ToWorker(receive={"a": Receive(7, PEER, 16, 0, ([3],))})
+SENT = ToWorker(send={"a": Send(7, 16, ([3],))})
+
+
+class Room:
+    """A room that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.status, self.quiesced = Status.WAITING, False
+        self.reason: Reason | None = None
+        self.report = SimpleNamespace(transferred=0.001, moved={})
+
+    def push(self, items: Mapping[str, Any]) -> None: ...
+
+    def end(self, code: str = "") -> None:
+        self.status, self.quiesced = Status.FAILED if code else Status.SUCCEEDED, True
+        self.reason = Reason(code, "it ended so") if code else None
 
 
 class Link:
     """Receives nothing, and notes what is declined."""
 
     def __init__(self) -> None:
+        self.rooms: dict[int, Room] = {}
         self.declined: list[tuple[int, Any, str]] = []
         self.deaf = False
+
+    def send(self, room: int, tokens: int) -> Room:
+        return self.rooms.setdefault(room, Room())
 
     def receive(self, room: int, peer: Any, tokens: int, items: Mapping[str, Any], **more: Any) -> Any:
         raise RoomError(f"room {room} cannot be received")
@@ -72,3 +94,25 @@ def test_what_decode_declines_and_cannot_is_declined_once(worker: WorkerSide, li
     worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, why="decode needs nothing")}))
     assert link.declined == [(7, PEER, "decode needs nothing")]
     assert worker.results() == (set(), set(), set())
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "counts"),
+    [
+        ("room.declined", logging.INFO, {"Transfers": 0, "Declined": 1}),
+        ("room.aborted", logging.WARNING, {"Transfers": 0, "Failed: room.aborted": 1}),
+    ],
+)
+def test_what_decode_does_not_want_is_no_failure_of_prefill(
+    worker: WorkerSide, link: Link, caplog: pytest.LogCaptureFixture, code: str, level: int, counts: dict[str, int]
+) -> None:
+    worker.begin(SENT)
+    link.rooms[7].end(code)
+    log = logging.getLogger("vllm.statelink")
+    with caplog.at_level(logging.INFO, log.name), mock.patch.object(log, "handle") as handle:
+        assert worker.results() == ({"a"}, set(), set())
+    (record,) = [call.args[0] for call in handle.call_args_list]
+    assert (record.levelno, "it ended so" in record.getMessage()) == (level, True)
+    stats = worker.stats()
+    assert stats is not None
+    assert stats.reduce() == counts

@@ -12,18 +12,23 @@ from statelink import Status
 if TYPE_CHECKING:
     from statelink import Room
 
-__all__ = ["PromMetrics", "TransferStats"]
+__all__ = ["PromMetrics", "TransferStats", "declined"]
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
 BYTES = [4.0**power for power in range(6, 18)]
 """From 4 KiB to 16 GiB."""
 
 
+def declined(room: Room) -> bool:
+    """Whether a room has ended because decode does not want the state, as with a prompt that it has already."""
+    return room.reason is not None and room.reason.code == "room.declined"
+
+
 class TransferStats(KVConnectorStats):
     """Rooms that ended in an interval, on one side. Sent to another process, so it has plain values only.
 
-    The values are ``seconds`` and ``bytes`` of each room that succeeded, and in ``failed`` the number of rooms for each
-    code of a reason.
+    The values are ``seconds`` and ``bytes`` of each room that succeeded, the number of rooms that decode ``declined``,
+    and in ``failed`` the number of all others for each code of a reason.
     """
 
     data: dict[str, Any]
@@ -35,7 +40,7 @@ class TransferStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Begin anew."""
-        self.data = {"seconds": [], "bytes": [], "failed": {}}
+        self.data = {"seconds": [], "bytes": [], "declined": 0, "failed": {}}
 
     def record(self, room: Room) -> None:
         """Take a room that has ended."""
@@ -43,6 +48,8 @@ class TransferStats(KVConnectorStats):
             report = room.report
             self.data["seconds"].append(report.transferred)
             self.data["bytes"].append(sum(moved.nbytes for moved in report.moved.values()))
+        elif declined(room):
+            self.data["declined"] += 1
         else:
             code = "unknown" if room.reason is None else room.reason.code
             self.data["failed"][code] = self.data["failed"].get(code, 0) + 1
@@ -51,6 +58,7 @@ class TransferStats(KVConnectorStats):
         """Add what another rank or interval has."""
         for name in ("seconds", "bytes"):
             self.data[name] = [*self.data[name], *other.data[name]]
+        self.data["declined"] += other.data["declined"]
         for code, count in other.data["failed"].items():
             self.data["failed"][code] = self.data["failed"].get(code, 0) + count
         return self
@@ -63,17 +71,23 @@ class TransferStats(KVConnectorStats):
             made["Mean time (ms)"] = round(1e3 * sum(seconds) / len(seconds), 3)
             made["Longest time (ms)"] = round(1e3 * max(seconds), 3)
             made["MiB"] = round(sum(nbytes) / (1 << 20), 3)
+        if self.data["declined"]:
+            made["Declined"] = self.data["declined"]
         for code, count in sorted(self.data["failed"].items()):
             made[f"Failed: {code}"] = count
         return made
 
     def is_empty(self) -> bool:
         """Whether no room has ended."""
-        return not self.data["seconds"] and not self.data["failed"]
+        return not (self.data["seconds"] or self.data["declined"] or self.data["failed"])
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """The same as metrics: `vllm:statelink_transfer_seconds`, `..._bytes` and `vllm:statelink_failed_transfers`."""
+    """The same as metrics.
+
+    They are `vllm:statelink_transfer_seconds` and `..._bytes`, `vllm:statelink_declined_transfers`, and
+    `vllm:statelink_failed_transfers`.
+    """
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
@@ -85,6 +99,9 @@ class PromMetrics(KVConnectorPromMetrics):
         )
         self._bytes = self._made(
             self._histogram_cls, "vllm:statelink_transfer_bytes", "Bytes of state of a request.", buckets=BYTES
+        )
+        self._declined = self._made(
+            self._counter_cls, "vllm:statelink_declined_transfers", "Requests whose state decode did not want."
         )
         self._failed = self._made(
             self._counter_cls, "vllm:statelink_failed_transfers", "Requests whose state was not moved."
@@ -100,4 +117,5 @@ class PromMetrics(KVConnectorPromMetrics):
             self._seconds[engine_idx].observe(each)
         for each in transfer_stats_data["bytes"]:
             self._bytes[engine_idx].observe(each)
+        self._declined[engine_idx].inc(transfer_stats_data["declined"])
         self._failed[engine_idx].inc(sum(transfer_stats_data["failed"].values()))

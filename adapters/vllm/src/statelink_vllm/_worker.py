@@ -15,7 +15,7 @@ from statelink import Status
 from statelink.errors import StatelinkError
 
 from ._messages import FromWorker, Receive, Send, Tables, ToWorker
-from ._stats import TransferStats
+from ._stats import TransferStats, declined
 
 if TYPE_CHECKING:
     from statelink import Link, LinkConfig, Room
@@ -187,6 +187,8 @@ class WorkerSide:
         self._stats.record(room)
         if room.status is Status.SUCCEEDED:
             log.debug("%s request %s: %s", what, name, room.report)
+        elif declined(room):
+            log.info("request %s was not %s: %s", name, what, room.reason)
         else:
             log.warning("request %s could not be %s: %s", name, what, room.reason)
 

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 import pytest
+from sglang.srt import environ
 from sglang.srt.disaggregation.base import conn
 
 from statelink_sglang.backend import SCHEDULER, differences, loaded
@@ -60,6 +61,19 @@ def _without_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(conn, "BaseKVBootstrapServer")
 
 
+def _without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(environ.Envs, "SGLANG_RUST_SERVER")
+
+
+def _without_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.disaggregation.decode import DecodeTransferQueue
+
+    def init(self: Any) -> None:
+        self.release_timeout = 30.0
+
+    monkeypatch.setattr(DecodeTransferQueue, "__init__", init)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -69,10 +83,14 @@ def _without_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
         (_with_parameters_in_another_order, "BaseKVSender.init has its parameters in another order"),
         (_with_a_field, "KVArgs has the fields fresh, which are not known"),
         (_with_a_state_type, "StateType has the members FRESH, which are not known"),
+        (_without_a_variable, "Envs lacks the variables SGLANG_RUST_SERVER"),
+        (_without_an_attribute, "DecodeTransferQueue lacks the attributes deferred_kv_release_timeout"),
         (_without_a_class, "BaseKVBootstrapServer is missing"),
     ],
 )
 def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, change: Any, said: str) -> None:
+    import sglang.srt.managers.scheduler  # noqa: F401  (as in a scheduler)
+
     change(monkeypatch)
     found = differences()
     assert any(said in each for each in found), found

@@ -1,11 +1,13 @@
 """What the adapter was written against, and a check that the installed SGLang is the same.
 
 SGLang's transfer seam is no stable interface: it changed in every release. So the adapter works with one version, and
-looks at everything that it hooks, inherits, reads or is called by.
+looks at the classes and methods that it hooks and inherits, and at the attributes of SGLang's queues and scheduler and
+the variables that it reads. What SGLang does with them, only tests can show.
 """
 
 from __future__ import annotations
 
+import dis
 import enum
 import importlib
 import inspect
@@ -99,6 +101,22 @@ SCHEDULER_CALLS: dict[str, str] = {
     f"{DECODE}:DecodePreallocQueue._rebootstrap_prefill_len": "req",
 }
 """The same in schedulers."""
+
+VARIABLES: dict[str, str] = {
+    "sglang.srt.environ:Envs": "SGLANG_DISAGG_STAGING_BUFFER SGLANG_RUST_SERVER "
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT SGLANG_DISAGGREGATION_WAITING_TIMEOUT "
+    "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK",
+}
+"""Variables that are read, among others."""
+
+SCHEDULER_ATTRIBUTES: dict[str, str] = {
+    f"{PREFILL}:PrefillBootstrapQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler",
+    f"{DECODE}:DecodePreallocQueue": "token_to_kv_pool draft_token_to_kv_pool metadata_buffers scheduler "
+    "transfer_queue",
+    f"{DECODE}:DecodeTransferQueue": "deferred_kv_release_timeout",
+    f"{SCHEDULER}:Scheduler": "model_config req_to_token_pool sliding_window_size",
+}
+"""Attributes that are read, among others, and that methods of the class set. In schedulers."""
 # fmt: on
 
 
@@ -130,12 +148,18 @@ def _differences() -> Iterator[str]:
         yield from _compare(target, "methods", " ".join(methods), _methods)
         for name, expected in methods.items():
             yield from _compare(f"{target}.{name}", "parameters", expected, _parameters)
+    for target, expected in VARIABLES.items():
+        yield from _compare(target, "variables", expected, vars, more=False)
+    if loaded(SCHEDULER):
+        for target, expected in SCHEDULER_ATTRIBUTES.items():
+            yield from _compare(target, "attributes", expected, _set_attributes, more=False)
     calls = {**CALLS, **(SCHEDULER_CALLS if loaded(SCHEDULER) else {})}
     for target, expected in calls.items():
         yield from _compare(target, "parameters", expected, _parameters)
 
 
-def _compare(target: str, what: str, expected: str, read: Any) -> Iterator[str]:
+def _compare(target: str, what: str, expected: str, read: Any, *, more: bool = True) -> Iterator[str]:
+    """What lacks, and what there is besides, if that is to be known."""
     try:
         found = read(_resolve(target))
     except (ImportError, AttributeError) as error:
@@ -143,12 +167,13 @@ def _compare(target: str, what: str, expected: str, read: Any) -> Iterator[str]:
         return
     wanted = expected.split()
     name = target.replace(":", ".")
-    lacking, more = [each for each in wanted if each not in found], [each for each in found if each not in wanted]
+    lacking = [each for each in wanted if each not in found]
+    unknown = [each for each in found if each not in wanted] if more else []
     if lacking:
         yield f"{name} lacks the {what} {', '.join(lacking)}"
-    if more:
-        yield f"{name} has the {what} {', '.join(more)}, which are not known"
-    if not lacking and not more and what == "parameters" and found != wanted:
+    if unknown:
+        yield f"{name} has the {what} {', '.join(unknown)}, which are not known"
+    if not lacking and not unknown and what == "parameters" and found != wanted:
         yield f"{name} has its parameters in another order: {', '.join(found)}"
 
 
@@ -176,6 +201,13 @@ def _methods(found: Any) -> list[str]:
         for name, each in vars(found).items()
         if inspect.isfunction(each) and (name == "__init__" or not name.startswith("_"))
     ]
+
+
+def _set_attributes(found: Any) -> set[str]:
+    """Attributes of any object that the methods of a class set."""
+    methods = (each for each in vars(found).values() if inspect.isfunction(each))
+    steps = (step for each in methods for step in dis.get_instructions(each))
+    return {step.argval for step in steps if step.opname == "STORE_ATTR"}
 
 
 def _parameters(found: Any) -> list[str]:

@@ -98,7 +98,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
     def supports_divergent_local_hybrid_hits(self) -> bool:
         """Yes: the recurrent state always comes from prefill, however much of attention is here.
 
-        Not with windows: what is missing of them in front of a deeper hit would not come.
+        With windows no: decode's hit may lack tokens of the window, and only tokens after the hit are received.
         """
         return not self._windows
 

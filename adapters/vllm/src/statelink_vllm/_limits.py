@@ -1,4 +1,4 @@
-"""What the adapter refuses at the start of a server: what it cannot do, and what was never tested."""
+"""What the adapter refuses at the start of a server: what it cannot do, and what no test with an engine reaches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_server(config: Any, allow: Iterable[str]) -> None:
 
     Args:
         config: vLLM's ``VllmConfig``.
-        allow: What the operator allows although it was not tested.
+        allow: What the operator allows although no test with an engine reaches it.
 
     Raises:
         ConfigError: Names all that must be changed.
@@ -51,6 +51,6 @@ def _untested(config: Any, allow: frozenset[str]) -> Iterator[str]:
     for word, there in found.items():
         if there and word not in allow:
             yield (
-                f'{ALLOWED[word]} was not tested with Statelink; {{"vllm": {{"allow": ["{word}"]}}}} in {WHERE} '
-                "allows it"
+                f"{ALLOWED[word]} was not tested in an engine with Statelink; "
+                f'{{"vllm": {{"allow": ["{word}"]}}}} in {WHERE} allows it'
             )

@@ -26,7 +26,7 @@ ALLOWED = {
     "mla": "latent attention (MLA)",
     "speculative": "speculative decoding",
 }
-"""What no test of the adapter reaches, and what works only if the operator allows it."""
+"""What no test with an engine reaches, and what works only if the operator allows it."""
 
 
 PAGES = {

@@ -132,7 +132,8 @@ class WorkerSide:
             return
         items = self._items(job.tables, job.tokens, job.prefix)
         ready = self._leftovers.zero(items)
-        # No other server receives it, so prefill need not wait for one if it fails before prefill has heard of it.
+        # No other server receives it: if the room fails before prefill has opened it, prefill must not wait for another
+        # decode.
         room = self.link.receive(job.room, job.peer, job.tokens, items, prefix=job.prefix, ready=ready, sole=True)
         self._receiving[name] = room
         self._items_of[name] = items

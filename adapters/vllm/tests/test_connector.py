@@ -1,0 +1,102 @@
+"""What vLLM's class works out from vLLM's configuration: tokens that prefill leaves out, and the numbers of ranks."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from support.caches import Cache, attention, make_cache, recurrent
+from vllm.distributed import parallel_state
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+import statelink
+from statelink import state
+from statelink_vllm.connector import Address, StatelinkConnector
+
+pytestmark = pytest.mark.smoke
+
+FULL = attention(4)
+KINDS = {
+    "full": [(FULL, (0,))],
+    "window": [(FULL, (0,)), (attention(4, window=32), (1,))],
+    "recurrent": [(FULL, (0,)), (recurrent("MAMBA1", (2, 8), (8, 4), page=FULL.page_size_bytes), (1,))],
+}
+
+
+def config_of(lookahead: int = 0, stages: int = 1, width: int = 1, **model: Any) -> Any:
+    """What the connector reads of a ``VllmConfig``."""
+    given = {"backend": "tcp", "vllm": {"allow": ["pp", "speculative"]}}
+    layer = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "FLASH_ATTN"))
+    text = SimpleNamespace(num_hidden_layers=1, hidden_size=8, vocab_size=8)
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_role="kv_both", kv_connector_extra_config=given, engine_id="e"),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages, tensor_parallel_size=width),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        model_config=SimpleNamespace(
+            use_mla=False, hf_text_config=text, hf_config=text, get_total_num_kv_heads=lambda: 4 * width
+        ),
+        device_config=SimpleNamespace(device_type="cpu"),
+        compilation_config=SimpleNamespace(static_forward_context={"model.layers.0.attn": layer}),
+        speculative_config=object() if lookahead else None,
+        num_prefill_lookahead_tokens=lookahead,
+    )
+
+
+def scheduler_of(config: Any, cache: Cache) -> StatelinkConnector:
+    return StatelinkConnector(config, KVConnectorRole.SCHEDULER, cache.config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lookahead", "left_out"),
+    [
+        ("full", 0, 0),
+        ("window", 0, 1),
+        ("recurrent", 0, 1),
+        ("full", 1, 0),  # a drafter reads the next token, which prefill has sampled
+        ("full", 4, 3),  # four modules, each of which reads one token further
+        ("window", 1, 1),
+        ("recurrent", 4, 3),
+    ],
+)
+def test_prefill_leaves_out_what_decode_must_compute_anew(kind: str, lookahead: int, left_out: int) -> None:
+    """vLLM takes the last ``lookahead - 1`` tokens of a prompt for not yet final, whatever layers there are."""
+    side = scheduler_of(config_of(lookahead), make_cache(KINDS[kind])).scheduler_side
+    assert side.tokens(20) == 20 - left_out
+    request = mock.MagicMock(
+        request_id="r",
+        kv_transfer_params={"do_remote_decode": True},
+        prompt_token_ids=[*range(20)],
+        num_prompt_tokens=20,
+    )
+    request.get_skip_reading_prefix_cache.return_value = False
+    side.new_request(request)
+    assert request.num_prompt_tokens == len(request.prompt_token_ids) == 20 - left_out
+
+
+def test_ranks_are_numbered_stage_by_stage_as_their_addresses_are() -> None:
+    """A peer takes the address at place N of the list for that of rank N."""
+    stages, width = 2, 3
+    config, cache = config_of(stages=stages, width=width), make_cache(KINDS["full"])
+    numbers = {}
+    for stage, rank in itertools.product(range(stages), range(width)):
+        worker = StatelinkConnector(config, KVConnectorRole.WORKER, cache.config)
+        with (
+            mock.patch.object(parallel_state, "_TP", SimpleNamespace(rank_in_group=rank)),
+            mock.patch.object(parallel_state, "_PP", SimpleNamespace(rank_in_group=stage)),
+            mock.patch.object(statelink, "open") as opened,
+        ):
+            worker.register_kv_caches(cache.tensors)
+        inventory = opened.call_args.args[1]
+        assert inventory.ranks == stages * width
+        assert inventory.axes == {"tp": state.Axis(rank, width), "pp": state.Axis(stage, stages)}
+        numbers[stage, rank] = inventory.rank
+    assert sorted(numbers.values()) == [*range(stages * width)]
+    scheduler = scheduler_of(config, cache)
+    scheduler.set_xfer_handshake_metadata_pp_aware(
+        {place: Address(f"tcp://127.0.0.1:{1 + number}") for place, number in reversed(numbers.items())}
+    )
+    step = scheduler.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=0))
+    assert step.addresses == tuple(f"tcp://127.0.0.1:{1 + number}" for number in range(stages * width))

@@ -276,6 +276,56 @@ def test_blocks_for_speculation_come_after_the_state() -> None:
     assert groups[0].indices([0, 0, 9, 4, 5], TOKENS, 0).tolist() == [9]
 
 
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("stages", [(2, 1), (1, 2), (2, 2)])
+def test_the_layers_of_a_pipelines_stages_arrive_where_they_are_held(stages: tuple[int, int], width: int) -> None:
+    """Every rank has the layers of its stage; other numbers of stages have other layers together."""
+    truth = truth_of(31, HEADS, 16)
+
+    def side(count: int, width: int, block: int) -> list[tuple[Any, ...]]:
+        spec = attention(HEADS // width, block)
+        held = [LAYERS] if count == 1 else [(layer,) for layer in LAYERS]
+        return [
+            (make_cache([(spec, layers)]), model_of((rank, width), HEADS), (stage, count))
+            for stage, layers in enumerate(held)
+            for rank in range(width)
+        ]
+
+    with sides(side(stages[0], width, 16), side(stages[1], 1, 32)) as (sources, targets):
+        tables = blocks(32, 5), blocks(33, 3)
+        for rank in sources:
+            write(rank, 0, tables[0], truth, range(TOKENS))
+        hand(sources, targets, TOKENS, 0, [tables[0]], [tables[1]])
+        for rank in targets:
+            layers = list(rank.tensors(0))
+            assert torch.equal(read(rank, 0, tables[1], range(TOKENS)), truth[layers])
+        assert [layer for rank in targets for layer in rank.tensors(0)] == list(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "said"),
+    [
+        (LAYERS, (*LAYERS, 4), r"kv/layers\.4\..*present on decode, absent on prefill"),
+        ((*LAYERS, 4), LAYERS, r"kv/layers\.4\..*absent on decode, present on prefill"),
+    ],
+)
+def test_layers_of_a_draft_that_one_side_has_are_refused_by_name(
+    prefill: tuple[int, ...], decode: tuple[int, ...], said: str
+) -> None:
+    """Both servers need the same draft model: what it computed of the prompt is state, too."""
+    pair = ([(make_cache([(attention(HEADS), layers)]), model_of())] for layers in (prefill, decode))
+    with sides(*pair) as (one, other), pytest.raises(StatelinkError, match=said):
+        hand(one, other, 16, 0, [[1]], [[1]])
+
+
+def test_a_group_of_draft_layers_that_only_decode_has_is_refused_by_name() -> None:
+    groups = [(attention(HEADS), LAYERS), (attention(HEADS, window=32), (4,))]
+    said = r"component swa \(type swa\).*present on decode, absent on prefill"
+    pair = ([(make_cache(given), model_of())] for given in (groups[:1], groups))
+    with sides(*pair) as (one, other), pytest.raises(StatelinkError, match=said):
+        hand(one, other, 16, 0, [[1]], [[1], [2]])
+
+
 def test_a_layer_that_shares_a_cache_is_listed_once() -> None:
     cache = make_cache([(attention(HEADS), LAYERS)])
     cache.config.kv_cache_groups[0].layer_names.append("model.layers.9.attn")

@@ -93,13 +93,20 @@ def model_of(
 
 
 class Rank:
-    """A rank that has opened its link."""
+    """A rank that has opened its link. Its stage is its place in a pipeline and the pipeline's length."""
 
-    def __init__(self, role: str, cache: Cache, model: Model) -> None:
+    def __init__(self, role: str, cache: Cache, model: Model, stage: tuple[int, int] = (0, 1)) -> None:
         self.cache, self.tp = cache, model.tp
         components, self.groups = describe_cache(cache.config, cache.tensors, model)
         self.leftovers = Leftovers(cache.config, cache.tensors, self.groups)
-        inventory = state.describe(role, components, rank=model.tp[0], ranks=model.tp[1])
+        (rank, width), (place, stages) = model.tp, stage
+        inventory = state.describe(
+            role,
+            components,
+            rank=place * width + rank,
+            ranks=stages * width,
+            axes={"tp": model.tp, "pp": stage},
+        )
         self.link: Link = statelink.open({"role": role, "backend": "tcp"}, inventory)
 
     def tensors(self, group: int) -> dict[int, torch.Tensor]:
@@ -109,8 +116,8 @@ class Rank:
 
 
 @contextlib.contextmanager
-def sides(prefill: Sequence[tuple[Cache, Model]], decode: Sequence[tuple[Cache, Model]]) -> Iterator[Any]:
-    """The ranks of both sides. Decode's know each other."""
+def sides(prefill: Sequence[tuple[Any, ...]], decode: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    """The ranks of both sides, each by what `Rank` takes besides the role. Decode's know each other."""
     with contextlib.ExitStack() as opened:
         ranks = []
         for role, side in (("prefill", prefill), ("decode", decode)):

@@ -11,7 +11,15 @@ import torch
 import statelink
 from statelink import Status, state
 from statelink.errors import ConfigError
-from statelink_vllm.connector import ALLOWED, answer, check_server, read_options, room_of, source_of
+from statelink_vllm.connector import (
+    ALLOWED,
+    StatelinkConnector,
+    answer,
+    check_server,
+    read_options,
+    room_of,
+    source_of,
+)
 
 pytestmark = pytest.mark.smoke
 
@@ -198,3 +206,8 @@ def test_what_was_not_tested_needs_a_word(changes: dict[str, Any], word: str) ->
 def test_what_cannot_work_is_refused_whatever_is_allowed(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_server(_server(**changes), tuple(ALLOWED))
+
+
+def test_sleep_mode_is_refused() -> None:
+    """vLLM asks the class when the server starts, and raises an error that names the connector."""
+    assert not StatelinkConnector.supports_sleep_mode(None)

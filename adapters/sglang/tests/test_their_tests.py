@@ -1,4 +1,4 @@
-"""SGLang's own mini balancer, its parity kit for logprobs, and its test of an abort, over HTTP.
+"""SGLang's own mini balancer, its parity kit for logprobs, and its tests of aborts and of failing peers, over HTTP.
 
 See `support/their_tests.py` for what of them is replaced. Of SGLang's tests these do not run here: those in
 ``test/registered/disaggregation`` need GPUs and real models and are not in the wheel, and those in
@@ -42,7 +42,7 @@ def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["Parity", "ChunkedPrefillAbort"])
+@pytest.mark.parametrize("name", ["Parity", "ChunkedPrefillAbort", "PeerLiveness", "CleanRecovery"])
 def test_sglangs_own_test_passes(name: str, long_llama: Path, tmp_path: Path) -> None:
     # SGLang's fixtures call these by name.
     programs = tmp_path / "bin"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from sglang.test.kits.pd_parity_kit import PDLogprobParityMixin
 from sglang.test.manual.disaggregation import test_disaggregation_chunked_prefill_abort as abort
+from sglang.test.manual.disaggregation import test_disaggregation_peer_liveness_abort as liveness
 from sglang.test.server_fixtures import disaggregation_fixture as fixture
 
 MODEL = os.environ["STATELINK_TINY_MODEL"]
@@ -25,6 +26,8 @@ CPU = [
 DECODE = ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
 OFFSETS = (0, 100, 200, 300, 400, 500)
 """The fixture's ports lie so far from the first."""
+SHORTER = 8
+"""How much shorter the prompt is whose requests are to end in two minutes, on two cores."""
 
 
 def _free_base() -> int:
@@ -86,3 +89,15 @@ _fits(abort, "--max-running-requests", "4", "--chunked-prefill-size", "64")
 
 class ChunkedPrefillAbort(abort.TestDisaggChunkedPrefillAbort, _OnCpu):  # type: ignore[misc]
     """A request is aborted by its id while its prompt is computed."""
+
+
+_fits(liveness, "--max-running-requests", "4", "--chunked-prefill-size", "128")
+liveness.PD_LONG_PROMPT = liveness.PD_LONG_PROMPT[: len(liveness.PD_LONG_PROMPT) // SHORTER]
+
+
+class PeerLiveness(liveness.TestDisaggregationPeerLivenessAbort, _OnCpu):  # type: ignore[misc]
+    """SGLang fails one poll in eight on both sides: requests are aborted, and nothing hangs or is left behind."""
+
+
+class CleanRecovery(liveness.TestDisaggregationPeerLivenessCleanRecovery, _OnCpu):  # type: ignore[misc]
+    """A request succeeds, and another one is aborted by its id on both servers."""

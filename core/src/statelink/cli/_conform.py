@@ -37,6 +37,10 @@ KIT = "statelink.testing.conformance"
 STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not run": "yellow", "not applicable": "dim"}
 
 
+class _NothingRunError(click.ClickException):
+    exit_code = click.UsageError.exit_code
+
+
 @click.command()
 @click.argument("name")
 @click.option(
@@ -136,9 +140,7 @@ def conform(
         # Tracebacks go to standard error if standard output is for the JSON.
         said = _run(command, environment, shown=(2 if as_json else 1) if verbose else None)
         if not report.exists() or not (runs := json.loads(report.read_text())["runs"]):
-            nothing = click.ClickException(f"no clause was run\n{said}".rstrip())
-            nothing.exit_code = click.UsageError.exit_code
-            raise nothing
+            raise _NothingRunError(f"no clause was run\n{said}".rstrip())
     clauses = runs[0]["clauses"]
     if as_json:
         print_json({"runs": runs})

@@ -51,11 +51,14 @@ def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
+class _FullError(click.ClickException):
+    exit_code = UNWRITABLE
+
+
 def unwritable(error: OSError, file: object) -> click.ClickException:
     """The error of a command that cannot write a file. ``file`` names it where the system does not."""
-    made = click.ClickException(f"{error.filename or file} cannot be written: {error.strerror or error}")
-    made.exit_code = UNWRITABLE if error.errno in FULL else 1
-    return made
+    kind = _FullError if error.errno in FULL else click.ClickException
+    return kind(f"{error.filename or file} cannot be written: {error.strerror or error}")
 
 
 @contextlib.contextmanager

@@ -172,13 +172,16 @@ def oldest(wheel: Path) -> Iterator[str]:
 
 
 def suite(core: Built, tree: Path, folder: Path, interpreter: str, dependencies: str) -> None:
-    """Let an installed wheel of the core pass the core's tests, which run from the tree beside it."""
+    """Let an installed wheel of the core pass its kit, and the core's tests, which run from the tree beside it."""
     constraints = {"pinned": ROOT / "constraints.txt", "oldest": folder / "oldest.txt", "newest": None}[dependencies]
     if dependencies == "oldest":
         (folder / "oldest.txt").write_text("\n".join(oldest(core.wheel)) + "\n")
     wanted = [f"{core.name}[{EXTRAS}]=={core.version}", *TEST_TOOLS]
     python = fresh(interpreter, folder / "venv", folder / "dist", constraints, wanted)
     run([python, "-I", "-c", SMOKE, core.name], folder / "venv")
+    run([str(folder / "venv" / "bin" / "statelink"), "conform", "tcp"], folder / "venv")
+    # The kit works with the oldest pytest. The settings of these tests are for a later one.
+    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade", "pytest"], folder)
     run([python, "-m", "pytest", "-q", "--numprocesses=auto", "--dist=loadfile", *SUITE], tree)
 
 

@@ -41,7 +41,7 @@ def test_the_tokens_are_those_of_one_server(pair: ServerPair, length: int) -> No
 def test_64_requests_at_once_get_their_own_tokens(pair: ServerPair) -> None:
     # Of these prompts, the two most likely tokens are never so close that the batch's size decides between them.
     prompts = [prompt_of(3000 + seed, 20 + seed % 61) for seed in range(64)]
-    with ThreadPoolExecutor(16) as threads:
+    with ThreadPoolExecutor(len(prompts)) as threads:
         answers = list(threads.map(lambda prompt: pair.route(prompt, 4), prompts))
     assert [answer.status for answer in answers] == [200] * len(prompts)
     with ThreadPoolExecutor(8) as threads:

@@ -74,6 +74,7 @@ def test_a_client_that_goes_away_while_state_is_loaded_leaves_nothing_behind(pai
         ("llama", "nixl", 32, 32),
         ("llama", "mooncake", 32, 32),
         ("windowed", "tcp", 16, 16),
+        ("windowed", "tcp", 16, 32),
         ("hybrid", "tcp", 32, 32),
         ("llama", "tcp", 32, 64),
     ],

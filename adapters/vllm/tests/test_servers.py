@@ -41,6 +41,7 @@ def test_the_tokens_are_those_of_one_server(pair: ServerPair, length: int) -> No
 def test_64_requests_at_once_get_their_own_tokens(pair: ServerPair) -> None:
     # Of these prompts, the two most likely tokens are never so close that the batch's size decides between them.
     prompts = [prompt_of(3000 + seed, 20 + seed % 61) for seed in range(64)]
+    counted = {name: sum(pair.decode.metric(f"vllm:statelink_transfer_{name}_count")) for name in ("seconds", "bytes")}
     with ThreadPoolExecutor(len(prompts)) as threads:
         answers = list(threads.map(lambda prompt: pair.route(prompt, 4), prompts))
     assert [answer.status for answer in answers] == [200] * len(prompts)
@@ -49,6 +50,8 @@ def test_64_requests_at_once_get_their_own_tokens(pair: ServerPair) -> None:
     assert [answer.tokens for answer in answers] == alone
     assert "could not be received" not in pair.decode.logged()
     pair.settled()
+    for name, before in counted.items():
+        pair.decode.wait_counted(f"vllm:statelink_transfer_{name}_count", before + len(prompts))
 
 
 @pytest.mark.shows("two servers: aborts while state is loaded")

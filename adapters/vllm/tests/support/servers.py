@@ -65,10 +65,21 @@ class Server(HttpServer[Answer]):
         finally:
             connection.close()
 
+    def metric(self, name: str) -> list[float]:
+        """The values of one of vLLM's metrics, with any labels."""
+        lines = self.ask("/metrics").body.splitlines()
+        return [float(line.split()[-1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+
+    def wait_counted(self, name: str, count: float, seconds: float = 30.0) -> None:
+        """Return once a metric has been counted so often. vLLM carries what workers counted with a later step."""
+        until = time.monotonic() + seconds
+        while sum(self.metric(name)) < count:
+            assert time.monotonic() < until, f"{self.name}: {name} is {self.metric(name)}, and not {count}"
+            time.sleep(0.2)
+
     def usage(self) -> float:
         """The share of the blocks of vLLM's pool that are in use, by vLLM's own metrics."""
-        lines = self.ask("/metrics").body.splitlines()
-        return max(float(line.split()[-1]) for line in lines if line.startswith("vllm:kv_cache_usage_perc"))
+        return max(self.metric("vllm:kv_cache_usage_perc"))
 
     def wait_usage(self, some: bool, seconds: float = 60.0) -> None:
         """Return once some blocks are in use, or none."""

@@ -109,6 +109,9 @@ def test_a_signal_ends_the_processes_of_a_command(
     tmp_path: Path, command: str, number: signal.Signals, status: int
 ) -> None:
     process = start(command, "tcp", env={**os.environ, "TMPDIR": str(tmp_path)})
+    if command == "bench":  # by the first result, Python has told its processes what they run
+        assert process.stderr is not None
+        assert "1 of" in process.stderr.readline()
     while not (started := children(process.pid)):
         assert process.poll() is None, "it ended before it was told to"
         time.sleep(0.01)

@@ -134,10 +134,10 @@ def test_options_that_reach_the_library(mode: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(api, "nixl_agent_config", config)
     monkeypatch.setattr(api, "nixl_agent", Agent)
-    options = {"devices": ["lo"], "num_threads": 2, "sync_mode": mode, "ucx": {"TLS": "tcp"}}
+    options = {"devices": ["lo"], "num_threads": 3, "sync_mode": mode, "ucx": {"TLS": "tcp"}}
     backend = make(NixlBackend, "one", options)
     try:
-        assert agents.pop().get_backend_params("UCX")["num_threads"] == "2"
+        assert agents.pop().get_backend_params("UCX")["num_threads"] == "3"
         assert modes[-1] == f"NIXL_THREAD_SYNC_{mode.upper()}"
         assert "UCX_NET_DEVICES" not in os.environ
     finally:

@@ -139,7 +139,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """See `SchedulerSide.step`."""
-        return self.scheduler_side.step(idle=scheduler_output.total_num_scheduled_tokens == 0)
+        return self.scheduler_side.step()
 
     def update_connector_output(self, connector_output: Any) -> None:
         """See `SchedulerSide.told`."""

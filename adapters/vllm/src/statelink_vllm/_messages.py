@@ -72,7 +72,6 @@ class ToWorker(KVConnectorMetadata):
         abort: Requests that are received and were given up.
         again: Requests of which vLLM shall hear now that their state has not come.
         addresses: Of the links of all ranks of this server, once, before the first request.
-        idle: Whether the step computes nothing.
     """
 
     send: dict[str, Send] = field(default_factory=dict)
@@ -80,7 +79,6 @@ class ToWorker(KVConnectorMetadata):
     abort: set[str] = field(default_factory=set)
     again: set[str] = field(default_factory=set)
     addresses: tuple[str, ...] = ()
-    idle: bool = False
 
     def __bool__(self) -> bool:
         """Whether a worker has anything to do."""

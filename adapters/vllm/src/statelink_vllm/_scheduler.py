@@ -181,10 +181,9 @@ class SchedulerSide:
 
     # Each step.
 
-    def step(self, *, idle: bool) -> ToWorker:
-        """What the workers get with the next step, and whether it is ``idle``: whether it computes nothing."""
+    def step(self) -> ToWorker:
+        """What the workers get with the next step."""
         self._next.again |= self.retries.ready()
-        self._next.idle = idle
         made, self._next = self._next, ToWorker()
         return made
 

@@ -1,7 +1,6 @@
 """A worker's side: the link, and the rooms of requests that are under way.
 
-vLLM calls everything here from the worker's main thread, in each step. Opening and closing block, and so does a step
-that computes nothing, for `PATIENCE` at most. Nothing else does.
+vLLM calls everything here from the worker's main thread, in each step. Nothing blocks but `open` and `close`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ __all__ = ["Results", "WorkerSide"]
 log = logging.getLogger("vllm.statelink")
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
-
-PATIENCE = 0.002
-"""Seconds that a step which computes nothing waits at most for state that is under way; see `WorkerSide.results`."""
 
 
 class Results(NamedTuple):
@@ -75,7 +71,6 @@ class WorkerSide:
         self._unquiet: dict[str, Room] = {}
         """Failed requests that vLLM was told of, and whose memory may still be written."""
         self._results = Results(set(), set(), set())
-        self._idle = False
         self._said = FromWorker()
         self._stats = TransferStats()
 
@@ -86,7 +81,6 @@ class WorkerSide:
 
     def begin(self, step: ToWorker) -> None:
         """Begin what the scheduler asks for. What cannot begin fails alone."""
-        self._idle = step.idle
         if step.addresses and self._has_siblings:
             self.link.siblings([each for each in step.addresses if each != self.link.address])
         for name, send in step.send.items():
@@ -142,16 +136,7 @@ class WorkerSide:
         return {group.component.name: group.indices(tables[group.table], tokens, prefix) for group in self._groups}
 
     def results(self) -> Results:
-        """What has ended since the last call. Each request is named once.
-
-        Blocks for `PATIENCE` at most, in a step that computes nothing, if state is under way and nothing has ended.
-        vLLM's loop runs Python without a pause up to the end of such a step. The link's threads, which share the
-        interpreter with it, would get on only after it, and the state would be named one step later. The price: a
-        request that arrives meanwhile waits for as long, and so do the outcomes of steps that are still computed, if
-        vLLM has begun this one behind them. A step that computes something waits for nothing.
-        """
-        if self._idle and self._receiving and not self._anything:
-            next(reversed(self._receiving.values())).wait(PATIENCE, quiesced=True)
+        """What has ended since the last call. Each request is named once."""
         made, self._results = self._results, Results(set(), set(), set())
         for name, room in list(self._sending.items()):
             if room.status in ENDED and room.quiesced:
@@ -177,12 +162,6 @@ class WorkerSide:
                 del self._unquiet[name]
                 self._said.quiet[name] += 1
         return made
-
-    @property
-    def _anything(self) -> bool:
-        """Whether `results` has something to name, or will have soon."""
-        rooms = (*self._sending.values(), *self._receiving.values())
-        return any(self._results) or any(room.status in ENDED for room in rooms)
 
     def _lacking(self, name: str, room: Room) -> None:
         """Note the blocks of a request that vLLM may not keep for others."""

@@ -223,7 +223,6 @@ class SimulatedEngine:
 
     def _begin(self, worker: WorkerSide, step: Any) -> KVConnectorOutput:
         asked = step.kv_connector_metadata
-        assert asked.idle == (step.total_num_scheduled_tokens == 0)
         for name, receive in asked.receive.items():
             if receive.tables:
                 self.rooms[receive.room] = name

@@ -88,10 +88,6 @@ class SimulatedRoom:
         self.reason = Reason("room.aborted", why) if why else None
         self.quiesced = quiet or self.quiesced
 
-    def wait(self, timeout: float, *, quiesced: bool = False) -> Status:
-        """Time does not pass here: nothing happens while somebody waits."""
-        return self.status
-
     @property
     def report(self) -> Any:
         moved = {name: SimpleNamespace(nbytes=count) for name, count in self.nbytes.items()}

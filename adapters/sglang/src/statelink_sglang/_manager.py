@@ -56,7 +56,7 @@ MARGIN = 5.0
 """Seconds by which SGLang's time limit for the pages of a failed request is above the link's bound."""
 
 RECOMPUTED_AT_ONCE = 16
-"""How many retracted requests prefill is asked to compute at the same time, as with SGLang's own backends."""
+"""Most retracted requests that prefill is asked to compute at one time, as with SGLang's own backends."""
 
 
 class Timeouts(NamedTuple):
@@ -184,11 +184,11 @@ class Manager(BaseKVManager):
     # The link.
 
     def _same_everywhere(self, value: str) -> str:
-        """The first rank's value."""
+        """The value of the first rank, for all ranks. Every rank must call this."""
         return value if self._group is None else str(self._group.all_gather_object(value)[0])
 
     def _anywhere(self, flag: bool) -> bool:
-        """Whether something is so on any rank."""
+        """Whether the flag is set on any rank. Every rank must call this."""
         return flag if self._group is None else any(self._group.all_gather_object(flag))
 
     def _open(self) -> Link:
@@ -201,8 +201,8 @@ class Manager(BaseKVManager):
     def deregister_buffer_to_engine(self) -> None:
         """Unregister the memory, because SGLang gives it away. Blocks until nothing touches it, or for half a minute.
 
-        SGLang gives it away whatever happens. So requests that have not ended are aborted, and memory that nobody says
-        to be quiet is taken back.
+        SGLang gives the memory away whatever happens. So this method aborts the requests that have not ended. It then
+        waits for proof that each has quiesced, and takes the memory of a request back without proof after that time.
         """
         why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING
         self.declines.keep()
@@ -268,8 +268,9 @@ class Manager(BaseKVManager):
     def raise_limit(self, queue: Any) -> None:
         """Have SGLang keep the pages of a failed request until nothing writes to them any more.
 
-        It would give them back after 30 s, whatever may still write. Where the link has a bound, it is proven before
-        that when nothing writes. Without a bound, only a proof gives pages back.
+        By default, SGLang gives the pages to others after 30 s, even if something may still write to them. If the link
+        has a bound (`Link.quiet_within`), this sets SGLang's limit above the bound. Without a bound, it sets no limit:
+        SGLang then waits for proof.
         """
         bound = self.link.quiet_within
         limit = math.inf if bound is None else bound + MARGIN
@@ -278,7 +279,8 @@ class Manager(BaseKVManager):
     def hold(self, room: int, receiving: Receiving) -> None:
         """Note a failed request to whose memory something may still be written.
 
-        Several may have one room: a second request fails where the first one is not quiet, and so on every rank.
+        Several failed requests may have one room id. If a second request comes while the first one has not quiesced on
+        some rank, the second one fails on that rank, and therefore on every rank.
         """
         self._held.setdefault(room, []).append(receiving)
 
@@ -287,7 +289,7 @@ class Manager(BaseKVManager):
         return all(each.quiesced for each in self._held.get(bootstrap_room, ()))
 
     def clear_deferred_abort_state(self, bootstrap_room: int) -> None:
-        """SGLang gives the memory of a failed request to others. Which one it is, its receiver's `clear` says next."""
+        """SGLang gives the memory of a failed request to others. It calls `clear` of that request's receiver next."""
 
     def let_go(self, room: int, receiving: Receiving) -> None:
         """SGLang has given the memory of a request to others."""
@@ -306,13 +308,13 @@ class Manager(BaseKVManager):
         return self._executor
 
     def submit_prefill_recompute(self, kv_receiver: Receiver, payload: dict[str, Any]) -> None:
-        """Have prefill compute a request anew that was retracted for new weights. Does not block.
+        """Have prefill compute a request again that SGLang retracted for new weights. Does not block.
 
         Every decode rank calls this, and one of them asks prefill for all.
         """
         prefill = self.prefill_info_table.get(kv_receiver.bootstrap_addr)
         if self._place[0] or kv_receiver.failed or prefill is None:
-            return  # without a prefill server the receiver has failed, or will
+            return  # if there is no prefill server, the receiver has failed or will fail
         executor = self._ensure_prefill_recompute_executor()
         executor.submit(recompute, kv_receiver, prefill.http_port, payload, self.timeouts.waiting)
 
@@ -325,14 +327,19 @@ def _dp_rank(parallel: Any, dp_rank: int | None) -> tuple[int, int]:
 
 
 def _memory_kind(device: str, number: int) -> str:
-    """The kind of memory on a device. SGLang's pools may not say which of several devices it is."""
+    """The kind of memory on a device, such as ``cuda:1``.
+
+    Args:
+        device: The device, as SGLang's pool names it. The name may lack the number of the device.
+        number: The number of the device, for a name that lacks it.
+    """
     if device == "cpu":
         return "dram"
     return device if ":" in device else f"{device}:{number}"
 
 
 def _identity(config: Any) -> str:
-    """What two servers with the same model and the same SGLang state alike."""
+    """The identity of the model. Two servers with the same model and the same SGLang version have the same text."""
     text = config.hf_text_config
     numbers = (config.num_hidden_layers, config.hidden_size, config.vocab_size)
     names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Sender", "add_states"]
 
 AT_ONCE = 1e-6
-"""Seconds to a deadline that is over."""
+"""Seconds to a deadline that ends a room at once."""
 
 
 class Sender(Transfer, BaseKVSender):
@@ -54,7 +54,7 @@ class Sender(Transfer, BaseKVSender):
     ) -> None:
         super().__init__(mgr, bootstrap_room)
         self._patience = time.monotonic() + mgr.timeouts.bootstrap
-        """When decode must have named its memory. After that, SGLang sets no limit, however long the forward takes."""
+        """Time until which decode must have named its memory. Once it has, SGLang sets no limit to the forward."""
         if self.failed:
             return
         rank, ranks = mgr.dp
@@ -70,7 +70,7 @@ class Sender(Transfer, BaseKVSender):
             self.fail(str(error))
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
-        """Decode has named its memory: from now on chunks come.
+        """Decode has named its memory. SGLang calls `send` after this.
 
         Args:
             num_kv_indices: Pages that all chunks have together.
@@ -100,7 +100,7 @@ class Sender(Transfer, BaseKVSender):
             )
 
     def pop_decode_prefix_len(self) -> int:
-        """P: how many tokens decode holds already."""
+        """Number of tokens that decode holds already (P)."""
         return (self._sending.prefix or 0) if self._sending is not None else 0
 
     def get_max_transfer_tokens(self) -> int | None:
@@ -108,7 +108,7 @@ class Sender(Transfer, BaseKVSender):
         return None
 
     def should_send_kv_chunk(self, num_pages: int, last_chunk: bool) -> bool:
-        """A last chunk is sent also without pages: the other state and the metadata row go with it."""
+        """Whether a chunk is sent. The last one is, even without pages, for the other state and the metadata row."""
         return num_pages > 0 or last_chunk
 
     def send(
@@ -181,11 +181,12 @@ class Sender(Transfer, BaseKVSender):
         return int(status)
 
     def _failing(self) -> int:
-        """Failed, once nothing reads the request's pages any more: SGLang gives them to others at once.
+        """The state to report for a failed request: `FAILED`, or `TRANSFERRING` while a transfer may read its pages.
 
-        A transfer that reads later harms nobody, because decode's room has failed, and decode keeps that memory until
-        the transfer has ended. So the wait has a bound. Before the first chunk there is nothing to wait for, and in
-        SGLang's bootstrap queue a request may not be on its way.
+        SGLang gives the pages to other requests as soon as it sees `FAILED`. So this waits until the room has quiesced,
+        but no longer than the time limit ``hold``. A transfer that reads the pages later does no harm: decode's room
+        has failed, and decode keeps the memory that the transfer writes to until the transfer has ended. Before the
+        first chunk nothing reads the pages, and SGLang's bootstrap queue does not accept `TRANSFERRING`.
         """
         room = self._room
         if room is None or self._began is None or room.quiesced:

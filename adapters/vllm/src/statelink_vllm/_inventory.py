@@ -52,7 +52,7 @@ class Group(NamedTuple):
     """How vLLM's block table of a group becomes indices of a component.
 
     Attributes:
-        table: The group's place among those that are moved, and so of its block table in a message.
+        table: Number of the group among the groups that are moved. Its block table has this number in a message.
         component: The component.
         ratio: Items of the component in a block: more than one if the backend of attention splits blocks.
         recurrent: Whether the request's state is in one block.
@@ -87,11 +87,13 @@ class Group(NamedTuple):
         return found
 
     def lacking(self, indices: Any, nbytes: int) -> set[int]:
-        """Blocks of which only a part has arrived: the one in which a window begins, if any.
+        """Blocks that vLLM must not keep for other requests, because a part of them may not have arrived.
 
-        vLLM keeps full blocks for other requests, and takes every token of them for computed. In front of a window,
-        tokens of the first block come only if prefill's blocks reach back as far as this one does. If prefill's blocks
-        are smaller, the block may also be named although all of it has come.
+        There is at most one: the block in which a window begins.
+
+        vLLM keeps full blocks for other requests, and assumes that every token in them was computed. A window may begin
+        in the middle of its first block. The tokens before it arrive only if prefill's block begins as early as
+        decode's. If prefill's blocks are smaller than decode's, the result may have the block although it is complete.
 
         Args:
             indices: What `indices` returned.
@@ -108,7 +110,7 @@ class Group(NamedTuple):
 def describe_cache(
     config: Any, caches: Mapping[str, Any], model: Model
 ) -> tuple[list[state.Described], tuple[Group, ...]]:
-    """The components of a worker, and how block tables go with them.
+    """Describe the components of a worker, and how their block tables become indices.
 
     Args:
         config: vLLM's ``KVCacheConfig``.
@@ -139,7 +141,7 @@ def describe_cache(
 def _named(groups: Sequence[Any]) -> list[str]:
     """A name for each group: that of its state type, and its number among several of that type.
 
-    Layers are named by their numbers. So servers whose engines group the layers of a model alike have the same names.
+    Servers whose engines group the layers of a model in the same way have the same names.
     """
     types = [_type_of(group.kv_cache_spec) for group in groups]
     numbers = [types[:place].count(name) for place, name in enumerate(types)]
@@ -147,7 +149,7 @@ def _named(groups: Sequence[Any]) -> list[str]:
 
 
 def _type_of(spec: Any) -> str:
-    """The state type of a group, also if it is one that cannot be described."""
+    """The state type of a group, even if the group cannot be described."""
     inner = getattr(spec, "kv_cache_specs", None)
     some = type(spec if inner is None else next(iter(inner.values()))).__name__
     return "mamba" if some in RECURRENT else "swa" if "Sliding" in some else "kv"

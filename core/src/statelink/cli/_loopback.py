@@ -1,4 +1,4 @@
-"""A transfer from this machine to itself, between two processes with a link each. This process knows the bytes."""
+"""Moves bytes from one process of this machine to another. Each opens a link. This process checks what arrived."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ WHAT = "loopback transfer"
 
 
 class Meant(NamedTuple):
-    """The memory that is moved.
+    """Which memory the user wants the transfer to use on both sides.
 
     Attributes:
-        kind: Kind of memory; host memory by default.
-        allocator: Allocates memory of a device, as for `statelink._devices.allocate`.
+        kind: Kind of memory, such as ``cuda:0``; empty for host memory.
+        allocator: Name of the function that allocates memory of a device, as ``module:name``. torch allocates it if
+            this is empty. See `statelink._devices.allocate`.
     """
 
     kind: str = ""
@@ -87,7 +88,7 @@ def loopback(
 
 
 def _run(folder: Path, job: dict[str, Any], patience: float) -> dict[str, Any]:
-    """Run both processes. Returns decode's answer, or the failure after so many seconds."""
+    """Run both processes, for ``patience`` seconds at most. Returns decode's answer, or a failure under ``error``."""
     until = time.monotonic() + patience
     with contextlib.ExitStack() as stack:
         prefill = stack.enter_context(_process(folder, "prefill", job))
@@ -135,7 +136,7 @@ def _process(folder: Path, role: str, job: dict[str, Any]) -> Any:
 
 
 def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: float, patience: float) -> dict[str, Any]:
-    """The answer that a process wrote to its file, or that it wrote none."""
+    """The answer that a process wrote to its file, or an ``error`` that says why it wrote none."""
     path = folder / f"{role}.json"
     while time.monotonic() < until:
         status = process.poll()  # read before the file, because the process may write the file last

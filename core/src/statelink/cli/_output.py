@@ -37,10 +37,10 @@ INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 """Exit status if a pipe's reader has gone. A shell gives the same to a process that SIGPIPE ended."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""System errors that say that a file cannot be written, whichever it is."""
+"""System errors after which no file of the file system can be written."""
 
 BLANKS: Final = re.compile(r" +\n")
-"""What rich fills the lines of a table with, up to its width. Pipes and files get the lines without it."""
+"""Blanks with which rich fills the lines of a table up to its width. Pipes and files get the lines without them."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 """The option of a command that prints its result as JSON on standard output."""
@@ -140,7 +140,7 @@ def _end_lost(error: _LostError) -> NoReturn:
 
 
 class _LostError(Exception):
-    """Output cannot be written. No `OSError`, because click and rich end the process by themselves after some."""
+    """Output cannot be written. This is no `OSError`: click and rich catch some of those and end the process."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -148,10 +148,10 @@ class _LostError(Exception):
 
 
 class _CheckedText(io.TextIOWrapper):
-    """A stream that says by `_LostError` that it cannot be written, and from then on leads nowhere.
+    """A stream that raises `_LostError` if it cannot be written. After that, it writes to the null device.
 
-    The methods of the buffer below are left as they are. In a method of Python, an interrupt could come between the
-    write and the buffer's note of it, and the same text would be written twice.
+    This class does not override the methods of the buffer below. In a method of Python, an interrupt could come between
+    the write and the buffer's note of it. Then the same text would be written twice.
     """
 
     def write(self, text: str, /) -> int:
@@ -197,7 +197,7 @@ def _checked_streams() -> Iterator[list[_LostError]]:
 
 
 def _checked(stream: TextIO) -> TextIO:
-    """The stream, checked, if it writes to a descriptor. A closed one and those of tests are returned as they are."""
+    """A checked stream over the same descriptor. A closed stream, or one without a descriptor, is returned as it is."""
     try:
         number = stream.fileno()
         stream.flush()

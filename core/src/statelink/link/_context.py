@@ -142,7 +142,7 @@ class Context:
             )
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
-        """Run ``job`` on the control thread after some time. Control thread only."""
+        """Run ``job`` on the control thread when ``seconds`` have passed. Control thread only."""
         self.loop.after(seconds, job)
 
     def send(self, message: Message, address: str | None = None) -> bool:
@@ -175,7 +175,7 @@ class Context:
         """Close the backend, once no job uses it. Blocks; a thread of the engine.
 
         Raises:
-            TransferError: The backend is still in use, or has not closed, after so many seconds.
+            TransferError: After ``timeout`` seconds, the backend is still in use, or has not closed.
         """
         until = time.monotonic() + timeout
         while not self.workers.idle:
@@ -211,7 +211,7 @@ class Context:
         return self._start(self.handshake.registration + 1)
 
     def discard(self, backend: Backend) -> None:
-        """Close an object of the backend that `register` made, and that is not used. Blocks; a thread of the engine."""
+        """Close an object of the backend that `register` made and nobody uses. Blocks; a thread of the engine."""
         try:
             backend.close()
         except BaseException:

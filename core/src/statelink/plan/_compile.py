@@ -1,4 +1,4 @@
-"""Compiles two inventories and an assignment into tables. For a request, only its indices have to be added."""
+"""Compiles two inventories and an assignment into tables. A request then only adds its indices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_LAYER = -1
 MAX_BOXES = 1024
 """Most boxes in one share."""
 MAX_PLAN_RUNS = 1 << 21
-"""Most runs of all distinct pairs of items of a plan together. A run takes 40 bytes."""
+"""Most runs that one plan may have: those of all its distinct pairs of items together. A run takes 40 bytes."""
 MAX_PLAN_COMPARED = 1 << 18
 """Most comparisons of boxes and slabs for one plan."""
 OF_A_BOX = 16
@@ -144,7 +144,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
         ours, theirs, here, there = held[share.component]
         granule = granule_of(theirs, ours)
         checked: set[int] = set()
-        # The key has the granule, because two components may share layouts and be cut into different granules.
+        # Two components may share layouts and be cut into different granules. So the granule is part of the key.
         cut = cuts.setdefault((share.boxes, granule, theirs.page), len(cuts))
         for name in share.buffers:
             if (share.component, name) in named:
@@ -174,9 +174,10 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
 
 
 class _Effort:
-    """Bounds the cost of compiling an assignment, because a peer chose it and one of the two inventories.
+    """Bounds the cost of compiling an assignment.
 
-    Each method raises `MismatchError` as soon as the cost is above its limit.
+    A peer chooses the assignment and one of the two inventories, so it could make the cost as high as it likes. Each
+    method raises `MismatchError` as soon as the cost is above its limit.
     """
 
     def __init__(self, source: Inventory, target: Inventory) -> None:

@@ -174,7 +174,7 @@ def _transposed(axes: Sequence[str], counts: Sequence[int], expected: Sequence[i
 
 
 def _wider(view: View, shape: Sequence[int], counts: Sequence[int], expected: Sequence[int]) -> str:
-    """A hint if the array holds more than its share: of the axes that differ, the first one says which."""
+    """A hint if the array holds more than this rank's share. It is about the first axis with a wrong extent."""
     for axis, whole, count, wanted in zip(view.axes, shape, counts, expected, strict=True):
         if count == whole != wanted:
             return (
@@ -206,7 +206,7 @@ def describe(
             with ``tp``, and two stages of ``pp`` must not list the same layer.
         model: The model's identity (revision, adapters). It is compared verbatim with the other side's.
 
-    An allocation that several components share is registered once, also if one allocation is inside another.
+    An allocation that several components share is registered once, even if it is inside another allocation.
 
     Raises:
         StateError: The description contradicts itself.

@@ -1,4 +1,4 @@
-"""Compares the bytes of items of two buffers that take turns in memory, such as keys and values in one page."""
+"""Checks that two buffers share no byte if their items take turns in memory, as keys and values in one page do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Interlock", "extents_apart"]
 
 MAX_STRETCHES = 1 << 20
-"""Most contiguous stretches of two items together that are compared."""
+"""Most contiguous pieces that an item of each buffer may have together."""
 
 
 def extents_apart(first: Buffer, second: Buffer, after: int, stride: int) -> bool:
@@ -33,7 +33,7 @@ def extents_apart(first: Buffer, second: Buffer, after: int, stride: int) -> boo
 
 
 class Interlock:
-    """Compares buffers of one component, and remembers what it found. Buffers of many layers are alike."""
+    """Compares buffers of one component, and remembers each answer, because the buffers of many layers are alike."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int, int, int], bool] = {}
@@ -64,7 +64,10 @@ class Interlock:
 
 
 def _apart(a: Layout, b: Layout, after: int, stride: int) -> bool:
-    """The same for items that repeat for ever: a piece that crosses the end of a stride goes on at its beginning."""
+    """Whether no byte belongs to items of both layouts, if the items repeat at every stride without end.
+
+    So a piece that crosses the end of a stride continues at the beginning of the stride.
+    """
     (low_a, high_a), (low_b, high_b) = a.stretches(), b.stretches()
     starts = np.concatenate((low_a, (low_b + after) % stride))
     sizes = np.concatenate((high_a - low_a, high_b - low_b))

@@ -217,9 +217,9 @@ def aux_rows(
 
 
 def whole_view(label: str, memory: Memory, layer: int | None, optional: bool, spare: int = 0) -> View:
-    """A view of items that this rank holds completely.
+    """A view of items that this rank holds whole. No axis of an item runs over positions.
 
-    They have no position axis. The other side may lack spare rows.
+    The last ``spare`` rows of an item's first axis are spare: the other side may lack them.
     """
     if len(memory.shape) < 2:
         raise StateError(

@@ -53,11 +53,12 @@ class Gate:
 
 
 class LinkEnd:
-    """A link in a worker, with pages that this process sees, too.
+    """A link in a worker. This process shares the memory of its pages.
 
     Attributes:
-        keys: Its keys, page by page.
-        values: Its values, page by page.
+        key: Name of the link in the worker.
+        keys: The keys of every page, ``[pages, bytes]``; uint8.
+        values: The values of every page, in the same shape.
     """
 
     def __init__(self, subject: Subject, worker: Worker, role: str, key: str, base: int) -> None:
@@ -76,22 +77,25 @@ class LinkEnd:
         return self.worker(function, self.key, *arguments)
 
     def receiver(self) -> LinkEnd:
-        """The same link of the role ``both``, for rooms that receive: their ids may be those of rooms that send."""
+        """The same link under a second name, for rooms that receive. Its role is ``both``.
+
+        A room that receives may have the id of a room that sends. The names of the link tell them apart.
+        """
         other = copy.copy(self)
         other.key = f"{self.key}, receiving"
         self.worker(name_again, self.key, other.key)
         return other
 
     def close(self) -> bool:
-        """Close it; whether it came to rest."""
+        """Close the link. Returns whether `Link.close` returned true both times."""
         ended: bool = self.worker(close, [self.key], self.subject.patience)
         return ended
 
     def wait(self, room: int, *, quiesced: bool = True) -> Seen:
-        """How a room ended.
+        """Wait for the end of a room, and return its state then. Blocks for as long as the subject's patience.
 
         Raises:
-            Hung: It did not, or did not come to rest.
+            Hung: The room did not end, or did not quiesce.
         """
         patience = self.subject.patience
         seen: Seen = self(wait, room, patience, quiesced)
@@ -128,12 +132,15 @@ def open_link(
 
 
 def name_again(host: Host, key: str, another: str) -> None:
-    """Know a link under another name, too."""
+    """Give a link a second name in this worker."""
     host.links[another] = host.links[key]
 
 
 def send(host: Host, key: str, room: int, tokens: int = TOKENS, to: str | None = None) -> None:
-    """Open a room on prefill. If it is for the link ``to``, it also ends if that link gives it up before it asks."""
+    """Open a room on prefill.
+
+    If ``to`` names a decode link, the room also fails if that link gives it up before it has asked for it.
+    """
     host.rooms[key, room] = host.links[key].send(room, tokens, to=to)
 
 
@@ -173,14 +180,14 @@ def release(host: Host, key: str, room: int) -> None:
 
 
 def wait(host: Host, key: str, room: int, patience: float, quiesced: bool) -> Seen:
-    """Wait for the end of a room. Returns its state then, or when the time is over."""
+    """Wait for the end of a room. Returns its state then, or after ``patience`` seconds."""
     held = host.rooms[key, room]
     held.wait(patience, quiesced=quiesced)
     return Seen(held.status, held.reason, held.quiesced)
 
 
 def reach(host: Host, key: str, room: int, status: statelink.Status, patience: float) -> Seen:
-    """Wait until a room has at least this status, or has failed."""
+    """Wait until a room has at least this status, or has failed, or ``patience`` seconds are over."""
     held = host.rooms[key, room]
     for _ in range(int(patience / 0.002)):
         if held.status >= status or held.status is statelink.Status.FAILED:
@@ -190,6 +197,6 @@ def reach(host: Host, key: str, room: int, status: statelink.Status, patience: f
 
 
 def close(host: Host, keys: Sequence[str], patience: float) -> bool:
-    """Close links twice; whether they came to rest."""
+    """Close every link twice. Returns whether each `Link.close` returned true."""
     links = [host.links.pop(key) for key in keys if key in host.links]
     return all([link.close(patience) and link.close() for link in links])

@@ -52,7 +52,11 @@ class Opened:
         self.turn: AbstractContextManager[Any] = nullcontext() if free else threading.RLock()
 
     def ended(self, transfer: Transfer, patience: float, *, rest: float = REST) -> Outcome:
-        """Poll until a transfer has ended."""
+        """Poll until a transfer has ended, and return its outcome. Sleeps ``rest`` seconds between two polls.
+
+        Raises:
+            Hung: It did not end within ``patience`` seconds.
+        """
         until = time.monotonic() + patience
         while transfer.outcome is None:
             with self.turn:
@@ -69,12 +73,12 @@ class Host:
     """The objects of a worker: backends by the name of their link, and data of the functions that run here.
 
     Args:
-        path: The worker's memory.
+        path: File that this process maps as the worker's memory.
 
     Attributes:
-        kind: Kind of the worker's memory.
-        address: Its address.
-        allocate: Allocates more of it; ``None`` for host memory.
+        kind: Kind of the worker's memory, such as ``dram``.
+        address: Address of its first byte, in this process.
+        allocate: Allocates more memory of this kind, in bytes; ``None`` for host memory.
     """
 
     def __init__(self, path: str) -> None:
@@ -89,7 +93,7 @@ class Host:
         self._views: dict[str, Array] = {}
 
     def on(self, kind: str, address: int, allocate: Callable[[int], DeviceMemory]) -> None:
-        """Put the worker's memory on a device."""
+        """Use memory of a device as the worker's memory. The arguments become the attributes."""
         self.kind, self.address, self.allocate = kind, address, allocate
 
     def view(self, path: str) -> Array:
@@ -97,7 +101,7 @@ class Host:
         return self._views.setdefault(path, view(path))
 
     def close_all(self) -> None:
-        """Close every backend and link, and ignore errors."""
+        """Close every link and backend, also if one of them raises. Then raises the first error, if there was one."""
         links, self.links = self.links, {}
         backends, self.backends = self.backends, {}
         self.rooms.clear()

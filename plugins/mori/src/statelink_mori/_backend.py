@@ -2,7 +2,7 @@
 
 All calls to the library are made under one lock, because set-up calls must not run beside transfers. Nothing waits for
 a transfer under this lock. The library cannot cancel. It keeps raw pointers to the statuses that it returns. So each
-status is kept until it has ended, and for some time after, also after a disconnect.
+status is kept until it has ended, and for some time after. That holds after a disconnect, too.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _started: dict[bytes, str] = {}
 _orphans: list[Any] = []
 """Statuses that had not ended when their engine was destroyed, or that failed over RDMA.
 
-The library may still use them, so they are never read again and never freed. A peer is lost with such a failure, so a
-connection leaves few of them.
+The library may still use them, so they are never read again and never freed. Such a failure also ends the connection to
+the peer, so a connection leaves few of them.
 """
 
 
@@ -272,9 +272,9 @@ class MoriBackend(PostingBackend[_Peer]):
             self._finished.popleft()
 
     def _ended(self, work: Posted[_Peer], status: Any) -> bool:
-        """Whether a status is terminal.
+        """Whether the part of a transfer that has this status has ended. If it failed, the transfer fails.
 
-        If it failed, its transfer fails; this does not prove that other parts stopped.
+        That does not prove that the other parts of the transfer have stopped.
         """
         if status.Failed():
             code = status.Code().name

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["LANDING_ROUND", "ProcessExits"]
 
 LANDING_ROUND = 0.05
-"""Seconds from one round to the next. After a writer's process has ended, this process runs for some rounds until
-nothing of the writer counts as in flight; the backend declares for how many seconds. Bytes that a killed writer gave to
-its kernel still arrive, and threads of a library here write them to memory. That was measured to take a few
-milliseconds, and what socket buffers hold bounds it. Rounds are counted instead of elapsed time: while this process is
-stopped, the library's threads are stopped too, and write nothing."""
+"""Seconds from one round to the next.
+
+After a writer's process has ended, decode waits for some rounds. Only then nothing of the writer counts as in flight.
+`Capabilities.landing_seconds` says how long all rounds take together. During the rounds, bytes that a killed writer
+gave to its kernel still arrive, and threads of a library in this process write them to memory. Measurements found that
+this takes a few milliseconds. The size of socket buffers bounds it. This class counts rounds and not elapsed time,
+because a process that is stopped also stops the library's threads, and they write nothing."""
 POLL_BROKEN = 1.0
 """Seconds to the next round after ``poll`` raised."""
 
@@ -56,8 +58,8 @@ class ProcessExits:
             return
         context = self._context
 
-        # Runs on the control thread, after a data thread has polled: both have run in this round. A poll that raised
-        # proves nothing, so the round does not count.
+        # Runs on the control thread after a data thread has polled. So both threads have run in this round. If the
+        # poll raised, the library may have written nothing to memory, and the round does not count.
         def polled(ok: bool) -> None:
             if ok:
                 context.after(LANDING_ROUND, lambda: self._wait(rank, rounds - 1))

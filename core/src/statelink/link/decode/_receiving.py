@@ -76,7 +76,7 @@ class ReceivingState(RoomState):
     # Towards the request.
 
     def open(self, instance: Instance) -> None:
-        """Set the instance of which the room is requested. Control thread; `accepted` may run before or after this."""
+        """Set the instance that the room is requested from. Control thread; `accepted` may run before or after this."""
         self._instance = instance
         instance.join(self)
         if instance.state is InstanceState.REFUSED and instance.reason is not None:
@@ -102,7 +102,7 @@ class ReceivingState(RoomState):
             for rank in instance.parts:
                 writer = self._writers.get(rank.name)
                 if writer is not None and not writer.drained:
-                    # The rank may have been lost and come back, and its Drained with it: repeat Failed to get another.
+                    # If the rank was lost and has come back, its Drained may be lost. Repeat Failed to get another.
                     writer.tell_failed(self.reason, declined=self._sole)
 
     def instance_refused(self, reason: Reason) -> None:
@@ -129,8 +129,8 @@ class ReceivingState(RoomState):
         self._writers.update({each.rank.name: each for each in writers})
         self.update_quiesced()
 
-        # Runs on a data thread, or here if it is prompt. `prepared` runs on the control thread after it: the room may
-        # have failed in between.
+        # This runs on a data thread, or here if every hook is prompt. `prepared` runs after it, on the control thread.
+        # The room may have failed in between.
         def prepare() -> None:
             for writer in writers:
                 writer.prepare()
@@ -201,7 +201,7 @@ class ReceivingState(RoomState):
         return self.reason_for("room.tokens", what, cause, peer=peer)
 
     def _arrived(self, writer: Writer, message: wire.Chunk | wire.Finished, number: int) -> None:
-        """A push is visible here, of which a message tells."""
+        """A message says that a push is visible here."""
         self.step(Status.TRANSFERRING)
         self._chunks = max(self._chunks, number + 1)
         writer.chunk(number, message.granules, message.layers, self._hook_ended)
@@ -287,7 +287,10 @@ class ReceivingState(RoomState):
             self.context.after(release, lambda: self._release_after(release))
 
     def _release_after(self, after: float) -> None:
-        """Count memory as drained without proof, as the operator chose with 'release_after'; also space in rings."""
+        """Take every writer for drained without proof, as the operator chose with 'release_after'.
+
+        This gives back the room's memory, and its space in rings.
+        """
         names = [rank.name for rank in self.undrained()]
         if names:
             self._note_release("release_after", f"{after:.1f} s after the failure")
@@ -318,9 +321,9 @@ class ReceivingState(RoomState):
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
 
     def _after_change(self) -> None:
-        """Update quiescence, and leave the instance once the room has ended, and it is proven that it has quiesced.
+        """Update quiescence. Leave the instance, if the room has ended and there is proof that it has quiesced.
 
-        Until then the room stays with the instance, so that Failed is repeated to ranks that have not drained.
+        Without that proof, the room stays with the instance, which repeats Failed to ranks that have not drained.
         """
         self.update_quiesced()
         if self.status not in ENDED:

@@ -44,7 +44,7 @@ class Requests:
         context: The link's parts.
         ranks: The decode ranks that are known.
         rooms: The rooms that send.
-        in_flight: Uses that must not be called drained.
+        in_flight: Uses for which writes may be in flight after their room is over.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Requests:
         """Handle a rank's request."""
         use = (rank.name, message.room, message.generation)
         if not self._tombstones.admit(use):
-            return  # a duplicate, or later than the rank's Failed for this use: it is answered already
+            return  # the request is a duplicate, or came after the rank's Failed for this use: it was answered before
         if rank.plan is None:
             reason = Reason("room.unattached", "a request came before its sender was attached", {"peer": rank.name})
             self.answer(rank, message, reason)
@@ -72,7 +72,7 @@ class Requests:
         self._reconcile(message, rank)
         room = self._room(message.room, message.attempt)
         if room is not None and room.delivery_to(rank.name) is not None:
-            # The rank asks anew, so the use that this room belongs to has ended on that rank.
+            # The rank asks again, so the use to which this room belongs has ended on that rank.
             cause = f"{rank.name} asks for it anew, before it is over here"
             room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
         elif room is not None and room.status not in ENDED:
@@ -100,8 +100,9 @@ class Requests:
         fresh = self._tombstones.admit(use) if request is None else request.generation == message.generation
         if not fresh:
             return
-        # A rank that is not attached cannot have asked. Its Failed counts if no other instance will ask, and otherwise
-        # only for rooms that name it.
+        # A rank that is not attached cannot have asked for the room, and another instance may still ask. If this rank
+        # says that none will (`declined`), its Failed counts for every room. Otherwise it counts only for a room whose
+        # engine named this rank's instance (`to`).
         named = rank.plan is None and not message.declined
         self._pending.drop(key, rank.name)
         asking = self._claims.asking(rank)
@@ -147,7 +148,7 @@ class Requests:
         return None if self._may_land(use) else self._drained(use)
 
     def _may_land(self, use: RequestId) -> bool:
-        """Whether writes for a use may be in flight, or be started: of its room, or of one that is forgotten."""
+        """Whether writes for a use may be in flight, or may be started. Its room may be forgotten already."""
         found = ((room, room.delivery_to(use[0])) for room in self._rooms.with_id(use[1]))
         return use in self._in_flight or any(
             each is not None and each.use == use and (room.status not in ENDED or each.in_flight(Side.TARGET))
@@ -168,7 +169,10 @@ class Requests:
         }
 
     def _reconcile(self, message: wire.Request, rank: DecodeRank) -> None:
-        """Match uses that the rank says ended there, unmet, with rooms that ended here: each pair was one use."""
+        """Match uses that ended on the rank with rooms that ended here. Each pair was one use.
+
+        The rank lists such a use in its request if it does not know whether prefill had a room for it.
+        """
         key, asking = key_of(message), self._claims.asking(rank)
         for earlier in message.unmet:
             use = (rank.name, message.room, earlier.generation)
@@ -210,8 +214,9 @@ class Requests:
     def wait_for(self, room: SendingState) -> bool:
         """Whether decode has asked for a room's id, or given the room up, so that `open` has something to do.
 
-        Any thread. What comes after a job was posted that opens the room is seen here, or that job runs after it: the
-        control thread looks for posted jobs before it waits.
+        Any thread. Call it after the job that opens the room was posted. Then no message of decode is missed. This
+        method sees those that came before the call. The job runs after those that come later, because the control
+        thread runs posted jobs before it waits.
         """
         return self._pending.asked_for(room.room) or self._tombstones.may_be_given_up(room.key, _words(room))
 
@@ -329,7 +334,7 @@ class Requests:
         stale: Stale | None,
         informed: dict[str, str],
     ) -> None:
-        """Refuse a request for a room that ends, and add to ``informed`` the ranks that then know of its end."""
+        """Refuse a request for a room that ends. Adds to ``informed`` the ranks that know of its end afterwards."""
         instance = rank.handshake.inventory.instance
         given_up = self._tombstones.given_up(room.key, (instance,))
         self._pending.drop(room.key, rank.name)
@@ -369,7 +374,7 @@ class Requests:
 
 
 def _words(room: SendingState) -> Collection[str]:
-    """Under which words `Tombstones` may have an instance that gave the room up, and that may have it."""
+    """The words under which `Tombstones` keeps an instance that gave the room up, if the room may be for it."""
     if room.to is None:
         return (ANYBODY,)
     words = room.to.names | room.to.keys

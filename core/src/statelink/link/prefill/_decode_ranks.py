@@ -51,9 +51,9 @@ class DecodeRanks:
         self._lost = lost
         self._ranks: dict[str, DecodeRank] = {}
         self._given_up: dict[str, None] = {}
-        """Names of ranks that were lost without their doing, and have not come back, the oldest first."""
+        """Names of ranks that this side gave up and that have not come back, the oldest first. A rank need not know."""
         self._waiting: dict[str, wire.Hello] | None = None
-        """While the link is suspended: who asks for a handshake."""
+        """While the link is suspended, the ``Hello`` of each peer that sent one; otherwise ``None``."""
 
     def get(self, name: str) -> DecodeRank | None:
         """The rank with this link name, if it is known."""
@@ -65,9 +65,9 @@ class DecodeRanks:
         return list(self._ranks.values())
 
     def speaker(self, message: wire.Message) -> DecodeRank | None:
-        """The known rank that sent a message; ``None`` also if it means an earlier process at this link's address.
+        """The known rank that sent a message. Notes that the rank is alive.
 
-        Notes that the rank is alive.
+        ``None`` if the rank is not known, or if the message is for an earlier process at this link's address.
         """
         rank = self._ranks.get(message.sender)
         if rank is not None:
@@ -90,9 +90,9 @@ class DecodeRanks:
             log.debug("a %s message of %s is not for prefill", type(message).__name__.lower(), rank.name)
 
     def send(self, message: wire.Message) -> None:
-        """Queue a message for a rank. If that fails, the rank is lost: it would wait for the message forever."""
+        """Queue a message for a rank. If that fails, give the rank up: it would wait forever for the message."""
         if not self._context.send(message):
-            # Posted, since losing a rank changes rooms while the caller works on one.
+            # Losing a rank changes rooms, and the caller may be working on a room. So the loss is posted.
             self._context.post(lambda: self._unreachable(message.to))
 
     def knows(self, name: str) -> bool:
@@ -102,7 +102,7 @@ class DecodeRanks:
     def hello(self, message: wire.Hello) -> None:
         """Handle the handshake of a decode rank, or of another rank of this link's own instance.
 
-        While the link is suspended, it waits: this link has no descriptor to answer with.
+        While the link is suspended, the message waits, because this link has no descriptor to answer with.
         """
         if self._waiting is not None:
             if message.sender in self._waiting or len(self._waiting) < MAX_PEERS:
@@ -110,7 +110,7 @@ class DecodeRanks:
             return
         ours, backend = self._context.handshake, self._context.backend.name
 
-        # Runs on the control thread, or for a large handshake on a data thread.
+        # Runs on the control thread. For a large handshake, it runs on a data thread.
         def check(handshake: wire.Handshake) -> tuple[wire.Handshake, RegionTable]:
             check_peer(ours, handshake, sends=True)
             return handshake, RegionTable(handshake.inventory.regions, backend)
@@ -139,7 +139,7 @@ class DecodeRanks:
                 return Reason("peer.many", f"this link has {MAX_PEERS} peers already", {"link": self._context.name})
             self._ranks[handshake.link] = DecodeRank(handshake, regions, self._context.backend, self._context.now())
             if handshake.link in self._given_up:
-                # Its Hello may have been under way since before it was lost. Then it knows nothing of the loss yet, and
+                # The rank may have sent its Hello before this side lost it. Then it does not know of the loss, and
                 # would never attach again. If it does know, it waits for the Welcome and ignores this message.
                 del self._given_up[handshake.link]
                 self._context.send(wire.Unknown(sender=self._context.name, to=sender))
@@ -261,7 +261,7 @@ class DecodeRanks:
             self._lose(rank, "this link was suspended")
 
     def resume(self) -> None:
-        """Welcome those who have asked meanwhile."""
+        """Handle the handshakes that came while the link was suspended."""
         waiting, self._waiting = self._waiting or {}, None
         for hello in waiting.values():
             self.hello(hello)

@@ -72,7 +72,7 @@ class OtherRanks(Protocol):
         """
 
     def ask(self, room: SendingState) -> None:
-        """Ask how a room stands there, from now on."""
+        """Ask the other ranks for the room's status. Each of them then also tells every change of it."""
 
     def changed(self, room: SendingState) -> None:
         """The status of a room changed here."""
@@ -85,9 +85,9 @@ class SendingState(RoomState):
         context: The link's parts.
         watcher: Told of every change.
         budget: Counts pushes.
-        ranks: The decode ranks that are known; messages go out through it.
+        ranks: Knows the decode ranks, and sends messages to them.
         admission: Decides which instance the room belongs to.
-        in_flight: Uses that must not be called drained.
+        in_flight: Uses for which writes may be in flight after their room is over.
         siblings: The other ranks of this link's own instance.
         to: The decode instance that the engine named, if it named one.
 
@@ -119,7 +119,7 @@ class SendingState(RoomState):
     ) -> None:
         super().__init__(context, watcher, room, tokens, deadline, attempt)
         self._asks_tokens = tokens is None
-        """Whether N comes from decode."""
+        """Whether decode says how many tokens the request has (N)."""
         self.to = to
         self._budget = budget
         self._ranks = ranks

@@ -83,8 +83,8 @@ class Loop:
     def post_quietly(self, job: Callable[[], None]) -> None:
         """As `post`, but let the thread sleep on: the job runs once something else wakes it. A heartbeat does.
 
-        To wake it all the same, because of something that it may have noted meanwhile, look at that after this call,
-        and call `wake`. Callable from any thread; never blocks.
+        The control thread may have noted something meanwhile for which the job must run at once. A caller that cares
+        looks for that after this call, and calls `wake`. Callable from any thread; never blocks.
         """
         self._posted.append(job)
 
@@ -95,7 +95,7 @@ class Loop:
             self._bell.ring()
 
     def after(self, seconds: float, job: Callable[[], None]) -> None:
-        """Run ``job`` after some time. Control thread only, or before the loop starts."""
+        """Run ``job`` when ``seconds`` have passed. Control thread only, or before the loop starts."""
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), job))
 
     def guard(self, job: Callable[..., None], *args: Any) -> None:
@@ -107,8 +107,8 @@ class Loop:
 
     def _run(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
         while not self._stop:
-            # Set before the queue is looked at: who posts after that look wakes the thread, since it posts first, and
-            # reads this then.
+            # This is set before the loop looks at the queue. A thread that posts after that look then finds it set,
+            # and wakes the loop, because `post` adds the job first and reads this afterwards.
             self.asleep = True
             timeout = self._timers[0][0] - self.now() if self._timers else None
             if self._posted:

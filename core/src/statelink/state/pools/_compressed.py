@@ -1,4 +1,8 @@
-"""Pools of compressed attention (DeepSeek-V4): a list for each buffer type, with layers by compression ratio."""
+"""Describes pools of compressed attention (DeepSeek-V4).
+
+Such a pool has one list for each buffer type. A list may name several tensors. Each tensor has one buffer for every
+layer of one compression ratio.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +85,10 @@ def compressed(walk: Walk) -> None:
 
 
 def _stage(walk: Walk) -> tuple[int, int, list[int]]:
-    """The stage's layers with next-token layers, and the ratio of every layer of the model."""
+    """The layers of this pipeline stage as ``(first, last)``, and the compression ratio of every layer of the model.
+
+    ``last`` is excluded. The stage's layers include next-token layers.
+    """
     pool, geometry = walk.pool, walk.geometry
     ratios = [int(ratio) for ratio in pool.compression_ratios]
     if walk.draft is not None:
@@ -103,7 +110,7 @@ def _stage(walk: Walk) -> tuple[int, int, list[int]]:
 
 
 def _window(walk: Walk, method: str) -> int | None:
-    """The window. It only matters if there is something in it."""
+    """The window, if the list of this method has buffers; else ``None``."""
     return walk.window() if walk.reader.infos(walk.pool, method, keep=False) else None
 
 

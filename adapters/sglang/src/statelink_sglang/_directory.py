@@ -1,4 +1,4 @@
-"""Decode's knowledge of prefill servers: where their ranks are, and whether they were started anew.
+"""What decode knows of prefill servers: where their ranks are, and whether they were restarted.
 
 SGLang asks from the scheduler's thread, which must not block. So a thread of this module asks the bootstrap servers,
 and the scheduler reads a table.

@@ -42,7 +42,7 @@ def announced(room: Any) -> Announced | None:
 
 @contextmanager
 def announcing(request: Announced) -> Iterator[None]:
-    """A receiver that is made inside is made for this request."""
+    """Within the block, a receiver that is made is for this request."""
     token = _making_receiver.set(request)
     try:
         yield

@@ -27,10 +27,10 @@ class Found(NamedTuple):
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> Found:
-        """What a server's answer says.
+        """Read a server's answer.
 
         Raises:
-            ValueError: It is no such answer.
+            ValueError: The answer has another version or other fields, or names no ranks.
         """
         try:
             if content["schema"] != SCHEMA:

@@ -161,7 +161,7 @@ class Manager(BaseKVManager):
         self.link: Link = self._open()
         self.page_size: int = args.page_size
         self._reopens = False
-        """Whether the link has to be opened anew, because it could not be suspended."""
+        """Whether the link has to be opened again, because it could not be suspended."""
         self.declines = Declines()
         self._held: dict[int, list[Receiving]] = {}
         self._executor: ThreadPoolExecutor | None = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Receiver"]
 
 LOOK_AGAIN = 0.1
-"""Seconds between two looks at whether a prefill server is still there that has not said anything of a request."""
+"""Seconds between two checks that a prefill server is still there, while it has said nothing about a request."""
 
 
 class Receiver(Transfer, BaseKVReceiver):
@@ -125,7 +125,7 @@ class Receiver(Transfer, BaseKVReceiver):
                 return FAILED
             self._again = monotonic() + LOOK_AGAIN
         if status is None:
-            return WAITING  # for memory; SGLang may take as long as it likes for that
+            return WAITING  # for memory, for which SGLang has no time limit
         if status != SUCCESS:
             return TRANSFERRING
         return SUCCESS if self._has_row() else FAILED
@@ -148,9 +148,9 @@ class Receiver(Transfer, BaseKVReceiver):
         self.ensure_abort_notified()
 
     def clear(self) -> None:
-        """SGLang is done with the request. It may be so before it had memory for it.
+        """SGLang is done with the request. A request for which SGLang has named no memory yet then fails.
 
-        If memory had to be kept, it is kept no longer: SGLang has given it to others.
+        If SGLang kept the memory of a failed request, it has given that memory to others by now.
         """
         if self._receiving is None and not self.failed:
             self.fail("SGLang gave the request up")
@@ -166,10 +166,12 @@ class Receiver(Transfer, BaseKVReceiver):
         self.kv_mgr.declines.decline(self.kv_mgr.link, self.bootstrap_room, self._instance.addresses, why)
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
-        """Prefill learns of the end from the link. Note whether memory must be kept. May be called twice.
+        """Note that SGLang must keep the memory of the request, if it has named any. May be called twice.
+
+        The link tells prefill that the request has ended.
 
         Args:
-            force_arm: Not needed: there is a room exactly if memory was named.
+            force_arm: Not used. A room exists exactly if memory was named.
         """
         if self._receiving is not None and not self.abort_notified:
             self.abort_notified = True

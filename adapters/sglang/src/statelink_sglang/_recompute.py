@@ -1,4 +1,4 @@
-"""Has prefill compute a request anew that decode had to give up for new weights.
+"""Has prefill compute a request again that decode had to give up for new weights.
 
 SGLang calls this a rebootstrap. Decode names memory for the request once more, under the same room, and then sends the
 request's tokens to the HTTP port of the prefill server that had computed it.

@@ -198,7 +198,7 @@ class Sender(Transfer, BaseKVSender):
         return FAILED
 
     def failure_exception(self) -> None:
-        """Raise why the request failed. Then SGLang gives its pages to others, also if a transfer still reads them.
+        """Raise why the request failed. Then SGLang gives its pages to others, even if a transfer still reads them.
 
         Raises:
             TransferFailed: Always.

@@ -22,7 +22,7 @@ PATH = "/statelink"
 """Ranks put themselves here, and decode gets the instances from here."""
 
 SCHEMA = 1
-"""Both sides have the same version of the adapter; another number is refused."""
+"""Version of the rows and of the answers. Both sides must have the same one; any other is refused."""
 
 MAX_BODY = 1 << 16
 TIMEOUT = 10.0
@@ -56,7 +56,7 @@ class Row(NamedTuple):
         """A row from decoded JSON.
 
         Raises:
-            ValueError: It is not one.
+            ValueError: The JSON is not a row.
         """
         if not isinstance(given, dict) or not isinstance(given.get("schema"), int):
             raise ValueError(f"a rank is described by {', '.join(cls._fields)}")
@@ -85,7 +85,7 @@ class _Ranks:
         with self._lock:
             instance = self._rows.setdefault(row.dp_rank, {})
             if any((each.instance, each.ranks) != (row.instance, row.ranks) for each in instance.values()):
-                instance.clear()  # the ranks of a server that was started anew
+                instance.clear()  # the server was restarted, and these are its old ranks
             if any(each.dp_size != row.dp_size for rows in self._rows.values() for each in rows.values()):
                 self._rows = {row.dp_rank: instance}
             instance[row.rank] = row

@@ -36,10 +36,10 @@ class Transfer:
     """N: the tokens whose state is moved; 0 while it is not known."""
     _failure = ""
     _settled: Status | None = None
-    """The room's status for which `_shown` is the answer to `poll`; ``None`` if it has to be worked out anew."""
+    """The room's status for which `_shown` is the answer to `poll`; ``None`` if `poll` has to work it out again."""
     _shown = BOOTSTRAPPING
     _again: float | None = None
-    """When it has to be worked out anew in any case, as `time.monotonic` counts, if ever."""
+    """Time of `time.monotonic` at which `poll` works its answer out again in any case; ``None`` for never."""
 
     def __init__(self, manager: Manager, room: Any) -> None:
         self.kv_mgr = manager

@@ -96,9 +96,11 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """Yes: the recurrent state always comes from prefill, however much of attention is here.
+        """Whether decode's own cache may have more of a prompt for one group of layers than for another.
 
-        With windows no: decode's hit may lack tokens of the window, and only tokens after the hit are received.
+        True without windows: prefill always sends the whole recurrent state, however much of attention decode has.
+        False with windows: decode's cache may lack tokens of the window, and decode receives only the tokens after
+        those that its cache has.
         """
         return not self._windows
 
@@ -242,7 +244,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _identity(config: Any) -> str:
-    """What two servers with the same model and the same vLLM state alike."""
+    """The identity of the model. Two servers with the same model and the same vLLM version have the same text."""
     text = config.hf_text_config
     numbers = (text.num_hidden_layers, text.hidden_size, text.vocab_size)
     names = ",".join(getattr(config.hf_config, "architectures", None) or [type(text).__name__])

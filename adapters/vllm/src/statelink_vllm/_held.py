@@ -34,7 +34,7 @@ class HeldBlocks:
         self._pool = pool
 
     def told(self, said: FromWorker) -> None:
-        """Take what the ranks said. Those of which all ranks are quiet are given back."""
+        """Take what the ranks said. Give back the blocks of requests that are quiet on every rank."""
         self._unquiet.update(said.unquiet)
         self._unquiet.subtract(said.quiet)
         for name in [name for name, count in self._unquiet.items() if count <= 0]:

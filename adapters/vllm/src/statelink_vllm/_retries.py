@@ -1,8 +1,8 @@
 """Requests whose state has not come, until there is room to compute them here.
 
-vLLM computes such a request anew, as the first of all that wait, and looks at nothing behind it while it does not fit.
-Requests whose state has come wait behind it, and hold the blocks that it needs. So vLLM hears of a failed request when
-there is room for it, and its old blocks are given back at once.
+vLLM computes such a request again. It puts the request in front of all that wait, and looks at none of them while the
+request does not fit. Requests whose state has come wait behind it, and hold the blocks that it needs. So vLLM hears of
+a failed request when there is room for it, and its old blocks are given back at once.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ __all__ = ["SchedulerSide"]
 log = logging.getLogger("vllm.statelink")
 
 COMPUTED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-"""How a request ends whose whole prompt was computed."""
+"""The final statuses of a request whose whole prompt was computed."""
 
 
 class _Loading(NamedTuple):
@@ -104,7 +104,7 @@ class SchedulerSide:
     # Decode.
 
     def matched(self, request: Any, computed: int) -> tuple[int, bool]:
-        """How many tokens beyond those that are here can be received. Asked again while the request waits."""
+        """How many tokens can be received beyond the ``computed`` ones. Called again while the request waits."""
         if self._source(request) is None:
             return 0, False
         count = self.tokens(request.num_prompt_tokens) - computed
@@ -147,7 +147,7 @@ class SchedulerSide:
     # The end of a request.
 
     def finished(self, request: Any, tables: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended. Whether its blocks have to be held, and what its answer says."""
+        """A request has ended. Returns whether its blocks have to be held, and the parameters of its answer."""
         name, params = request.request_id, request.kv_transfer_params or {}
         cut = name in self._cut
         self._cut.discard(name)
@@ -190,7 +190,7 @@ class SchedulerSide:
     def told(self, output: Any) -> None:
         """What the workers said in a step. Called before vLLM frees the blocks of what has ended.
 
-        A failed request that vLLM would compute anew is taken out of ``output.finished_recving``. The workers name it
+        A failed request that vLLM would compute itself is taken out of ``output.finished_recving``. The workers name it
         again when there is room for it.
         """
         said = output.kv_connector_worker_meta
@@ -205,7 +205,7 @@ class SchedulerSide:
         output.finished_recving = received or None
 
     def _received(self, name: str, *, failed: bool) -> bool:
-        """The state of a request has come, or has not. Whether vLLM shall hear of it later."""
+        """The state of a request has come, or has failed to come. Returns whether vLLM has to hear of it later."""
         request, tables = self._loading.pop(name)
         lacking = self._lacking.pop(name, set())
         self.held.ended(name, {block for table in tables for block in table})

@@ -39,7 +39,7 @@ class TransferStats(KVConnectorStats):
             self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set all counts back to zero."""
         self.data = {"seconds": [], "bytes": [], "declined": 0, "failed": {}}
 
     def record(self, room: Room) -> None:

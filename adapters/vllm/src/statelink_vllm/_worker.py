@@ -98,8 +98,8 @@ class WorkerSide:
                 if receive.tables:
                     self._results.received.add(name)
                     self._results.failed.add(name)
-                    # Prefill would hold the request's blocks until its deadline. Where even this fails, it does, since
-                    # it cannot be told: the link is closed, no peer is named, or another request has the room.
+                    # Otherwise prefill would hold the request's blocks until its deadline. If the link is closed, no
+                    # peer is named, or another request has the room, this fails, and prefill holds them until then.
                     with contextlib.suppress(StatelinkError):
                         self.link.decline(receive.room, receive.peer, "decode cannot receive it")
         self._results.received.update(step.again)
@@ -126,8 +126,8 @@ class WorkerSide:
             return
         items = self._items(job.tables, job.tokens, job.prefix)
         ready = self._leftovers.zero(items)
-        # No other server receives it: if the room fails before prefill has opened it, prefill must not wait for another
-        # decode.
+        # No other server receives the request. So if this room fails before prefill has opened its own, prefill must
+        # not wait for another decode (`sole`).
         room = self.link.receive(job.room, job.peer, job.tokens, items, prefix=job.prefix, ready=ready, sole=True)
         self._receiving[name] = room
         self._items_of[name] = items

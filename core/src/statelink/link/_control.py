@@ -42,10 +42,10 @@ class Role(Protocol):
         """Whether transfers of this side are in flight."""
 
     def suspend(self) -> None:
-        """Say goodbye to all peers and forget them, and begin with no peer anew until `resume`."""
+        """Say goodbye to all peers, and forget them. Connect to no peer until `resume`."""
 
     def resume(self) -> None:
-        """Begin anew with the peers that wait for it."""
+        """Connect again to the peers that wait for it."""
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
         """The ranks of the other side: state, age and when each was last heard. Any thread."""
@@ -192,7 +192,7 @@ class Control:
             self._context.loop.guard(role.resume)
 
     def resume(self, change: Callable[[], None]) -> bool:
-        """Run ``change`` on the control thread, and begin anew with the peers.
+        """Run ``change`` on the control thread, and connect again to the peers.
 
         Blocks; called on the engine's thread. Returns whether that was done. If not, it will not be.
         """

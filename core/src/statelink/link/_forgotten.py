@@ -1,4 +1,7 @@
-"""Remembers, in bounded memory, of which rooms a tombstone had to be dropped. A yes may be wrong, a no never is."""
+"""Remembers, in bounded memory, for which rooms a tombstone had to be dropped.
+
+It may say so of a room whose tombstone was not dropped. It never fails to say so of a room whose tombstone was.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["SPAN", "Forgotten"]
 
 BITS, PROBES = 1 << 22, 4
-"""Bits of one half, and how many of them stand for a key: with 250,000 keys, one other key in 400 gets a wrong yes."""
+"""Bits of one half, and how many of them stand for a key. With 250,000 keys in it, 1 of 400 other keys seems known."""
 SPAN = 3600.0
 """Seconds for which a half takes keys; a key is remembered for at least as long, and at most twice as long."""
 
@@ -21,7 +24,8 @@ class Forgotten:
     """Keys of rooms, as a Bloom filter in two halves that take turns. Belongs to the control thread.
 
     It takes no memory before the first key, and half a megabyte for each half after that, however many keys there are.
-    A wrong yes fails a room without need. A wrong no would let a room meet a request of another use of its id.
+    If a key wrongly seems known, a room fails without need. If a known key were missed, a room could meet a request of
+    another use of its id.
 
     Args:
         now: The link's clock.

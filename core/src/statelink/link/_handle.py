@@ -161,11 +161,11 @@ class Room:
         self._state.release(str(why))
 
     def extend(self, seconds: float) -> None:
-        """Set a new deadline: the room may take so many seconds from this call. Does not block.
+        """Set a new deadline: the room may take ``seconds`` from this call. Does not block.
 
-        An engine that runs its own time limits calls this as often as it likes: while the request waits in a queue, or
-        to begin anew with `Receiving.accept` or with the first push. It does nothing once the room has ended. Each side
-        has its own deadline.
+        An engine that has its own time limits calls this as often as it likes: while the request waits in a queue, or
+        to count the time from `Receiving.accept` or from the first push. It does nothing once the room has ended. Each
+        side has its own deadline.
 
         Args:
             seconds: Above zero. The deadline may become earlier or later by it.

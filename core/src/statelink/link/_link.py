@@ -186,7 +186,7 @@ class Link:
     def decline(self, room: int, peer: Peer, why: str = "the engine declined it", *, attempt: int = 0) -> None:
         """On decode: tell a prefill instance that this side will not receive a room, which it never opened.
 
-        Prefill's room fails with this reason, unless it is for another decode instance; also if prefill opens it later.
+        Prefill's room fails with this reason, even if prefill opens it later, unless it is for another decode instance.
         Does not block: connecting happens in the background. An instance that cannot be reached within the configured
         deadline is not told.
 

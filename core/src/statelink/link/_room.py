@@ -88,7 +88,7 @@ class RoomState:
         status: How far the room is.
         reason: Why the room failed; ``None`` while it has not failed.
         quiesced: Whether the memory that this side named may be reused.
-        proven: Whether that is proven; otherwise the engine took the memory back.
+        proven: Whether there is proof of `quiesced`. If not, the memory was given back without proof.
         nbytes: Bytes of the pushes that were moved so far.
         ended: Set once the room has ended.
     """
@@ -112,7 +112,7 @@ class RoomState:
     _taken = False
     """Whether the memory counts as quiesced because the engine took it back."""
     _release_why: str | None = None
-    """Why the engine wants it back."""
+    """Why the engine wants the memory back; ``None`` if it does not."""
     _noted_release = False
     _chunks = 0
 
@@ -146,7 +146,7 @@ class RoomState:
 
     @property
     def given_back(self) -> bool:
-        """Whether the memory was given back without proof. Any thread."""
+        """Whether the memory was given back without proof that it has quiesced. Any thread."""
         return self._taken or self._noted_release
 
     @property
@@ -228,13 +228,13 @@ class RoomState:
         raise NotImplementedError
 
     def extend(self, seconds: float) -> None:
-        """The engine sets a new deadline, so many seconds from now. Control thread."""
+        """The engine sets a new deadline, ``seconds`` from now. Control thread."""
         self.deadline = self.context.now() + seconds
         if self.status not in ENDED:
             self._watcher.watch(self)
 
     def update_quiesced(self) -> None:
-        """Work out anew whether this side's memory may be reused. Control thread."""
+        """Work out again whether this side's memory may be reused. Control thread."""
         raise NotImplementedError
 
     # Steps.
@@ -282,7 +282,7 @@ class RoomState:
     def _set_quiesced(self, quiesced: bool) -> None:
         """Set whether the memory may be reused, as far as the control thread knows. Control thread.
 
-        It may not, while a job of a call that named memory has yet to run.
+        While a job of a call that named memory has yet to run, the memory may not be reused.
         """
         with self._naming:
             self.proven = quiesced and not self._named
@@ -323,7 +323,7 @@ class RoomState:
         self._watcher.forget(self)
 
     def _note_release(self, by: str, why: str) -> None:
-        """Log and count, once, that the memory is given back: by the ``engine``, or ``release_after`` some time."""
+        """Log and count, once, that the memory is given back. ``by`` is ``engine`` or ``release_after``."""
         if not self._noted_release:
             self._noted_release = True
             waits = self.held()[1]
@@ -331,7 +331,7 @@ class RoomState:
             self._watcher.given_back(self, by)
 
     def _take_back(self) -> bool:
-        """Count the memory as quiesced, if only others may touch it. Any thread. Returns whether that is so."""
+        """Count the memory as quiesced, unless this process may touch it. Returns whether it counts. Any thread."""
         with self._naming:
             if self.quiesced or self._touches():
                 return self._taken

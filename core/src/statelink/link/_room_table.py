@@ -25,8 +25,8 @@ __all__ = ["RoomTable", "Rooms", "closed", "suspended", "unfinished"]
 log = logging.getLogger("statelink.link")
 
 UNTAKEN_CHANGES = 4096
-"""Changed rooms that are kept until the first call of `RoomTable.take_changes`. An engine may never call it, and look
-at each of its rooms instead."""
+"""Most changed rooms that are kept until the first call of `RoomTable.take_changes`. An engine may never call it, and
+look at each of its rooms instead."""
 
 MOST_NAMED = 8
 """Most rooms that an error names."""
@@ -35,7 +35,9 @@ AnyState = TypeVar("AnyState", bound="RoomState")
 
 
 class RoomTable:
-    """What the rooms of both roles share. Thread-safe; only `take_changes` blocks.
+    """All rooms of a link by role and id, with what they share: deadlines, the queue of changes and the push budget.
+
+    Thread-safe; only `take_changes` blocks.
 
     Args:
         context: The link's parts.
@@ -71,7 +73,7 @@ class RoomTable:
 
     def unproven(self) -> list[RoomState]:
         """Rooms whose memory was taken back, and whose transfers may still be in flight. Any thread."""
-        if not self._unproven:  # read without the lock: this is asked for every message of an unknown use
+        if not self._unproven:  # read without the lock, because every message of an unknown use leads here
             return []
         with self._lock:
             return list(self._unproven)
@@ -258,7 +260,7 @@ class Rooms(Generic[AnyState]):
     def all(self) -> list[AnyState]:
         """Every room of this role that is open or holds memory. Any thread.
 
-        Also rooms whose memory was taken back, as long as transfers of theirs may be in flight.
+        Rooms whose memory was taken back are among them, as long as one of their transfers may be in flight.
         """
         found = [*(state for state, _ in self._table.all()), *self._table.unproven()]
         return [state for state in found if isinstance(state, self._kind)]
@@ -285,7 +287,7 @@ def suspended(context: Context) -> ClosedError:
 
 
 def unfinished(context: Context, rooms: list[int], how: str, hint: str) -> RoomError:
-    """The error of a link that cannot be suspended, because of some rooms; of none if its control thread is late."""
+    """The error of a link that cannot be suspended, because of ``rooms``, or because its control thread is late."""
     named = ", ".join(str(room) for room in rooms[:MOST_NAMED])
     more = f" and {len(rooms) - MOST_NAMED} more" if len(rooms) > MOST_NAMED else ""
     who = {"backend": context.backend.name, "link": context.name}

@@ -113,7 +113,7 @@ class PairPlan(NamedTuple):
 
     Attributes:
         assignment: What the source has to write.
-        components: Component name to its plan. Components of which nothing is written are absent.
+        components: Component name to its plan. A component that the source does not write is absent.
         digest: 16 bytes. Both sides compute them from both inventories, without addresses, and the assignment.
     """
 

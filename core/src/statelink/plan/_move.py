@@ -66,7 +66,7 @@ class Move:
 
     @property
     def due(self) -> slice | I64:
-        """Which of the granules that are due move."""
+        """The places of the granules that move, among all granules that are due for the request."""
         return self._pairs.due
 
     def blocks(self, max_blocks: int = MAX_BATCH) -> Iterator[Blocks]:
@@ -90,7 +90,7 @@ class Move:
         return self._plan.block_nbytes
 
     def only(self, layers: tuple[int, int] | None) -> Move:
-        """The part of this move in these layers; ``None`` for all of it."""
+        """A move of the same granules in other buffers: those of ``layers``, or all buffers if it is ``None``."""
         return self if layers == self.layers else Move(self._plan, self._pairs, layers)
 
     def parcels(self, limit: int) -> Iterator[tuple[Tile, ...]]:
@@ -124,7 +124,7 @@ class Move:
         return np.zeros((buffers, len(self._pairs)), np.bool_)
 
     def claim(self, tile: Tile, marks: npt.NDArray[np.bool_]) -> None:
-        """Record in `marks` that a tile has come. The marks are of a move with the same granules.
+        """Record in ``marks`` that a tile has come. `marks` of a move with the same granules made them.
 
         Raises:
             RoomError: The tile, which a peer may have sent, names something that does not move or has come before.
@@ -200,7 +200,7 @@ def expected_move(plan: ComponentPlan, target: Items, owed: Due) -> Move:
 
 
 def _all_pairs(plan: ComponentPlan, target: Items, owed: Due) -> Pairs:
-    # The destination does not know the source's items. It only needs some, so that all granules are paired.
+    # The destination does not know the source's items. It pairs with made-up ones, so that every granule has a pair.
     page = plan.source.page
     anywhere = Items(np.zeros(owed.last * plan.granule // page + 1 if page else 1, np.int64), 0)
     return pair(plan.source, plan.target, anywhere, target, owed)
@@ -249,12 +249,12 @@ def _offsets(group: Group, pairs: Pairs, part: slice) -> tuple[U64, U64, U64]:
 
 
 def _offsets_of_items(group: Group, source: I64, target: I64) -> tuple[U64, U64, U64]:
-    """The same, if one run is all that moves of an item. Neighbours are then found before anything is multiplied."""
+    """The same as `_offsets`, if one run is all that moves of an item. Finds neighbours by their item numbers."""
     runs = group.runs
     count, nbytes = len(source), int(runs.nbytes[0])
     first = None
     strides = group.source_stride, group.target_stride
-    # Otherwise no item begins where another item's run ends. A single item may have no stride.
+    # Two runs can only touch if their length is a multiple of both strides. A single item may have a stride of 0.
     if count > 1 and all(strides) and not any(nbytes % stride for stride in strides):
         there, here = (nbytes // stride for stride in strides)
         first = _begins((source[1:] - source[:-1] != there) | (target[1:] - target[:-1] != here))
@@ -311,7 +311,7 @@ def _spread(group: Group, offsets: tuple[U64, U64, U64]) -> Blocks:
     """Add the same offsets to every buffer of a group."""
     source, target, nbytes = offsets
     buffers, count = len(group.source), len(nbytes)
-    if count == 1:  # also if long runs of items were merged: then there is one block for each buffer
+    if count == 1:  # one block for each buffer, as when long runs of items were merged
         return Blocks(
             group.source + source,
             group.target + target,

@@ -75,7 +75,7 @@ def tokens_of(components: Iterable[Component], prefix: int, given: Mapping[str, 
 
 
 def unknown_pages(component: Component) -> RoomError:
-    """The error for a component of which it is not known which pages must arrive."""
+    """The error for a component if nobody can say which of its pages must arrive."""
     return RoomError(
         f"which pages of component {component.name!r} must arrive is not known",
         cause=f"for its type {component.kind.name!r}, that depends on the number of tokens, "

@@ -31,7 +31,7 @@ class Due(NamedTuple):
     Attributes:
         first: Number of the first granule in the sequence.
         last: One past the last.
-        granules: The granules, if not all between these two; int64, ascending.
+        granules: The numbers of the granules; int64, ascending. ``None`` if all from ``first`` to ``last`` are due.
     """
 
     first: int
@@ -50,9 +50,9 @@ class Pairs(NamedTuple):
         target: For each granule, the destination's item; int64.
         source_part: For each granule, its number in the source's item; int64, or ``None`` if it is always 0.
         target_part: The same in the destination's item.
-        due: Which of the granules that are due these are.
-        granules: ``[first, last)`` numbers. All granules are between them.
-        numbers: The granules' numbers, if not all between these two; int64.
+        due: For each granule, its place among all granules that are due for the request.
+        granules: ``[first, last)`` numbers in the sequence. All granules are between them.
+        numbers: The number of each granule in the sequence; int64. ``None`` if ``granules`` has no gap.
     """
 
     source: I64
@@ -77,7 +77,8 @@ def granule_of(source: Component, target: Component) -> int:
 def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
     """What must move for a request: what decode requires, extended to whole items that both sides hold.
 
-    Both sides compute the same, and count bytes with it. If items do not stand for positions, it is one granule.
+    Both sides compute the same result, and count bytes with it. If items do not stand for positions, one granule is
+    due.
 
     Raises:
         RoomError: The prefix ends inside an item of a type that moves whole items.

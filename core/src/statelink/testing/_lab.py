@@ -135,7 +135,7 @@ class Lab(Bench):
             assert each.close(), f"{each.key} did not come to rest"
 
     def close_links(self, patience: float) -> bool:
-        """Close the shared links. Returns whether they quiesced within so many seconds."""
+        """Close the shared links. Returns whether they quiesced within ``patience`` seconds."""
         links, self._links = self._links or (), None
         return all([link.worker(_rooms.close, [link.key], patience) for link in links])
 

@@ -101,7 +101,7 @@ class Host:
         return self._views.setdefault(path, view(path))
 
     def close_all(self) -> None:
-        """Close every link and backend, also if one of them raises. Then raises the first error, if there was one."""
+        """Close every link and backend, even if one of them raises. Then raises the first error, if there was one."""
         links, self.links = self.links, {}
         backends, self.backends = self.backends, {}
         self.rooms.clear()

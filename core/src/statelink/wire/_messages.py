@@ -107,7 +107,7 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
         process: The process that it runs in, if known.
         verify: What both sides compare before success: ``off`` or ``digest``.
         registration: How often the link has registered its memory before. A peer that knows another number connects
-            anew, because the descriptor is another.
+            again, because the descriptor is another.
     """
 
     link: Name

@@ -158,7 +158,8 @@ def _prepare_environment() -> None:
     # It writes INFO lines to standard output, and prints every error that it also raises.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     if not rdma_devices():
-        # UCX's ib module contains a libnl whose destructor crashes the process at exit (NIXL 1.5.1).
+        # UCX needs its ib module only for RDMA. The module contains a libnl whose destructor crashes the process at
+        # exit (NIXL 1.5.1). So without RDMA devices, UCX is told to leave it out.
         os.environ.setdefault("UCX_MODULES", "^ib")
 
 

@@ -49,7 +49,7 @@ class Declines:
         *,
         for_all: bool,
     ) -> None:
-        """Tell an instance that a use of an id has ended here, of which it was never asked.
+        """Tell an instance that a use of an id has ended here. Decode never asked that instance for it.
 
         Args:
             key: The room id and the attempt.

@@ -27,7 +27,7 @@ class InstanceUser(Protocol):
         """The two instances cannot work together."""
 
     def rank_lost(self, rank: PrefillRank, why: str) -> None:
-        """A rank was lost. The handshake with it begins anew."""
+        """A rank was lost. The handshake with it begins again."""
 
     def waits_at(self, addresses: Container[str]) -> bool:
         """Whether it waits for the word of a process that was dialled at one of some addresses."""
@@ -107,7 +107,7 @@ class Instance:
         self.asked = 0
 
     def move(self, endpoints: Iterable[Endpoint], siblings: Iterable[str], now: float) -> list[PrefillRank]:
-        """Set the addresses anew, and keep what is known of those that it had. Returns the ranks that are left out."""
+        """Replace the addresses. Keeps ranks at addresses that it had before. Returns the ranks that are left out."""
         ranks, known = self.ranks, self.siblings
         self.ranks = {str(each): ranks.get(str(each)) or PrefillRank(each, now) for each in endpoints}
         self.siblings = {address: known.get(address) for address in siblings}
@@ -120,16 +120,16 @@ class Instance:
         self.others[address] = name
 
     def renew(self, rank: PrefillRank, siblings: Iterable[str], now: float) -> None:
-        """Begin anew with a rank that was lost: another process may answer at its address."""
+        """Forget what is known of a rank that was lost, because another process may answer at its address."""
         self.ranks[rank.address] = PrefillRank(rank.endpoint, now)
         self.others.pop(rank.address, None)
         self.siblings = dict.fromkeys(siblings)
         self.asked = 0
 
     def ask(self, now: float, first: float, longest: float) -> int:
-        """Note that `Hello` is sent now, and set when it is repeated. Returns how often it was sent.
+        """Note that `Hello` is sent now, and set when it is sent again. Returns how often it was sent.
 
-        The pause begins with ``first`` seconds, and doubles up to ``longest``.
+        The first pause is ``first`` seconds. Each further pause is twice as long, up to ``longest`` seconds.
         """
         self.ask_at = now + min(first * 2 ** min(self.asked, 16), longest)
         self.asked += 1

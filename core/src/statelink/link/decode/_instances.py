@@ -62,7 +62,7 @@ class Instances:
         """Use these addresses of the other ranks of this link's own instance, instead of those that were known."""
         self._look_up.set_siblings(siblings)
         for instance in list(self._instances.values()):
-            if instance.state is InstanceState.REFUSED:  # perhaps for want of them
+            if instance.state is InstanceState.REFUSED:  # perhaps because these addresses were missing
                 self._try_again(instance)
 
     def explain(self, instance: Instance) -> tuple[str, str]:
@@ -144,7 +144,7 @@ class Instances:
             self._context.send(hello, address)
 
     def _redial(self, address: str) -> None:
-        """Connect anew, to drop the `Hello` messages that wait in a connection: each is large, and one is enough."""
+        """Connect again, to drop the `Hello` messages that wait in a connection: each is large, and one is enough."""
         if all(each.state is InstanceState.GREETING for each in self._of_address(address)):
             self._context.channel.redial(wire.parse_endpoint(address))
 
@@ -220,7 +220,7 @@ class Instances:
             room.instance_refused(reason)
 
     def _lose(self, instance: Instance, rank: PrefillRank, why: str) -> None:
-        """A rank was lost: the rooms that it owes bytes fail, and the handshake with it begins anew. Others go on."""
+        """A rank was lost. Rooms to which it owes bytes fail, and other rooms go on. The handshake begins again."""
         if not self._step(instance, InstanceEvent.LOST):
             return
         for room in list(instance.rooms):
@@ -238,7 +238,7 @@ class Instances:
         self._look_up.again(instance)
 
     def _drop(self, instance: Instance) -> None:
-        """Forget an instance that no room needs. The next room that names it begins anew."""
+        """Forget an instance that no room needs. The next room that names it looks it up again."""
         self._step(instance, InstanceEvent.DROPPED)
         for each in instance.parts:
             self._attaching.detach(each)

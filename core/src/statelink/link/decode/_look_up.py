@@ -41,7 +41,7 @@ class LookUp:
         self._context = context
         self._found, self._moved, self._refuse = found, moved, refuse
         self._again: set[Instance] = set()
-        """Instances of which another look-up is under way."""
+        """Instances for which another look-up is under way."""
         self.siblings = [str(wire.parse_endpoint(address)) for address in context.config.siblings]
         self._known = context.inventory.ranks == 1 or bool(self.siblings) or not context.config.rendezvous
         """Whether a directory need not be asked for them."""
@@ -51,7 +51,7 @@ class LookUp:
         self.siblings, self._known = siblings, True
 
     def begin(self, instance: Instance) -> None:
-        """Look an instance up, again and again until it is complete, or until it is dropped."""
+        """Look an instance up. Repeats this until the instance is complete, or is dropped."""
         if instance.state is not InstanceState.RESOLVING:
             return
 
@@ -69,7 +69,7 @@ class LookUp:
         self._ask(instance, then)
 
     def again(self, instance: Instance) -> None:
-        """Look an instance up once more, since somebody does not answer, or is somebody else.
+        """Look an instance up once more, since one of its ranks does not answer, or another process answers for it.
 
         Does nothing if the engine gave addresses, or while such a look-up is under way.
         """

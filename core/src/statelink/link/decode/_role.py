@@ -200,7 +200,7 @@ class DecodeRole:
         self._instances.close()
 
     def _quarantined(self) -> list[ReceivingState]:
-        """Rooms that ended, and of which it is not proven that they have quiesced."""
+        """Rooms that have ended, and for which there is no proof that they have quiesced."""
         return [room for room in self._rooms.all() if room.status in ENDED and not room.proven]
 
     # What is seen from outside. Any thread.

@@ -33,7 +33,7 @@ class Unanswered:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._warned: dict[str, float] = {}
-        """Per instance, when it entered the state of which the log has a warning."""
+        """Per instance, when it entered the state that the log has warned of."""
 
     def look(self, instance: Instance, now: float) -> None:
         """Log one warning for each state in which an instance stays without an answer. Called with every heartbeat."""

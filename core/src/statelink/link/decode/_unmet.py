@@ -1,4 +1,4 @@
-"""What decode remembers of its uses of ids that ended, and for which prefill may not have opened a room yet. Bounded.
+"""Remembers decode's uses of ids that have ended, and for which prefill may not have opened a room yet. Bounded.
 
 A request for the same id names these earlier uses. So prefill can tell that a room which it opens late may belong to
 one of them, and not to the request. Prefill has tombstones of its own, for rooms that ended there first.
@@ -29,8 +29,8 @@ class _Use:
 
     Attributes:
         ended: When it ended.
-        lacks: Link names of the prefill ranks that have not said that a room of theirs belonged to it; ``None`` for
-            all ranks.
+        lacks: Link names of the prefill ranks that have not said that they had a room for it. ``None`` stands for all
+            prefill ranks.
     """
 
     ended: float

@@ -26,7 +26,7 @@ class InstanceState(enum.Enum):
     REFUSED = "refused"
     """One side refused. Rooms fail with the reason; a room that comes after a while makes this link try again."""
     GONE = "gone"
-    """Forgotten, since no room needed it. The next room that names it begins anew."""
+    """Forgotten, since no room needed it. The next room that names it looks it up again."""
 
 
 class InstanceEvent(enum.Enum):
@@ -86,7 +86,7 @@ class RankEvent(enum.Enum):
 _C, _H = RankState, RankEvent
 DECODE_RANK: dict[RankState, dict[RankEvent, RankState]] = {
     _C.GREETED: {_H.ASSIGNED: _C.ATTACHING, _H.LOST: _C.GONE},
-    # Decode repeats `Attach` until it is answered, and attaches anew after it lost any rank of this prefill instance.
+    # Decode repeats `Attach` until it is answered, and attaches again after it lost any rank of this prefill instance.
     _C.ATTACHING: {
         _H.ASSIGNED: _C.ATTACHING,
         _H.COMPILED: _C.ATTACHED,

@@ -35,7 +35,7 @@ class Coverage:
         self._peer = peer
         self._dues: dict[str, Due] = {}
         self._whole: set[str] = set()
-        """Components of which the first push brought all."""
+        """Components whose state the first push brought completely."""
         self._covered: dict[str, npt.NDArray[np.bool_]] = {}
         """Per component, which granules of which layer were pushed: one row for each layer."""
 

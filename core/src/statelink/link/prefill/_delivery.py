@@ -266,7 +266,7 @@ class Delivery:
 
     @property
     def running(self) -> bool:
-        """Whether a job or a transfer is under way, of which the end will be seen."""
+        """Whether a job or a transfer is under way whose end this side will see."""
         return bool(self._jobs or (self._pending and not self.exited))
 
     def look_after(self, then: Callable[[Delivery], None]) -> None:

@@ -17,7 +17,7 @@ __all__ = ["JointPushes"]
 JOINT_BYTES = 2 << 20
 """Most bytes of pushes that are submitted together: less than a millisecond of copying."""
 JOINT_BLOCKS = 500
-"""Most blocks of them. For more, numpy lets go of the interpreter."""
+"""Most blocks of pushes that are submitted together. With more, numpy lets go of the interpreter."""
 
 
 Begin = Callable[[], "Batch | None"]

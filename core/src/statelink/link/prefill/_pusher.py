@@ -188,7 +188,7 @@ class Pusher:
         payload = Payload(self.hooks, self.contexts, request.elsewhere, limit, peer)
         granules: dict[str, tuple[int, int]] = {}
         try:
-            # The backend may have connected anew since the rank was attached, over another transport.
+            # The backend may have connected again since the rank was attached, over another transport.
             check_transport(context.config.require, self._rank.transport(), context.backend.name, peer)
             moves = list(self._moves(push))
             for plan, piece in moves:

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["Siblings"]
 
 REMEMBERED = 65536
-"""Most rooms of which it is remembered who asked."""
+"""Most rooms for which this link remembers who asked."""
 ENDS = 16384
-"""Most rooms of which the end is remembered, for ranks that are behind this one. Each takes about 200 bytes."""
+"""Most rooms whose end this link remembers, for ranks that ask later. Each takes about 200 bytes."""
 MOST_ASKING = 1024
 """Most ranks that may ask about one room."""
 
 
 class Siblings:
-    """Sends `Inquire` for the rooms whose engine asks, and `Standing` to those who sent it. Nobody asks unasked.
+    """Asks the other ranks how a room stands, with `Inquire`, and answers their `Inquire` with `Standing`.
+
+    It asks only about rooms for which the engine has asked.
 
     Belongs to the control thread, except where a method says otherwise.
 
@@ -47,9 +49,9 @@ class Siblings:
         self._looks = False
         """Whether a data thread asks the rendezvous server for them."""
         self._asking: weakref.WeakSet[SendingState] = weakref.WeakSet()
-        """Rooms of which this link asks. Weak references: it matters only to an engine that has the room."""
+        """Rooms about which this link asks. Weak references, because an engine that dropped a room needs no answer."""
         self._askers: OrderedDict[RoomKey, set[str]] = OrderedDict()
-        """Link names of those who are told how rooms stand here."""
+        """For each room, the link names of the ranks that are told how it stands here."""
         self._ended: OrderedDict[RoomKey, Status] = OrderedDict()
         """How rooms that are forgotten ended here."""
 
@@ -82,7 +84,7 @@ class Siblings:
     # This link asks.
 
     def ask(self, room: SendingState) -> None:
-        """Ask how a room stands on the other ranks, from now on."""
+        """Ask the other ranks for a room's status, and to tell every change of it."""
         self._asking.add(room)
         self._inquire(room)
 
@@ -124,7 +126,7 @@ class Siblings:
                 room.standings.note(address, Status(message.status))
 
     def beat(self) -> None:
-        """Ask again where an answer may have been lost, and let go of rooms about which everything is known."""
+        """Ask again where an answer may have been lost. Forget rooms that failed on a rank, or succeeded on all."""
         for room in list(self._asking):
             if self._unsure(room) or not self._addresses:
                 self._inquire(room)
@@ -134,7 +136,7 @@ class Siblings:
     # This link is asked.
 
     def inquired(self, message: wire.Inquire) -> None:
-        """Another rank asks how a room stands here. It is told at once if the room is open, and of every change."""
+        """Another rank asks how a room stands here. Tell it at once if the room is open, and tell it every change."""
         key = message.room, message.attempt
         room = self._rooms.get(message.room)
         here = room.status if room is not None and room.attempt == message.attempt else self._ended.get(key)

@@ -175,7 +175,7 @@ class Tombstones:
         _remember(self._uses, use, True)
 
     def met(self, use: RequestId) -> bool:
-        """Whether a room of this side belonged to a use; false also if the use was forgotten."""
+        """Whether a room of this side belonged to a use. False if the use was forgotten."""
         return self._uses.get(use, False)
 
     # Ends on this side.

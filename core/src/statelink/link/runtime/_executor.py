@@ -30,7 +30,7 @@ Pauses = Generator[float, None, object]
 
 
 class KeyOrder:
-    """Keeps the jobs of one key in the order in which they were submitted, also if they are for different executors.
+    """Keeps the jobs of one key in the order in which they were submitted, even if they are for different executors.
 
     The executors of one link share an order. Every method is called with `lock` held.
 

@@ -225,7 +225,7 @@ def _wait(
     began, nap = time.monotonic(), FIRST_NAP
     while True:
         ended, remaining = _split(running)
-        if len(ended) < ends and not unpolled:  # also if some ended: a library may move others only while it is polled
+        if len(ended) < ends and not unpolled:  # even if some ended: a library may move others only while it is polled
             backend.poll(remaining)
             ended, remaining = _split(running)
         failed = [(transfer, outcome) for transfer, outcome in ended if not outcome.ok]

@@ -37,7 +37,8 @@ class StateTensor(msgspec.Struct, frozen=True):
     Attributes:
         name: Name, such as ``conv`` or ``ssm``.
         dtype: Element type.
-        heads: Heads of the sliced axis in the whole model, if there may be more ranks than heads.
+        heads: Heads of the sliced axis in the whole model. Needed if there may be more ranks than heads, so that
+            several ranks hold one head. 0: every rank holds an equal part of the axis.
         layers: The global layers that have it; by default every linear layer.
     """
 

@@ -94,7 +94,7 @@ class Walk:
         return entries
 
     def enveloped(self, type_: str) -> bool:
-        """Whether items of a type are envelopes with unknown contents."""
+        """Whether items of a type are envelopes: each has all layers, and nobody says where a layer is in it."""
         return self.geometry.unified and type_ not in self.geometry.envelope
 
     def layers(self, pool: Any, method: str, kind: str, *, every: bool = False) -> list[int]:
@@ -136,7 +136,7 @@ class Walk:
         return self.number(self.pool, name, self.geometry.window, "tokens a window")
 
     def envelope(self, pool: Any, method: str, entries: Sequence[Entry], tp: tuple[int, int]) -> list[View]:
-        """The one view of an envelope with unknown contents."""
+        """The one view of a list of envelopes; see `enveloped`."""
         first, last = self.geometry.span
         name = Named(None, f"envelope.{first}-{last}", entries[0])
         return [own_view(self.pool_list(pool, method), name, tp)]
@@ -162,7 +162,7 @@ class Walk:
             return
         listed = self.pool_list(pool, method)
         if self.enveloped(type_):
-            # Latents are the same on every rank. An envelope of heads is this rank's own.
+            # An envelope of latents is the same on every rank. An envelope of heads has only this rank's heads.
             tp = geometry.tp if heads else None
             views = self.envelope(pool, method, entries, tp or (0, 1))
             self.add(type_, views, page=page, window=window, partition=window is None, tp=tp)

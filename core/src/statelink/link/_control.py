@@ -58,12 +58,12 @@ class Role(Protocol):
 
 
 class _Errand:
-    """Work of the control thread for which a thread of the engine waits. It is not done once nobody waits any more."""
+    """Work of the control thread for which a thread of the engine waits. It is not done after that thread gave up."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
         self._lock = threading.Lock()
-        """Held while the work is done, so that who waits knows whether it was done."""
+        """Held while the work is done, so that the waiting thread knows whether it was done."""
         self._left = False
         self._done = False
 
@@ -158,7 +158,7 @@ class Control:
             role.beat(now, late if late > heartbeat else 0.0)
 
     def suspend(self, timeout: float) -> bool:
-        """Forget all peers, once no transfer is in flight, if that is so within ``timeout`` seconds.
+        """Wait until no transfer is in flight, for ``timeout`` seconds at most, and then forget all peers.
 
         Blocks; called on the engine's thread. Returns whether the peers are forgotten. If not, the roles go on.
         """

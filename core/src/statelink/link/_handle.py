@@ -95,7 +95,7 @@ class Room:
     def quiet_by(self) -> float | None:
         """Seconds from now after which the memory is quiet at the latest; ``None`` where there is no bound.
 
-        It is 0 once the memory has quiesced. Of a room that has not ended it says what would hold if it failed now.
+        It is 0 once the memory has quiesced. For a room that has not ended, it assumes that the room fails now.
         See `Link.quiet_within`.
         """
         return self._state.quiet_by()
@@ -150,9 +150,10 @@ class Room:
         'max_rooms'. All of this holds when this call returns, unless the room had not ended, or a strategy's hook is at
         work on the memory in this process: then it holds soon. The link logs and counts it.
 
-        Who uses the memory now may find bytes of this request in it (decode), or send bytes of another request for it
-        (prefill; decode's room has failed, so that nobody uses them). Only the engine's memory is given back: space in
-        staging rings stays quarantined until there is proof. It does nothing if the memory has quiesced.
+        On decode, bytes of this request may still be written to the memory while another request uses it. On prefill,
+        bytes of another request may be sent in place of this one's. Decode's room has failed, so nobody uses them.
+        Only the engine's memory is given back: space in staging rings stays quarantined until there is proof. It does
+        nothing if the memory has quiesced.
 
         Args:
             why: For the log, and for the reason of a room that had not ended.

@@ -249,8 +249,8 @@ class Link:
         """Unregister the memory, which the engine may then unmap or give to others. Blocks.
 
         For an engine that gives its memory away for a while and gets it back at the same addresses. The link keeps its
-        name and address. Its peers are told and forgotten. Rooms of theirs that have asked this link fail; others wait,
-        until their deadlines. Until `resume`, calls that open or decline rooms raise `ClosedError`
+        name and address. It tells its peers, and forgets them. Rooms of peers that have asked this link fail; others
+        wait, until their deadlines. Until `resume`, calls that open or decline rooms raise `ClosedError`
         (``closed.suspended``). Does nothing if the link is suspended.
 
         Args:
@@ -372,9 +372,9 @@ class Link:
             timeout: Seconds to wait, about, for transfers and threads to end.
 
         Returns:
-            Whether everything ended in time. If not, memory of rooms that are not quiesced may still be touched, and of
-            rooms whose memory was taken back without proof. A thread that calls this while another one closes the link
-            waits for that one, and returns the same.
+            Whether everything ended in time. If not, something may still touch the memory of rooms that have not
+            quiesced, and of rooms whose memory was taken back without proof. A thread that calls this while another one
+            closes the link waits for that one, and returns the same.
         """
         self._closed = True
         if self._context.forked:
@@ -436,7 +436,7 @@ def _valid_peer(peer: Peer) -> Peer:
         names = (peer,) if one else tuple(peer)
     try:
         right = _are_names(names, one)
-    except TypeError:  # something that is no text, and that cannot be remembered
+    except TypeError:  # something that is no text, and that the cache cannot take as a key
         right = False
     if not right:
         raise ConfigError(
@@ -449,7 +449,9 @@ def _valid_peer(peer: Peer) -> Peer:
 
 @functools.lru_cache(maxsize=1024)
 def _are_names(names: tuple[Any, ...], one: bool) -> bool:
-    """Whether these are texts, and addresses where they have to be. Engines name the same few in every request.
+    """Whether these are texts, and addresses where they have to be.
+
+    The answers are cached, because an engine names the same few peers in all its requests.
 
     Args:
         names: The addresses of an instance, or its name.

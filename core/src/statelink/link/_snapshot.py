@@ -72,7 +72,7 @@ def _room(room: RoomState, now: float) -> dict[str, Any]:
 
 
 def _held(rooms: list[RoomState]) -> tuple[Counter[str], Counter[str]]:
-    """Bytes of rooms that are not quiesced: by status, and those of failed rooms apart, by what they wait for."""
+    """Bytes of rooms that are not quiesced, by status. Then those of failed rooms, by what they wait for."""
     held: Counter[str] = Counter()
     quarantined: Counter[str] = Counter()
     for room in rooms:

@@ -1,4 +1,4 @@
-"""Counts what the rooms of a link came to, from its opening on."""
+"""Counts how the rooms of a link ended, since the link was opened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 """Upper bounds of the buckets of a histogram, in seconds. A last bucket has what took longer."""
 
 MOST, OTHER = 256, "other"
-"""Most outcomes, and most components and transports, that are counted apart; and what the others are counted as."""
+"""Most outcomes, and most components and transports, that are counted apart; and the name under which others count."""
 
 
 class Histogram:

@@ -119,9 +119,9 @@ def run(
 
 
 def main(settings: Settings) -> None:
-    """Do it in this process."""
+    """Do the step in this process."""
     for name in settings.absent:
-        sys.modules[name] = None  # type: ignore[assignment]  # as the import system has it for what must not be found
+        sys.modules[name] = None  # type: ignore[assignment]  # the import system then says that there is no such module
     kind = load_backend(settings.backend)
     found = Found()
     if settings.step != "import":
@@ -157,7 +157,7 @@ def imported() -> set[str]:
 
 
 _left: dict[str, Any] = {}
-"""Backends that the process ends with."""
+"""Backends that are still open when the process ends."""
 
 if __name__ == "__main__":
     main(msgspec.json.decode(sys.argv[1], type=Settings))

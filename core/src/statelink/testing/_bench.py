@@ -72,7 +72,7 @@ class Subject(NamedTuple):
 
 
 class End:
-    """One backend object in a worker, with regions that this process sees, too.
+    """One backend object in a worker. This process shares the memory of its regions.
 
     Args:
         subject: The backend.
@@ -164,11 +164,11 @@ class Pair:
         return self
 
     def mover(self, op: Op) -> End:
-        """Who submits."""
+        """The end that submits an operation."""
         return self.source if op is Op.WRITE else self.target
 
     def peer(self, op: Op) -> End:
-        """Whom the mover names."""
+        """The end that the mover names as its peer."""
         return self.target if op is Op.WRITE else self.source
 
     def fill(self, seed: int = 0) -> None:
@@ -219,7 +219,7 @@ class Pair:
         same(self.source.memory, before, "the source")
 
     def works(self, op: Op | None = None) -> None:
-        """A small move goes well."""
+        """Check that a small move succeeds."""
         for each in [op] if op else sorted(self.subject.capabilities.ops, key=lambda op: op.value):
             self.fill(99)
             self.carry(each, self.blocks([(0, 3, 0, 5, 4097), (3, 1, 3, 2, 99)]), room=1000)
@@ -244,7 +244,7 @@ class Pair:
         same(self.target.memory, expected, "the target")
 
     def untouched(self, why: str = "bytes were written that should not") -> None:
-        """Nothing was written to the target."""
+        """Check that nothing was written to the target."""
         wrong = np.flatnonzero(self.target.memory != POISON)
         assert not len(wrong), f"{why}: {len(wrong)} of them, the first at {wrong[0]}"
 

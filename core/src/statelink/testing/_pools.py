@@ -39,7 +39,7 @@ class Built(NamedTuple):
         described: What Statelink is told.
         pools: Its arrays, items first.
         cuts: For each array, the shape of the whole model's item, and this rank's part of it.
-        needs: What computing its indices takes.
+        needs: Further arguments of `statelink.indices_of` for its indices.
     """
 
     described: state.Described
@@ -150,7 +150,7 @@ class Maker:
         return Built(described, [*conv.values(), *ssm.values()], cuts, {})
 
     def same(self, described: state.Described, pools: list[Array], **needs: Any) -> Built:
-        """State of which every rank holds all."""
+        """State that every rank holds completely."""
         return Built(described, pools, [(array.shape[1:], _whole) for array in pools], needs)
 
     def ring_of_heads(self) -> Built:
@@ -162,7 +162,7 @@ class Maker:
         return Built(described, pools, [self.heads(0, (HEADS, 6)) for _ in pools], {"ring": self.ring})
 
     def rows(self, type: str, **options: Any) -> Built:
-        """Rings of rows of which every rank holds all."""
+        """Rings of rows that every rank holds completely."""
         arrays = {layer: {"a": _pool(SLOTS, self.ring, 12), "b": _pool(SLOTS, self.ring, 12)} for layer in LAYERS}
         pools = [array.reshape(-1, array.shape[-1]) for array in _flat(arrays)]
         described = state.ring_rows(self.place(arrays), type=type, replicated=True, **options)

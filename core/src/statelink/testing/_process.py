@@ -81,7 +81,7 @@ class Worker:
         return self.result()
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """The first half of a call."""
+        """Begin a call. `result` waits for its end."""
         assert not self._pending, "a worker makes one call at a time"
         try:
             self._pipe.send((function, arguments))
@@ -90,7 +90,7 @@ class Worker:
         self._pending = True
 
     def result(self) -> Any:
-        """The second half of a call."""
+        """Wait for the call that `start` began. Returns its result, or raises what it raised."""
         if not self._pipe.poll(self.patience):
             if self.alive:
                 self._process.send_signal(signal.SIGABRT)  # its fault handler prints all stacks

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Declines"]
 
 MOST = 4096
-"""Most uses that wait until their instance can be told. Of more, the oldest are not told."""
+"""Most uses that wait until their instance can be told. If there are more, this side gives up telling the oldest."""
 
 
 class Declines:
@@ -140,7 +140,7 @@ class _Declined:
         """See `InstanceUser.rank_lost`. It is told when the instance is ready again."""
 
     def waits_at(self, addresses: Container[str]) -> bool:
-        """See `InstanceUser.waits_at`. It was asked of nobody."""
+        """See `InstanceUser.waits_at`. No rank was asked for this use."""
         return False
 
     def move(self, instance: Instance) -> None:

@@ -16,15 +16,15 @@ WIDTH = 8
 class Generations:
     """Draws numbers above zero that no peer can foresee. Any thread.
 
-    The system is asked for many at once, since each such call lets go of the interpreter, and the engine's thread,
-    which opens rooms, may wait long to have it back.
+    It asks the system for many at once. Each such call lets go of the interpreter, and the engine's thread, which opens
+    rooms, may wait long to get it back.
     """
 
     def __init__(self) -> None:
         self._ready: deque[int] = deque()
 
     def draw(self) -> int:
-        """The next number, of 62 bits, and one more."""
+        """The next number: 62 random bits, plus one."""
         while True:
             try:
                 return self._ready.popleft()

@@ -45,19 +45,19 @@ class Receiving(Room):
     def accept(self, items: Mapping[str, Any], *, prefix: int = 0, ready: Ready | None = None) -> None:
         """Name the memory for the request's state. From this call until `quiesced`, that memory may be written.
 
-        If `Link.receive` got no number of tokens, the pages say what it can be, and prefill says what it is. This is
-        possible only where every component has the same pages for each of these numbers: a window has not. If a page
-        has one token, they say the number itself.
+        If `Link.receive` got no number of tokens, the number of pages says which numbers are possible, and prefill says
+        which of them it is. Every component must then need the same pages for each possible number. A window does not.
+        If a page has one token, the number of pages is the number of tokens.
 
-        Two live rooms that name the same memory are not refused: that each item belongs to one room until it is
-        quiesced is the engine's affair.
+        Two live rooms that name the same memory are not refused. The engine has to give each item to one room only,
+        until that room has quiesced.
 
         Thread-safe. A room can fail at any moment; accepting one that has does nothing, and its `reason` says why.
 
         Args:
             items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`. A
                 component that covers positions has one index for each page that must arrive; every other component has
-                exactly one. A component that covers positions, and of which nothing must arrive, may be left out.
+                exactly one. A component that covers positions may be left out if nothing of it must arrive.
             prefix: P: positions that this side already holds.
             ready: Guards the memory: nothing is written before ``ready.query()`` is true.
 

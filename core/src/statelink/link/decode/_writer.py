@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 LONGEST = 1e9
-"""Seconds that a request says that its room may take, at most: an engine's deadline may be infinite."""
+"""Most seconds that a request states for its room. An engine's deadline may be infinite."""
 
 AT_ONCE = 4096
 """Most ranges that the control thread itself grants, where that never blocks: a millisecond of work."""
@@ -97,7 +97,7 @@ class Writer:
         self._working = 0
         """Hooks, their transfers, and comparisons of digests that have not ended."""
         self._under_way: Counter[str] = Counter()
-        """The same as texts, and how many of each."""
+        """What has not ended, as texts, and how many of each."""
         self._came: set[str] = set()
         """Components of which a chunk has arrived."""
         # `prepare` writes these two, maybe on a data thread; the control thread reads them after that job.
@@ -306,8 +306,8 @@ class Writer:
     def abort(self, then: Done) -> None:
         """The room failed: call the hooks' ``abort``, and count a writer without a request as drained."""
         if not self.asked:
-            # Without a fence, only a request lets it write. With one, a data thread may be about to grant memory to it;
-            # then it has drained once `revoke`, which runs after that, is done.
+            # Without a fence, only a request lets it write. With a fence, a data thread may be about to grant memory to
+            # it. `revoke` runs after that. Only then it has drained.
             self.drained = self.drained or self._context.fencing is None
         for name, hook in self.hooks.items():
             if type(hook).abort is not ReceiveHook.abort:

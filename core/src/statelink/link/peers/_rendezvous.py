@@ -1,4 +1,4 @@
-"""From the name of an instance to the addresses of its ranks."""
+"""Finds the addresses of an instance's ranks by the name of the instance."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class DecodeRank:
             plan: What this rank writes for it.
             expected: Decode ranks of its instance that ask this rank for each room.
             joint: Keeps small pushes to it until they begin, unless it was attached before; ``None`` if the backend
-                takes those of each room by themselves.
+                takes only one room in a batch.
         """
         self.joint = self.joint or joint
         self.plan = plan

@@ -87,13 +87,13 @@ class Delivery:
         self._never_blocks = False
         """Whether no call for this delivery ever blocks. Set when the hooks are open."""
         self._prompt_bytes = 0
-        """If one can block: the most bytes of a push for which none does while no other job runs; 0 for none."""
+        """Most bytes of a push for which no call blocks while no other job runs; 0 if there is no such size."""
         self._joins = False
-        """Whether pushes wait to go with those of other rooms. It changes only when no push is under way: on the other
-        way, a later push could overtake it."""
+        """Whether pushes wait to go as one batch with those of other rooms. This changes only when no push is under
+        way. Otherwise a later push could overtake an earlier one."""
         self._at_once = False
-        """Whether the control thread itself goes on with the pushes: only if each that is under way or waits is small.
-        Any thread may read it."""
+        """Whether the control thread itself goes on with the pushes. It does so only if every push that is under way or
+        waits is small. Any thread may read this."""
         self._moved: dict[str, Moved] = {}
         self._jobs = 0
         """Jobs of pushes whose results have not come back."""

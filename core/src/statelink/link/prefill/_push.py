@@ -218,7 +218,7 @@ class Pushes:
                 raise self.error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
 
     def _check_layered(self, names: Iterable[str], final: bool) -> None:
-        """Refuse a push of layers for a component without layers: it would move nothing, and the engine meant more."""
+        """Refuse a push of layers for a component without layers: it would move nothing of that component."""
         for name in names:
             if all(buffer.layer is None for buffer in self._room.context.inventory.component(name).buffers):
                 raise self.error(

@@ -54,7 +54,7 @@ Then = Callable[[Pushed], None]
 
 
 class _Visible:
-    """Stands for the end of a push, where a pause or a batch may be."""
+    """Says that a push has ended. `Pusher._step` returns it in place of a pause or a batch."""
 
 
 _VISIBLE = _Visible()
@@ -159,7 +159,10 @@ class Pusher:
                 yield asked
 
     def _step(self, answer: Transfer | BaseException | None) -> Batch | float | _Visible | None:
-        """Go on with the first push. Returns what it asks for. Reports it, if all of it is visible or it failed."""
+        """Go on with the first push. Returns the batch or the pause that it asks for.
+
+        If the push is visible at the destination, or has failed, reports it and returns a `_Visible`.
+        """
         push, then = self._line[0]
         if self._under_way is None:
             self._under_way = self._carry(push)

@@ -13,7 +13,7 @@ WIDTH = 8
 """Bytes of an eventfd's counter, which are written and read at once."""
 ONE = (1).to_bytes(WIDTH, sys.byteorder)
 
-# These keep the interpreter. A thread that let go of it might wait for it behind one that computes.
+# These calls keep the interpreter. After letting go of it, a thread might wait until another one has computed.
 _write, _read = (getattr(ctypes.PyDLL(None), name) for name in ("write", "read"))
 for _call in (_write, _read):
     _call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)

@@ -241,7 +241,7 @@ class KeyedExecutor:
     def _free_in(self, now: float) -> float:
         """Seconds until one more job may run, if no job gives a sign of life until then; 0 if it may run at once."""
         if len(self._lively) >= self._most:
-            return HELD_AFTER  # no more calls at once, even if all are held: whichever ends calls a thread
+            return HELD_AFTER  # no more jobs at once, even if all are held: the next one that ends wakes a thread
         lively = sorted(seen for seen in self._lively.values() if seen > now - HELD_AFTER)
         if len(lively) < self._width:
             return 0.0

@@ -10,7 +10,7 @@ __all__ = ["Forkable", "note_forks"]
 
 
 class Forkable(Protocol):
-    """What wants to know.
+    """An object that has to know whether its process was forked.
 
     Attributes:
         forked: Set to true in a forked child.

@@ -27,8 +27,8 @@ class Loop:
     No job that runs here may block. The protocol reads the time from `now` alone, so that a test can replace the clock.
 
     Attributes:
-        asleep: Whether the thread waits, or is about to. Only then does who posts have to wake it, and the first one
-            who does sets this to false. The thread itself does so as soon as it handles a message.
+        asleep: Whether the thread waits, or is about to. Only then, a thread that posts a job has to wake it, and sets
+            this to false. The control thread itself sets it to false as soon as it handles a message.
     """
 
     def __init__(self) -> None:

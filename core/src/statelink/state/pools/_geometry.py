@@ -74,12 +74,12 @@ class PoolGeometry(msgspec.Struct, frozen=True, kw_only=True):
         state_tensors: Tensors of linear layers, in the order of the pool's list.
         conv_heads: Heads of each independently sharded block of the convolution, if there may be fewer key heads than
             ranks. By default, blocks are divided channel by channel. A pool names its blocks by
-            ``get_state_conv_shard_groups``; without them, all channels are one block. Where the model cuts several
-            (x, B and C of Mamba 2), unequal widths would get wrong channels: name the width in ``format``, so that they
-            are refused.
+            ``get_state_conv_shard_groups``; without them, all channels are one block. If the model has several blocks
+            (x, B and C of Mamba 2) that the pool does not name, ranks of unequal widths would get wrong channels. Name
+            the width in ``format`` then, so that they are refused.
         groups: Component type to its list of ``(tensor, ratio)``, in the order of the pool's list, if that differs from
             the documented one. ``ratio`` is the compression ratio of the layers that have the tensor, or ``None`` for
-            all layers. For the two-pool lists of compressed attention, and for ratios 1 and 2.
+            all layers. Needed for the two-pool lists of compressed attention, and for ratios 1 and 2.
         unified: Whether every list is one envelope that holds all layers of an item.
         envelope: For ``unified``: component type to ``(offset, bytes)`` of each buffer in one envelope, in the order
             that the list would have without envelopes. Other types move as whole envelopes, between ranks of the same

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     region: Region | None
 
     def within(self, offset: int, nbytes: int) -> Entry:
-        """The buffer of a part of every item."""
+        """The buffer whose items are a part of these items: ``nbytes`` bytes from ``offset`` on."""
         return self._replace(address=self.address + offset, nbytes=nbytes)
 
 
@@ -164,8 +164,8 @@ def _called(pool: object, method: str, default: Any, *, lacking: bool = False) -
         pool: Any object.
         method: Name of the method.
         default: What stands for a method that is not there.
-        lacking: Also return ``default`` if the method asks another pool for a list that that one does not have. Pools
-            of several pools offer lists of scales, whether their inner pools have scales or not.
+        lacking: Also return ``default`` if the method asks an inner pool for a list, and the inner pool lacks it. A
+            pool of several pools offers lists of scales even if its inner pools have no scales.
     """
     found = getattr(pool, method, None)
     if found is None:

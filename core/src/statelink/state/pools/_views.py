@@ -256,7 +256,7 @@ def _boxes(listed: PoolList, named: Named, state: State) -> tuple[list[tuple[int
     for group, units in zip(state.groups, heads, strict=True):
         if units < 1 or group % units:
             raise StateError(f"{group} channels of {named.label!r} are no whole number of {units} heads")
-        # Without heads a unit is one channel. More ranks than channels do not mean replication.
+        # Without heads, a unit is one channel. A channel is never replicated, so there may be no more ranks than units.
         first, last = share(named.label, "head", units, (rank, width), replicate=bool(listed.geometry.conv_heads))
         boxes.append((before + first * (group // units), before + last * (group // units)))
         before += group

@@ -227,6 +227,6 @@ class Walk:
             raise refuse(self.pool, "start_layer", f"it is {start}; by the geometry's stage it is {said}")
 
     def full_before(self) -> int:
-        """Number of full-attention layers before this stage. Some pools count their start in these."""
+        """Number of full-attention layers before this stage. Some pools state this number as their first layer."""
         geometry = self.geometry
         return sum(kind == "full" for kind in geometry.kinds[: geometry.span[0]])

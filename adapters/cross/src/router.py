@@ -244,7 +244,7 @@ def serve(listen: tuple[str, int], make: Callable[[str], SglangToVllm | VllmToSg
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """SGLang's decode asks every second where prefill is: nobody wants to read that."""
+            """Log nothing, because SGLang's decode asks every second where prefill is."""
 
     server = Listener(listen, Handler)
     host, port = server.server_address[:2]

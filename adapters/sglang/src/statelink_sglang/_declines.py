@@ -1,4 +1,4 @@
-"""What decode tells prefill of requests for which it never had memory. While the link is suspended, it has to wait."""
+"""Tells prefill that decode gave up requests for which it never had memory. While the link is suspended, this waits."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class _Decline(NamedTuple):
 
 
 class Declines:
-    """Declines rooms at prefill, or keeps that until the link is back. Does not block. Any thread."""
+    """Declines rooms at prefill. Keeps them while the link is suspended. Does not block. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        """Held while a room is declined, so that none is declined at a link that goes away meanwhile."""
+        """Held while a room is declined, so that the link is not suspended at the same time."""
         self._kept: list[_Decline] | None = None
-        """What waits for the link; ``None`` while the link is there."""
+        """Rooms that wait for the link to resume; ``None`` while it is not suspended."""
 
     def keep(self) -> None:
-        """The link goes away."""
+        """The link is about to be suspended: keep rooms from now on."""
         with self._lock:
             self._kept = self._kept or []
 
     def send(self, link: Link) -> None:
-        """The link is there again: tell prefill what was kept."""
+        """The link has resumed: decline the rooms that were kept."""
         with self._lock:
             kept, self._kept = self._kept or [], None
             for each in kept:
                 _tell(link, each)
 
     def decline(self, link: Link, room: int, addresses: Sequence[str], why: str) -> None:
-        """Tell a prefill instance that a request of its is given up."""
+        """Tell a prefill instance that decode gives up a request of that instance."""
         with self._lock:
             if self._kept is None:
                 _tell(link, _Decline(room, addresses, why))
@@ -52,6 +52,6 @@ class Declines:
 
 
 def _tell(link: Link, declined: _Decline) -> None:
-    # An id that is no room's, or whose earlier use has not ended, has no room of this request on prefill either.
+    # If the id is not valid, or an earlier use of it has not ended, prefill has no room of this request either.
     with contextlib.suppress(StatelinkError):
         link.decline(*declined)

@@ -30,7 +30,7 @@ class Instance:
     """One DP rank of one start of a prefill server.
 
     Attributes:
-        name: Its name, another one after each start.
+        name: Its name. It is another one after each start of the server.
         addresses: Where its ranks' links listen.
         gone: Why it is not there any more; empty while it is.
     """
@@ -50,7 +50,7 @@ class Prefill:
     """
 
     follow_bootstrap_room = True
-    """A request is on the DP rank that its room says: other ways to choose it are refused on prefill."""
+    """The room id of a request says which DP rank has it. Prefill refuses every other way to choose the rank."""
 
     def __init__(self, instances: tuple[Instance, ...], http_port: int = 0) -> None:
         self.instances = instances

@@ -1,6 +1,6 @@
 """What the adapter refuses at the start of a server: what it cannot do, and what was never tested.
 
-SGLang checks some combinations by the name of the backend, and raises itself. Here are the others.
+SGLang itself refuses some combinations by the name of the backend. This module refuses the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLLOWS = "follow_bootstrap_room"
 
 
 class Server(NamedTuple):
-    """What of SGLang's configuration matters here.
+    """The parts of SGLang's configuration that decide what is refused.
 
     Attributes:
         role: ``prefill`` or ``decode``.

@@ -30,7 +30,7 @@ ALLOWED = {
     "nodes": "a server on several machines (--nnodes)",
     "state_types": "state of a rare type",
 }
-"""What no test of the adapter reaches, and what works only if the operator allows it."""
+"""Features that no test of the adapter covers. They are refused unless the operator allows them."""
 
 
 class Options(NamedTuple):

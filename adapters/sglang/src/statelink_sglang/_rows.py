@@ -1,7 +1,7 @@
 """Metadata rows that prefill does not send, because it is an engine of another kind.
 
-SGLang's decode takes the first output token of a request from its row. Then the request itself has to name the token:
-a router that got prefill's answer knows it.
+SGLang's decode takes the first output token of a request from its row. Without a row, the request itself has to name
+the token. A router knows it from prefill's answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def first_token(request: Any, vocabulary: int) -> int:
         vocabulary: The model's number of tokens.
 
     Raises:
-        ValueError: It names none, or it asks for something that only a row has, such as logprobs.
+        ValueError: The request names none, or it asks for something that only a row has, such as logprobs.
     """
     given = getattr(request.sampling_params, "custom_params", None)
     token = given.get(FIRST_TOKEN) if isinstance(given, dict) else None
@@ -37,7 +37,7 @@ def first_token(request: Any, vocabulary: int) -> int:
 
 
 def fill_row(metadata: Any, row: int, token: int, room: int) -> None:
-    """Fill a row of SGLang's ``MetadataBuffers`` as its own prefill would, if nothing but the token is of interest."""
+    """Fill a row of SGLang's ``MetadataBuffers`` as SGLang's prefill does for a request that needs only the token."""
     for name, tensor in vars(metadata).items():
         if hasattr(tensor, "data_ptr"):
             tensor[row] = -1 if name == "output_dsa_topk_indices" else 0

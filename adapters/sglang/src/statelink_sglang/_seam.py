@@ -1,8 +1,8 @@
 """What the adapter was written against, and a check that the installed SGLang is the same.
 
-SGLang's transfer seam is no stable interface: it changed in every release. So the adapter works with one version, and
-looks at the classes and methods that it hooks and inherits, and at the attributes of SGLang's queues and scheduler and
-the variables that it reads. What SGLang does with them, only tests can show.
+The classes through which SGLang uses a transfer backend are no stable interface: they changed in every release. So the
+adapter works with one version. This module compares the classes and methods that the adapter hooks and inherits, and
+the attributes and variables that it reads. Only tests can show what SGLang does with them.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def loaded(module: str) -> bool:
 
 
 def differences() -> list[str]:
-    """What the installed SGLang has otherwise than the tested one; empty if nothing.
+    """How the installed SGLang differs from the tested one, one text for each difference.
 
-    Where the version differs, the rest is looked at all the same, so that the list says what to look at first.
+    If the version differs, the rest is compared all the same, so that the list says what to look at first.
     """
     return list(_differences())
 
@@ -159,7 +159,7 @@ def _differences() -> Iterator[str]:
 
 
 def _compare(target: str, what: str, expected: str, read: Any, *, more: bool = True) -> Iterator[str]:
-    """What lacks, and what there is besides, if that is to be known."""
+    """What is missing at ``target``, and if ``more`` is set, what it has beyond the expected."""
     try:
         found = read(_resolve(target))
     except (ImportError, AttributeError) as error:
@@ -187,7 +187,7 @@ def _resolve(target: str) -> Any:
 
 def _members(found: Any) -> list[str]:
     if isinstance(found, type) and issubclass(found, enum.Enum):
-        return [member.name for member in found if member.name != "STATELINK"]  # where it is registered already
+        return [member.name for member in found if member.name != "STATELINK"]  # it may be registered already
     return [name for name in vars(found) if not name.startswith("_")]
 
 

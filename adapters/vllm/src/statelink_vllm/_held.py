@@ -21,7 +21,7 @@ log = logging.getLogger("vllm.statelink")
 
 
 class HeldBlocks:
-    """Runs on the thread of the engine core."""
+    """Holds such blocks. Runs on the thread of the engine core."""
 
     def __init__(self) -> None:
         self._pool: Any = None

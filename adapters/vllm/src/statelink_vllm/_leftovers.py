@@ -1,8 +1,8 @@
-"""Zeroes what is left over in blocks of which only a part is received.
+"""Zeroes blocks that are received only in part.
 
-vLLM zeroes new blocks of some models, because what an earlier request left there may be no number, and attention also
-touches what it masks. It leaves out blocks that are received, since they may be written at any moment. Of these, a last
-block may end behind the tokens that come, and a window's first block may begin before them.
+vLLM zeroes new blocks of some models. An earlier request may have left NaN there, and attention also touches what it
+masks. vLLM does not zero blocks that are received, since they may be written at any moment. But the last of them may
+end behind the tokens that come, and the first block of a window may begin before them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Leftovers:
         ]
 
     def zero(self, items: Mapping[str, Any]) -> Any:
-        """Zero the blocks of which only a part comes, before they are received. Does not block.
+        """Zero the blocks that come only in part, before they are received. Does not block.
 
         Args:
             items: For each component the indices of what is received.

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 __all__ = ["Address", "FromWorker", "Receive", "Send", "Tables", "ToWorker"]
 
 Tables = tuple[list[int], ...]
-"""A request's blocks of each group that is moved, by position from token 0; 0 where there is none any more."""
+"""A request's blocks of each group that is moved, by position from token 0; 0 where vLLM has freed the block."""
 
 
 @dataclass
@@ -70,8 +70,8 @@ class ToWorker(KVConnectorMetadata):
         send: Requests to send.
         receive: Requests to receive.
         abort: Requests that are received and were given up.
-        again: Requests of which vLLM shall hear now that their state has not come.
-        addresses: Of the links of all ranks of this server, once, before the first request.
+        again: Requests whose state has not come, and which the worker has to report to vLLM in this step.
+        addresses: Addresses of the links of all ranks of this server. Sent once, before the first request.
     """
 
     send: dict[str, Send] = field(default_factory=dict)

@@ -26,14 +26,14 @@ ALLOWED = {
     "mla": "latent attention (MLA)",
     "speculative": "speculative decoding",
 }
-"""What no test with an engine reaches, and what works only if the operator allows it."""
+"""Features that no test with an engine covers. They are refused unless the operator allows them."""
 
 
 PAGES = {
     "pairs": "the key and then the value of each token",
     "halves": "the keys of all tokens of a head, and then their values",
 }
-"""How a backend of attention may fill the pages of a head. Of other backends, only they know."""
+"""How a backend of attention may fill the pages of a head. Any other way is known only to the backend itself."""
 
 
 class Options(NamedTuple):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Source", "answer", "room_of", "source_of"]
 
 ADDRESS = "tcp://"
-"""A link takes a text that begins with this for addresses, and dials them. It looks up every other text as a name."""
+"""A text that begins with this is addresses, and a link dials them. It looks up every other text as a name."""
 
 
 class Source(NamedTuple):

@@ -1,8 +1,9 @@
-"""What a raw page of recurrent state holds, and how tensor parallelism cuts it, from vLLM's `MambaSpec`.
+"""Finds out from vLLM's `MambaSpec` what a raw page of recurrent state holds, and how tensor parallelism cuts it.
 
-vLLM packs the states of a layer one after the other. The specification has the shapes of this rank, and not the blocks
-of channels that are each dealt out on their own. They follow from the kind of layer and from the shapes. Where they do
-not, the states are opaque: they move between ranks of equal width, and another width is refused when servers connect.
+vLLM packs the states of a layer one after the other. The specification has the shapes of this rank. It does not have
+the blocks of channels that are each dealt out on their own. They follow from the kind of layer and from the shapes. If
+they do not, the states are opaque: they move between ranks of equal width, and another width is refused when servers
+connect.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ __all__ = ["Retries"]
 
 
 class Retries:
-    """Runs on the thread of the engine core."""
+    """Keeps requests whose state has not come. Runs on the thread of the engine core."""
 
     def __init__(self) -> None:
         self._manager: Any = None
@@ -29,7 +29,7 @@ class Retries:
         self._waiting[request.request_id] = request
 
     def drop(self, name: str) -> bool:
-        """Forget a request that has ended; whether it waited."""
+        """Forget a request that has ended. Returns whether it waited."""
         return self._waiting.pop(name, None) is not None
 
     def ready(self) -> set[str]:
@@ -45,7 +45,7 @@ class Retries:
         return found
 
     def _needed(self, request: Any) -> int:
-        """Blocks without which vLLM does not begin with the request, if it finds none of its tokens in its cache."""
+        """Blocks that vLLM needs to begin with the request, if its cache has none of the request's tokens."""
         manager = self._manager
         tokens = min(request.num_tokens, manager.max_model_len)
         needed: int = manager.coordinator.get_num_blocks_to_allocate(

@@ -54,10 +54,10 @@ class SchedulerSide:
         self._next = ToWorker()
         self._addresses: tuple[str, ...] = ()
         self._cut: set[str] = set()
-        """Requests of which the last tokens were left out."""
+        """Requests whose last tokens were left out."""
         self._loading: dict[str, _Loading] = {}
         self._lacking: dict[str, set[int]] = {}
-        """For each of these, blocks that lack tokens in front of a window, as far as ranks have said."""
+        """Per request that is received, blocks that lack tokens in front of a window, as far as ranks have said."""
         self._manager: Any = None
         self.held = HeldBlocks()
         self.retries = Retries()

@@ -149,7 +149,7 @@ def check_installed() -> None:
     """Check that the installed vLLM is the tested one.
 
     Raises:
-        ConfigError: It differs; lists everything that does.
+        ConfigError: It differs. The error lists every difference.
     """
     found = differences()
     if found:
@@ -162,9 +162,9 @@ def check_installed() -> None:
 
 
 def differences() -> list[str]:
-    """What the installed vLLM has otherwise than the tested one; empty if nothing.
+    """How the installed vLLM differs from the tested one, one text for each difference.
 
-    Where the version differs, the rest is looked at all the same, so that the list says what to look at first.
+    If the version differs, the rest is compared all the same, so that the list says what to look at first.
     """
     return list(_differences())
 

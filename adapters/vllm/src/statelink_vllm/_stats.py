@@ -16,16 +16,16 @@ __all__ = ["PromMetrics", "TransferStats", "declined"]
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
 BYTES = [4.0**power for power in range(6, 18)]
-"""From 4 KiB to 16 GiB."""
+"""Upper bounds of the buckets of bytes: from 4 KiB to 16 GiB."""
 
 
 def declined(room: Room) -> bool:
-    """Whether a room has ended because decode does not want the state, as with a prompt that it has already."""
+    """Whether a room has ended because decode does not need the state, as for a prompt that it has already."""
     return room.reason is not None and room.reason.code == "room.declined"
 
 
 class TransferStats(KVConnectorStats):
-    """Rooms that ended in an interval, on one side. Sent to another process, so it has plain values only.
+    """Counts the rooms that ended in an interval, on one side. It has plain values only, as another process gets it.
 
     The values are ``seconds`` and ``bytes`` of each room that succeeded, the number of rooms that decode ``declined``,
     and in ``failed`` the number of all others for each code of a reason.

@@ -1,4 +1,4 @@
-"""What the connector is made of: its two sides, what they tell each other, and what vLLM's caches are described as.
+"""The parts of the connector: its two sides, their messages to each other, and the description of vLLM's caches.
 
 Programs that drive these parts without an engine, such as tests, import this. It imports Statelink and vLLM.
 """

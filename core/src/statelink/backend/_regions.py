@@ -54,7 +54,7 @@ class RegionTable:
             regions: Its region's place in the table; uint32.
 
         Raises:
-            TransferError: One is not.
+            TransferError: A block is not inside its region, or is empty.
         """
         for first in range(0, len(regions), FEW):
             part = slice(first, first + FEW)

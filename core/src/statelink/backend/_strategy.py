@@ -149,7 +149,8 @@ class SendHook(ABC):
     def released(self, context: SendContext) -> None:  # noqa: B027 - optional
         """The room has failed, and none of its transfers to this peer reads local memory.
 
-        Only from now on may the strategy use its memory again that blocks named. Called after ``abort``, or never.
+        From this call on, and not before, the strategy may use memory of its own again that blocks named. Called after
+        ``abort``, or never.
         """
 
 
@@ -200,7 +201,8 @@ class ReceiveHook(ABC):
     def released(self, context: ReceiveContext) -> None:  # noqa: B027 - optional
         """The room has ended, every hook's work is done, and nothing from this writer can land.
 
-        Only from now on may memory that was granted to the writer be used again. Called after ``abort``, or never.
+        From this call on, and not before, memory that was granted to the writer may be used again. Called after
+        ``abort``, or never.
         """
 
 

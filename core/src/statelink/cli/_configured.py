@@ -1,4 +1,4 @@
-"""The configuration that the environment of a command holds, as far as it is right, and all that is wrong in it."""
+"""Reads the configuration in a command's environment: the part of it that is right, and all errors in the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statelink.errors import StatelinkError
 __all__ = ["BY_ENGINE", "Configured", "configured"]
 
 BY_ENGINE: Final = {"role": "decode", "backend": "auto"}
-"""Keys without a default, which an engine may set itself, and what stands for them if the environment has none."""
+"""Values for keys that have no default, and that an engine may set itself. Used if the environment has no value."""
 
 
 class Configured(NamedTuple):
@@ -32,7 +32,7 @@ class Configured(NamedTuple):
 
 
 def configured() -> Configured:
-    """Read the environment, and the file that it names. Raises nothing about what is wrong there."""
+    """Read the environment, and the file that it names. Returns the errors in them, and does not raise them."""
     variables, errors = dict(os.environ), list[StatelinkError]()
     while True:
         try:

@@ -133,7 +133,7 @@ def _status(run: Callable[[], Any]) -> int:
 def _end_lost(error: _LostError) -> NoReturn:
     if error.cause.errno == errno.EPIPE:
         sys.exit(PIPE_CLOSED)
-    # If it is standard error that cannot be written, nobody can be told.
+    # If standard error cannot be written either, nobody can be told.
     with contextlib.suppress(OSError):
         click.echo(f"Error: the output cannot be written: {error.cause.strerror}", err=True)
     sys.exit(UNWRITABLE)

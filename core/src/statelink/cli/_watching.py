@@ -34,8 +34,8 @@ def watch(
     """Look, and show what was seen, every few seconds. An interrupt ends it, and is no error.
 
     Args:
-        look: Gives what was seen.
-        render: Makes something for the terminal of it. ``None``: print it as one line of JSON.
+        look: Returns what is seen at this moment.
+        render: Turns that into something for the terminal. ``None``: print it as one line of JSON.
         every: Seconds between two looks.
         count: Number of looks; without end if ``None``.
     """

@@ -24,7 +24,7 @@ I64 = npt.NDArray[np.int64]
 SHORT = 32
 """Most indices that are looked at one by one, because numpy's calls then take longer."""
 LARGEST = 1 << 62
-"""No index is larger, also where it addresses nothing."""
+"""The largest index that is accepted, even where an index addresses nothing."""
 SPARSE = 64
 """Marks are used to find duplicates if the range of indices is at most so many times their number."""
 
@@ -150,7 +150,7 @@ def check_pieces(component: Component, tokens: int, prefix: int | None, pieces: 
 
 
 def _needed(component: Component, tokens: int, prefix: int | None, items: Items) -> tuple[Items, int]:
-    """The items of a push that must arrive, and where they begin in its list. Items before them may be any."""
+    """The items of a push that must arrive, and where they begin in its list. Those before them may have any index."""
     first, last = held_items(component, tokens, required_span(component, tokens, prefix or 0, aligned=False))
     begin = max(first - items.first, 0)
     if begin == 0 and last - items.first >= len(items.ids):

@@ -38,12 +38,12 @@ class BufferPair(NamedTuple):
 def join(pairs: Sequence[BufferPair], most: int, *, by_layer: bool = False) -> list[BufferPair]:
     """Join the buffers that lie in one item of one region on both sides.
 
-    Pairs that were joined have no boxes of their own, the layer of their members if that is one, and the runs of all of
-    them. Where nothing can be joined, the pairs are as they were.
+    A joined pair has the runs of all its members, and no boxes. It has a layer if all members have the same one. Where
+    nothing can be joined, the pairs stay as they were.
 
     Args:
         pairs: All buffers of a component.
-        most: Most runs in all tables that are made. What would be more is not joined.
+        most: Most runs in all tables that are made. Buffers that would need more are not joined.
         by_layer: Whether only buffers of one layer are joined.
     """
     places: dict[tuple[int | None, ...], list[BufferPair]] = {}
@@ -58,7 +58,7 @@ def join(pairs: Sequence[BufferPair], most: int, *, by_layer: bool = False) -> l
             joined += members
             continue
         (source, target), shifts = _corners(members)
-        # Layers are alike: what was joined for one is found again for the next.
+        # Most layers are alike, so that they share the table that was made for the first of them.
         key = tuple((id(pair.runs), *shift) for pair, shift in zip(members, shifts, strict=True))
         if key not in shared:
             count = sum(len(pair.runs.nbytes) for pair in members)

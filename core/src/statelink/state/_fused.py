@@ -44,8 +44,8 @@ def fused_pages(
     """Pages of attention whose content is the key and then the value of one token and one head.
 
     The array's axes are always in one order. Its strides say how it lies in memory: with tokens or heads first, or
-    with the pages of all layers in one block. Components may share an allocation, also the same bytes of it, if a page
-    id belongs to one of them at a time.
+    with the pages of all layers in one block. Components may share an allocation, and even the same bytes of it, if a
+    page id belongs to one of them at a time.
 
     Args:
         layers: Global layer number to its array ``[pages, heads, tokens, content]``.

@@ -252,7 +252,7 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     def count(self) -> int | None:
         """Number of items that every buffer has; ``None`` if no buffer has any.
 
-        The latter is so where layers share another layer's index: then any index is right, since it addresses nothing.
+        No buffer has any if all layers share another layer's index. Then any index is right: it addresses nothing.
         """
         return min((buffer.count for buffer in self.buffers if buffer.count), default=None)
 

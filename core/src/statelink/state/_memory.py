@@ -1,4 +1,4 @@
-"""Where an array's bytes are. Torch tensors, numpy arrays and raw pointers become the same `Memory`."""
+"""Says where an array's bytes are. Torch tensors, numpy arrays and raw pointers become the same `Memory`."""
 
 from __future__ import annotations
 

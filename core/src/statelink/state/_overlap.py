@@ -89,7 +89,10 @@ def _overlapping(buffers: list[Buffer], apart: Apart, *, reach: int) -> tuple[Bu
 def _near(
     phases: list[tuple[int, int]], place: int, phase: int, stride: int, reach: int, size: int
 ) -> Iterator[tuple[int, int]]:
-    """The neighbours of a place, and on both sides all that an item there may meet. Phases go round."""
+    """The buffers, before and behind a place in ``phases``, whose items may overlap an item at ``phase``.
+
+    These are at least its neighbours. The phases form a circle: the first one follows the last one.
+    """
     count = len(phases)
     for step in range(1, count + 1):
         before = phases[(place - step) % count]

@@ -141,7 +141,7 @@ def _labels(states: Sequence[PackedState]) -> Iterator[str]:
 
 
 def _whole_of_rank(label: str, layer: int, part: Memory, tp: tuple[int, int]) -> View:
-    """A state that is cut for TP in an unknown way: one number of the axis ``rank`` is here."""
+    """A state that is cut for TP in an unknown way. It has an axis ``rank``, and this rank holds its own number."""
     rank, width = pair(tp, f"the rank and width of {label!r}")
     share(label, "rank", width, tp)
     count = math.prod(part.shape[1:])

@@ -32,7 +32,7 @@ def check_descriptors() -> None:
 
 
 def no_descriptors(error: OSError) -> ConfigError:
-    """The error that says so."""
+    """The error that says that too few file descriptors are left."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return ConfigError(
         "there are too few file descriptors for a link",

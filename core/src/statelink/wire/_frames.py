@@ -69,7 +69,7 @@ class _Calls:
         self.wait = function(letting, "zmq_poll", number, pointer, number, ctypes.c_long)
 
     def check(self) -> None:
-        """Raise the error of the last call, unless a signal has interrupted it, so that it is to be made again."""
+        """Raise the error of the last call. Returns if a signal interrupted that call: the caller then repeats it."""
         number = int(self.errno())
         if number != errno.EINTR:
             raise zmq.ZMQError(number)

@@ -333,7 +333,7 @@ class Note(Message, frozen=True, kw_only=True):
 
 
 class Inquire(Message, frozen=True, kw_only=True):
-    """A rank of prefill asks another one of its own instance how a room stands there, now and from now on.
+    """A rank of prefill asks another one of its own instance how a room stands there, and to tell every change of it.
 
     Attributes:
         room: The request.
@@ -359,15 +359,17 @@ class Standing(Message, frozen=True, kw_only=True):
 
 
 class Ping(Message, frozen=True, kw_only=True):
-    """Are you there?"""
+    """Asks the receiver for a sign of life: a `Pong`."""
 
 
 class Pong(Message, frozen=True, kw_only=True):
-    """I am."""
+    """The answer to `Ping`."""
 
 
 class Unknown(Message, frozen=True, kw_only=True):
-    """The sender does not know the link that spoke to it, or is not the link that was meant: introduce yourself again.
+    """The sender does not know the link that spoke to it, or is not the link that was meant.
+
+    The receiver then introduces itself again.
 
     Attributes:
         room: If this answers a request that was not taken: its room. Otherwise 0.
@@ -383,7 +385,7 @@ class Bye(Message, frozen=True, kw_only=True):
 
     Attributes:
         drained: Whether none of its writes is in flight, and certainly none will land later.
-        registration: As in the handshake that it takes leave of.
+        registration: `Handshake.registration` of the handshake to which this goodbye belongs.
         suspended: Whether the link comes back.
     """
 

@@ -25,7 +25,7 @@ PATIENCE = 0.2
 class Left:
     """Sessions that were disconnected. Over TCP, the library notices only in a transfer that a session is dead.
 
-    It keeps its connections to an engine, also when that engine's process has ended. So once nobody listens at a
+    It keeps its connections to an engine even after that engine's process has ended. So once nobody listens at a
     session, this class makes a transfer to it. The transfer fails at once, and the library then closes the connections.
     Methods may be called from any thread.
     """

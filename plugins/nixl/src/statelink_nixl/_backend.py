@@ -5,8 +5,8 @@ would wait for another thread's copy. With this lock, a poll can return at once,
 polls instead.
 
 NIXL cannot cancel. If a handle is released while it is in progress, its bytes continue to move. If its remote agent is
-removed, NIXL frees the handle twice. So a handle is kept until it has ended, and a remote agent until its last handle
-has, also after a disconnect.
+removed, NIXL frees the handle twice. So the backend keeps a handle until it has ended, and a remote agent until its
+last handle has ended. That holds after a disconnect, too.
 """
 
 from __future__ import annotations

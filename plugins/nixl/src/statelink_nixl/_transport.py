@@ -1,4 +1,4 @@
-"""Finds out which transport carries the bytes to a peer. Neither NIXL nor UCX says it.
+"""Finds out which transport carries the bytes to a peer, because neither NIXL nor UCX tells.
 
 The possible transports follow from the devices, the peer's host, and UCX's settings. If TCP and one other are left, a
 probe transfer decides: the kernel counts the bytes of every TCP connection of this process. If the counts did not grow

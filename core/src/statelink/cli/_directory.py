@@ -49,7 +49,7 @@ def list_directory(address: str, keys: Keys | None, *, insecure: bool, as_json: 
 
 def _config(address: str, insecure: bool) -> LinkConfig:
     """The configuration of a link here, with this directory."""
-    # With one variable at least, there is a configuration. A list has no use for the backend.
+    # `read_config` needs at least one variable. So this sets the one of the backend, which a list does not use.
     given = {"STATELINK_BACKEND": BY_ENGINE["backend"], **os.environ}
     if insecure:
         given["STATELINK_INSECURE"] = "true"

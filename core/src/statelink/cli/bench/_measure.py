@@ -75,9 +75,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         block: Bytes of a block.
         count: Number of blocks.
-        request: From `receive` on decode until the request has succeeded.
-        raw: The library by itself, at the source; ``None`` if the backend does not offer it.
-        copy: A copy of the same blocks inside decode's process, on one thread; ``None`` for memory of a device.
+        request: Times from `receive` on decode until the request has succeeded.
+        raw: Times of the library by itself, at the source; ``None`` if the backend does not offer it.
+        copy: Times of a copy of the same blocks inside decode's process, on one thread; ``None`` for device memory.
     """
 
     block: int

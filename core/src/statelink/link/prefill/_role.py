@@ -79,8 +79,8 @@ class PrefillRole:
         self._table.enter(state, sending)
         loop = self._context.loop
         loop.post_quietly(lambda: self._open(state))
-        # Mostly decode has not asked yet, and nothing is to be done. Its request finds the room in the table. The
-        # deadline is watched from the next heartbeat on.
+        # In most cases decode has not asked yet, and there is nothing to do. Its request then finds the room in the
+        # table. From the next heartbeat on, the deadline is watched.
         if state.deadline - state.opened < self._soon or self._requests.wait_for(state):
             loop.wake()
         return sending

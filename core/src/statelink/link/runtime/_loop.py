@@ -83,8 +83,8 @@ class Loop:
     def post_quietly(self, job: Callable[[], None]) -> None:
         """As `post`, but let the thread sleep on: the job runs once something else wakes it. A heartbeat does.
 
-        The control thread may have noted something meanwhile for which the job must run at once. A caller that cares
-        looks for that after this call, and calls `wake`. Callable from any thread; never blocks.
+        If the job must run at once in some case, look for that case after this call, and then call `wake`. A look
+        before this call could miss what the control thread notes in between. Callable from any thread; never blocks.
         """
         self._posted.append(job)
 

@@ -47,7 +47,7 @@ class Connecting(Suite):
     def test_a_peer_can_be_forgotten_and_connected_again(self, pair: Pair) -> None:
         """After a disconnect, moves to that peer are refused; after another connect they work.
 
-        Let `submit` raise a `TransferError` for a peer that is not connected, and let `connect` begin anew.
+        Let `submit` raise a `TransferError` for a peer that is not connected, and let `connect` make a new connection.
         """
         for _ in range(2):
             for op in pair.subject.capabilities.ops:
@@ -82,7 +82,7 @@ class Connecting(Suite):
     def test_a_peer_of_another_life_can_be_connected(self, lab: Lab) -> None:
         """A peer that was closed and opened again under another name is one more peer.
 
-        Keep nothing of a peer beyond its `disconnect` that its name does not tell apart.
+        Keep everything about a peer under its name, and forget it at its `disconnect`.
         """
         pair = lab.pair()
         pair.works()

@@ -156,8 +156,8 @@ class Fencing(Suite):
     def test_what_is_settled_has_stopped(self, lab: Lab, op: Op, trouble: str) -> None:
         """A transfer that is settled at a side does not touch that side.
 
-        This also holds after a disconnect in the middle of it, and when a peer continues that was stopped in the
-        middle.
+        This also holds after a disconnect in the middle of the transfer, and after a peer that was stopped in the
+        middle runs again.
 
         Say `settled=False`, or name the one side on which its bytes have certainly stopped.
         """

@@ -92,7 +92,7 @@ class Leaking(Suite):
         assert len(left) < times, f"{len(left)} files more in {_inside.SHARED} {said}, such as {', '.join(left[:3])}"
 
     def _after(self, worker: Worker, before: Held, times: int) -> Held:
-        """Resources after a while, because threads end a moment after they were told to."""
+        """The resources after a pause, because threads end a moment after they were told to."""
         for _ in range(20):
             after = self._held(worker)
             left = after.shared - before.shared

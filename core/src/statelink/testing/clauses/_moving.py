@@ -90,7 +90,7 @@ class Moving(Suite):
     def test_rooms_follow_each_other(self, pair: Pair, op: Op) -> None:
         """Rooms and generations of any number share one connection, and none disturbs another.
 
-        Keep nothing of a room beyond its transfers, and take both numbers for 64 bits.
+        Keep nothing of a room beyond its transfers, and treat both numbers as 64 bits wide.
         """
         pair.fill(5)
         top = (1 << 64) - 1

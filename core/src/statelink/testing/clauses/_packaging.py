@@ -119,7 +119,9 @@ class Packaging(Suite):
         _without(found, TENSORS.union(self.library), "importing the plugin")
 
     def test_probing_it_prints_nothing(self) -> None:
-        """A probe prints nothing, and imports no tensor library; nor its own library, if the test class says so.
+        """A probe prints nothing, and imports no tensor library.
+
+        If the test class says so, the probe does not import its own library either.
 
         Return what was found as the reason; keep what the library prints away from standard output.
         """

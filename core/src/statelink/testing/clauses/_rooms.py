@@ -54,7 +54,7 @@ class Rooms(Suite):
 
     @pytest.mark.parametrize("side", ["prefill", "decode"])
     def test_a_link_is_suspended_and_resumed(self, links: Links, side: str) -> None:
-        """A link closes its backend, and makes a new one over the same memory. Its peer's backend connects anew.
+        """A link closes its backend, and makes a new one over the same memory. Its peer's backend connects again.
 
         Let `close` give up all memory, and keep nothing that stands in the way of another object with the same name.
         """
@@ -218,7 +218,7 @@ class Rooms(Suite):
         lab.close_links(0.1)  # a library that cannot tell where a failed move stopped still counts as reading
 
     def test_links_come_to_rest(self, lab: Lab, links: Links) -> None:
-        """Links that are closed have come to rest, and may be closed twice.
+        """Closing a link ends its transfers and its threads, and a link may be closed twice.
 
         Let every transfer end, and `close` return.
         """

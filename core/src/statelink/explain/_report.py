@@ -189,7 +189,7 @@ class _Request:
     def items(self, component: Component, *, random: bool) -> Items:
         """On decode, the items that must arrive. On prefill, the items of a push of the whole request."""
         decode = self.role == 1
-        # Prefill pushes whole pages, also if decode's prefix ends inside one.
+        # Prefill pushes whole pages, even if decode's prefix ends inside one.
         prefix = self.prefix if decode else self.prefix - self.prefix % (item_positions(component) or 1)
         ids = indices_of(component, self.tokens, prefix, **self._tables(component, random))
         if decode:

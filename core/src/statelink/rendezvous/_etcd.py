@@ -253,7 +253,7 @@ class EtcdClient:
         return {unpack(pair.key).decode(): unpack(pair.value) for pair in found.kvs}, found.header.revision
 
     async def _follow(self, name: str) -> float:
-        """Read what is registered of an instance, and follow the changes until that has to begin anew."""
+        """Read what is registered of an instance, and follow the changes until it has to be read again."""
         entries, revision = await self._entries(name)
         self._note(None)
         self._publish(name, entries)

@@ -109,8 +109,8 @@ class Waits(NamedTuple):
 
     Attributes:
         answer: For a member's answer.
-        refresh: For the next message of a watch. A watch that says nothing for so long is taken for dead, and begun
-            anew.
+        refresh: For the next message of a watch. A watch that says nothing for so long is taken for dead, and replaced
+            by another one.
         forget: For somebody to ask for an instance again. After that the instance is not followed any more.
     """
 
@@ -207,7 +207,7 @@ class Gateway:
     # Watches.
 
     async def watch(self, prefix: str, revision: int) -> AsyncIterator[list[Change]]:
-        """Changes of all keys that begin with ``prefix``, from a revision on. Ends when the caller has to look anew.
+        """Changes of all keys that begin with ``prefix``, from a revision on. Ends when the keys have to be read again.
 
         Raises:
             EtcdSilentError: The member does not answer, or has lost the cluster.
@@ -228,7 +228,7 @@ class Gateway:
                     if message.error is not None:
                         raise EtcdSilentError(f"it ends the watch: {message.error.words}", LEADERLESS)
                     if message.result.canceled:
-                        return  # compacted, or the user may not watch any more: begin anew
+                        return  # compacted, or the user may not watch any more: the caller reads the keys again
                     if message.result.events:
                         yield [
                             Change(unpack(each.kv.key).decode(), unpack(each.kv.value) if each.type == "PUT" else None)

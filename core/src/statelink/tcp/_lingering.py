@@ -19,7 +19,7 @@ __all__ = ["Linger", "Lingering"]
 class Linger:
     """One such connection, and its transfers, which have failed and are not settled.
 
-    Its receiver closes the other end after its last copy, also if its process was stopped for a while. If the process
+    Its receiver closes the other end after its last copy, even if its process was stopped for a while. If the process
     has ended, the kernel closes the end once no thread is left. Both prove that the bytes have stopped.
     """
 

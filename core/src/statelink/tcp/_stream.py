@@ -39,7 +39,7 @@ class Interrupted(Exception):
 
 
 class Waker:
-    """Wakes the one thread that waits for it. Callable from any thread, also after `close`."""
+    """Wakes the one thread that waits for it. Callable from any thread, even after `close`."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -177,7 +177,7 @@ class Stream:
             view = view[sent:]
 
     def hung_up(self) -> bool:
-        """Whether the peer has closed its end, also if there is still something to receive."""
+        """Whether the peer has closed its end, even if there is still something to receive."""
         return _iovec.happened(self._fd, _HUNG_UP)
 
     def shut(self) -> None:

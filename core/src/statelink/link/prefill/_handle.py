@@ -41,7 +41,7 @@ class Sending(Room):
         ready: Ready | None = None,
         last: bool | None = None,
     ) -> None:
-        """Push a part of the request's state. A push before decode has asked is kept until then.
+        """Push a part of the request's state. If decode has not asked for the room yet, the push is kept until then.
 
         A room can fail at any moment; pushing to one that has does nothing, and its `reason` says why.
 

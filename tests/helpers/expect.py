@@ -38,8 +38,9 @@ class Case:
         for pool in pools:
             if isinstance(pool, (Kv, Index)):
                 start, _ = positions(pool, self.tokens, 0)
-                low = max(start, first) // pool.page
-                found[pool.name] = self.source[pool.name][low : -(-last // pool.page)] if low * pool.page < last else []
+                start = max(start, first)
+                pages = slice(start // pool.page, -(-last // pool.page))
+                found[pool.name] = self.source[pool.name][pages] if start < last else []
             elif last == self.tokens:
                 found[pool.name] = self.source[pool.name]
         return found
@@ -51,6 +52,9 @@ class Case:
 
 def positions(pool: Kv | Index, tokens: int, prefix: int) -> tuple[int, int]:
     """Positions that must arrive."""
+    if isinstance(pool, Kv) and pool.attention_chunk:
+        seen = [t for t in range(prefix, tokens) if t // pool.attention_chunk == tokens // pool.attention_chunk]
+        return (seen[0] if seen else tokens), tokens
     window = pool.window if isinstance(pool, Kv) else 0
     return (max(prefix, tokens - window) if window else prefix), tokens
 

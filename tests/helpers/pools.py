@@ -50,7 +50,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class Kv(Component):
-    """Pages of keys and values; of a sliding window where there is one."""
+    """Pages of keys and values; of a sliding window or of attention chunks where there are any."""
 
     name: str = "kv"
     layers: tuple[int, ...] = (0, 1, 2, 3)
@@ -63,6 +63,7 @@ class Kv(Component):
     order: str = "nhd"
     tp: tuple[int, int] = (0, 1)
     window: int = 0
+    attention_chunk: int = 0
     optional: bool = False
     replicated: bool = False
 
@@ -80,6 +81,8 @@ class Kv(Component):
         common = {name: getattr(self, name) for name in ("heads", "tp", "order", "name", "replicated", "format")}
         if self.window:
             return state.window_pages(layers, window=self.window, **common)
+        if self.attention_chunk:
+            return state.chunked_pages(layers, attention_chunk=self.attention_chunk, **common)
         return state.kv_pages(layers, optional=self.optional, **common)
 
 

@@ -17,6 +17,9 @@ from .small import describe, pointer
 
 PAGED = state.mla_pages({0: pointer(1, 100, 16, 1)}).component
 WINDOWED = state.window_pages({0: (pointer(1, 100, 16, 1, 1), pointer(2, 100, 16, 1, 1))}, heads=1, window=40).component
+CHUNKED = state.chunked_pages(
+    {0: (pointer(1, 100, 16, 1, 1), pointer(2, 100, 16, 1, 1))}, heads=1, attention_chunk=40
+).component
 
 
 SLOT = state.mamba_slots(conv={0: pointer(1, 10, 4, 2)}, ssm={}).component
@@ -49,6 +52,10 @@ def attempt(component: Component, tokens: int, prefix: Any, given: Any, push: tu
         (WINDOWED, 100, 70, (70, 100)),
         (WINDOWED, 30, 0, (0, 30)),
         (WINDOWED, 100, 100, (100, 100)),
+        (CHUNKED, 100, 0, (80, 100)),
+        (CHUNKED, 100, 90, (90, 100)),
+        (CHUNKED, 80, 0, (80, 80)),
+        (CHUNKED, 30, 0, (0, 30)),
     ],
 )
 def test_what_must_arrive(component: Component, tokens: int, prefix: int, span: tuple[int, int]) -> None:

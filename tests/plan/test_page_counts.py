@@ -20,6 +20,9 @@ def pages_of(page: int, **more: Any) -> Component:
 
 WHOLE = state.whole_items({"scale": pointer(3, 100, 8)}, type="block_scale", page=8).component
 WINDOW = state.window_pages({0: (pointer(1, 100, 4, 1, 1), pointer(2, 100, 4, 1, 1))}, heads=1, window=7).component
+CHUNKED = state.chunked_pages(
+    {0: (pointer(1, 100, 4, 1, 1), pointer(2, 100, 4, 1, 1))}, heads=1, attention_chunk=8
+).component
 SLOT = state.mamba_slots(conv={0: pointer(1, 10, 4, 2)}, ssm={}).component
 
 
@@ -54,6 +57,7 @@ def test_every_number_with_these_pages_and_no_other(components: list[Component],
         ([pages_of(4)], 0, {}, "room.items", "0 tokens"),
         ([pages_of(4)], 6, {"of 4": [0]}, "room.prefix", "inside a page"),
         ([pages_of(4), WINDOW], 0, {"of 4": [0, 1, 2], "swa": [0]}, "room.tokens", "'swa'"),
+        ([pages_of(4), CHUNKED], 0, {"of 4": [0, 1, 2], "chunked_local": [0]}, "room.tokens", "'chunked_local'"),
         ([pages_of(4, partition=Partition("cyclic", 2, 0, 4))], 0, {}, "room.tokens", "'of 4'"),
         ([pages_of(4)], 0, {"of 4": [0, 1000]}, "room.indices", "1000"),
         ([pages_of(4)], 0, {"of 4": [0.5]}, "room.indices", "float64"),

@@ -66,6 +66,50 @@ def test_logical_pages_of_windows(tokens: int, logical: list[int]) -> None:
     assert plan.indices_of(window(128, 64), tokens, pages=np.arange(20)).tolist() == logical
 
 
+def chunked(group: int, page: int) -> Component:
+    arrays = pointer(1, 2000, page, 1, 1), pointer(2, 2000, page, 1, 1)
+    return state.chunked_pages({0: arrays}, heads=1, attention_chunk=group).component
+
+
+@pytest.mark.parametrize(
+    ("tokens", "group", "page", "prefix", "span", "pages"),
+    [
+        (100, 64, 16, 0, (64, 100), [4, 5, 6]),
+        (100, 64, 16, 48, (64, 100), [4, 5, 6]),
+        (100, 64, 16, 80, (80, 100), [5, 6]),
+        (100, 64, 16, 100, (100, 100), []),
+        (127, 64, 16, 0, (64, 127), [4, 5, 6, 7]),
+        (128, 64, 16, 0, (128, 128), []),
+        (128, 64, 16, 64, (128, 128), []),
+        (129, 64, 16, 0, (128, 129), [8]),
+        (63, 64, 16, 0, (0, 63), [0, 1, 2, 3]),
+        (100, 24, 16, 0, (96, 100), [6]),
+        (95, 24, 16, 0, (72, 95), [4, 5]),  # page 4 has tokens of the chunk before, too
+        (8193, 8192, 16, 0, (8192, 8193), [512]),
+    ],
+)
+def test_attention_chunks(
+    tokens: int, group: int, page: int, prefix: int, span: tuple[int, int], pages: list[int]
+) -> None:
+    """What the token at position ``tokens`` attends to, as far as decode lacks it."""
+    component = chunked(group, page)
+    assert plan.required_span(component, tokens, prefix) == span
+    # The same from what a chunk is: the positions that have the chunk of decode's first position.
+    seen = [t for t in range(prefix, tokens) if t // group == tokens // group]
+    assert seen == list(range(*span))
+    ids = plan.indices_of(component, tokens, prefix, pages=np.arange(2000))
+    assert ids.tolist() == pages
+    table = np.arange(tokens + page) + page
+    assert plan.indices_of(component, tokens, prefix, table=table).tolist() == [n + 1 for n in pages]
+    assert len(plan.required(component, tokens, prefix, ids).ids) == len(pages)
+    # Prefill gives these, or the whole open chunk where it does not know of a prefix; in front of it may be any page.
+    assert len(plan.pushed(component, tokens, prefix, (0, tokens), ids).ids) == len(pages)
+    held = plan.indices_of(component, tokens, pages=np.arange(2000))
+    assert len(plan.pushed(component, tokens, None, (0, tokens), held).ids) == len(held)
+    table = np.where(np.arange(-(-tokens // page)) < span[0] // page, 0, np.arange(-(-tokens // page)) + 1)
+    assert plan.pushed(component, tokens, prefix, (0, tokens), plan.Pages(table, 0)).first == 0
+
+
 def ring(number: int, slots: int, length: int, width: int, **fields: Any) -> state.Described:
     return state.ring_rows({0: {"rows": pointer(number, slots, length, width)}}, **fields)
 

@@ -67,6 +67,9 @@ def test_latents_index_keys_and_windows() -> None:
     assert [buffer.count for buffer in index.component.buffers] == [5, 0]
     window = state.window_pages({1: pair(5, 8, 2, 3)}, heads=4, window=100, tp=(1, 2))
     assert (window.component.type, window.component.page, window.component.window) == ("swa", 8, 100)
+    chunks = state.chunked_pages({1: pair(5, 8, 2, 3)}, heads=4, attention_chunk=64, tp=(1, 2)).component
+    assert (chunks.type, chunks.page, chunks.window, chunks.group) == ("chunked_local", 8, None, 64)
+    assert chunks.buffers == window.component.buffers
 
 
 def test_one_array_of_keys_and_values_is_a_pair() -> None:
@@ -146,6 +149,28 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: state.window_pages({7: pair(5, 4, 2, 6)}, heads=2, window=0),
         "component 'swa' of type 'swa' has window 0",
+    ),
+    (
+        lambda: state.chunked_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=1),
+        "component 'chunked_local' of type 'chunked_local' has groups of 1 and keeps 0: "
+        "of groups of one position, none is ever open\n"
+        "hint: a type with coverage 'open' needs the positions of a group, at least 2",
+    ),
+    (
+        lambda: state.chunked_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=0),
+        "component 'chunked_local' of type 'chunked_local' has groups of 0 and keeps 0\nhint",
+    ),
+    (
+        lambda: state.chunked_pages({7: pair(5, 4, 2, 6)}, heads=2, attention_chunk=64.0),  # type: ignore[arg-type]
+        "the group of component 'chunked_local' is 64.0: a whole number is expected",
+    ),
+    (
+        lambda: state.compressed_pages({7: {"kv": zeros(5, 4, 6)}}, page=4, type="chunked_local", window=4, group=8),
+        "component 'dsv4' of type 'chunked_local' has window 4",
+    ),
+    (
+        lambda: state.kv_pages({7: pair(5, 4, 2, 6)}, heads=2, type="chunked_local"),
+        "component 'kv' of type 'chunked_local' has groups of 1 and keeps 0",
     ),
     (
         lambda: state.mla_pages({0: zeros(5, 4, 6)}, partition=state.Partition("cyclic", 2, 0, 6)),

@@ -25,6 +25,10 @@ def swa(window: int = 16) -> state.Described:
     return state.window_pages({1: (zeros(5, 4, 2, 3), zeros(5, 4, 2, 3))}, heads=2, window=window)
 
 
+def chunked(group: int) -> state.Described:
+    return state.chunked_pages({1: (zeros(5, 4, 2, 3), zeros(5, 4, 2, 3))}, heads=2, attention_chunk=group)
+
+
 def dsa(items: int = 5) -> state.Described:
     return state.index_pages({3: zeros(items, 8, 4)})
 
@@ -93,6 +97,7 @@ CASES = [
     ),
     (one(kv(format="bf16")), one(kv(format="nvfp4")), [("kv: format", "'bf16'", "'nvfp4'")]),
     (one(swa(16)), one(swa(32)), [("swa: window", "16", "32")]),
+    (one(chunked(16)), one(chunked(32)), [("chunked_local: group", "16", "32")]),
     (
         one(kv()),
         one(kv(dtype="int8")),

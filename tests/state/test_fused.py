@@ -111,6 +111,17 @@ def test_an_opaque_page_is_one_run_of_bytes_for_each_head(order: str) -> None:
         assert raw == arrays[9][page, head - 2].reshape(-1)[cell].tobytes()
 
 
+@pytest.mark.parametrize("opaque", [False, True])
+def test_attention_chunks_are_the_groups_of_a_component(opaque: bool) -> None:
+    made = state.fused_pages(views("LBHNC"), heads=4, tp=(1, 2), opaque=opaque, attention_chunk=64).component
+    assert (made.type, made.name, made.window, made.group) == ("chunked_local", "chunked_local", None, 64)
+    plain = state.fused_pages(views("LBHNC"), heads=4, tp=(1, 2), opaque=opaque).component
+    assert (plain.type, plain.group) == ("kv", 1)
+    assert [each.layout for each in made.buffers] == [each.layout for each in plain.buffers]
+    with pytest.raises(StateError, match="either sliding windows or attention chunks: window is 9, attention_chunk 64"):
+        state.fused_pages(views("LBHNC"), heads=4, tp=(1, 2), opaque=opaque, attention_chunk=64, window=9)
+
+
 @pytest.mark.parametrize("order", ["LBNHC", "BLNHC"])
 def test_opaque_pages_need_the_tokens_of_a_head_next_to_each_other(order: str) -> None:
     with pytest.raises(

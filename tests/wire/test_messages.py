@@ -180,9 +180,19 @@ def test_a_card_survives_the_trip() -> None:
     assert back.inventory.regions == sent.inventory.regions
 
 
-def test_a_card_with_a_type_that_is_unknown_here_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"index": "slot", "coverage": "request"},
+        {"index": "page", "coverage": "of a later version"},
+        {"index": "of a later version", "coverage": "suffix"},
+        {"coverage": 7, "more": True},
+    ],
+)
+def test_a_card_with_a_type_that_is_unknown_here_is_refused_by_name(definition: dict[str, Any]) -> None:
+    """Also where a later version defines it with words that are unknown here."""
     raw = msgspec.msgpack.decode(wire.write_handshake(card()))
-    raw["kinds"].append({"name": "vendor_ring", "index": "slot", "coverage": "request"})
+    raw["kinds"].append({"name": "vendor_ring", **definition})
     raw["inventory"]["components"].append({"name": "ring", "type": "vendor_ring", "buffers": []})
     with pytest.raises(PeerError) as caught:
         wire.read_handshake(msgspec.Raw(msgspec.msgpack.encode(raw)))
@@ -190,7 +200,8 @@ def test_a_card_with_a_type_that_is_unknown_here_is_refused_by_name() -> None:
     known = ", ".join(kind.name for kind in state.state_types())
     assert str(caught.value) == (
         f"a peer holds state of type 'vendor_ring', which is not known here (peer decode.0-ab): known types: {known}\n"
-        "hint: install the package that brings the type on this side too"
+        "hint: install the package that brings the type on this side too, or, if it is built in there, the peer's "
+        "version of statelink, '0.1.0'"
     )
 
 

@@ -16,7 +16,8 @@ from statelink.state import Inventory
 pytestmark = pytest.mark.smoke
 
 HERE = Path(__file__).parent
-KINDS = ("mha", "swa", "hybrid", "mla")
+KINDS = {"mha": "mha", "swa": "swa", "chunked": "swa", "hybrid": "hybrid", "mla": "mla"}
+"""Kinds of models, as vLLM has them, and what SGLang keeps of them. It takes an attention chunk for a window."""
 
 
 def said(engine: str, environment: dict[str, str], *arguments: str) -> dict[str, Inventory]:
@@ -24,8 +25,9 @@ def said(engine: str, environment: dict[str, str], *arguments: str) -> dict[str,
     tests = HERE.parents[1] / engine / "tests"
     path = os.pathsep.join([str(tests), str(HERE.parents[1] / "testing")])
     script = str(HERE / "support" / f"say_{engine}.py")
+    kinds = KINDS if engine == "vllm" else KINDS.values()
     done = subprocess.run(
-        [os.environ[f"STATELINK_{engine.upper()}_PYTHON"], "-W", "ignore", script, *arguments, *KINDS],
+        [os.environ[f"STATELINK_{engine.upper()}_PYTHON"], "-W", "ignore", script, *arguments, *kinds],
         env={**os.environ, **environment, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -53,6 +55,10 @@ DIFFERENCES: dict[str, list[str]] = {
     "swa": [
         "component swa (type swa): absent here, present there",
         *(f"component swa.{n} (type swa): present here, absent there" for n in range(3)),
+    ],
+    "chunked": [
+        *(f"component chunked_local.{n} (type chunked_local): present here, absent there" for n in range(3)),
+        "component swa (type swa): absent here, present there",
     ],
     "hybrid": [
         "component mamba (type mamba): absent here, present there",

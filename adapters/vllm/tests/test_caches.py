@@ -20,7 +20,7 @@ from support.caches import (
     sides,
 )
 from support.layers import HEADS, KINDS, LAYERS, TOKENS, blocks, heads_of, read, truth_of, write
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVQuantMode
+from vllm.v1.kv_cache_interface import KVQuantMode, SinkFullAttentionSpec
 
 from statelink import state
 from statelink.errors import StatelinkError
@@ -124,10 +124,17 @@ def test_quantised_pages_are_not_taken_apart() -> None:
 
 def test_groups_of_one_type_are_numbered() -> None:
     window, states = attention(HEADS, window=32), recurrent("MAMBA1", (2, 8), (8, 4))
-    groups = [(window, (0, 1)), (attention(HEADS), (2,)), (window, (3, 4)), (states, (5,))]
+    chunks = attention(HEADS, chunk=64)
+    groups = [(window, (0, 1)), (attention(HEADS), (2,)), (window, (3, 4)), (states, (5,)), (chunks, (6, 7))]
     components, _ = described(make_cache(groups), model_of())
     found = [(each.component.name, each.component.type) for each in components]
-    assert found == [("swa.0", "swa"), ("kv", "kv"), ("swa.1", "swa"), ("mamba", "mamba")]
+    assert found == [
+        ("swa.0", "swa"),
+        ("kv", "kv"),
+        ("swa.1", "swa"),
+        ("mamba", "mamba"),
+        ("chunked_local", "chunked_local"),
+    ]
 
 
 def test_opaque_pages_of_two_sizes_are_refused_by_name() -> None:
@@ -334,10 +341,8 @@ def test_a_layer_that_shares_a_cache_is_listed_once() -> None:
     assert [buffer.layer for buffer in components[0].component.buffers] == [0, 0, 3, 3]
 
 
-def _chunked() -> Cache:
-    spec = ChunkedLocalAttentionSpec(
-        block_size=16, num_kv_heads=HEADS, head_size=8, dtype=torch.float32, attention_chunk_size=64
-    )
+def _with_sinks() -> Cache:
+    spec = SinkFullAttentionSpec(block_size=16, num_kv_heads=HEADS, head_size=8, dtype=torch.float32, sink_len=16)
     return make_cache([(spec, LAYERS)])
 
 
@@ -356,7 +361,7 @@ def _twice() -> Cache:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (_chunked, "specification is ChunkedLocalAttentionSpec"),
+        (_with_sinks, "specification is SinkFullAttentionSpec"),
         (_of_no_group, r"layers of no group: model\.layers\.9\.attn"),
         (_twice, "two layers of group 'kv' have one number"),
         (lambda: make_cache([(attention(HEADS, num_head_slots=8), LAYERS)]), "pack their heads"),

@@ -22,6 +22,7 @@ FULL = attention(4)
 KINDS = {
     "full": [(FULL, (0,))],
     "window": [(FULL, (0,)), (attention(4, window=32), (1,))],
+    "chunk": [(FULL, (0,)), (attention(4, chunk=32), (1,))],
     "recurrent": [(FULL, (0,)), (recurrent("MAMBA1", (2, 8), (8, 4), page=FULL.page_size_bytes), (1,))],
 }
 
@@ -54,6 +55,7 @@ def scheduler_of(config: Any, cache: Cache) -> StatelinkConnector:
     [
         ("full", 0, 0),
         ("window", 0, 1),
+        ("chunk", 0, 1),
         ("recurrent", 0, 1),
         ("full", 1, 0),  # a drafter reads the next token, which prefill has sampled
         ("full", 4, 3),  # four modules, each of which reads one token further
@@ -74,6 +76,12 @@ def test_prefill_leaves_out_what_decode_must_compute_anew(kind: str, lookahead: 
     request.get_skip_reading_prefix_cache.return_value = False
     side.new_request(request)
     assert request.num_prompt_tokens == len(request.prompt_token_ids) == 20 - left_out
+
+
+@pytest.mark.parametrize(("kind", "may"), [("full", True), ("recurrent", True), ("window", False), ("chunk", False)])
+def test_full_attention_may_be_here_further_than_what_prefill_sends_anyway(kind: str, may: bool) -> None:
+    """Only what follows the prefix comes. The prefix must have all of a window or of an attention chunk itself."""
+    assert scheduler_of(config_of(), make_cache(KINDS[kind])).supports_divergent_local_hybrid_hits is may
 
 
 def test_ranks_are_numbered_stage_by_stage_as_their_addresses_are() -> None:

@@ -101,11 +101,12 @@ def test_what_is_left_over_behind_the_last_token_is_zeroed(tokens: int, count: i
         assert (found[:, arrived:] == 0.0).all()
 
 
-def test_what_is_left_over_in_front_of_a_window_is_zeroed() -> None:
+@pytest.mark.parametrize("local", [{"window": 32}, {"chunk": 48}], ids=str)
+def test_what_is_left_over_in_front_of_a_window_is_zeroed(local: dict[str, int]) -> None:
     """Of tokens 32 to 63, those from 48 on come. Where no layer is recurrent, vLLM zeroes nothing."""
 
     def side(block: int, *, recurrent_too: bool) -> list[tuple[Cache, Any]]:
-        window = attention(HEADS, block, window=32)
+        window = attention(HEADS, block, **local)
         groups = [(window, LAYERS)]
         if recurrent_too:
             state = recurrent("MAMBA1", (2, 8), (8, 4), page=window.page_size_bytes, block=block)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.smoke
 
-KINDS = [("full",), ("window", "full"), ("recurrent", "full"), ("full", "window", "recurrent")]
+KINDS = [("full",), ("window", "full"), ("recurrent", "full"), ("full", "window", "recurrent"), ("chunk", "full")]
 
 ACTS = st.lists(
     st.tuples(
@@ -104,6 +104,19 @@ def test_a_block_without_the_tokens_in_front_of_a_window_serves_no_other_request
     pair.settle()
     pair.request(0, 19)
     pair.settle()
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
+def test_a_block_in_which_an_attention_chunk_begins_serves_other_requests(model: Path, ranks: tuple[int, int]) -> None:
+    """Of tokens 8 to 15, those from 12 on come. Whoever has the first 16 looks at none before 12."""
+    pair = pair_of(model, ("chunk", "full"), blocks=(2, 8), spare=(9, 9), ranks=ranks)
+    lengths = {pair.request(0, 17): 17}
+    pair.settle()
+    lengths.update({pair.request(0, length): length for length in (18, 20, 24, 17, 9)})
+    pair.settle()
+    found = {(lengths[pair.engines[1].rooms[room.room]], room.prefix) for room in pair.network.rooms["receive"]}
+    # The second request of 17 tokens has all that it needs. That of 9 needs the chunk before, which is not kept.
+    assert sorted(found) == [(9, 0), (17, 0), (18, 16), (20, 16), (24, 16)]
 
 
 def test_a_block_of_which_all_tokens_have_come_serves_other_requests(model: Path) -> None:

@@ -131,7 +131,7 @@ def _pushed(
     prefix = scene.prefix if scene.prefix_known else None
     kept, lay = source.keeping[pool.name], source.keeping[pool.name].lay
     unit = math.lcm(lay.page, lay.block) * kept.size if kept.deal == "cyclic" else max(lay.page, 1)
-    late = pool.coverage == "suffix" or (pool.coverage == "window" and rng.integers(2))
+    late = pool.coverage == "suffix" or (pool.coverage in ("window", "open") and rng.integers(2))
     start = floor_to(prefix or 0, unit) if late else 0
     ends = sorted({max(start, floor_to(part * scene.tokens // 20, unit)) for part in scene.chunks})
     spans = list(itertools.pairwise((start, *ends, scene.tokens)))

@@ -44,7 +44,7 @@ TOPOLOGIES: dict[str, Callable[[int, int], bool]] = {
 }
 """What must work, and the tensor-parallel widths of prefill and decode that it needs."""
 
-ALONE = ("draft on decode only", "kv in turns")
+ALONE = ("draft on decode only", "kv in turns", *(kind for kind in KINDS if kind.startswith("chunked_local")))
 """Kinds of state that are not drawn beside others."""
 
 ANY_WIDTH = 5

@@ -30,12 +30,18 @@ RINGS = ("swa_ring", "swa_ring with heads", "dsa_tail", "dsv4_c4_state", "c128_s
 SUFFIX = ("kv", "kv of latents", "kv in planar pages", "dsa", "dsv4", "minimax_index_k")
 FUSED = ("kv side by side", "kv side by side, opaque")
 TURNS = ("kv in turns",)
-HEADS = ("kv", "swa", "minimax_dense_kv", "block_scale with heads", *FUSED, *TURNS)
+CHUNKED = ("chunked_local", "chunked_local side by side", "chunked_local in turns")
+HEADS = ("kv", "swa", "chunked_local", "minimax_dense_kv", "block_scale with heads", *FUSED, *TURNS)
 
 
 def _wraps(scene: Scene, pool: Pool, lay: Lay) -> bool:
     a, b = need(pool, scene.tokens, scene.prefix)
     return a < b and a % lay.ring > (b - 1) % lay.ring
+
+
+def _opens(scene: Scene, pool: Pool) -> int:
+    """Where the attention chunk of decode's first position begins."""
+    return scene.tokens // pool.group * pool.group
 
 
 def _ratios(pool: Pool) -> int:
@@ -76,6 +82,19 @@ FEATURES: dict[str, Feature] = {
         4,
         lambda scene, pool, s, t: 0 < scene.tokens - pool.window < scene.prefix < scene.tokens,
     ),
+    "an attention chunk that begins inside a page": Feature(
+        CHUNKED, 8, lambda scene, pool, s, t: _opens(scene, pool) % t.page > 0 and scene.tokens % pool.group > 0
+    ),
+    "page sizes and an attention chunk": Feature(
+        CHUNKED, 8, lambda scene, pool, s, t: s.page != t.page and 0 < _opens(scene, pool) < scene.tokens
+    ),
+    "a prefix inside the attention chunk": Feature(
+        CHUNKED, 4, lambda scene, pool, s, t: _opens(scene, pool) < scene.prefix < scene.tokens
+    ),
+    "an attention chunk that ends with the prompt": Feature(
+        CHUNKED, 2, lambda scene, pool, s, t: _opens(scene, pool) == scene.tokens
+    ),
+    "attention chunks and pushes": Feature(CHUNKED, 4, lambda scene, pool, s, t: len(scene.chunks) > 1),
     "a prefix inside a page of complete groups": Feature(
         ("dsv4_c128",), 8, lambda scene, pool, s, t: scene.prefix % t.page > 0 and scene.prefix < scene.tokens
     ),

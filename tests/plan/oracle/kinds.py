@@ -81,7 +81,9 @@ def _keys(type_: str, coverage: str, build: str) -> Maker:
         if name == "kv" and (frame.topology == "draft layers on decode" or frame.rng.random() < 0.15):
             layers += range(frame.depth, frame.depth + frame.rng.randint(1, 2))
         window = frame.rng.randint(1, 24) if build == "window" else 0
-        pool = Pool(name, type_, coverage, build, frame.heads_parts(layers), window=window, dtype=frame.dtype)
+        group = frame.rng.randint(2, 24) if build == "chunked" else 1
+        parts = frame.heads_parts(layers)
+        pool = Pool(name, type_, coverage, build, parts, window=window, group=group, dtype=frame.dtype)
         return pool, *frame.lays(swaps=True)
 
     return make
@@ -234,6 +236,17 @@ def _fused(frame: Frame, name: str) -> Made:
     return Pool(name, *covered, "fused", parts, window=window, dtype=frame.dtype), *frame.lays(swaps=True)
 
 
+def _in_chunks(make: Maker) -> Maker:
+    """Pages of another maker, where tokens attend to those of their own chunk."""
+
+    def made(frame: Frame, name: str) -> Made:
+        pool, source, target = make(frame, name)
+        group = frame.rng.randint(2, 24)
+        return replace(pool, type="chunked_local", coverage="open", window=0, group=group), source, target
+
+    return made
+
+
 def _in_turns(frame: Frame, name: str) -> Made:
     """Keys and values that one side at least has in one page, and the other perhaps in arrays of their own."""
     window = frame.rng.choice([0, frame.rng.randint(1, 24)])
@@ -271,6 +284,10 @@ KINDS: dict[str, Maker] = {
     "kv in planar pages": _planar,
     "swa": _keys("swa", "window", "window"),
     "swa with spare rows": _spare("swa", "window"),
+    "chunked_local": _keys("chunked_local", "open", "chunked"),
+    "chunked_local side by side": _in_chunks(_fused),
+    "chunked_local side by side, opaque": _in_chunks(_opaque),
+    "chunked_local in turns": _in_chunks(_in_turns),
     "dsa": _rows("dsa", "suffix", "index", "index_k", shared=True),
     "mamba": _mamba,
     "mamba in raw pages": _packed,

@@ -268,6 +268,7 @@ def _constructed(
     block = lay.block if kept.deal == "cyclic" else 1
     dealt: dict[str, Any] = {"partition": state.Partition(kept.deal, kept.size, kept.index, block)}
     windowed: dict[str, Any] = {"window": pool.window or None, "group": pool.group, "replicated": replicated}
+    chunk = pool.group if pool.coverage == "open" else None
     if pool.build == "beside" and lay.beside:
         pages = {layer: _joined(each["k"], each["v"], lay) for layer, each in nested.items()}
         return state.fused_pages(
@@ -277,15 +278,18 @@ def _constructed(
             keys=first.shape[1],
             halves=lay.beside == "halves",
             window=pool.window or None,
+            attention_chunk=chunk,
             replicated=replicated,
             **dealt,
             **kinds,
         )
-    if pool.build in ("kv", "window", "beside"):
+    if pool.build in ("kv", "window", "chunked", "beside"):
         pairs = {layer: (each["k"], each["v"]) for layer, each in nested.items()}
         heads: dict[str, Any] = {"heads": first.heads[0][1], "tp": rank, "order": "hnd" if lay.swapped else "nhd"}
         if pool.window:
             return state.window_pages(pairs, window=pool.window, replicated=replicated, **heads, **common)
+        if chunk is not None:
+            return state.chunked_pages(pairs, attention_chunk=chunk, replicated=replicated, **heads, **dealt, **common)
         return state.kv_pages(pairs, replicated=replicated, **heads, **dealt, **kinds)
     if pool.build in ("fused", "opaque"):
         fused = {layer: _with_heads_first(each["kv"], lay, pool.build) for layer, each in nested.items()}
@@ -295,6 +299,7 @@ def _constructed(
             tp=rank,
             opaque=pool.build == "opaque",
             window=pool.window or None,
+            attention_chunk=chunk,
             replicated=replicated,
             **dealt,
             **kinds,

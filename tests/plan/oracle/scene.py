@@ -229,12 +229,15 @@ def share_of(part: Part, rank: int, width: int) -> Array:
 def need(pool: Pool, tokens: int, prefix: int) -> tuple[int, int]:
     """Positions that must arrive."""
     n, p, w, q, k = tokens, prefix, pool.window, pool.group, pool.keep
+    # A token of chunked local attention sees those before it that have its chunk; decode computes the one at n.
+    beginning = next(t for t in range(n + 1) if t // q == n // q)
     spans = {
         "suffix": (p, n),
         "whole": (0, n),
         "window": (max(p, n - w), n),
         "recent": (max(0, n - w), n),
         "tail": (max(0, n - n % q - k), n),
+        "open": (max(p, beginning), n),
         "complete": (p, n - n % q),
         "request": (0, 1),
     }

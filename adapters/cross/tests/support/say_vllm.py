@@ -27,9 +27,9 @@ def groups_of(kind: str) -> list[tuple[Any, tuple[int, ...]]]:
         return [(full, (0, 1))]
     if kind == "mla":
         return [(MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=40, dtype=torch.bfloat16), (0, 1))]
-    if kind == "swa":
-        window = attention(HEADS, BLOCK, window=WINDOW)
-        return [*((window, (layer,)) for layer in (0, 1, 3)), (full, (2,))]
+    if kind in ("swa", "chunked"):
+        local = attention(HEADS, BLOCK, **{"window" if kind == "swa" else "chunk": WINDOW})
+        return [*((local, (layer,)) for layer in (0, 1, 3)), (full, (2,))]
     states = recurrent("MAMBA2", (3, 96), (4, 16, 8))
     return [*((states, (layer,)) for layer in (0, 1, 2)), (full, (3,))]
 

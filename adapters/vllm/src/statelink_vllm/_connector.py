@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.models.utils import extract_layer_index
-from vllm.v1.kv_cache_interface import SlidingWindowSpec, iter_layer_specs
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec, iter_layer_specs
 
 from statelink import state
 
@@ -64,9 +64,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         specs = [spec for group in kv_cache_config.transfer_groups for spec in iter_layer_specs(group.kv_cache_spec)]
-        self._windows = any(isinstance(spec, SlidingWindowSpec) for spec in specs)
+        self._local = any(isinstance(spec, (SlidingWindowSpec, ChunkedLocalAttentionSpec)) for spec in specs)
         if role is KVConnectorRole.SCHEDULER:
-            at_least = 1 if self._windows or kv_cache_config.has_mamba_layers else 0
+            at_least = 1 if self._local or kv_cache_config.has_mamba_layers else 0
             left_out = max(at_least, vllm_config.num_prefill_lookahead_tokens - 1)
             self._scheduler = SchedulerSide(self._options, transfer.engine_id, kv_cache_config, left_out)
 
@@ -98,11 +98,11 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
     def supports_divergent_local_hybrid_hits(self) -> bool:
         """Whether decode's own cache may have more of a prompt for one group of layers than for another.
 
-        True without windows: prefill always sends the whole recurrent state, however much of attention decode has.
-        False with windows: decode's cache may lack tokens of the window, and decode receives only the tokens after
+        True without windows and attention chunks: prefill always sends the whole recurrent state, however much of attention
+        decode has. False with them: decode's cache may lack tokens of these, and decode receives only the tokens after
         those that its cache has.
         """
-        return not self._windows
+        return not self._local
 
     # The scheduler's side.
 

@@ -21,7 +21,7 @@ __all__ = ["Group", "Model", "describe_cache"]
 PAGES = dict.fromkeys(("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION"), "pairs")
 """How backends of attention fill pages, where that is known; see `statelink_vllm._options.PAGES`."""
 
-ATTENTION = ("FullAttentionSpec", "SlidingWindowSpec")
+ATTENTION = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")
 RECURRENT = ("MambaSpec",)
 
@@ -86,6 +86,11 @@ class Group(NamedTuple):
             )
         return found
 
+    @property
+    def begins_inside(self) -> bool:
+        """Whether what moves may begin inside a block: with a window, or with the attention chunk of the next token."""
+        return not self.recurrent and self.component.kind.coverage in (state.Coverage.WINDOW, state.Coverage.OPEN)
+
     def lacking(self, indices: Any, nbytes: int) -> set[int]:
         """Blocks that vLLM must not keep for other requests, because a part of them may not have arrived.
 
@@ -94,6 +99,9 @@ class Group(NamedTuple):
         vLLM keeps full blocks for other requests, and assumes that every token in them was computed. A window may begin
         in the middle of its first block. The tokens before it arrive only if prefill's block begins as early as
         decode's. If prefill's blocks are smaller than decode's, the result may have the block although it is complete.
+
+        A block in which an attention chunk begins is not named. Nobody looks in front of that place: a request that
+        finds the whole block computed goes on behind it, in this chunk or in a later one.
 
         Args:
             indices: What `indices` returned.
@@ -152,7 +160,9 @@ def _type_of(spec: Any) -> str:
     """The state type of a group, even if the group cannot be described."""
     inner = getattr(spec, "kv_cache_specs", None)
     some = type(spec if inner is None else next(iter(inner.values()))).__name__
-    return "mamba" if some in RECURRENT else "swa" if "Sliding" in some else "kv"
+    if some in RECURRENT:
+        return "mamba"
+    return "swa" if "Sliding" in some else "chunked_local" if "Chunked" in some else "kv"
 
 
 def _own(names: Sequence[str], caches: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -215,6 +225,8 @@ def _attention(
         raise StateError(f"the layers of group {name!r} split blocks in several ways", cause=f"{sorted(ratios)}")
     backend = model.backend(layer)
     window = getattr(spec, "sliding_window", None) if "Sliding" in type(spec).__name__ else None
+    # A specification of full attention may have this number, too: then vLLM keeps every token.
+    chunk = spec.attention_chunk_size if "Chunked" in type(spec).__name__ else None
     content = "latent" if latent else {**PAGES, **model.pages}.get(backend, backend)
     keys = _keys(specs) if content in ("pairs", "halves") else 0
     described = state.fused_pages(
@@ -226,6 +238,8 @@ def _attention(
         opaque=content not in ("pairs", "latent") and not keys,
         # The last token of the prompt is computed on decode, so prefill's window ends one token earlier.
         window=None if window is None else max(window - 1, 1),
+        # After n tokens, vLLM holds those from n - n mod chunk on: what the token at position n attends to.
+        attention_chunk=chunk,
         name=name,
         replicated=latent,
         format=_format(spec, "" if keys else content),

@@ -2,7 +2,7 @@
 
 vLLM zeroes new blocks of some models. An earlier request may have left NaN there, and attention also touches what it
 masks. vLLM does not zero blocks that are received, since they may be written at any moment. But the last of them may
-end behind the tokens that come, and the first block of a window may begin before them.
+end behind the tokens that come, and the first block of a window or an attention chunk may begin before them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Leftovers:
             indices = items[group.component.name]
             if not len(indices):
                 continue
-            ends = indices[-1:] if group.component.window is None else [indices[0], indices[-1]]
+            ends = [indices[0], indices[-1]] if group.begins_inside else indices[-1:]
             for block in {int(index) // group.ratio for index in ends}:
                 for cache in caches:
                     cache[block * group.ratio : (block + 1) * group.ratio].zero_()

@@ -79,8 +79,9 @@ class SchedulerSide:
         """For how many of a prompt's tokens prefill has state that decode can use.
 
         Decode computes the last token itself, and samples from it. A recurrent state must not have seen that token,
-        because it would see it twice. After N tokens, prefill has given back the oldest token that decode's last token
-        looks at. So with recurrent layers or windows, prefill does not compute the last token at all.
+        because it would see it twice. After N tokens, prefill has given back the oldest token of a window that decode's
+        last token looks at, and all of its attention chunk if the chunk ends with it. So with recurrent layers, windows
+        or attention chunks, prefill does not compute the last token at all.
         """
         return count - self._left_out if count > self._left_out else count
 

@@ -112,6 +112,9 @@ FIELDS: dict[str, str] = {
     f"{CACHE}:SlidingWindowSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
     "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
     "state_content_bytes tokens_per_state sliding_window extra_retained_tokens",
+    f"{CACHE}:ChunkedLocalAttentionSpec": "block_size dcp_sharded block_stride_alignment is_draft max_tp_shards "
+    "num_kv_heads head_size dtype head_size_v kv_quant_mode page_size_padded num_head_slots "
+    "state_content_bytes tokens_per_state attention_chunk_size",
     f"{CACHE}:MambaSpec": "block_size dcp_sharded block_stride_alignment is_draft shapes dtypes page_size_padded "
     "mamba_type mamba_cache_mode num_speculative_blocks num_prefill_checkpoint_blocks prefill_checkpoint_alignment "
     "num_heads tokens_per_state tp_replicated",

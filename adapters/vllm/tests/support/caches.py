@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -36,9 +37,11 @@ class Cache(NamedTuple):
     tensors: dict[str, torch.Tensor]
 
 
-def attention(heads: int, block: int = 16, window: int | None = None, **more: Any) -> Any:
+def attention(heads: int, block: int = 16, window: int | None = None, chunk: int | None = None, **more: Any) -> Any:
     """The specification of layers with keys and values of 8 float32 numbers each."""
     given = {"block_size": block, "num_kv_heads": heads, "head_size": 8, "dtype": torch.float32, **more}
+    if chunk is not None:
+        return ChunkedLocalAttentionSpec(attention_chunk_size=chunk, **given)
     return FullAttentionSpec(**given) if window is None else SlidingWindowSpec(sliding_window=window, **given)
 
 

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from statelink_vllm.connector import StatelinkConnector
 
-__all__ = ["LONGEST", "WINDOW", "Ended", "Side", "SimulatedEngine", "tokens_of"]
+__all__ = ["CHUNK", "LONGEST", "WINDOW", "Ended", "Side", "SimulatedEngine", "tokens_of"]
 
 LONGEST = 40
 """Most tokens of a request, those that decode adds included."""
 
-WINDOW = 7
+WINDOW, CHUNK = 7, 6
 HEADS = 2
 AT_ONCE = 2
 """Steps under way where the scheduler runs ahead."""
@@ -51,7 +51,7 @@ class Side(NamedTuple):
     """What an engine is like.
 
     Attributes:
-        kinds: Its groups of layers, of ``full``, ``window`` and ``recurrent``.
+        kinds: Its groups of layers, of ``full``, ``window``, ``chunk`` and ``recurrent``.
         block: Tokens of a block.
         blocks: Blocks, the null block included.
         ranks: Ranks of tensor parallelism.
@@ -287,7 +287,8 @@ class SimulatedEngine:
                 found = memory.read(group, table[(first - 1) // self.side.block], STATE)
                 assert found == (first, digests[first - 1]), f"{name}: after {first} tokens, the state is {found}"
             return
-        for at in range(max(0, first - WINDOW + 1) if kind == "window" else 0, first):
+        begins = {"window": max(0, first - WINDOW + 1), "chunk": first // CHUNK * CHUNK}
+        for at in range(begins.get(kind, 0), first):
             found = memory.read(group, table[at // self.side.block], at % self.side.block)
             assert found == digests[at], f"{name} of {self.name}: token {at} of group {group} is not there"
 
@@ -322,7 +323,8 @@ def _spec(kind: str, block: int, ranks: int) -> Any:
     if kind == "recurrent":
         page = attention(heads, block).page_size_bytes
         return recurrent("MAMBA1", (1, 4 // ranks), (4 // ranks, 2), page=page, block=block, mamba_cache_mode="align")
-    return attention(heads, block, window=WINDOW if kind == "window" else None)
+    local = {"window": WINDOW, "chunk": CHUNK}
+    return attention(heads, block, **{kind: local[kind]} if kind in local else {})
 
 
 def _cache(side: Side) -> KVCacheConfig:

@@ -32,8 +32,8 @@ class Tokens(NamedTuple):
 def needs_tokens(component: Component) -> bool:
     """Whether a rank's pages of a component depend on more than the number of a request's pages.
 
-    A window begins at another page, and an open group has other rows, for another number of tokens on the same last
-    page. Where positions are divided among ranks, a rank's own pages do not say how many there are.
+    A window begins at another page, and an open group has other rows or pages, for another number of tokens on the same
+    last page. Where positions are divided among ranks, a rank's own pages do not say how many there are.
     """
     kind = component.kind
     counts = kind.coverage in (Coverage.SUFFIX, Coverage.WHOLE) and not kind.complete

@@ -21,6 +21,7 @@ def required_span(component: Component, tokens: int, prefix: int, *, aligned: bo
     window    ``[max(P, N - W), N)``
     recent    ``[max(0, N - W), N)``
     tail      ``[max(0, N - N mod q - k), N)``
+    open      ``[max(P, N - N mod q), N)``
     ========  ==========================
 
     Types that count complete groups use ``N - N mod q`` for N.
@@ -45,6 +46,8 @@ def required_span(component: Component, tokens: int, prefix: int, *, aligned: bo
         start = max(0, end - (component.window or 0))
     elif coverage is Coverage.TAIL:
         start = max(0, end - end % component.group - component.keep)
+    elif coverage is Coverage.OPEN:
+        start = max(prefix, end - end % component.group)
     else:
         start = 0
     if aligned and start == prefix < end and kind.aligned and local(component.partition, start) % component.page:

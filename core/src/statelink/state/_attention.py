@@ -18,7 +18,7 @@ from ._shares import entries, expect_axes, page_of, share
 if TYPE_CHECKING:
     from ._inventory import Partition
 
-__all__ = ["compressed_pages", "index_pages", "kv_pages", "mla_pages", "planar_pages", "window_pages"]
+__all__ = ["chunked_pages", "compressed_pages", "index_pages", "kv_pages", "mla_pages", "planar_pages", "window_pages"]
 
 Array = Any
 
@@ -100,6 +100,51 @@ def window_pages(
         views,
         page=page_of(name, views),
         window=window,
+        partition=partition,
+        format=format,
+        tp=tp,
+        replicated=replicated,
+    )
+
+
+def chunked_pages(
+    layers: Mapping[int, tuple[Array, Array]],
+    *,
+    heads: int,
+    attention_chunk: int,
+    tp: tuple[int, int] = (0, 1),
+    order: str = "nhd",
+    name: str = "chunked_local",
+    partition: Partition | None = None,
+    replicated: bool = False,
+    optional: bool = False,
+    format: str = "",
+) -> Described:
+    """Pages of keys and values of layers with chunked local attention, in a page pool of their own.
+
+    Args:
+        layers: As for `kv_pages`; indices are pages of that pool.
+        heads: Number of KV heads of the whole model.
+        attention_chunk: Tokens of an attention chunk, at least 2. The token at position t attends to the positions
+            from ``t - t mod attention_chunk`` to t. It is the component's ``group``.
+        tp: This rank and the width of attention TP.
+        order: ``nhd`` or ``hnd``.
+        name: Component name.
+        partition: Which positions this rank holds.
+        replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
+        optional: Whether the other side may lack these layers (draft layers).
+        format: Tag for properties that strides do not express. It is compared verbatim.
+
+    Raises:
+        StateError: The arrays do not hold this rank's share, or an attention chunk has less than 2 tokens.
+    """
+    views = list(_kv_views(layers, heads, tp, order, optional, {}))
+    return component(
+        name,
+        "chunked_local",
+        views,
+        page=page_of(name, views),
+        group=attention_chunk,
         partition=partition,
         format=format,
         tp=tp,

@@ -34,6 +34,7 @@ def fused_pages(
     halves: bool = False,
     opaque: bool = False,
     window: int | None = None,
+    attention_chunk: int | None = None,
     name: str = "",
     type: str = "",
     partition: Partition | None = None,
@@ -59,9 +60,11 @@ def fused_pages(
         opaque: Whether only the backend of attention knows how a page holds the tokens of a head. The bytes of a head
             in a page then move as a whole, and both sides need pages of one size. Tokens must be next to each other
             in memory, with their content.
-        window: Tokens that sliding-window layers look back; ``None`` for full attention.
+        window: Tokens that sliding-window layers look back; else ``None``.
+        attention_chunk: Tokens of an attention chunk of layers with chunked local attention, as for `chunked_pages`;
+            else ``None``.
         name: Component name; by default that of the type.
-        type: State type; by default ``swa`` with a window, else ``kv``.
+        type: State type; by default ``swa`` with a window, ``chunked_local`` with attention chunks, else ``kv``.
         partition: Which positions this rank holds.
         replicated: Whether other ranks hold the same share, too: context-parallel ones, or all where ``tp`` is (0, 1).
         optional: Whether the other side may lack these layers (draft layers).
@@ -69,15 +72,22 @@ def fused_pages(
             ``content``. It is compared verbatim.
 
     Raises:
-        StateError: The arrays do not hold this rank's share, ``keys`` is not less than the content, or the tokens of
-            a head are not next to each other where they have to be.
+        StateError: The arrays do not hold this rank's share, ``keys`` is not less than the content, the tokens of a
+            head are not next to each other where they have to be, or layers have both windows and attention chunks.
     """
     if (opaque and keys) or (halves and not keys):
         raise StateError(
             "pages have either a known number of elements of the key, or are opaque",
             cause=f"keys is {keys}, halves {halves}, opaque {opaque}",
         )
-    kind = type or ("kv" if window is None else "swa")
+    if window is not None and attention_chunk is not None:
+        raise StateError(
+            "layers have either sliding windows or attention chunks",
+            cause=f"window is {window}, attention_chunk {attention_chunk}",
+            hint="layers of different kinds are components of their own",
+        )
+    plain = "kv" if attention_chunk is None else "chunked_local"
+    kind = type or (plain if window is None else "swa")
     label = name or kind
     views, pages = [], set()
     for layer, array in entries(layers, "arrays by layer"):
@@ -102,6 +112,7 @@ def fused_pages(
         views,
         page=pages.pop(),
         window=window,
+        group=1 if attention_chunk is None else attention_chunk,
         partition=partition,
         format=format,
         tp=tp,

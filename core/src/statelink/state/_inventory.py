@@ -150,7 +150,8 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         buffers: Its buffers. An index addresses one item in each of them.
         page: Positions of one item; 0 if items do not stand for positions.
         window: Positions that a component with coverage ``window`` or ``recent`` keeps, else ``None``.
-        group: Positions of one group, for coverage ``tail`` and for types that count complete groups; else 1.
+        group: Positions of one group, for coverages ``tail`` and ``open`` and for types that count complete groups;
+            else 1. Coverage ``open`` needs at least 2.
         keep: Positions before the open group that are also kept, for coverage ``tail``.
         partition: Which positions this rank holds.
         format: Tag for properties that strides do not express (a swizzle, a quantisation packing). Compared verbatim.
@@ -193,11 +194,17 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
                 f"component {self.name!r} of type {kind.name!r} has window {self.window}",
                 hint="a window-covered type needs its window in tokens, and only such a type has one",
             )
-        grouped = kind.coverage is Coverage.TAIL or kind.complete
+        if kind.coverage is Coverage.OPEN and (self.group < 2 or self.keep):
+            raise StateError(
+                f"component {self.name!r} of type {kind.name!r} has groups of {self.group} and keeps {self.keep}",
+                cause="of groups of one position, none is ever open" if self.group == 1 else "",
+                hint="a type with coverage 'open' needs the positions of a group, at least 2, and keeps none before it",
+            )
+        grouped = kind.coverage in (Coverage.TAIL, Coverage.OPEN) or kind.complete
         if self.group < 1 or self.keep < 0 or (not grouped and (self.group, self.keep) != (1, 0)):
             raise StateError(
                 f"component {self.name!r} of type {kind.name!r} has groups of {self.group} and keeps {self.keep}",
-                hint="groups are at least 1, and belong to types with coverage 'tail' or complete groups",
+                hint="groups are at least 1, and belong to types with coverage 'tail' or 'open', or complete groups",
             )
         if kind.index is IndexSpace.PAGE and kind.coverage is Coverage.TAIL and self.page != self.group:
             raise StateError(

@@ -40,6 +40,17 @@ class Coverage(enum.Enum):
     """``[max(0, N - W), N)``: the window, whatever decode holds of the prefix."""
     TAIL = "tail"
     """``[max(0, N - N mod q - k), N)``: the open group of q positions, and the k before it."""
+    OPEN = "open"
+    """``[max(P, N - N mod q), N)``: the open group of q positions, as far as decode does not hold it yet.
+
+    With chunked local attention, the token at position t attends to the positions from ``t - t mod q`` to t. Decode
+    goes on at position N, so it needs the group of that position. With q = 64: of N = 100 tokens those from 64 on must
+    arrive, or with P = 80 those from 80 on; of N = 127 those from 64 on; of N = 128 none. An engine whose decode
+    computes the prompt's last token itself says N without that token: then position N is that token's.
+
+    vLLM keeps exactly these: after n tokens, ``ChunkedLocalAttentionManager.get_num_skipped_tokens`` gives
+    ``n // q * q`` tokens back.
+    """
     REQUEST = "request"
     """No positions: exactly one item, which is final when the last position has been computed."""
 
@@ -103,6 +114,12 @@ _BUILT_IN = (
         index=_PAGE,
         coverage=Coverage.WINDOW,
         doc="Keys and values of sliding-window layers in a page pool of their own; indices are that pool's pages.",
+    ),
+    StateType(
+        name="chunked_local",
+        index=_PAGE,
+        coverage=Coverage.OPEN,
+        doc="Keys and values of layers with chunked local attention, whose tokens attend to their own group only.",
     ),
     StateType(
         name="swa_ring",

@@ -221,6 +221,7 @@ COMPONENTS: Mapping[str, tuple[str, Callable[[Maker], Built]]] = {
     "kv, HND": ("kv", lambda m: m.paged(state.kv_pages, "hnd", "hnd")),
     "kv, MLA": ("kv", Maker.latent),
     "swa": ("swa", lambda m: m.paged(state.window_pages, "swa", window=20)),
+    "chunked_local": ("chunked_local", lambda m: m.paged(state.chunked_pages, "chunked_local", attention_chunk=20)),
     "swa_ring": ("swa_ring", Maker.ring_of_heads),
     "dsa": ("dsa", lambda m: m.index("dsa")),
     "dsa_tail": ("dsa_tail", lambda m: m.rows("dsa_tail", group=4)),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink.errors import PeerError, WireError
-from statelink.state import StateType, state_types
+from statelink.state import state_types
 from statelink.state._effort import SpentError, bounded
 from statelink.state._inventory import MAX_EFFORT
 
@@ -82,12 +82,18 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
     return message
 
 
+class _Named(msgspec.Struct):
+    """A state type of which only the name is read. A later version may define it with words that are unknown here."""
+
+    name: Name
+
+
 class _Introduction(msgspec.Struct):
     """The part of a handshake that can be decoded without knowing any state type."""
 
     link: Name
     version: Name
-    kinds: Annotated[tuple[StateType, ...], Few]
+    kinds: Annotated[tuple[_Named, ...], Few]
     inventory: msgspec.Raw
 
 
@@ -135,7 +141,8 @@ def read_handshake(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Handshake:
                 raise PeerError(
                     f"a peer holds state of type {kind.name!r:.80}, which is not known here",
                     cause=f"known types: {', '.join(sorted(known))}",
-                    hint="install the package that brings the type on this side too",
+                    hint="install the package that brings the type on this side too, or, if it is built in there, "
+                    f"the peer's version of statelink, {introduction.version!r:.80}",
                     code="peer.state_type",
                     peer=introduction.link,
                 )

@@ -9,7 +9,8 @@ what it requires, and all together. In each environment the distribution's modul
 bytes. The environments need gigabytes, because some distributions require torch or CUDA libraries.
 
 Before that, the core's wheel passes the core's tests with every interpreter that is at hand: with the dependencies that
-``constraints.txt`` pins, with the oldest that its metadata allows, and with the newest that there are.
+``constraints.txt`` pins, with the oldest that its metadata allows, and with the newest that there are. Files of tests
+that need torch are left out, and named.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ ENGINES = {"statelink-sglang": "sglang", "statelink-vllm": "vllm"}
 PYTHONS = tuple(f"python3.{minor}" for minor in range(10, 15))
 DEPENDENCIES = ("pinned", "oldest", "newest")
 SUITE = ("core/tests", *(f"tests/{each}" for each in ("backend", "config", "plan", "state", "tcp", "wire")))
-"""Tests that need nothing but the core and its extras."""
+"""Tests that need nothing but the core and its extras, but for some files: see `needing_torch`."""
 EXTRAS = "etcd,opentelemetry,prometheus,testing,verify"
 TEST_TOOLS = ("opentelemetry-sdk", "pytest-timeout", "pytest-xdist")
 
@@ -171,6 +172,13 @@ def oldest(wheel: Path) -> Iterator[str]:
                 yield f"{found.name}=={each.version}" + (f"; {marker}" if marker else "")
 
 
+def needing_torch(tree: Path) -> list[str]:
+    """Files of the suite that import torch. They are left out, because a build of torch may have gigabytes."""
+    files = sorted(path for folder in SUITE for path in (tree / folder).rglob("*.py"))
+    texts = {str(path.relative_to(tree)): path.read_text() for path in files}
+    return [name for name, text in texts.items() if re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE)]
+
+
 def suite(core: Built, tree: Path, folder: Path, interpreter: str, dependencies: str) -> None:
     """Let an installed wheel of the core pass its kit, and the core's tests, which run from the tree beside it."""
     constraints = {"pinned": ROOT / "constraints.txt", "oldest": folder / "oldest.txt", "newest": None}[dependencies]
@@ -182,7 +190,8 @@ def suite(core: Built, tree: Path, folder: Path, interpreter: str, dependencies:
     run([str(folder / "venv" / "bin" / "statelink"), "conform", "tcp"], folder / "venv")
     if dependencies == "oldest":  # the kit works with it; the settings of these tests are for a later pytest
         run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade", "pytest"], folder)
-    run([python, "-m", "pytest", "-q", "--numprocesses=auto", "--dist=loadfile", *SUITE], tree)
+    left_out = [f"--ignore={each}" for each in needing_torch(tree)]
+    run([python, "-m", "pytest", "-q", "--numprocesses=auto", "--dist=loadfile", *left_out, *SUITE], tree)
 
 
 def at_hand() -> list[str]:
@@ -233,9 +242,8 @@ def main() -> None:
         for interpreter, dependencies in itertools.product(arguments.python, arguments.dependencies):
             for core in (each for each in built if each.name == "statelink"):
                 suite(core, tree, folder, interpreter, dependencies)
-                print(
-                    json.dumps({"tested": core.name, "python": interpreter, "dependencies": dependencies}), flush=True
-                )
+                said = {"tested": core.name, "python": interpreter, "dependencies": dependencies}
+                print(json.dumps({**said, "without": needing_torch(tree)}), flush=True)
         for alone in built:
             install([alone], folder / "dist", folder / "venv")
             print(json.dumps({"installed": [alone.name]}), flush=True)

@@ -8,7 +8,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from tools.release_check import PLACES, ROOT, build, contents, defects, oldest
+from tools.release_check import PLACES, ROOT, build, contents, defects, needing_torch, oldest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +67,18 @@ def test_the_oldest_dependencies_are_those_that_a_wheel_allows(tmp_path: Path) -
         archive.writestr("a-1.dist-info/METADATA", "".join(f"Requires-Dist: {each}\n" for each in requires))
     young = 'python_version < "3.11"'
     assert list(oldest(wheel)) == ["b==1.2", f"c==26; {young}", "d==4", f"e==5; {young}"]
+
+
+def test_tests_that_need_torch_are_found_and_no_others(tmp_path: Path) -> None:
+    """They are what an environment without torch cannot import."""
+    for name, text in {
+        "core/tests/test_a.py": "import torch\n",
+        "tests/plan/deep/test_b.py": "def test() -> None:\n    from torch import Tensor\n",
+        "tests/plan/test_c.py": "import torchlike\n\nTEXT = 'import torch'\n",
+        "tests/link/test_d.py": "import torch\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert needing_torch(tmp_path) == ["core/tests/test_a.py", "tests/plan/deep/test_b.py"]
+    assert "tests/plan/test_items.py" in needing_torch(ROOT)

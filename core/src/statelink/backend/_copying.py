@@ -107,7 +107,7 @@ class CopyingBackend(Backend, Generic[PlaceT]):
         try:
             found = msgspec.json.decode(descriptor, type=_Descriptor)
             there: PlaceT = msgspec.json.decode(found.place, type=self.Place)
-        except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, too
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also for deep nesting
             raise self._refused(peer, f"its descriptor does not decode: {error}") from error
         if (found.backend, found.link) != (self.name, peer):
             raise self._refused(peer, f"its descriptor is that of {found.link!r} over {found.backend!r}")

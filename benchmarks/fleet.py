@@ -3,6 +3,9 @@
 ``python -m benchmarks.fleet [--directory server|etcd] [--clients 1000]`` starts the directory, and clients in this
 process, without links and memory. It prints JSON: seconds for each phase, and what one client costs (threads, open
 files, resident bytes), by which a fleet can be reckoned. `docs/scale.md` is written from it.
+
+``registered`` and ``left`` are counted in the directory's own list, and ``found`` are clients that got the addresses
+that were registered. If one of them is not the number of clients, there is no result.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from statelink.config import LinkConfig
-from statelink.rendezvous import Directory, connect
+from statelink.rendezvous import Directory, connect, list_instances
 
 RANKS = 8
 """Ranks of one instance."""
 PATIENCE = 600.0
+REST = 10.0
+"""Seconds for which the clients rest."""
 
 
 @contextlib.contextmanager
@@ -106,7 +111,17 @@ def state() -> dict[str, int]:
     }
 
 
-def measure(kind: str, count: int) -> dict[str, Any]:
+def address_of(number: int) -> str:
+    """The address that a client registers. Nothing listens there."""
+    return f"tcp://10.0.0.1:{1024 + number}"
+
+
+def listed(config: LinkConfig) -> int:
+    """How many ranks the directory lists."""
+    return sum(len(each.registered) for each in list_instances(config, keys=None))
+
+
+def measure(kind: str, count: int, rest: float = REST) -> dict[str, Any]:
     """Register, find and leave."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -117,6 +132,7 @@ def measure(kind: str, count: int) -> dict[str, Any]:
         before = state()
         clients: list[Directory] = []
         phases: dict[str, dict[str, float]] = {}
+        counted = {"registered": 0, "found": 0, "left": 0}
 
         def phase(name: str, work: Callable[[], None]) -> None:
             began, used, own = time.monotonic(), processor(pid), time.process_time()
@@ -135,7 +151,7 @@ def measure(kind: str, count: int) -> dict[str, Any]:
         def registered() -> None:
             for number, client in enumerate(clients):
                 instance, rank = divmod(number, RANKS)
-                client.register(f"i{instance}", rank, RANKS, f"tcp://10.0.0.1:{1024 + number}")
+                client.register(f"i{instance}", rank, RANKS, address_of(number))
             waiting = [f"i{number}" for number in range(instances)]
             wait(lambda: not waiting or (clients[0].resolve(waiting[-1]) and waiting.pop() and not waiting))
 
@@ -145,14 +161,19 @@ def measure(kind: str, count: int) -> dict[str, Any]:
 
             def look() -> bool:
                 for number, name in list(waiting.items()):
-                    if clients[number].resolve(name):
+                    if ends := clients[number].resolve(name):
+                        first = int(name[1:]) * RANKS
+                        wanted = [address_of(first + rank) for rank in range(RANKS)]
+                        if [end.address for end in ends] != wanted:
+                            sys.exit(f"client {number} found {ends} for {name}, and {wanted} are registered")
                         del waiting[number]
+                        counted["found"] += 1
                 return not waiting
 
             wait(look)
 
         def rested() -> None:
-            time.sleep(10)
+            time.sleep(rest)
 
         def left() -> None:
             threads = [threading.Thread(target=client.close) for client in clients]
@@ -163,22 +184,29 @@ def measure(kind: str, count: int) -> dict[str, Any]:
 
         phase("open", opened)
         phase("register", registered)
+        counted["registered"] = listed(config)
         phase("find", found)
         during = state()
-        phase("rest_10_s", rested)
+        phase(f"rest_{rest:g}_s", rested)
         phase("leave", left)
+        wait(lambda: not listed(config))
+        counted["left"] = counted["registered"] - listed(config)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     made = len(clients)
+    if set(counted.values()) != {made}:
+        sys.exit(f"{made} clients were started, and the directory counted {counted}")
     each = {name: round((during[name] - before[name]) / made, 2) for name in before}
-    return {"directory": kind, "clients": made, "instances": instances, "phases": phases, "one_client": each}
+    result: dict[str, Any] = {"directory": kind, "clients": made, "instances": instances, **counted}
+    return {**result, "phases": phases, "one_client": each}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", choices=("server", "etcd"), default="server")
     parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--rest", type=float, default=REST, help="seconds for which the clients rest")
     given = parser.parse_args()
-    print(json.dumps(measure(given.directory, given.clients), indent=2))
+    print(json.dumps(measure(given.directory, given.clients, given.rest), indent=2))
 
 
 if __name__ == "__main__":

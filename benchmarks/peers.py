@@ -1,11 +1,13 @@
 """What a link holds and does for each of its peers, by which a fleet can be reckoned.
 
-    python -m benchmarks.peers [--backend tcp] [--peers 200] [--layers 64] [--json]
+    python -m benchmarks.peers [--backend tcp] [--peers 200] [--layers 64] [--rest 10] [--json]
 
 One link in this process meets so many links of another process: once as prefill, once as decode. With each, it hands
 over one small request, so that the backends are connected as well. Counted is what each peer after the first adds to
 this process: open files, threads, resident memory, memory that is locked or pinned for devices, processor time to
 connect, and processor time at rest, in which there is nothing but signs of life, one a second in each direction.
+
+``rooms`` are those that the link itself counted as succeeded. If one fails, or if a peer is missing, there is no row.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import gc
 import multiprocessing
 import os
 import resource
+import sys
 import threading
 import time
 from pathlib import Path
@@ -100,14 +103,38 @@ def held() -> dict[str, float]:
     }
 
 
-def measure(role: str, backend: str, count: int, layers: int) -> Row:
+def counted(link: statelink.Link, role: str, count: int) -> int:
+    """How many rooms have succeeded, of a link that has met so many peers, each once."""
+    seen = link.snapshot()
+    rooms, peers = seen["totals"]["rooms"].get(role, {}), len(seen["peers"])
+    if rooms != {"succeeded": count} or peers != count:
+        sys.exit(f"{count} peers and rooms were asked for; the link counted {peers} peers, and the rooms {rooms}")
+    return count
+
+
+def measure(role: str, backend: str, count: int, layers: int, rest: float = REST) -> Row:
     """One link of a role, and so many peers beside the first."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     arguments = (theirs, OTHER[role], backend, count + 1, layers)
-    process = context.Process(target=others, args=arguments, daemon=True)
+    process = context.Process(target=others, args=arguments, name="peers", daemon=True)
     process.start()
     theirs.close()
+    try:
+        row = beside(ours, role, backend, count, layers, rest)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join(PATIENCE)
+        ours.close()
+    if process.exitcode:
+        sys.exit(f"the other process ended with {process.exitcode}")
+    return row
+
+
+def beside(ours: Connection, role: str, backend: str, count: int, layers: int, rest: float) -> Row:
+    """One link, beside the process at the other end of the pipe."""
     pages = pages_of(layers)
     with opened(role, backend, role, pages) as link:
         addresses = ours.recv()
@@ -123,13 +150,13 @@ def measure(role: str, backend: str, count: int, layers: int) -> Row:
         before, used = held(), time.process_time()
         meet(range(1, count + 1))
         connecting, after = time.process_time() - used, held()
+        rooms = counted(link, role, count + 1)
         time.sleep(1.0)
         used = time.process_time()
-        time.sleep(REST)
-        resting = (time.process_time() - used) / REST
+        time.sleep(rest)
+        resting = (time.process_time() - used) / rest
         ours.send("end")
-    process.join(PATIENCE)
-    row: Row = {"peers": count, "backend": backend, "as": role, "layers": layers}
+    row: Row = {"peers": count, "backend": backend, "as": role, "layers": layers, "rooms": rooms}
     row |= {f"{name}_a_peer": round((after[name] - before[name]) / count, 2) for name in before}
     row["connect_processor_ms_a_peer"] = round(connecting / count * 1e3, 2)
     return row | {"rest_processor_ms_a_second_a_peer": round(resting / count * 1e3, 3)}
@@ -141,12 +168,13 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["tcp"])
     parser.add_argument("--peers", type=int, default=200)
     parser.add_argument("--layers", type=int, default=64)
+    parser.add_argument("--rest", type=float, default=REST, help="seconds for which the links rest")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     unlimited()
     for backend in given.backend:
         for role in ("prefill", "decode"):
-            show(measure(role, backend, given.peers, given.layers), given.json)
+            show(measure(role, backend, given.peers, given.layers, given.rest), given.json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ Every time is compared, within one run, with
     loop    the grouped loop as engines write it: one numpy grouping pass per buffer, then a Python list of tuples
 
 Cases are 32 and 96 layers (K and V), pages of 64 KiB, 512 to 16,384 items: contiguous, half-scattered (runs of 2) and
-random, at equal TP; and TP 8 to 4 in NHD, where a page falls apart into one run per token.
+random, at equal TP; and TP 8 to 4 in NHD, where a page falls apart into one run per token. ``bytes`` are those of all
+blocks together. If they are not those of the request, there is no row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -97,6 +99,11 @@ def blocks_of(move: plan.Move) -> int:
     return sum(batch.count for batch in move.blocks())
 
 
+def bytes_of(layers: int, count: int, widths: tuple[int, int]) -> int:
+    """What a request has that one source writes for one target: keys and values of the heads that both hold."""
+    return 2 * layers * count * TOKENS * HEADS // max(widths) * DIM * 2
+
+
 def measure(layers: int, count: int, kind: str, widths: tuple[int, int], rounds: int) -> dict[str, Any]:
     """One case."""
     rng = np.random.default_rng(layers + count)
@@ -116,6 +123,9 @@ def measure(layers: int, count: int, kind: str, widths: tuple[int, int], rounds:
         return blocks_of(plan.plan_move(part, there, here, owed))
 
     produced = request()
+    moved = sum(int(batch.nbytes.sum()) for batch in plan.plan_move(part, there, here, owed).blocks())
+    if moved != bytes_of(layers, count, widths):
+        sys.exit(f"the blocks have {moved} bytes, and the request has {bytes_of(layers, count, widths)}")
     batch = next(plan.plan_move(part, there, here, owed).blocks())
     arrays = [np.zeros(produced, np.uint64) for _ in range(3)] if produced < 1 << 24 else [batch.source]
     took = best(request, rounds)
@@ -126,6 +136,7 @@ def measure(layers: int, count: int, kind: str, widths: tuple[int, int], rounds:
         "kind": kind,
         "tp": f"{widths[0]}->{widths[1]}",
         "blocks": produced,
+        "bytes": moved,
         "us": round(took * 1e6, 1),
         "ns_per_block": round(took * 1e9 / produced, 2),
         "over_floor": round(took / base, 2),

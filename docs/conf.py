@@ -60,7 +60,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # A single backtick in a docstring names something of the API, and has to lead somewhere. Types in signatures need not.
 default_role = "py:obj"
-nitpick_ignore_regex = [("py:class", ".*"), ("py:obj", r".*\.RemoteT")]
+nitpick_ignore_regex = [("py:class", ".*"), ("py:obj", r".*\.(Remote|Place)T")]
 
 LINK = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>\.\./[^)#]+)(?:#[^)]*)?\)")
 LISTED = re.compile(r"^- \[[^]]+\]\((?P<page>[\w/.-]+)\.md\)", re.MULTILINE)

@@ -9,7 +9,9 @@ what it requires, and all together. In each environment the distribution's modul
 bytes. The environments need gigabytes, because some distributions require torch or CUDA libraries.
 
 Before that, the core's wheel passes the core's tests with every interpreter that is at hand: with the dependencies that
-``constraints.txt`` pins, with the oldest that its metadata allows, and with the newest that there are.
+``constraints.txt`` pins, with the oldest that its metadata allows, and with the newest that there are. The oldest are
+tried with the oldest Python only, because several of them have no wheels for a later one. Files of tests that need
+torch are left out. The output names what is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -63,8 +65,10 @@ ENGINES = {"statelink-sglang": "sglang", "statelink-vllm": "vllm"}
 
 PYTHONS = tuple(f"python3.{minor}" for minor in range(10, 15))
 DEPENDENCIES = ("pinned", "oldest", "newest")
+OLDEST_PYTHON = (3, 10)
+"""The core's `requires-python`."""
 SUITE = ("core/tests", *(f"tests/{each}" for each in ("backend", "config", "plan", "state", "tcp", "wire")))
-"""Tests that need nothing but the core and its extras."""
+"""Tests that need nothing but the core and its extras, but for some files: see `needing_torch`."""
 EXTRAS = "etcd,opentelemetry,prometheus,testing,verify"
 TEST_TOOLS = ("opentelemetry-sdk", "pytest-timeout", "pytest-xdist")
 
@@ -171,6 +175,13 @@ def oldest(wheel: Path) -> Iterator[str]:
                 yield f"{found.name}=={each.version}" + (f"; {marker}" if marker else "")
 
 
+def needing_torch(tree: Path) -> list[str]:
+    """Files of the suite that import torch. They are left out, because a build of torch may have gigabytes."""
+    files = sorted(path for folder in SUITE for path in (tree / folder).rglob("*.py"))
+    texts = {str(path.relative_to(tree)): path.read_text() for path in files}
+    return [name for name, text in texts.items() if re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE)]
+
+
 def suite(core: Built, tree: Path, folder: Path, interpreter: str, dependencies: str) -> None:
     """Let an installed wheel of the core pass its kit, and the core's tests, which run from the tree beside it."""
     constraints = {"pinned": ROOT / "constraints.txt", "oldest": folder / "oldest.txt", "newest": None}[dependencies]
@@ -182,7 +193,27 @@ def suite(core: Built, tree: Path, folder: Path, interpreter: str, dependencies:
     run([str(folder / "venv" / "bin" / "statelink"), "conform", "tcp"], folder / "venv")
     if dependencies == "oldest":  # the kit works with it; the settings of these tests are for a later pytest
         run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade", "pytest"], folder)
-    run([python, "-m", "pytest", "-q", "--numprocesses=auto", "--dist=loadfile", *SUITE], tree)
+    left_out = [f"--ignore={each}" for each in needing_torch(tree)]
+    run([python, "-m", "pytest", "-q", "--numprocesses=auto", "--dist=loadfile", *left_out, *SUITE], tree)
+
+
+def version_of(interpreter: str) -> tuple[int, int]:
+    """Major and minor version of an interpreter."""
+    done = subprocess.run(
+        [interpreter, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, check=True
+    )
+    major, minor = map(int, done.stdout.split())
+    return major, minor
+
+
+def trials(versions: Mapping[str, tuple[int, int]], dependencies: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Which interpreters the suite runs with, and which dependencies each of them has."""
+    for (interpreter, version), wanted in itertools.product(versions.items(), dependencies):
+        if wanted == "oldest" and version != OLDEST_PYTHON:
+            why = f"not every one of the oldest dependencies has a wheel for Python {version[0]}.{version[1]}"
+            print(json.dumps({"left_out": wanted, "python": interpreter, "why": why}), flush=True)
+        else:
+            yield interpreter, wanted
 
 
 def at_hand() -> list[str]:
@@ -215,6 +246,9 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=at_hand() or [sys.executable])
     parser.add_argument("--dependencies", nargs="+", choices=DEPENDENCIES, default=list(DEPENDENCIES))
     arguments = parser.parse_args()
+    tried = list(trials({each: version_of(each) for each in arguments.python}, arguments.dependencies))
+    if not tried:
+        parser.error("nothing would be tested: the oldest dependencies need Python 3.10, which --python can name")
     folder = arguments.folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -230,12 +264,11 @@ def main() -> None:
     if wrong:
         sys.exit("\n".join(wrong))
     if not arguments.no_install:
-        for interpreter, dependencies in itertools.product(arguments.python, arguments.dependencies):
-            for core in (each for each in built if each.name == "statelink"):
+        for core in (each for each in built if each.name == "statelink"):
+            for interpreter, dependencies in tried:
                 suite(core, tree, folder, interpreter, dependencies)
-                print(
-                    json.dumps({"tested": core.name, "python": interpreter, "dependencies": dependencies}), flush=True
-                )
+                said = {"tested": core.name, "python": interpreter, "dependencies": dependencies}
+                print(json.dumps({**said, "without": needing_torch(tree)}), flush=True)
         for alone in built:
             install([alone], folder / "dist", folder / "venv")
             print(json.dumps({"installed": [alone.name]}), flush=True)

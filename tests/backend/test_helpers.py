@@ -289,6 +289,7 @@ def test_a_descriptor_arrives() -> None:
     [
         (b"", "does not decode"),
         (b"\xff" * 9, "does not decode"),
+        pytest.param(b"\x95\x03\xa5there\xa3::1\x05" + b"\x91" * 100_000, "does not decode", id="deep"),
         (GOOD.encode()[:-1], "does not decode"),
         (msgspec.msgpack.encode({"format": 3}), "does not decode"),
         (msgspec.msgpack.encode([3, "there", "::1", 5]), "does not decode"),

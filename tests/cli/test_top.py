@@ -61,6 +61,25 @@ def test_a_link_that_is_closed_meanwhile_is_left_out(alone: Path) -> None:
     assert "does not answer" in answers(str(paths[1])).silent[0]
 
 
+def test_a_link_that_answers_no_snapshot_is_named(alone: Path) -> None:
+    path = alone / "1-x.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.bind(str(path))
+        link.listen()
+
+        def answer() -> None:
+            asked, _ = link.accept()
+            with asked:
+                asked.sendall(b"no snapshot")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = answers(str(path))
+        thread.join()
+    assert found.given == []
+    assert "1-x.sock does not answer: " in found.silent[0]
+
+
 def test_rates_are_what_the_links_moved_in_between() -> None:
     config = {"backend": "tcp", "inspect": True}
     source, target = Rank("prefill-of-a-long-name", 1), Rank("decode-of-a-long-name")

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+import sys
 import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from tools.release_check import PLACES, ROOT, build, contents, defects, oldest
+from tools.release_check import (
+    OLDEST_PYTHON,
+    PLACES,
+    ROOT,
+    build,
+    contents,
+    defects,
+    needing_torch,
+    oldest,
+    trials,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +81,34 @@ def test_the_oldest_dependencies_are_those_that_a_wheel_allows(tmp_path: Path) -
         archive.writestr("a-1.dist-info/METADATA", "".join(f"Requires-Dist: {each}\n" for each in requires))
     young = 'python_version < "3.11"'
     assert list(oldest(wheel)) == ["b==1.2", f"c==26; {young}", "d==4", f"e==5; {young}"]
+
+
+def test_the_oldest_dependencies_are_tried_with_the_oldest_python(capsys: pytest.CaptureFixture[str]) -> None:
+    versions = {"old": (3, 10), "new": (3, 13)}
+    assert list(trials(versions, ["oldest", "newest"])) == [("old", "oldest"), ("old", "newest"), ("new", "newest")]
+    (said,) = capsys.readouterr().out.splitlines()
+    assert json.loads(said)["left_out"] == "oldest"
+    assert json.loads(said)["python"] == "new"
+    assert list(trials({"new": (3, 13)}, ["oldest"])) == []
+
+
+def test_the_oldest_python_is_the_one_that_the_core_requires() -> None:
+    required = re.search(r'requires-python = ">=(\d+)\.(\d+)"', (ROOT / "core" / "pyproject.toml").read_text())
+    assert required
+    assert (int(required[1]), int(required[2])) == OLDEST_PYTHON
+    assert version_of(sys.executable) == sys.version_info[:2]
+
+
+def test_tests_that_need_torch_are_found_and_no_others(tmp_path: Path) -> None:
+    """They are what an environment without torch cannot import."""
+    for name, text in {
+        "core/tests/test_a.py": "import torch\n",
+        "tests/plan/deep/test_b.py": "def test() -> None:\n    from torch import Tensor\n",
+        "tests/plan/test_c.py": "import torchlike\n\nTEXT = 'import torch'\n",
+        "tests/link/test_d.py": "import torch\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert needing_torch(tmp_path) == ["core/tests/test_a.py", "tests/plan/deep/test_b.py"]
+    assert "tests/plan/test_items.py" in needing_torch(ROOT)

@@ -50,7 +50,8 @@ def test_every_byte_arrives_once(source: Remote, here: Node, threads: int) -> No
     blocks = places + np.uint64(source.address), places + np.uint64(here.address), nbytes[order]
     assert source.do("outcome", source.do("write", "source", "target", 1, 1, *blocks)) == (True, "", True)
     assert np.array_equal(here.memory, expected)
-    assert copying() == threads - 1
+    # A helper that has nothing left to do takes the next part, so there may be fewer than allowed.
+    assert min(threads - 1, 1) <= copying() <= threads - 1
     here.do("disconnect", "target", "source")
     assert copying() == 0
 

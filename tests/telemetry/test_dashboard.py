@@ -9,6 +9,10 @@ from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from prometheus_client import REGISTRY
+from tests.helpers.links import Rank, hand_over
+
+from statelink import Status
 
 ROOT = Path(__file__).parents[2]
 OF_ALL = {"link", "instance_name", "rank", "le"}
@@ -26,6 +30,14 @@ def metrics() -> dict[str, set[str]]:
     )
     named = {name: set(re.findall(r"`(\w+)`", labels)) | OF_ALL for name, _, labels in rows}
     return named | {f"{name}_bucket": labels for name, labels in named.items() if name.endswith("_seconds")}
+
+
+def labels_of(target: dict[str, Any]) -> set[str]:
+    """The labels that a query selects and groups by, and those that its legend shows."""
+    labels = set(re.findall(r"(\w+)=", target["expr"])) | set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+    for group in re.findall(r"by \(([^)]*)\)", target["expr"]):
+        labels |= {label.strip() for label in group.split(",")}
+    return labels
 
 
 def test_grafanas_own_model_of_a_dashboard_reads_it_and_loses_nothing() -> None:
@@ -54,11 +66,92 @@ def test_every_query_names_what_a_link_exports() -> None:
             query = target["expr"]
             (name,) = set(re.findall(r"statelink_\w+", query))
             asked.add(name.removesuffix("_bucket"))
-            labels = set(re.findall(r"(\w+)=", query)) | set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            for group in re.findall(r"by \(([^)]*)\)", query):
-                labels |= {label.strip() for label in group.split(",")}
+            labels = labels_of(target)
             assert labels <= known[name], (query, labels - known[name])
             assert query.count("(") == query.count(")")
             assert ("rate(" in query) == name.endswith(("_total", "_bucket")), "rates are of counters only"
-    assert asked == {name for name in known if not name.endswith("_bucket")} - {"statelink_strategy_bytes"}
-    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert asked == {name for name in known if not name.endswith("_bucket")}
+
+
+def test_every_label_that_is_asked_for_is_one_that_links_export() -> None:
+    """The table of the page could name too many."""
+    config = {"backend": "tcp", "telemetry": {"prometheus": {}}}
+    source, target = Rank("p", 1), Rank("d")
+    with source.open(config, role="prefill") as prefill, target.open(config, role="decode") as decode:
+        hand_over(prefill, decode, source, target, room=1)
+        aborted = decode.receive(2, prefill.address, 16, {"kv": [1]})
+        aborted.abort()
+        assert aborted.wait(20) is Status.FAILED
+        decode.receive(3, prefill.address, 16, {"kv": [2]})
+        exported: dict[str, set[str]] = {}
+        for family in REGISTRY.collect():
+            for sample in family.samples:
+                exported.setdefault(sample.name, set()).update(sample.labels)
+    seen = set()
+    for query in (target for panel in dashboard()["panels"] for target in panel["targets"]):
+        (name,) = set(re.findall(r"statelink_\w+", query["expr"]))
+        if name in exported:
+            seen.add(name)
+            assert labels_of(query) <= exported[name], query["expr"]
+    for name in ("rooms_total", "moved_bytes_total", "held_bytes", "load", "room_waited_seconds_bucket"):
+        assert f"statelink_{name}" in seen
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+    """Grafana's grid has 24 columns."""
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {(at["x"] + right, at["y"] + down) for right in range(at["w"]) for down in range(at["h"])}
+        assert cells
+        assert not cells & taken, panel["title"]
+        assert all(0 <= column < 24 and row >= 0 for column, row in cells)
+        taken |= cells
+    rows = {row for _, row in taken}
+    assert rows == set(range(max(rows) + 1)), "no row is empty"
+
+
+def test_every_panel_asks_the_source_that_is_chosen() -> None:
+    found = dashboard()
+    variables = {each["name"]: each for each in found["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["datasource"]["query"] == "prometheus"
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    asking = [*found["panels"], *(target for panel in found["panels"] for target in panel["targets"])]
+    asking += [each for each in variables.values() if each["type"] == "query"]
+    assert all(each["datasource"] == chosen for each in asking)
+    for panel in found["panels"]:
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters == sorted(set(letters))
+        for target in panel["targets"]:
+            used = set(re.findall(r"\$(\w+)", target["expr"]))
+            assert used - {"__rate_interval"} <= set(variables), target["expr"]
+            assert "instance_name" in used, "the choice of an instance holds for every panel"
+
+
+def test_units_are_those_of_what_is_shown() -> None:
+    """The names are Grafana's: SI and IEC bytes have different ones, and links print IEC bytes."""
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            (name,) = set(re.findall(r"statelink_\w+", target["expr"]))
+            rated = "rate(" in target["expr"] and not name.endswith("_bucket")
+            unit = "short"
+            if " / " in target["expr"]:
+                unit = "percentunit"
+            elif "_seconds" in name:
+                unit = "s"
+            elif "_bytes" in name:
+                unit = "binBps" if rated else "bytes"
+            elif rated:
+                unit = "ops"
+            assert panel["fieldConfig"]["defaults"]["unit"] == unit, panel["title"]
+
+
+def test_a_table_has_one_row_for_each_link() -> None:
+    """A table of a range of time has a row for each point of one series."""
+    tables = [panel for panel in dashboard()["panels"] if panel["type"] == "table"]
+    assert tables
+    for target in (target for panel in tables for target in panel["targets"]):
+        assert (target["format"], target["instant"], target["range"]) == ("table", True, False)

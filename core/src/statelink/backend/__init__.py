@@ -10,6 +10,7 @@ from statelink.plan import Blocks, Move
 from statelink.state import Region
 
 from ._capabilities import ANY, Capabilities, Check, Fence, Op, Probe, Side, SubmitMode, Verdict
+from ._copying import CopyingBackend
 from ._descriptors import pack_descriptors, unpack_descriptors
 from ._ends import Ends
 from ._hooks import hookimpl
@@ -54,6 +55,7 @@ __all__ = [
     "Blocks",
     "Capabilities",
     "Check",
+    "CopyingBackend",
     "Diagnosing",
     "Ends",
     "Fence",

@@ -53,7 +53,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True):
         try:
             head = msgspec.msgpack.decode(raw, type=_Head)
             found = msgspec.msgpack.decode(raw, type=cls) if head.format == cls.FORMAT else None
-        except ValueError as error:  # msgspec's are, too
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also for deep nesting
             raise cls.refused(peer, f"its descriptor does not decode: {error}") from error
         if found is None:
             raise cls.refused(peer, f"its descriptor has format {head.format}, this plugin speaks {cls.FORMAT}")

@@ -18,9 +18,11 @@ pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
     ("kind", "names", "states"),
     [
         ("mha", ["kv", "aux"], ()),
+        ("mxfp8", ["kv", "block_scale", "aux"], ("block_scale",)),
         ("mla", ["kv", "aux"], ()),
         ("swa", ["kv", "swa", "aux"], ("swa",)),
         ("hybrid", ["kv", "mamba", "aux"], ("mamba",)),
+        ("qsa", ["kv", "mamba", "qsa_pending", "qsa_compressed", "aux"], ("mamba", "qsa_pending", "qsa_compressed")),
         ("dsa", ["kv", "dsa", "aux"], ("dsa",)),
     ],
 )
@@ -29,7 +31,7 @@ def test_each_pool_is_described_as_sglang_lists_it(kind: str, names: list[str], 
     components, lists = describe_pools(made.pools, made.kv_args)
     assert [each.component.name for each in components] == names
     assert (lists.pages, lists.states) == (("kv",), states)
-    assert lists.whole == {name for name in states if name != "mamba"}
+    assert lists.whole == {name for name in states if name not in ("mamba", "qsa_pending")}
 
 
 def test_metadata_rows_have_the_names_of_sglangs_tensors() -> None:
@@ -74,6 +76,12 @@ def test_a_difference_from_sglangs_list_is_refused(change: Any, said: str) -> No
     made = make("mha")
     change(made.kv_args)
     with pytest.raises(StateError, match=said):
+        describe_pools(made.pools, made.kv_args)
+
+
+def test_scales_that_sglang_does_not_list_are_refused() -> None:
+    made = make("mla_fp4")
+    with pytest.raises(StateError, match="the pool has scales in 'kv_scale_buffer', which SGLang does not list"):
         describe_pools(made.pools, made.kv_args)
 
 

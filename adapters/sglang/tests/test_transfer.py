@@ -90,6 +90,7 @@ def test_a_rank_from_which_nobody_reads_ends_with_its_last_chunk_and_not_before(
     assert sender.poll() == TRANSFERRING
     sender.send(ours.pages[2:], [], num_kv_tokens=N - 32)
     assert sender.poll() == SUCCESS
+    source.calls.drain()
     assert unread.pushed == [(0, 32), (32, N)]
 
 

@@ -109,7 +109,7 @@ def describe_pools(pools: Pools, kv_args: Any) -> tuple[list[Any], StateLists]:
     )
     found = {each.component.name: each for each in components}
     names = names_of(kv_args.state_types)
-    wrong = [*_differences(found, names, kv_args)]
+    wrong = [*_differences(found, names, kv_args), *_unlisted(pools, names)]
     for name, kind in zip(names, kv_args.state_types, strict=True):
         if kind.value in NO_PAYLOAD:
             wrong.append(f"state type {kind.value!r} of {name!r} is not supported: {NO_PAYLOAD[kind.value]}")
@@ -150,6 +150,14 @@ def _differences(found: Mapping[str, Any], names: Sequence[str], kv_args: Any) -
     yield from _compare("kv", _described(pages), listed)
     rows = _listed(kv_args.aux_data_ptrs, kv_args.aux_data_lens, kv_args.aux_item_lens)
     yield from _compare("aux", _described([found["aux"]] if "aux" in found else []), rows)
+
+
+def _unlisted(pools: Pools, names: Sequence[str]) -> Iterator[str]:
+    """Scales that no list of SGLang has: quantised latents would arrive without them."""
+    for pool in (pools.pages, pools.draft):
+        full = getattr(pool, "full_kv_pool", None) or pool
+        if getattr(full, "kv_scale_buffer", None) and "block_scale" not in names:
+            yield "the pool has scales in 'kv_scale_buffer', which SGLang does not list"
 
 
 def _compare(name: str, described: Counter[Buffer], listed: Counter[Buffer]) -> Iterator[str]:

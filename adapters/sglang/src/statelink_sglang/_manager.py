@@ -1,7 +1,7 @@
 """One link for each scheduler: SGLang's "KV manager".
 
 SGLang calls everything here from the scheduler's one thread, between forwards, so nothing blocks but the constructor
-and the two methods that give memory away and take it back.
+and the two methods that give memory away and take it back. On prefill, another thread makes most calls to the link.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import statelink
 from statelink import state
 from statelink.errors import ConfigError, StatelinkError
 
+from ._calls import Calls
 from ._declines import Declines
 from ._directory import Directory, Prefill
 from ._hooks import making_manager
@@ -170,6 +171,7 @@ class Manager(BaseKVManager):
             self._directory = Directory()
             self.raise_limit(queue.transfer_queue)
         else:
+            self.calls = Calls()
             self.register_to_bootstrap()
         log.info(
             "Statelink backend %r moves %s of this %s rank %d of %d%s; its link listens at %s",
@@ -206,6 +208,8 @@ class Manager(BaseKVManager):
         """
         why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING
         self.declines.keep()
+        if self.role == "prefill":
+            self.calls.drain(SUSPENDING)
         rooms = self.link.rooms()
         for room in rooms:
             room.abort(why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,11 @@ AT_ONCE = 1e-6
 
 
 class Sender(Transfer, BaseKVSender):
-    """Opens the room at once, so that decode's request finds it, and pushes what SGLang sends. N comes from decode.
+    """Opens the room soon, so that decode's request finds it, and pushes what SGLang sends. N comes from decode.
+
+    The thread of the manager's `Calls` opens the room and makes the pushes. So SGLang's lists of a chunk must stay as
+    they are until the request has ended, as for SGLang's own backends, and a push that the link refuses fails the
+    request a little later.
 
     It reports states as SGLang's queues expect them: before `init` nothing above WAITING, and Success only after the
     last chunk, also on a rank from which decode reads nothing.
@@ -44,6 +48,10 @@ class Sender(Transfer, BaseKVSender):
     _sent = 0
     _at = 0
     _complete = False
+    _handed = 0
+    """Chunks that SGLang sent, and that were handed to the thread of the calls. The scheduler's thread counts them."""
+    _pushed = 0
+    """Of these, how many it is done with. It counts them."""
     _began: float | None = None
     _took: float | None = None
     _failed_at: float | None = None
@@ -55,19 +63,34 @@ class Sender(Transfer, BaseKVSender):
         super().__init__(mgr, bootstrap_room)
         self._patience = time.monotonic() + mgr.timeouts.bootstrap
         """Time until which decode must have named its memory. Once it has, SGLang sets no limit to the forward."""
-        if self.failed:
+        if self._failure:
             return
         rank, ranks = mgr.dp
-        if not req_has_disagg_prefill_dp_rank and bootstrap_room % ranks != rank:
+        if ranks > 1 and not req_has_disagg_prefill_dp_rank and bootstrap_room % ranks != rank:
             self.fail(
                 f"the request came to DP rank {rank} of {ranks} on prefill, and decode looks for its room "
                 f"{bootstrap_room} on DP rank {bootstrap_room % ranks}; name 'disagg_prefill_dp_rank' in the request"
             )
             return
+        mgr.calls.put((self._attempt, (self._open,)))
+
+    def _attempt(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Take a step of the request, which fails if that raises anything. On the thread of the calls."""
         try:
-            self._room = self._sending = mgr.link.send(bootstrap_room, deadline=math.inf)
-        except StatelinkError as error:
+            step(*arguments)
+        except (StatelinkError, ValueError) as error:
             self.fail(str(error))
+        except Exception as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
+
+    def _open(self) -> None:
+        """Open the room. On the thread of the calls."""
+        room = self.kv_mgr.link.send(self.bootstrap_room, deadline=math.inf)
+        self._sending = room
+        self._room = room
+        if self._given_up:
+            room.abort(self._given_up)
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         """Decode has named its memory. SGLang calls `send` after this.
@@ -79,14 +102,14 @@ class Sender(Transfer, BaseKVSender):
         self._pages = num_kv_indices
         self._row = -1 if aux_index is None else aux_index
         self._settled = None
-        sending = self._sending
-        if self.failed or sending is None:
+        if self.failed:
             return
-        if sending.tokens is None:
+        sending = self._sending
+        if sending is None or sending.tokens is None:
             self.fail("SGLang has pages of the request, and decode has not named its memory for it")
             return
         self._tokens = sending.tokens
-        self._at = self.pop_decode_prefix_len()
+        self._at = sending.prefix or 0
         page = self.kv_mgr.page_size
         if self._at % page:
             self.fail(
@@ -101,7 +124,8 @@ class Sender(Transfer, BaseKVSender):
 
     def pop_decode_prefix_len(self) -> int:
         """Number of tokens that decode holds already (P)."""
-        return (self._sending.prefix or 0) if self._sending is not None else 0
+        sending = self._sending
+        return 0 if sending is None else sending.prefix or 0
 
     def get_max_transfer_tokens(self) -> int | None:
         """Chunks may be of any length."""
@@ -125,26 +149,33 @@ class Sender(Transfer, BaseKVSender):
         if ready is not None:
             self._early_send_wait_event = None
         self._settled = None
-        if self.failed or self._sending is None:
+        if self.failed:
             return
-        start, end = self._at, self._at + (num_kv_tokens or 0)
+        start = self._at
+        self._at = end = start + (num_kv_tokens or 0)
         self._sent += len(kv_indices)
-        self._at = end
         last = state_indices is not None
-        self._began = self._began or time.perf_counter()
+        if self._began is None:
+            self._began = time.perf_counter()
         if last != (end == self._tokens) or (last and self._sent != self._pages):
             self.fail(
                 f"SGLang sent tokens [{start}, {end}) of {self._tokens} and {self._sent} of {self._pages} pages "
                 f"{'as' if last else 'before'} the last chunk"
             )
             return
-        try:
-            self._push(kv_indices, state_indices, (start, end), ready)
-        except StatelinkError as error:
-            self.fail(str(error))
+        self._handed += 1
         self._complete = last
+        self.kv_mgr.calls.put((self._push, (kv_indices, state_indices, (start, end), ready)))
 
     def _push(self, pages: Any, states: Sequence[Any] | None, span: tuple[int, int], ready: Any) -> None:
+        """Push a chunk, unless the request has failed meanwhile. On the thread of the calls."""
+        try:
+            if not self._failure and self.conclude_state != FAILED:
+                self._attempt(self._push_now, pages, states, span, ready)
+        finally:
+            self._pushed += 1
+
+    def _push_now(self, pages: Any, states: Sequence[Any] | None, span: tuple[int, int], ready: Any) -> None:
         sending, lists = self._sending, self.kv_mgr.lists
         assert sending is not None
         chunk: dict[str, Any] = dict.fromkeys(lists.pages, Pages(pages, span[0])) if len(pages) else {}
@@ -165,9 +196,11 @@ class Sender(Transfer, BaseKVSender):
         return self.poll()
 
     def _state(self, status: Status | None) -> int:
-        sending = self._sending
-        if self._failure or sending is None or status is None or status == FAILED:
+        if self._failure or status == FAILED:
             return self._failing()
+        sending = self._sending
+        if status is None or sending is None:
+            return BOOTSTRAPPING  # the room is opened soon
         if status == BOOTSTRAPPING:
             if time.monotonic() >= self._patience:
                 sending.extend(AT_ONCE)  # the link fails the room, and says for whom it waited
@@ -188,14 +221,19 @@ class Sender(Transfer, BaseKVSender):
         has failed, and decode keeps the memory that the transfer writes to until the transfer has ended. Before the
         first chunk nothing reads the pages, and SGLang's bootstrap queue does not accept `TRANSFERRING`.
         """
-        room = self._room
-        if room is None or self._began is None or room.quiesced:
+        if self._began is None or self._quiet:
             return FAILED
         now = time.monotonic()
         self._failed_at = self._failed_at or now
         if now - self._failed_at < self.kv_mgr.timeouts.hold:
             return TRANSFERRING
         return FAILED
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether nothing reads the request's pages, and nothing will."""
+        # In this order: a push that has returned is known to the room.
+        return self._pushed == self._handed and (self._room is None or self._room.quiesced)
 
     def failure_exception(self) -> None:
         """Raise why the request failed. Then SGLang gives its pages to others, even if a transfer still reads them.
@@ -207,7 +245,7 @@ class Sender(Transfer, BaseKVSender):
             super().failure_exception()
         finally:
             room = self._room
-            if room is not None and not room.quiesced:
+            if room is not None and not self._quiet:
                 room.release("SGLang takes the pages of a failed request back")
 
     def get_transfer_metric(self) -> Any:

@@ -19,7 +19,7 @@ FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)
 
 
 class Transfer:
-    """One request. Everything runs on the scheduler's thread, except that `fail` may be called from any thread.
+    """One request. Everything runs on the scheduler's thread, except where a method says otherwise.
 
     Args:
         manager: The scheduler's manager.
@@ -32,6 +32,9 @@ class Transfer:
     conclude_state: int | None = None
     """The final state that SGLang was told; ``None`` before."""
     _room: Room | None = None
+    _given_up = ""
+    """Why the other side is to be told that this one goes no further, if it is. Set before `_room` is read, since who
+    sets `_room` on another thread reads this afterwards."""
     _tokens = 0
     """N: the tokens whose state is moved; 0 while it is not known."""
     _failure = ""
@@ -85,8 +88,10 @@ class Transfer:
 
     def _give_up(self, why: str) -> None:
         """Tell the other side that this one goes no further. Any thread."""
-        if self._room is not None:
-            self._room.abort(why)
+        self._given_up = self._given_up or why
+        room = self._room
+        if room is not None:
+            room.abort(why)
 
     def abort(self) -> None:
         """SGLang gives the request up: a client has gone, or aborted it. Does not block."""
@@ -94,8 +99,11 @@ class Transfer:
 
     def clear(self) -> None:
         """SGLang is done with the request. What SGLang asks for afterwards is still answered."""
-        if self._room is not None:
-            self._room.close()
+        if self._room is None:
+            self._given_up = self._given_up or "SGLang gave the request up"
+        room = self._room
+        if room is not None:
+            room.close()
 
     def failure_exception(self) -> None:
         """Raise why the request failed.

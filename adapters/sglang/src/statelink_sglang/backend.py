@@ -6,6 +6,7 @@ as tests, import it, too. It imports Statelink and SGLang's queues.
 
 from __future__ import annotations
 
+from ._calls import Calls
 from ._declines import Declines
 from ._directory import Directory, Instance, Prefill
 from ._failure import TransferFailed
@@ -30,6 +31,7 @@ __all__ = [
     "VARIABLE",
     "Announced",
     "BootstrapServer",
+    "Calls",
     "Declines",
     "Directory",
     "Instance",

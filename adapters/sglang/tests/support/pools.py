@@ -18,7 +18,8 @@ class Made(NamedTuple):
 
 
 def make(kind: str, tp: tuple[int, int] = (0, 1), page: int = PAGE, dtype: str = "float32", **changes: Any) -> Made:
-    """Pools of one kind: ``mha``, ``mla``, ``swa``, ``hybrid`` (Mamba 2), ``gdn`` (gated delta net) or ``dsa``.
+    """Pools of one kind: ``mha``, ``mxfp8`` (with scales), ``mla``, ``mla_fp4``, ``swa``, ``hybrid`` (Mamba 2), ``gdn``
+    (gated delta net), ``qsa`` or ``dsa``.
 
     Args:
         kind: The kind.
@@ -94,21 +95,44 @@ def _mha(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2
     return pool, None, layers
 
 
-def _mla(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+def _mxfp8(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
     import torch
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolMXFP8
 
-    pool = MLATokenToKVPool(
+    pool = MHATokenToKVPoolMXFP8(
         size=1024,
         page_size=page,
         dtype=torch.bfloat16,
-        kv_lora_rank=32,
-        qk_rope_head_dim=8,
+        head_num=heads,
+        head_dim=32,
         layer_num=2,
         device="cpu",
         enable_memory_saver=False,
     )
     return pool, None, 2
+
+
+def _mla(
+    heads: int, page: int, tp: tuple[int, int], dtype: str, name: str = "MLATokenToKVPool"
+) -> tuple[Any, Any, int]:
+    import torch
+    from sglang.srt.mem_cache import memory_pool
+
+    pool = getattr(memory_pool, name)(
+        size=1024,
+        page_size=page,
+        dtype=torch.bfloat16,
+        kv_lora_rank=32,
+        qk_rope_head_dim=16,
+        layer_num=2,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    return pool, None, 2
+
+
+def _mla_fp4(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+    return _mla(heads, page, tp, dtype, "MLATokenToKVPoolFP4")
 
 
 def _swa(heads: int, page: int, tp: tuple[int, int], dtype: str, values: int | None = None) -> tuple[Any, Any, int]:
@@ -203,4 +227,38 @@ def _gdn(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, A
     return _hybrid(heads, page, tp, dtype, blocks=GDN_BLOCKS)
 
 
-_MAKERS = {"mha": _mha, "mla": _mla, "swa": _swa, "hybrid": _hybrid, "gdn": _gdn, "dsa": _dsa}
+def _qsa(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
+    import torch
+    from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
+
+    _, requests, layers = _hybrid(heads, page, tp, dtype)
+    pool = QSATokenToKVPool(
+        size=1024,
+        page_size=page,
+        dtype=torch.float32,
+        head_num=heads,
+        head_dim=8,
+        full_attention_layer_ids=[3],
+        device="cpu",
+        mamba_pool=requests.mamba_pool,
+        qsa_index_kv_heads=1,
+        qsa_index_head_dim=32,
+        qsa_compress_ratio=4,
+        qsa_token_topk=16,
+        num_request_slots=9,
+    )
+    return pool, requests, layers
+
+
+_MAKERS = {
+    "mha": _mha,
+    "mxfp8": _mxfp8,
+    "mla": _mla,
+    "mla_fp4": _mla_fp4,
+    "swa": _swa,
+    "hybrid": _hybrid,
+    "gdn": _gdn,
+    "qsa": _qsa,
+    "dsa": _dsa,
+}
+KINDS = tuple(_MAKERS)

@@ -72,6 +72,7 @@ class Side(Manager, Memory):
         self._inventory = state.describe(role, components, rank=rank, ranks=ranks, model=model)
         self._config = config or _config(role)
         self.link = self._open()
+        self.calls = backend.Calls()
         self.role, self._group, self._reopens = role, None, False
         self.timeouts = Timeouts(bootstrap=60.0, waiting=60.0)
         self.prefill_info_table = dict[str, Prefill]()
@@ -82,6 +83,7 @@ class Side(Manager, Memory):
 
     def close(self) -> None:
         """Close the link, which may be another one than at first."""
+        self.calls.close()
         self.link.close()
 
     def _open(self) -> statelink.Link:
@@ -94,7 +96,10 @@ class Side(Manager, Memory):
         return ""
 
     def sender(self, room: int) -> Sender:
-        return Sender(self, "unused", room)
+        """A sender whose room is open. A scheduler goes on before that."""
+        sender = Sender(self, "unused", room)
+        self.calls.drain()
+        return sender
 
     def receiver(self, room: int, tokens: int, request: Any = None) -> Receiver:
         with announcing(room, tokens, request):

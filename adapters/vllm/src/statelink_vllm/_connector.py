@@ -98,9 +98,9 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
     def supports_divergent_local_hybrid_hits(self) -> bool:
         """Whether decode's own cache may have more of a prompt for one group of layers than for another.
 
-        True without windows and attention chunks: prefill always sends the whole recurrent state, however much of attention
-        decode has. False with them: decode's cache may lack tokens of these, and decode receives only the tokens after
-        those that its cache has.
+        True without windows and attention chunks: prefill always sends the whole recurrent state, however much of
+        attention decode has. False with them: decode's cache may lack some of their tokens, and decode receives only
+        the tokens after those that its cache has.
         """
         return not self._local
 

@@ -37,7 +37,7 @@ class CopyingBackend(Backend, Generic[PlaceT]):
 
     It keeps the region tables and the peers, and refuses what the contract says: memory of another kind, a descriptor
     that is not one of this backend and of that peer, a peer that is not connected, a block outside registered memory.
-    A subclass states `Place` and the class attributes of `Backend`, and writes `probe`, `here`, `problem` and `copy`.
+    A subclass states ``Place`` and the class attributes of `Backend`, and writes `probe`, `here`, `problem` and `copy`.
     It offers `Op.WRITE` only.
 
     Threads: if ``capabilities.thread_safe`` is set, `problem` and `copy` may run for several peers at once, also while

@@ -181,6 +181,7 @@ def test_what_others_wrote_is_named_and_not_believed(fleet: Fleet, server: Etcd)
         b"",
         b"\xff",
         b"[]",
+        b'{"link": "x", "of": ' + b"[" * 20_000,
         b'{"link": "x", "address": "nowhere", "ranks": 2}',
         b'{"link": "x", "ranks": 2}',
     ):

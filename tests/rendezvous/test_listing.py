@@ -224,7 +224,7 @@ def test_what_cannot_be_meant() -> None:
 def test_entries_of_etcd_that_statelink_did_not_write_are_named(etcd: Etcd) -> None:
     prefix = f"/list-{next(_numbers)}"
     etcd.put(f"{prefix}/instances/p/0000", b'{"link": "x", "address": "tcp://10.0.0.9:1", "ranks": 2}')
-    etcd.put(f"{prefix}/instances/p/0001", b"\xff")
+    etcd.put(f"{prefix}/instances/p/0001", b'{"link": "x", "of": ' + b"[" * 20_000)
     etcd.put(f"{prefix}/instances/alone", b"")
     etcd.put(f"{prefix}/instances2/other", b"")
     alone, p = listed(f"{etcd.address}{prefix}", expect=1)["instances"]

@@ -63,6 +63,7 @@ FAR = (1 << 62) - 1
 LIES: list[tuple[list[Any], str]] = [
     ([b""], "cannot be read"),
     ([b"\xc1nonsense"], "cannot be read"),
+    ([b"\x91" * 20_000], "cannot be read"),
     ([raw(("ask", 0, -1))], "cannot be read"),
     ([raw(("ask", -1, ASKED))], "cannot be read"),
     ([raw(("ask", 0, 1 << 62))], "cannot be read"),

@@ -333,7 +333,7 @@ def _read(raw: bytes, kind: type[Answer]) -> Answer:
     """An answer. The gateway writes 64-bit numbers as texts, and leaves out what is zero."""
     try:
         return msgspec.json.decode(raw, type=kind, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # also for deep nesting
         raise _foreign(str(error)) from error
 
 

@@ -172,7 +172,7 @@ def _ranks(entries: Iterable[tuple[str, bytes]]) -> Iterator[Rank]:
         try:
             record = msgspec.json.decode(value, type=Record)
             yield Rank(int(key.rpartition("/")[2]), record.address, record.link)
-        except (ValueError, msgspec.MsgspecError):
+        except (ValueError, msgspec.MsgspecError, RecursionError):  # also for deep nesting
             continue
 
 

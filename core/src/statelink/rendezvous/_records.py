@@ -77,7 +77,7 @@ def link_of(value: bytes) -> str:
     """The link that wrote an entry; empty if no link did."""
     try:
         return msgspec.json.decode(value, type=Record).link
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, msgspec.MsgspecError, RecursionError):  # also for deep nesting
         return ""
 
 
@@ -94,7 +94,7 @@ def look(entries: Mapping[str, bytes]) -> Seen:
             record = msgspec.json.decode(value, type=Record)
             rank = int(name)
             found[rank] = parse_endpoint(record.address), record.ranks
-        except (ValueError, msgspec.MsgspecError, ConfigError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError, ConfigError) as error:
             return Seen(None, len(entries), 0, f"the entry of rank {name:.16} is not one of Statelink ({error!s:.80})")
     if not found:
         return Seen(None, 0, 0)

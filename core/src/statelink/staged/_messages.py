@@ -75,7 +75,7 @@ def read(payload: bytes) -> Message:
     """
     try:
         said: Message = _message.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also for invalid text and deep nesting
         raise WireError("a staging message cannot be read", cause=str(error)) from error
     return said
 
@@ -88,7 +88,7 @@ def read_ring_address(payload: bytes) -> RingAddress:
     """
     try:
         ring = _ring_address.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # also for invalid text and deep nesting
         raise WireError("a staging ring cannot be read", cause=str(error)) from error
     if not 0 <= ring.address <= (1 << 64) - ring.nbytes:  # a bound that msgspec cannot express
         raise WireError("a staging ring cannot be read", cause=f"{ring.nbytes} bytes at {ring.address:#x}")

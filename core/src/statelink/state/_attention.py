@@ -61,9 +61,19 @@ def kv_pages(
     Raises:
         StateError: The arrays do not hold this rank's share.
     """
-    views = list(_kv_views(layers, heads, tp, order, optional, scales or {}))
-    page = page_of(name, views)
-    return component(name, type, views, page=page, partition=partition, format=format, tp=tp, replicated=replicated)
+    return _heads_component(
+        name,
+        type,
+        layers,
+        heads=heads,
+        tp=tp,
+        order=order,
+        partition=partition,
+        replicated=replicated,
+        optional=optional,
+        format=format,
+        scales=scales,
+    )
 
 
 def window_pages(
@@ -93,17 +103,18 @@ def window_pages(
         optional: Whether the other side may lack these layers (draft layers).
         format: Tag for properties that strides do not express. It is compared verbatim.
     """
-    views = list(_kv_views(layers, heads, tp, order, optional, {}))
-    return component(
+    return _heads_component(
         name,
         "swa",
-        views,
-        page=page_of(name, views),
-        window=window,
-        partition=partition,
-        format=format,
+        layers,
+        heads=heads,
         tp=tp,
+        order=order,
+        partition=partition,
         replicated=replicated,
+        optional=optional,
+        format=format,
+        window=window,
     )
 
 
@@ -138,17 +149,18 @@ def chunked_pages(
     Raises:
         StateError: The arrays do not hold this rank's share, or an attention chunk has less than 2 tokens.
     """
-    views = list(_kv_views(layers, heads, tp, order, optional, {}))
-    return component(
+    return _heads_component(
         name,
         "chunked_local",
-        views,
-        page=page_of(name, views),
-        group=attention_chunk,
-        partition=partition,
-        format=format,
+        layers,
+        heads=heads,
         tp=tp,
+        order=order,
+        partition=partition,
         replicated=replicated,
+        optional=optional,
+        format=format,
+        group=attention_chunk,
     )
 
 
@@ -296,6 +308,39 @@ def planar_pages(
             before += width
     page = page_of(name, views)
     return component(name, type, views, page=page, partition=partition, format=format, replicated=replicated)
+
+
+def _heads_component(
+    name: str,
+    type_: str,
+    layers: Mapping[int, tuple[Array, Array]],
+    *,
+    heads: int,
+    tp: tuple[int, int],
+    order: str,
+    partition: Partition | None,
+    replicated: bool,
+    optional: bool,
+    format: str,
+    scales: Mapping[int, tuple[float, float]] | None = None,
+    window: int | None = None,
+    group: int = 1,
+) -> Described:
+    """A paged component of keys and values with heads, which attention TP divides."""
+    views = list(_kv_views(layers, heads, tp, order, optional, scales or {}))
+    page = page_of(name, views)
+    return component(
+        name,
+        type_,
+        views,
+        page=page,
+        window=window,
+        group=group,
+        partition=partition,
+        format=format,
+        tp=tp,
+        replicated=replicated,
+    )
 
 
 def _kv_views(

@@ -43,7 +43,7 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
         """
         try:
             found = msgspec.json.decode(raw, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # also for deep nesting
             raise refused(peer, f"its descriptor does not decode: {error}") from error
         if found.format != FORMAT:
             raise refused(peer, f"its descriptor has format {found.format}, this package speaks {FORMAT}")

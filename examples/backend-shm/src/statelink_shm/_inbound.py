@@ -99,7 +99,7 @@ class Inbound:
             peer = self._greet(channel)
             if peer:
                 self._receive(channel, peer)
-        except (OSError, StructError, msgspec.MsgspecError, UnicodeError):
+        except (OSError, StructError, msgspec.MsgspecError, UnicodeError, RecursionError):
             pass  # none of ours, or gone: if there is anybody, they see that the socket is closed
         finally:
             with self._lock:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import DynamicCache
 
 from statelink_demo.messages import CHUNK_TOKENS, Answer
 from statelink_demo.pools import MetadataRow
@@ -18,7 +17,7 @@ from statelink_demo.pools import MetadataRow
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from transformers import Qwen3NextForCausalLM
+    from transformers import DynamicCache, Qwen3NextForCausalLM
 
     from statelink_demo.pools import Allocation, StatePools
 
@@ -68,7 +67,7 @@ class PrefillEngine:
             OutOfItemsError: The pools cannot hold it now.
         """
         held = self.pools.allocate(len(prompt))
-        return PrefillRequest(room, tuple(prompt), held, DynamicCache(config=self.model.config))
+        return PrefillRequest(room, tuple(prompt), held, _empty_cache(self.model))
 
     def step(self, request: PrefillRequest, on_layer: Callable[[int], None] | None = None) -> bool:
         """Compute the next chunk, and return whether it was the last.
@@ -116,10 +115,16 @@ def decode(model: Qwen3NextForCausalLM, pools: StatePools, held: Allocation, roo
 
 def reference(model: Qwen3NextForCausalLM, prompt: Sequence[int], count: int) -> Answer:
     """Serve one prompt with the chunks and batch shapes of the engines, its state staying in one cache."""
-    cache = DynamicCache(config=model.config)
+    cache = _empty_cache(model)
     for start in range(0, len(prompt), CHUNK_TOKENS):
         logits = _extend(model, cache, prompt[start : start + CHUNK_TOKENS])
     return _generate(model, cache, *_sample(logits), count)
+
+
+def _empty_cache(model: Qwen3NextForCausalLM) -> DynamicCache:
+    from statelink_demo.model_library import DynamicCache
+
+    return DynamicCache(config=model.config)
 
 
 @torch.inference_mode()
@@ -182,7 +187,7 @@ def _store_layer(cache: DynamicCache, layer: int, pools: StatePools, held: Alloc
 
 def _load_cache(model: Qwen3NextForCausalLM, pools: StatePools, held: Allocation, tokens: int) -> DynamicCache:
     """Build a cache of `tokens` tokens from copies of what the pools hold."""
-    cache = DynamicCache(config=model.config)
+    cache = _empty_cache(model)
     places = pools.places(held.pages, 0, tokens)
     for layer in pools.k:
         keys, values = (pool.flatten(0, 1)[places].transpose(0, 1)[None] for pool in (pools.k[layer], pools.v[layer]))

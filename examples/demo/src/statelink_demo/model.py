@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
-from transformers.utils import logging as transformers_logging
+
+if TYPE_CHECKING:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 __all__ = ["build_model", "configure_torch", "model_revision", "tiny_config"]
 
 
 def configure_torch() -> None:
     """Fix the thread count and the algorithms, so that equal calls give equal bits in every process."""
+    from statelink_demo.model_library import set_verbosity
+
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     # Silences the notice that the pure-torch kernels are in use: here they are the point.
-    transformers_logging.set_verbosity(logging.ERROR)
+    set_verbosity(logging.ERROR)
 
 
 def tiny_config() -> Qwen3NextConfig:
@@ -28,6 +31,8 @@ def tiny_config() -> Qwen3NextConfig:
     Every fourth of its eight layers is full attention, the others are gated delta nets. Key and value head sizes of
     the linear layers differ on purpose: a transposed state cannot go unnoticed.
     """
+    from statelink_demo.model_library import Qwen3NextConfig
+
     return Qwen3NextConfig(
         vocab_size=512,
         hidden_size=128,
@@ -54,6 +59,8 @@ def build_model(seed: int = 0) -> Qwen3NextForCausalLM:
 
     Attention and experts take the eager path: it is the same arithmetic on every machine of one kind.
     """
+    from statelink_demo.model_library import AutoModelForCausalLM
+
     factory: Any = AutoModelForCausalLM
     model: Qwen3NextForCausalLM = factory.from_config(
         tiny_config(), dtype=torch.bfloat16, attn_implementation="eager", experts_implementation="eager"

@@ -132,7 +132,9 @@ class Crew:
         self._logs = tempfile.TemporaryDirectory(prefix="statelink-demo-")
         self._workers: dict[Role, tuple[Any, Connection]] = {}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["statelink_demo.prefill_worker", "statelink_demo.decode_worker"])
+        self._context.set_forkserver_preload(
+            ["statelink_demo.prefill_worker", "statelink_demo.decode_worker", "statelink_demo.model_library"]
+        )
         # It inherits that interrupts are ignored. One that comes during its imports would else print a traceback.
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:

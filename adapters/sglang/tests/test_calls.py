@@ -17,6 +17,7 @@ from support.sides import (
     Lists,
     Side,
     accept,
+    meet,
     reason,
     rooms,
     safe,
@@ -163,10 +164,7 @@ def test_a_failed_request_keeps_its_pages_until_no_push_of_it_is_to_come(pair: t
     source, target = pair
     room = next(rooms)
     ours, theirs = Lists.draw(source, N, 54), Lists.draw(target, N, 55)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, theirs, N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, theirs, N)
     for buffer in target.buffers("kv"):
         buffer[theirs.pages] = 5
     opened = threading.Event()
@@ -209,10 +207,7 @@ def test_a_chunk_that_is_refused_fails_the_request_and_not_the_thread(
 ) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 56), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 56), N)
     sender.init(7, 1)
     sender.send(*wrong(Lists.draw(source, N, 57)), num_kv_tokens=N)
     until(sender.poll, FAILED)

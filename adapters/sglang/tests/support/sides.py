@@ -83,7 +83,6 @@ class Side(Manager, Memory):
 
     def close(self) -> None:
         """Close the link, which may be another one than at first."""
-        self.calls.close()
         self.link.close()
 
     def _open(self) -> statelink.Link:

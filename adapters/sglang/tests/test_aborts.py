@@ -22,6 +22,7 @@ from support.sides import (
     accept,
     give_back,
     hand_over,
+    meet,
     reason,
     rooms,
     safe,
@@ -40,15 +41,12 @@ N = 100
 def test_an_abort_on_decode_fails_prefill_and_keeps_the_memory_until_nothing_writes(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 12), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 12), N)
     receiver.abort()
     assert receiver.poll() == FAILED
     assert receiver.abort_notified
     assert "SGLang aborted the request" in str(reason(receiver))
-    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
+    until(safe(target, room), SUCCESS)
     give_back(receiver)
     until(sender.poll, FAILED)
     assert "SGLang aborted the request" in str(reason(sender))
@@ -58,10 +56,7 @@ def test_an_abort_on_prefill_between_chunks_fails_decode(pair: tuple[Side, Side]
     source, target = pair
     room = next(rooms)
     ours = Lists.draw(source, N, 13)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 14), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 14), N)
     sender.init(7, ours.row)
     sender.send(ours.pages[:2], None, num_kv_tokens=32)
     sender.abort()
@@ -73,7 +68,7 @@ def test_an_abort_on_prefill_between_chunks_fails_decode(pair: tuple[Side, Side]
     assert not failure.is_from_another_rank
     receiver.ensure_abort_notified(force_arm=True)
     assert receiver.abort_notified
-    until(lambda: SUCCESS if target.is_abort_release_safe(room, 0) else TRANSFERRING, SUCCESS)
+    until(safe(target, room), SUCCESS)
 
 
 def _abort(receiver: Any) -> None:
@@ -126,10 +121,7 @@ def test_prefill_learns_at_once_that_decode_aborted_before_the_two_had_met(pair:
 def test_an_abort_after_init_and_before_the_first_chunk_fails_decode(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 30), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 30), N)
     sender.init(7, 1)
     sender.abort()  # from here on, SGLang frees prefill's pages, and does not poll
     until(receiver.poll, FAILED)
@@ -140,10 +132,7 @@ def test_a_chunk_that_waits_for_its_event_is_not_read_after_an_abort(pair: tuple
     source, target = pair
     room = next(rooms)
     ours, theirs = Lists.draw(source, N, 31), Lists.draw(target, N, 32)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, theirs, N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, theirs, N)
     sender.init(7, ours.row)
     event = sender._early_send_wait_event = Event()
     sender.send(ours.pages[:2], None, num_kv_tokens=32)
@@ -168,10 +157,7 @@ def test_no_request_succeeds_from_pages_that_were_used_again(pair: tuple[Side, S
     for _ in range(60):
         room = next(rooms)
         ours, theirs = Lists.draw(source, N, room), Lists.draw(target, N, -room % 997)
-        sender, receiver = source.sender(room), target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, theirs, N)
-        until(sender.poll, WAITING)
+        sender, receiver = meet(source, target, room, theirs, N)
         sender.init(7, ours.row)
         for first in range(0, draw.randrange(0, 7)):  # never the last page
             sender.send(ours.pages[first : first + 1], None, num_kv_tokens=16)
@@ -197,10 +183,7 @@ def test_an_abort_after_the_last_chunk_leaves_the_right_bytes_or_a_failed_reques
         ours, theirs = Lists.draw(source, N, room), Lists.draw(target, N, -room % 997)
         source.fill(number)
         sent = [buffer[ours.pages].copy() for buffer in source.buffers("kv")]
-        sender, receiver = source.sender(room), target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, theirs, N)
-        until(sender.poll, WAITING)
+        sender, receiver = meet(source, target, room, theirs, N)
         send(sender, source, ours, N, [48])
         time.sleep(draw.choice([0.0, 0.0, 0.0005, 0.002]))
         draw.choice([sender, receiver]).abort()
@@ -301,10 +284,7 @@ def test_a_room_may_be_used_again_once_both_sides_are_done(pair: tuple[Side, Sid
 def test_a_room_that_was_aborted_may_be_used_again(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 35), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 35), N)
     receiver.abort()
     until(sender.poll, FAILED)
     until(safe(target, room), SUCCESS)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.sides import (
+    ADDRESS,
     BOOTSTRAPPING,
     FAILED,
     SUCCESS,
@@ -17,10 +18,14 @@ from support.sides import (
     Lists,
     Side,
     accept,
+    at,
+    hand_over,
+    meet,
     reason,
     rooms,
     safe,
     send,
+    sides,
     until,
 )
 
@@ -33,10 +38,8 @@ N = 100
 
 
 @pytest.fixture
-def calls() -> Iterator[Calls]:
-    made = Calls()
-    yield made
-    made.close()
+def calls() -> Calls:
+    return Calls()
 
 
 @pytest.fixture
@@ -70,17 +73,6 @@ def test_drain_says_that_a_call_has_not_returned(calls: Calls) -> None:
     assert not calls.drain(0.01)
     opened.set()
     assert calls.drain()
-
-
-def test_nothing_is_called_after_close() -> None:
-    made: list[int] = []
-    calls = Calls()
-    calls.put((made.append, (1,)))
-    calls.drain()
-    calls.close()
-    calls.put((made.append, (2,)))
-    assert not calls.drain(0.05)
-    assert made == [1]
 
 
 def test_the_schedulers_thread_opens_no_room_and_pushes_nothing(
@@ -163,10 +155,7 @@ def test_a_failed_request_keeps_its_pages_until_no_push_of_it_is_to_come(pair: t
     source, target = pair
     room = next(rooms)
     ours, theirs = Lists.draw(source, N, 54), Lists.draw(target, N, 55)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, theirs, N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, theirs, N)
     for buffer in target.buffers("kv"):
         buffer[theirs.pages] = 5
     opened = threading.Event()
@@ -209,10 +198,7 @@ def test_a_chunk_that_is_refused_fails_the_request_and_not_the_thread(
 ) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 56), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 56), N)
     sender.init(7, 1)
     sender.send(*wrong(Lists.draw(source, N, 57)), num_kv_tokens=N)
     until(sender.poll, FAILED)
@@ -231,3 +217,63 @@ def test_memory_is_given_away_only_after_the_calls_that_were_put_before(
     source.register_buffer_to_engine()
     until(sender.poll, FAILED)
     assert "SGLang gives its memory away" in str(reason(sender))
+
+
+def test_requests_fail_while_the_calls_are_waited_for(pair: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that both waits can share one deadline."""
+    source, _ = pair
+    sender = source.sender(next(rooms))
+    drain: Callable[[float], bool] = source.calls.drain
+    seen: list[int] = []
+
+    def drained(timeout: float) -> bool:
+        seen.extend(until(sender.poll, FAILED))
+        return drain(timeout)
+
+    monkeypatch.setattr(source.calls, "drain", drained)
+    source.deregister_buffer_to_engine()
+    source.register_buffer_to_engine()
+    assert seen[-1] == FAILED
+
+
+@pytest.mark.parametrize("returns", ["while the memory is away", "after it is back"])
+def test_memory_stays_registered_under_a_call_that_does_not_return(
+    returns: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sides("mha") as ((source,), (target,)):
+        before, opened, ends = source.link, threading.Event(), list[str]()
+
+        def noted(name: str, end: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*given: Any) -> Any:
+                ends.append(f"{name}, call {'over' if opened.is_set() else 'running'}")
+                return end(*given)
+
+            return wrapped
+
+        for name in ("suspend", "close"):
+            monkeypatch.setattr(before, name, noted(name, getattr(before, name)))
+        sender = source.sender(next(rooms))
+        source.calls.put((opened.wait, ()))
+        late = Sender(source, "unused", next(rooms))
+        try:
+            with monkeypatch.context() as short:
+                drain = source.calls.drain
+                short.setattr(source.calls, "drain", lambda timeout: drain(0.01))
+                source.deregister_buffer_to_engine()
+            assert sender.poll() == FAILED
+            assert "SGLang gives its memory away" in str(reason(sender))
+            assert "rank 0 of 1: SGLang gives its memory away, and it stays registered" in caplog.text
+            assert not ends
+            if returns == "after it is back":
+                source.register_buffer_to_engine()
+        finally:
+            opened.set()
+        assert source.calls.drain(60.0)
+        until(late.poll, FAILED)
+        if returns == "while the memory is away":
+            assert ends == ["close, call over"]
+            source.register_buffer_to_engine()
+        assert source.link is not before
+        assert not any(end.startswith("suspend") for end in ends)
+        target.prefill_info_table[ADDRESS] = at(source.link.address)
+        hand_over(source, target)

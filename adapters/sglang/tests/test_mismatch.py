@@ -20,6 +20,7 @@ from support.sides import (
     Side,
     accept,
     hand_over,
+    meet,
     reason,
     rooms,
     safe,
@@ -64,10 +65,7 @@ def test_page_sizes_may_differ(kind: str, pages: tuple[int, int], prefix: int) -
         source.fill(1)
         room = next(rooms)
         ours, theirs = Lists.draw(source, N, 2), Lists.draw(target, N, 3)
-        sender, receiver = source.sender(room), target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, theirs, N, prefix)
-        until(sender.poll, WAITING)
+        sender, receiver = meet(source, target, room, theirs, N, prefix=prefix)
         send(sender, source, ours, N, [32, 80])
         until(receiver.poll, SUCCESS)
         until(sender.poll, SUCCESS)
@@ -93,10 +91,7 @@ def _tokens(side: Side, lists: Lists, name: str, layer: int) -> Any:
 def test_a_prefix_that_is_no_multiple_of_prefills_page_fails_the_request() -> None:
     with sides("mha", pages=(16, 1)) as ((source,), (target,)):
         room = next(rooms)
-        sender, receiver = source.sender(room), target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, Lists.draw(target, N, 4), N, prefix=5)
-        until(sender.poll, WAITING)
+        sender, receiver = meet(source, target, room, Lists.draw(target, N, 4), N, prefix=5)
         sender.init(6, 1)
         sender.send(np.arange(1, 7, dtype=np.int32), [], num_kv_tokens=N - 5)  # is ignored
         until(sender.poll, FAILED)
@@ -109,10 +104,7 @@ def test_a_prefix_that_is_no_multiple_of_prefills_page_fails_the_request() -> No
 def test_prompts_of_another_length_fail_the_request(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N + 40)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N + 40, 5), N + 40)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N + 40, 5), N + 40)
     sender.init(7, 1)
     until(sender.poll, FAILED)
     assert "decode asks for tokens [0, 140), and prefill has 7 pages of 16 tokens" in str(reason(sender))
@@ -123,10 +115,7 @@ def test_prompts_of_another_length_fail_the_request(pair: tuple[Side, Side]) -> 
 def test_prompts_that_differ_within_the_last_page_fail_the_request(pair: tuple[Side, Side]) -> None:
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N - 1)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N - 1, 6), N - 1)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N - 1, 6), N - 1)
     send(sender, source, Lists.draw(source, N, 7), N, [])
     until(sender.poll, FAILED)
     assert "SGLang sent tokens [0, 100) of 99" in str(reason(sender))
@@ -188,10 +177,7 @@ def test_a_request_goes_to_the_dp_rank_of_prefill_that_sglang_names() -> None:
             source.fill(number)
             room = 2 * next(rooms) + number
             ours, theirs = Lists.draw(source, N, 11), Lists.draw(target, N, 12)
-            sender, receiver = source.sender(room), target.receiver(room, N)
-            receiver.init(room % 2)
-            accept(receiver, target, theirs, N)
-            until(sender.poll, WAITING)
+            sender, receiver = meet(source, target, room, theirs, N, dp=room % 2)
             send(sender, source, ours, N, [])
             until(receiver.poll, SUCCESS)
             for a, b in zip(source.buffers("kv"), target.buffers("kv"), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.pool_classes import NOT_MADE, existing, made
-from support.pools import KINDS, listed
+from support.pools import KINDS, listed, make_mha
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("sglang_context")]
 
@@ -34,16 +34,4 @@ def test_sglang_cannot_make_one_class() -> None:
 
 
 def _make(name: str) -> object:
-    import torch
-    from sglang.srt.mem_cache import memory_pool
-
-    return getattr(memory_pool, name)(
-        size=1024,
-        page_size=16,
-        dtype=torch.bfloat16,
-        head_num=4,
-        head_dim=32,
-        layer_num=2,
-        device="cpu",
-        enable_memory_saver=False,
-    )
+    return make_mha(name, 4, 16, "bfloat16", head=32)

@@ -14,6 +14,7 @@ from support.sides import (
     Side,
     accept,
     hand_over,
+    meet,
     reason,
     rooms,
     sides,
@@ -92,12 +93,8 @@ def test_requests_that_have_not_ended_are_given_up(pair: tuple[Side, Side], side
     """A paused scheduler may have some."""
     source, target = pair
     room = next(rooms)
-    transfers: Any = source.sender(room), target.receiver(room, N)
-    sender, receiver = transfers
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 2), N)
-    until(sender.poll, WAITING)
-    sender.init(7, 1)
+    transfers: Any = meet(source, target, room, Lists.draw(target, N, 2), N)
+    transfers[0].init(7, 1)
     pair[side].deregister_buffer_to_engine()
     assert transfers[side].poll() == FAILED
     until(transfers[1 - side].poll, FAILED)

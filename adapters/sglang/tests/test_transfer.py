@@ -20,6 +20,7 @@ from support.sides import (
     at,
     give_back,
     hand_over,
+    meet,
     reason,
     rooms,
     send,
@@ -42,10 +43,7 @@ def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
         source.fill(1)
         room = next(rooms)
         ours, theirs = Lists.draw(source, N, 2), Lists.draw(target, N, 3)
-        sender, receiver = source.sender(room), target.receiver(room, N)
-        receiver.init(0)
-        accept(receiver, target, theirs, N, prefix)
-        until(sender.poll, WAITING)
+        sender, receiver = meet(source, target, room, theirs, N, prefix=prefix)
         assert sender.pop_decode_prefix_len() == prefix
         send(sender, source, ours, N, [64] if kind == "dsa" else [32, 96])
         until(receiver.poll, SUCCESS)
@@ -153,10 +151,7 @@ def test_a_chunk_that_is_sent_early_waits_for_its_event(pair: tuple[Side, Side])
     source, target = pair
     room = next(rooms)
     ours, theirs = Lists.draw(source, N, 9), Lists.draw(target, N, 10)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, theirs, N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, theirs, N)
     source.fill(11)
     sender.init(7, ours.row)
     event = sender._early_send_wait_event = Event()
@@ -177,10 +172,7 @@ def test_a_rank_that_another_rank_fails_says_so_and_gives_the_room_up(pair: tupl
 
     source, target = pair
     room = next(rooms)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 15), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 15), N)
     voted = reason(receiver)
     assert voted.is_from_another_rank
     assert "the vote of this server's ranks aborted the transfer" in str(voted)
@@ -269,10 +261,7 @@ def test_a_chunk_that_does_not_add_up_fails_the_request(
     source, target = pair
     room = next(rooms)
     ours = Lists.draw(source, N, 17)
-    sender, receiver = source.sender(room), target.receiver(room, N)
-    receiver.init(0)
-    accept(receiver, target, Lists.draw(target, N, 18), N)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, Lists.draw(target, N, 18), N)
     sender.init(7, ours.row)
     sender.send(ours.pages[:pages], states, num_kv_tokens=tokens)
     until(sender.poll, FAILED)

@@ -22,12 +22,14 @@ class Calls:
     A scheduler puts two calls for each request, and has to go on at once. No executor of the standard library is used:
     the object that it makes for each call, of which nobody here wants the result, takes longer than many a call.
 
+    Nothing closes it: SGLang keeps its manager for as long as the process lives, and the thread, a daemon, ends then.
+
     Attributes:
         put: Takes a call: a function and its arguments. Does not block. Any thread. What the function raises is logged.
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call] = SimpleQueue()
         self.put: Callable[[Call], None] = self._calls.put
         threading.Thread(target=self._run, name="statelink-calls", daemon=True).start()
 
@@ -44,12 +46,9 @@ class Calls:
         self.put((reached.set, ()))
         return reached.wait(timeout)
 
-    def close(self) -> None:
-        """End the thread after the calls that were put before. Does not block. What is put later is never called."""
-        self._calls.put(None)
-
     def _run(self) -> None:
-        while (each := self._calls.get()) is not None:
+        while True:
+            each = self._calls.get()
             call, arguments = each
             try:
                 call(*arguments)

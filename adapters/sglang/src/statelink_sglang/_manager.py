@@ -36,7 +36,7 @@ from ._seam import VERSION
 from ._server import SCHEMA, Row
 
 if TYPE_CHECKING:
-    from statelink import Link, Receiving
+    from statelink import Link, Receiving, Room
 
     from ._receiver import Receiver
 
@@ -205,25 +205,54 @@ class Manager(BaseKVManager):
 
         SGLang gives the memory away whatever happens. So this method aborts the requests that have not ended. It then
         waits for proof that each has quiesced, and takes the memory of a request back without proof after that time.
+
+        On prefill, calls to the link may still be to come, and one deadline bounds the waits for them and for the
+        requests. If a call has not returned by then, the memory stays registered under it. This is logged. The link is
+        closed as soon as the call has returned, and `register_buffer_to_engine` opens another one.
         """
         why, until = "SGLang gives its memory away", time.monotonic() + SUSPENDING
         self.declines.keep()
-        if self.role == "prefill":
-            self.calls.drain(SUSPENDING)
-        rooms = self.link.rooms()
-        for room in rooms:
-            room.abort(why)
-        for room in rooms:
+        self._abort_rooms(why)  # they quiesce while the calls are waited for
+        made = self.role != "prefill" or self.calls.drain(max(0.0, until - time.monotonic()))
+        for room in self._abort_rooms(why):
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)
             if not room.quiesced:
                 room.release(why)
         self._held.clear()
+        if not made:
+            log.error(
+                "prefill's rank %d of %d: SGLang gives its memory away, and it stays registered, because a call to the "
+                "link has not returned in %.0f s; the link is closed when the call returns, and another one is opened "
+                "when SGLang takes the memory back; if this repeats, "
+                "look with 'statelink inspect' at what the link waits for",
+                *self._place,
+                SUSPENDING,
+            )
+            self._reopens = True
+            self.calls.put((self._close_after_calls, (self.link, why)))
+            return
         try:
             self.link.suspend(max(1.0, until - time.monotonic()))
         except StatelinkError:
             log.exception("transfers may still touch memory that SGLang gives away")
             self._reopens = True
             self.link.close()
+
+    def _abort_rooms(self, why: str) -> list[Room]:
+        """Abort the rooms that have not ended. Returns them, and those that have not quiesced. Does not block."""
+        rooms = self.link.rooms()
+        for room in rooms:
+            room.abort(why)
+        return rooms
+
+    def _close_after_calls(self, link: Link, why: str) -> None:
+        """Close a link whose memory was given away under a call. On the thread of the calls, after that call.
+
+        The rooms that such late calls opened are aborted, also on the link that has been opened meanwhile: every room
+        that is open there now is of a request from before SGLang gave its memory away.
+        """
+        self._abort_rooms(why)
+        link.close()
 
     def register_buffer_to_engine(self) -> None:
         """Register the memory again, at the same addresses. Blocks."""

@@ -78,38 +78,29 @@ def listed(
     return Made(Pools(pool, None, requests, metadata, config, window, tp), args)
 
 
-def _mha(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2) -> tuple[Any, Any, int]:
+def make_mha(name: str, heads: int, page: int, dtype: str, *, head: int = 8, layers: int = 2) -> Any:
+    """A pool of SGLang's class ``name``, which is made as `MHATokenToKVPool` is. A head has ``head`` elements."""
     import torch
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache import memory_pool
 
-    pool = MHATokenToKVPool(
+    return getattr(memory_pool, name)(
         size=1024,
         page_size=page,
         dtype=getattr(torch, dtype),
         head_num=heads,
-        head_dim=8,
+        head_dim=head,
         layer_num=layers,
         device="cpu",
         enable_memory_saver=False,
     )
-    return pool, None, layers
+
+
+def _mha(heads: int, page: int, tp: tuple[int, int], dtype: str, layers: int = 2) -> tuple[Any, Any, int]:
+    return make_mha("MHATokenToKVPool", heads, page, dtype, layers=layers), None, layers
 
 
 def _mxfp8(heads: int, page: int, tp: tuple[int, int], dtype: str) -> tuple[Any, Any, int]:
-    import torch
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolMXFP8
-
-    pool = MHATokenToKVPoolMXFP8(
-        size=1024,
-        page_size=page,
-        dtype=torch.bfloat16,
-        head_num=heads,
-        head_dim=32,
-        layer_num=2,
-        device="cpu",
-        enable_memory_saver=False,
-    )
-    return pool, None, 2
+    return make_mha("MHATokenToKVPoolMXFP8", heads, page, "bfloat16", head=32), None, 2
 
 
 def _mla(

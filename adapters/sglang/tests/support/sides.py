@@ -83,7 +83,6 @@ class Side(Manager, Memory):
 
     def close(self) -> None:
         """Close the link, which may be another one than at first."""
-        self.calls.close()
         self.link.close()
 
     def _open(self) -> statelink.Link:
@@ -256,14 +255,32 @@ def accept(receiver: Receiver, side: Side, lists: Lists, tokens: int, prefix: in
     receiver.send_metadata(lists.pages[prefix // page :], lists.row, states, decode_prefix_len=prefix)
 
 
+def meet(
+    source: Side, target: Side, room: int, theirs: Lists, tokens: int, *, prefix: int = 0, dp: int = 0
+) -> tuple[Sender, Receiver]:
+    """A request whose two sides have met: decode has named its memory, and prefill may send.
+
+    Args:
+        source: A rank of prefill.
+        target: A rank of decode.
+        room: The room.
+        theirs: What decode's queue has of the request.
+        tokens: Tokens of the request, as decode counts them.
+        prefix: How many of them decode holds already.
+        dp: The DP rank of prefill that decode asks.
+    """
+    sender, receiver = source.sender(room), target.receiver(room, tokens)
+    receiver.init(dp)
+    accept(receiver, target, theirs, tokens, prefix)
+    until(sender.poll, WAITING)
+    return sender, receiver
+
+
 def hand_over(source: Side, target: Side, room: int = 0, without: Sequence[int] = ()) -> None:
     """A whole request, whose bytes must arrive. No page is one of ``without``."""
     room, tokens = room or next(rooms), 100
     ours, theirs = (Lists.draw(side, tokens, 20 + number, without) for number, side in enumerate((source, target)))
-    sender, receiver = source.sender(room), target.receiver(room, tokens)
-    receiver.init(0)
-    accept(receiver, target, theirs, tokens)
-    until(sender.poll, WAITING)
+    sender, receiver = meet(source, target, room, theirs, tokens)
     send(sender, source, ours, tokens, [])
     until(receiver.poll, SUCCESS)
     until(sender.poll, SUCCESS)

@@ -37,7 +37,7 @@ N = 100
 
 
 @pytest.mark.parametrize("prefix", [0, 64])
-@pytest.mark.parametrize("kind", ["mha", "mla", "swa", "hybrid", "gdn", "dsa"])
+@pytest.mark.parametrize("kind", ["mha", "mxfp8", "mla", "swa", "hybrid", "gdn", "qsa", "dsa"])
 def test_every_item_arrives_in_chunks(kind: str, prefix: int) -> None:
     with sides(kind) as ((source,), (target,)):
         source.fill(1)

@@ -133,6 +133,9 @@ class Lists(NamedTuple):
         made: dict[str, Callable[[], Any]] = {
             "swa": lambda: self.window[max(prefix, tokens - side.made.pools.window) // page :],
             "dsa": lambda: self.pages[prefix // page :],
+            "block_scale": lambda: self.pages,  # also of the prefix
+            "qsa_compressed": lambda: self.pages,
+            "qsa_pending": lambda: np.array([self.slot], np.int32),
             "mamba": lambda: [np.array(self.slot, np.int32)],
         }
         return [made[each.value]() for each in side.made.kv_args.state_types]

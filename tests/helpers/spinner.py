@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -41,11 +42,11 @@ class Releases:
     """Which calls let a spinner have the interpreter, on threads that are started after `watch`.
 
     Attributes:
-        found: The functions that did, as ``file.py:function``, and in which function one of C's was called.
+        found: How often each function did, as ``file.py:function``, and in which function one of C's was called.
     """
 
     def __init__(self) -> None:
-        self.found: set[str] = set()
+        self.found: Counter[str] = Counter()
         self._spinner: Spinner | None = None
         self._open: dict[int, list[list[int]]] = {}
 
@@ -70,7 +71,7 @@ class Releases:
             before, inside = calls.pop()
             if self._spinner is not None and count - before > inside:
                 where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_code.co_name}"
-                self.found.add(where if event == "return" else f"{argument.__name__} in {where}")
+                self.found[where if event == "return" else f"{argument.__name__} in {where}"] += 1
             if calls:
                 calls[-1][1] += count - before
 

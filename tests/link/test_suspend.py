@@ -153,6 +153,7 @@ def test_calls_of_a_suspended_link() -> None:
         for call in (
             lambda: decode.receive(7, prefill.address, 4),
             lambda: decode.decline(7, prefill.address),
+            lambda: decode.keep(7, prefill.address, 5),
             lambda: prefill.send(7, 4),
         ):
             with pytest.raises(ClosedError) as caught:

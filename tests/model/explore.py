@@ -130,6 +130,8 @@ def act(world: World, rng: random.Random, deadly: bool) -> None:
     elif deadly and chance < 0.03:
         world.network.cut.add(rng.choice(world.places).address)
         world.counts["cut"] += 1
+    elif 0.03 <= chance < 0.07:
+        world.keep(rng.choice(world.requests[-3:] or [None]), rng.choice(world.places))
 
 
 def crowd(world: World, rng: random.Random, least: int, most: int) -> None:

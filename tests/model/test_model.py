@@ -82,7 +82,8 @@ def test_worlds_keep_every_rule_and_take_every_step_of_the_tables() -> None:
             counts.update(run(seed).counts)
         for seed in range(DIRECTORY_WORLDS):
             counts.update(run(seed, directory=True).counts)
-    for what in ("killed", "restarted", "paused", "jumped", "cut", "dropped", "aborted", "blocks", "stuck", "strays"):
+    faults = ("killed", "restarted", "paused", "jumped", "cut", "dropped", "aborted", "stuck", "strays")
+    for what in (*faults, "blocks", "kept"):
         assert counts[what] > 20, f"{what} hardly ever happened"
     assert min(counts["decode succeeded"], counts["decode failed"]) > 100
     tables: list[dict[Any, dict[Any, Any]]] = [INSTANCE, DECODE_RANK]

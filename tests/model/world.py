@@ -163,9 +163,7 @@ class World:
             to = f"the {self._other(process)}" if self.shape.named else None
             handle = process.link.send(request.room, request.tokens, to=to, **named)
         else:
-            other = self._other(process)
-            addresses = [self._address(other, rank) for rank in range(getattr(self.shape, other))]
-            peers = f"the {other}" if self.shape.directory else addresses
+            peers = self._peers(process)
             handle = process.link.receive(request.room, peers, request.tokens, sole=self.shape.sole, **named)
         request.taken.add(process.address)
         self._uses += 1
@@ -173,6 +171,21 @@ class World:
         self.users[held.use] = held
         self.counts["both ways"] += -request.key in process.held
         process.held[request.key] = request.sides[process.address] = held
+
+    def keep(self, request: Request | None, process: Process) -> None:
+        """The engine of a rank knows a request, and has no memory for it yet."""
+        if request is None or not process.alive or process.paused or request.sent_by(process):
+            return
+        if request.key not in process.held and process.address not in request.taken and not request.over:
+            attempt = request.number if self.shape.reuse == "attempts" else 0
+            process.link.keep(request.room, self._peers(process), self.DEADLINE, attempt=attempt)
+            self.counts["kept"] += 1
+
+    def _peers(self, process: Process) -> str | list[str]:
+        """What the engine of a process calls the instance that sends to it."""
+        other = self._other(process)
+        addresses = [self._address(other, rank) for rank in range(getattr(self.shape, other))]
+        return f"the {other}" if self.shape.directory else addresses
 
     def advance(self, request: Request, process: Process) -> None:
         """The engine of one rank does the next thing for a request."""

@@ -89,6 +89,7 @@ def messages() -> dict[str, wire.Message]:
         wire.Accepted(**USE),
         wire.Failed(**USE, reason=REASON, attempt=3, met=(1 << 63) - 1),
         wire.Drained(**USE, met=(1 << 63) - 1),
+        wire.Keep(**LINK, room=(1 << 64) - 1, attempt=3, lease_ms=120_000),
         wire.Note(**USE, component="kv", payload=b"\x00" * 100),
         wire.Inquire(**LINK, room=(1 << 64) - 1, attempt=3),
         wire.Standing(**LINK, room=(1 << 64) - 1, attempt=3, status=4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -208,6 +209,43 @@ class Link:
         if self._suspended:
             raise suspended(self._context)
         self._decode.decline(room, attempt, where, str(why))
+
+    def keep(self, room: int, peer: Peer, seconds: float, *, attempt: int = 0) -> None:
+        """On decode: ask a prefill instance to keep a request's state, while the request waits for memory here.
+
+        For engines that know a request long before they have memory for it, and so open its room late. Prefill's room
+        then fails no earlier than ``seconds`` from this call, or the time that prefill's engine itself gave the room
+        last (``deadline`` or `Room.extend`), counted from the message, if that is less. Call it again, in time, for
+        as long as the request waits. It has no effect if prefill's room is not open, has ended, belongs to another
+        decode instance, or is for another one. So the call before prefill's opens nothing, and the next one counts.
+        Does not block: connecting happens in the background.
+
+        Args:
+            room: The id that prefill uses for the request.
+            peer: The prefill instance: its name, or the addresses of its ranks.
+            seconds: Above zero, and finite.
+            attempt: Which use of the id this is; see `receive`.
+
+        Raises:
+            RoomError: A number is not valid, or this side has opened the room.
+            ConfigError: This link's role is ``prefill``, or ``peer`` is neither a name nor addresses.
+            ClosedError: The link is closed.
+        """
+        if self._decode is None:
+            raise _not_this_role("keep()", "decode", self._context.config.role)
+        where = _valid_peer(peer)
+        room, _, _, attempt = self._valid(room, 1, None, attempt)
+        if not is_duration(seconds) or seconds == math.inf:
+            raise RoomError(
+                f"room {room} is to be kept for {seconds!r:.80}",
+                cause="seconds above zero are expected, and not without end: prefill must know when decode is gone",
+                code="room.number",
+                backend=self.backend,
+                link=self.name,
+            )
+        if self._suspended:
+            raise suspended(self._context)
+        self._decode.keep(room, attempt, where, seconds)
 
     def siblings(self, addresses: Sequence[str]) -> None:
         """Name the other ranks of this link's own instance, instead of the option ``siblings``.

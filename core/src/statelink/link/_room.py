@@ -130,7 +130,9 @@ class RoomState:
         self.attempt = attempt
         self.tokens = tokens
         self.opened = opened = context.now()
-        self.deadline = opened + (context.config.deadline if deadline is None else deadline)
+        self._term = context.config.deadline if deadline is None else deadline
+        """Seconds that the engine gave the room last."""
+        self.deadline = opened + self._term
         self.ended = Flag()
         self._watcher = watcher
         self._quiet = Flag(True)
@@ -229,7 +231,17 @@ class RoomState:
 
     def extend(self, seconds: float) -> None:
         """The engine sets a new deadline, ``seconds`` from now. Control thread."""
-        self.deadline = self.context.now() + seconds
+        self._term = seconds
+        self._set_deadline(self.context.now() + seconds)
+
+    def keep(self, seconds: float) -> None:
+        """The other side will need the room within ``seconds``. The deadline may become later by it. Control thread."""
+        deadline = self.context.now() + min(seconds, self._term)
+        if deadline > self.deadline:
+            self._set_deadline(deadline)
+
+    def _set_deadline(self, deadline: float) -> None:
+        self.deadline = deadline
         if self.status not in ENDED:
             self._watcher.watch(self)
 

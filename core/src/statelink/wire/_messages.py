@@ -31,6 +31,7 @@ __all__ = [
     "Hello",
     "Inquire",
     "ItemList",
+    "Keep",
     "Message",
     "Note",
     "Ping",
@@ -323,6 +324,20 @@ class Drained(Message, frozen=True, kw_only=True):
     met: Generation = 0
 
 
+class Keep(Message, frozen=True, kw_only=True):
+    """Decode will ask for a room, and wants prefill to keep the request's state until then.
+
+    Attributes:
+        room: The request.
+        attempt: Number that the engines gave this use of the room id.
+        lease_ms: For how many milliseconds from now. Decode sends another one before this time is over.
+    """
+
+    room: Room
+    attempt: Attempt = 0
+    lease_ms: Count = 0
+
+
 class Note(Message, frozen=True, kw_only=True):
     """A message from a strategy's hook to its counterpart."""
 
@@ -408,6 +423,7 @@ KINDS: dict[bytes, type[Message]] = {
         Accepted,
         Failed,
         Drained,
+        Keep,
         Note,
         Inquire,
         Standing,

@@ -16,6 +16,7 @@ from ._declines import Declines
 from ._generations import Generations
 from ._handle import Receiving
 from ._instances import Instances
+from ._leases import Leases
 from ._process_exits import ProcessExits
 from ._receiving import AboutRoom, ReceivingState
 from ._unmet import UnmetUses
@@ -52,6 +53,7 @@ class DecodeRole:
         self._unmet = UnmetUses(context.now)
         self._generations = Generations()
         self._declines = Declines(context, self._unmet)
+        self._leases = Leases(context)
         self._exits = ProcessExits(context, self._drained)
 
     def receive(
@@ -111,16 +113,7 @@ class DecodeRole:
         Raises:
             RoomError: This side has opened a room with this id.
         """
-        known = self._rooms.get(room)
-        if known is not None and not known.over:
-            raise RoomError(
-                f"room {room} cannot be declined",
-                cause=f"this side opened it, and it is {known.status.name.lower()}",
-                hint="abort it",
-                code="room.in_use",
-                backend=self._context.backend.name,
-                link=self._context.name,
-            )
+        self._check_unopened(room, "declined", "abort it")
         reason = room_reason(self._context, room, attempt, "room.declined", "decode declined the request", why)
         self._context.post(lambda: self._decline((room, attempt), peer, reason))
 
@@ -128,6 +121,28 @@ class DecodeRole:
         until = self._context.now() + self._context.config.deadline
         generation = self._generations.draw()
         self._declines.add(key, generation, self._instances.get(peer), reason, until, for_all=True)
+
+    def keep(self, room: int, attempt: int, peer: Peer, seconds: float) -> None:
+        """See `Link.keep`. A thread of the engine.
+
+        Raises:
+            RoomError: This side has opened a room with this id.
+        """
+        self._check_unopened(room, "kept", "extend it")
+        until = self._context.now() + seconds
+        self._context.post(lambda: self._leases.add((room, attempt), self._instances.get(peer), until))
+
+    def _check_unopened(self, room: int, what: str, hint: str) -> None:
+        known = self._rooms.get(room)
+        if known is not None and not known.over:
+            raise RoomError(
+                f"room {room} cannot be {what}",
+                cause=f"this side opened it, and it is {known.status.name.lower()}",
+                hint=hint,
+                code="room.in_use",
+                backend=self._context.backend.name,
+                link=self._context.name,
+            )
 
     def set_siblings(self, siblings: list[str]) -> None:
         """See `Link.siblings`. Any thread."""
@@ -176,6 +191,7 @@ class DecodeRole:
         """See `Role.beat`."""
         self._instances.beat(now, late)
         self._declines.beat(now)
+        self._leases.beat(now)
         undrained = [rank for room in self._quarantined() for rank in room.undrained()]
         self._exits.look({rank.name: rank for rank in undrained}.values())
 

@@ -134,6 +134,12 @@ class Requests:
                 given_up.join(other, asked.request.generation)
                 self.answer(another, asked.request, message.reason)
 
+    def keep(self, message: wire.Keep, rank: DecodeRank) -> None:
+        """Handle a rank's Keep. One that comes before the room is opened does nothing: decode repeats it."""
+        room = self._room(message.room, message.attempt)
+        if room is not None and rank.plan is not None and self._claims.not_for(room, rank) is None:
+            room.keep(message.lease_ms / 1000)
+
     def declines(self, message: wire.Request) -> bool:
         """Whether a request of an unknown rank is new. It is refused then, and counts as answered from now on."""
         return self._tombstones.admit((message.sender, message.room, message.generation))

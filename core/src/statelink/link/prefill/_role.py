@@ -110,6 +110,8 @@ class PrefillRole:
             self._answer_unknown(message)
         elif isinstance(message, wire.Request):
             self._requests.request(message, rank)
+        elif isinstance(message, wire.Keep):
+            self._requests.keep(message, rank)
         elif isinstance(message, wire.Failed):
             self._failed(message, rank)
         elif isinstance(message, wire.Accepted):

@@ -54,6 +54,32 @@ def test_a_request_of_a_prefill_that_hangs_is_computed_on_decode(pair: Pair) -> 
     assert pair.hand(again)[1].tokens == pair.alone(again)
 
 
+@pytest.mark.shows("prefill keeps the state of a request that waits for blocks on decode")
+def test_a_request_that_waits_for_blocks_for_longer_than_prefills_deadline(
+    llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    small = {"max_model_len": 320, "num_gpu_blocks_override": 12}
+    config = {**QUICK, "deadline": 12.0}
+    more = {"more": {"deadline": 8.0}}
+    folder = tmp_path_factory.mktemp("queue")
+    with running(Pair(folder, llama, config, prefill=more, own=({}, small))) as pair:
+        pair.hand(prompt_of(1, 70))  # both have met
+        prompt, other = prompt_of(2, 300), prompt_of(3, 200)
+        alone = pair.alone(other)
+        first = pair.prefill.run("first", prompt, 1, dict(PREFILL))
+        # Prefill has no such room. So decode holds its blocks for its own deadline, and then computes the prompt.
+        pair.decode.add("first", prompt, 1, {**(first.params or {}), "room": "12345"})
+        until = time.monotonic() + 30
+        while pair.decode.ask()["free"] > 2:
+            assert time.monotonic() < until
+        second = pair.prefill.run("second", other, 1, dict(PREFILL))
+        assert pair.decode.run("second", other, 8, second.params).tokens == alone
+        assert pair.decode.result("first").why == "length"
+        assert "request second" not in pair.decode.logged()  # its state was there
+        assert pair.moved()[0] == 2
+        pair.settled()
+
+
 def test_a_request_that_prefill_never_had_is_computed_on_decode(pair: Pair) -> None:
     prompt = prompt_of(6, 90)
     first = pair.prefill.run("known", prompt, 1, dict(PREFILL))

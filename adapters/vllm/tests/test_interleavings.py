@@ -94,6 +94,22 @@ def test_a_failed_request_does_not_wait_for_blocks_of_those_that_wait_behind_it(
     assert [target.ended[name].why for name in pair.requests] == ["length", "length"]
 
 
+def test_prefill_keeps_the_state_of_a_request_that_waits_for_blocks(model: Path) -> None:
+    """Decode has blocks for one request. It asks prefill to keep the other's state until it has blocks for that."""
+    pair = pair_of(model, ("full",), blocks=(4, 4), spare=(30, 0))
+    source, target = pair.engines
+    for stream in (0, 1):
+        pair.request(stream, 28)
+    for _ in range(40):
+        for engine in (source, target):
+            engine.step()
+        pair.route()
+    (first,) = pair.network.rooms["receive"]
+    assert pair.network.kept == {room.room for room in pair.network.rooms["send"]} - {first.room}
+    pair.settle()
+    assert [target.ended[name].why for name in pair.requests] == ["length", "length"]
+
+
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
 def test_a_block_without_the_tokens_in_front_of_a_window_serves_no_other_request(
     model: Path, ranks: tuple[int, int]

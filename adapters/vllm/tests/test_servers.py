@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 from engine_processes import running
 from support.engines import PREFILL, prompt_of
 from support.servers import ServerPair
+
+from statelink import Keys
+from statelink.rendezvous import RendezvousServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +73,50 @@ def test_a_client_that_goes_away_while_state_is_loaded_leaves_nothing_behind(pai
     pair.settled()
     other = prompt_of(9, 100)
     assert pair.route(other).tokens == pair.prefill.complete(other, 8).tokens
+
+
+def keys(own: tuple[bytes, bytes], *allowed: tuple[bytes, bytes]) -> dict[str, Any]:
+    """The keys of a server, which speaks with those that have others."""
+    return {"secret": own[1].decode(), "allow": [public.decode() for public, _ in allowed]}
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+@pytest.mark.shows("two servers: prefill is killed while state is moved, {policy}")
+@pytest.mark.shows("two servers that find each other in a directory, with keys")
+def test_servers_of_a_directory_of_which_one_is_killed(llama: Path, tmp_path: Path, policy: str) -> None:
+    """Requests wait for state when prefill dies, and others are on their way: every client gets an answer."""
+    made = [zmq.curve_keypair() for _ in range(3)]
+    own = [keys(each, *made) for each in made]
+    config = {"backend": "tcp", "verify": "digest", "heartbeat": 0.5, "liveness": 3.0, "deadline": 25.0}
+    with RendezvousServer(keys=Keys(secret=own[2]["secret"], allow=tuple(own[2]["allow"]))) as directory:
+        each = [{"rendezvous": directory.address, "keys": keys} for keys in own[:2]]
+        servers = ServerPair(tmp_path, llama, config, own=(each[0], each[1]), policy=policy)
+        with running(servers) as pair, ThreadPoolExecutor(16) as threads:
+            prompts = [prompt_of(5000 + seed, 90 + 7 * seed) for seed in range(13)]
+            alone = [pair.prefill.complete(prompt, 4).tokens for prompt in prompts]
+            assert pair.route_to_both(prompts[0], 4, "first").tokens == alone[0]
+            assert "could not be received" not in pair.decode.logged()
+            pair.settled()
+            answers = [
+                threads.submit(pair.route_to_both, prompt, 4, f"request{number}")
+                for number, prompt in enumerate(prompts[1:-1])
+            ]
+            next(as_completed(answers)).result()
+            pair.prefill.stop()
+            answers.append(threads.submit(pair.route_to_both, prompts[-1], 4, "last"))
+            pair.decode.wait_usage(True)
+            pair.prefill.kill()
+            lost = 0
+            for tokens, asked in zip(alone[1:], answers, strict=True):
+                answer = asked.result()
+                if answer.status == 200 and answer.body["choices"][0]["finish_reason"] == "length":
+                    assert answer.tokens == tokens
+                else:
+                    lost += 1
+            assert (lost > 0) == (policy == "fail")
+            assert "could not be received" in pair.decode.logged()
+            pair.decode.wait_usage(False)
+            assert pair.decode.complete(prompts[2], 4).tokens == alone[2]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vllm.v1.core.block_pool import BlockPool
 
 from statelink import Status
 from statelink.errors import Reason
-from statelink_vllm.connector import FromWorker, HeldBlocks, PromMetrics, Receive, Send, ToWorker, TransferStats
+from statelink_vllm.connector import FromWorker, HeldBlocks, Keep, PromMetrics, Receive, Send, ToWorker, TransferStats
 
 pytestmark = pytest.mark.smoke
 
@@ -82,6 +82,7 @@ def test_messages_go_from_process_to_process() -> None:
         send={"a": Send(7, 40, ([1, 2],))},
         receive={"b": Receive(8, ("tcp://127.0.0.1:1",), 40, 16, ([3, 4],))},
         abort={"c"},
+        keep={"e": Keep(9, "prefill", 30.0)},
         again={"d"},
         addresses=("tcp://127.0.0.1:2",),
     )

@@ -14,7 +14,7 @@ from support.caches import attention, make_cache, model_of
 import statelink
 from statelink import LinkConfig, Status, state
 from statelink.errors import Reason, RoomError
-from statelink_vllm.connector import Leftovers, Receive, Send, ToWorker, WorkerSide, describe_cache
+from statelink_vllm.connector import Keep, Leftovers, Receive, Send, ToWorker, WorkerSide, describe_cache
 
 pytestmark = pytest.mark.smoke
 
@@ -44,6 +44,7 @@ class Link:
     def __init__(self) -> None:
         self.rooms: dict[int, Room] = {}
         self.declined: list[tuple[int, Any, str]] = []
+        self.kept: list[tuple[int, Any, float]] = []
         self.deaf = False
 
     def send(self, room: int, tokens: int) -> Room:
@@ -51,6 +52,11 @@ class Link:
 
     def receive(self, room: int, peer: Any, tokens: int, items: Mapping[str, Any], **more: Any) -> Any:
         raise RoomError(f"room {room} cannot be received")
+
+    def keep(self, room: int, peer: Any, seconds: float) -> None:
+        self.kept.append((room, peer, seconds))
+        if self.deaf:
+            raise RoomError("the link is closed")
 
     def decline(self, room: int, peer: Any, why: str) -> None:
         self.declined.append((room, peer, why))
@@ -94,6 +100,15 @@ def test_what_decode_declines_and_cannot_is_declined_once(worker: WorkerSide, li
     worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, why="decode needs nothing")}))
     assert link.declined == [(7, PEER, "decode needs nothing")]
     assert worker.results() == (set(), set(), set())
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_prefill_is_asked_to_keep_what_waits_for_blocks(worker: WorkerSide, link: Link, deaf: bool) -> None:
+    link.deaf = deaf
+    worker.begin(ToWorker(keep={"a": Keep(7, PEER, 30.0)}))
+    assert link.kept == [(7, PEER, 30.0)]
+    assert worker.results() == (set(), set(), set())
+    assert worker.settled
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-__all__ = ["Address", "FromWorker", "Receive", "Send", "Tables", "ToWorker"]
+__all__ = ["Address", "FromWorker", "Keep", "Receive", "Send", "Tables", "ToWorker"]
 
 Tables = tuple[list[int], ...]
 """A request's blocks of each group that is moved, by position from token 0; 0 where vLLM has freed the block."""
@@ -63,6 +63,21 @@ class Receive:
 
 
 @dataclass
+class Keep:
+    """A request that waits for blocks here, and whose state prefill has to keep.
+
+    Attributes:
+        room: The id of the request between the servers.
+        peer: As `Receive.peer`.
+        seconds: For how long from now.
+    """
+
+    room: int
+    peer: str | tuple[str, ...]
+    seconds: float
+
+
+@dataclass
 class ToWorker(KVConnectorMetadata):
     """What happens in one step, by vLLM's id of the request.
 
@@ -70,6 +85,7 @@ class ToWorker(KVConnectorMetadata):
         send: Requests to send.
         receive: Requests to receive.
         abort: Requests that are received and were given up.
+        keep: Requests that will be received later.
         again: Requests whose state has not come, and which the worker has to report to vLLM in this step.
         addresses: Addresses of the links of all ranks of this server. Sent once, before the first request.
     """
@@ -77,12 +93,13 @@ class ToWorker(KVConnectorMetadata):
     send: dict[str, Send] = field(default_factory=dict)
     receive: dict[str, Receive] = field(default_factory=dict)
     abort: set[str] = field(default_factory=set)
+    keep: dict[str, Keep] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
     addresses: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether a worker has anything to do."""
-        return bool(self.send or self.receive or self.abort or self.again or self.addresses)
+        return bool(self.send or self.receive or self.abort or self.keep or self.again or self.addresses)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.v1.request import RequestStatus
 
 from ._held import HeldBlocks
+from ._leases import Leases
 from ._messages import Address, FromWorker, Receive, Send, Tables, ToWorker
 from ._params import Source, answer, room_of, source_of
 from ._retries import Retries
@@ -55,6 +56,7 @@ class SchedulerSide:
         self._addresses: tuple[str, ...] = ()
         self._cut: set[str] = set()
         """Requests whose last tokens were left out."""
+        self._leases = Leases(options.link.deadline)
         self._loading: dict[str, _Loading] = {}
         self._lacking: dict[str, set[int]] = {}
         """Per request that is received, blocks that lack tokens in front of a window, as far as ranks have said."""
@@ -86,9 +88,16 @@ class SchedulerSide:
         return count - self._left_out if count > self._left_out else count
 
     def new_request(self, request: Any) -> None:
-        """A request arrives. On prefill, leave its last tokens out, if decode has to compute them from the state."""
+        """A request arrives.
+
+        On decode, prefill has to keep its state while it waits for blocks. On prefill, its last tokens are left out, if
+        decode has to compute them from the state.
+        """
         params = request.kv_transfer_params or {}
         name, left_out = request.request_id, self._left_out
+        source = self._source(request)
+        if source is not None:
+            self._leases.add(name, source)
         if not (params.get("do_remote_decode") and self._sends and left_out) or name in self._cut:
             return
         # A request with logprobs of its prompt loads nothing on decode, which computes all of it.
@@ -135,15 +144,20 @@ class SchedulerSide:
             return source_of(params, self._options)
         except ValueError as error:
             log.warning("request %s is computed here: kv_transfer_params are no use: %s", request.request_id, error)
-            params["do_remote_prefill"] = False
+            self._drop(request)
             return None
 
     def _taken(self, request: Any) -> Source | None:
         """The same, once for each request."""
         source = self._source(request)
         if source is not None:
-            request.kv_transfer_params["do_remote_prefill"] = False
+            self._drop(request)
         return source
+
+    def _drop(self, request: Any) -> None:
+        """Take no more state for a request."""
+        request.kv_transfer_params["do_remote_prefill"] = False
+        self._leases.drop(request.request_id)
 
     # The end of a request.
 
@@ -185,6 +199,7 @@ class SchedulerSide:
     def step(self) -> ToWorker:
         """What the workers get with the next step."""
         self._next.again |= self.retries.ready()
+        self._next.keep = self._leases.take()
         made, self._next = self._next, ToWorker()
         return made
 
@@ -223,7 +238,7 @@ class SchedulerSide:
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any request."""
-        return not (self.busy or self._loading or self._cut or self._lacking)
+        return not (self.busy or self._leases or self._loading or self._cut or self._lacking)
 
     @property
     def busy(self) -> bool:

@@ -102,6 +102,11 @@ class WorkerSide:
                     # peer is named, or another request has the room, this fails, and prefill holds them until then.
                     with contextlib.suppress(StatelinkError):
                         self.link.decline(receive.room, receive.peer, "decode cannot receive it")
+        for name, keep in step.keep.items():
+            try:
+                self.link.keep(keep.room, keep.peer, keep.seconds)
+            except StatelinkError as error:
+                log.warning("prefill is not asked to keep request %s: %s", name, error)
         self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)

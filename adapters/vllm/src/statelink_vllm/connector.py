@@ -10,7 +10,7 @@ from ._held import HeldBlocks
 from ._inventory import Group, Model, describe_cache
 from ._leftovers import Leftovers
 from ._limits import check_server
-from ._messages import Address, FromWorker, Receive, Send, ToWorker
+from ._messages import Address, FromWorker, Keep, Receive, Send, ToWorker
 from ._options import ALLOWED, read_options
 from ._params import answer, room_of, source_of
 from ._seam import differences
@@ -23,6 +23,7 @@ __all__ = [
     "FromWorker",
     "Group",
     "HeldBlocks",
+    "Keep",
     "Leftovers",
     "Model",
     "PromMetrics",

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import engine_processes
@@ -18,6 +19,10 @@ from .engines import PREFILL, transfer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+PREFILL_NAME = "prefill-0"
+"""The name of the prefill server among the instances of a fleet."""
 
 
 class Answer(engine_processes.Answer):
@@ -90,7 +95,17 @@ class Server(HttpServer[Answer]):
 
 
 class ServerPair:
-    """A prefill server and a decode server."""
+    """A prefill server and a decode server.
+
+    Args:
+        folder: Where their logs are.
+        model: The model.
+        config: The connector's own options.
+        prefill: Further options of prefill's command line.
+        decode: The same for decode.
+        own: What only prefill's connector has, and what only decode's has.
+        more: Further arguments of `transfer` for both.
+    """
 
     def __init__(
         self,
@@ -100,9 +115,15 @@ class ServerPair:
         *,
         prefill: Sequence[str] = (),
         decode: Sequence[str] = (),
+        own: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
+        **more: Any,
     ) -> None:
-        self.prefill = Server("prefill", folder, model, transfer(config, kv_role="kv_producer"), *prefill)
-        self.decode = Server("decode", folder, model, transfer(config, kv_role="kv_consumer"), *decode)
+        producer, consumer = (
+            transfer(config, more=each, kv_role=role, engine_id=name, **more)
+            for each, role, name in zip(own, ("kv_producer", "kv_consumer"), (PREFILL_NAME, "decode-0"), strict=True)
+        )
+        self.prefill = Server("prefill", folder, model, producer, *prefill)
+        self.decode = Server("decode", folder, model, consumer, *decode)
 
     def settled(self) -> None:
         """Check that every block of both servers is free again."""
@@ -114,3 +135,14 @@ class ServerPair:
         first = self.prefill.complete(prompt, 1, dict(PREFILL))
         assert first.status == 200, first
         return self.decode.complete(prompt, count, first.body["kv_transfer_params"])
+
+    def route_to_both(self, prompt: Sequence[int], count: int, name: str) -> Answer:
+        """What a concurrent router does: both servers get the request at once, and decode finds prefill by its name."""
+        asked = {**PREFILL, "transfer_id": name}
+        sent = {"do_remote_prefill": True, "transfer_id": name, "remote_engine_id": PREFILL_NAME}
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(self.prefill.complete, prompt, 1, asked)
+            answer = self.decode.complete(prompt, count, sent)
+            with contextlib.suppress(OSError, http.client.HTTPException):  # prefill may have been killed
+                first.result()
+        return answer

@@ -335,7 +335,8 @@ def _cache(side: Side) -> KVCacheConfig:
 
 
 def _config(name: str, model: Path, side: Side) -> VllmConfig:
-    given: dict[str, Any] = {"backend": "tcp"}
+    # With so short a deadline, each step asks prefill to keep the state of what waits. Rooms here have no deadline.
+    given: dict[str, Any] = {"backend": "tcp", "deadline": 1e-6}
     if side.known:
         given["peers"] = {each: ["tcp://127.0.0.1:1"] for each in ("one", "other")}
     moved = transfer(given, side.policy, kv_role=side.role, engine_id=name)

@@ -124,6 +124,13 @@ class SimulatedLink:
     def decline(self, room: int, peer: Any, why: str = "") -> None:
         self.network.declined.add((room, self))
 
+    def keep(self, room: int, peer: Any, seconds: float) -> None:
+        assert seconds > 0
+        received = [each for each in self.network.rooms["receive"] if each.room == room and each.link is self]
+        assert not received, "prefill is asked to keep what has been asked for"
+        assert (room, self) not in self.network.declined, "prefill is asked to keep what was declined"
+        self.network.kept.add(room)
+
     def siblings(self, addresses: Sequence[str]) -> None:
         assert self.address not in addresses
 
@@ -138,6 +145,7 @@ class Network:
         self.links: list[SimulatedLink] = []
         self.rooms: dict[str, list[SimulatedRoom]] = {"send": [], "receive": []}
         self.declined: set[tuple[int, SimulatedLink]] = set()
+        self.kept: set[int] = set()
 
     def add(self, side: str, room: SimulatedRoom) -> SimulatedRoom:
         self.rooms[side].append(room)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.helpers.fleet import Fleet
@@ -13,7 +14,9 @@ from tests.link.test_topology import TCP, sharded
 from tests.link.test_verify import FAULTY
 
 from statelink import Status
-from statelink.errors import ClosedError, RoomError, StateError
+from statelink.errors import ClosedError, RoomError, StateError, TransferError
+from statelink.tcp import TcpBackend
+from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from tests.helpers.engine import LinkHandle
@@ -165,3 +168,32 @@ def test_calls_of_a_suspended_link() -> None:
             prefill.resume()
         decode.resume()
         assert decode.close()
+
+
+@pytest.mark.parametrize("how", ["suspends", "closes"])
+def test_a_peer_that_could_not_be_connected_because_it_was_leaving(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its goodbye comes after the connection has failed. It is tried again at once, and not only after a while."""
+    connect = TcpBackend.connect
+
+    def refused(backend: TcpBackend, peer: str, *given: Any) -> None:
+        monkeypatch.setattr(TcpBackend, "connect", connect)
+        raise TransferError("a peer cannot be connected", cause="nobody listens there", backend="tcp", peer=peer)
+
+    monkeypatch.setattr(TcpBackend, "connect", refused)
+    (address,) = free_addresses(1)
+    with link_of("decode") as decode, contextlib.ExitStack() as stack:
+        prefill = stack.enter_context(link_of("prefill", listen=address))
+        receiving = decode.receive(7, address, 4, {"kv": [0]})
+        assert receiving.wait(20) is Status.FAILED
+        assert decode.snapshot()["peers"] == {address: "refused"}
+        if how == "suspends":
+            prefill.suspend()
+            prefill.resume()
+        else:
+            prefill.close()
+            prefill = stack.enter_context(link_of("prefill", listen=address))
+        until(lambda: decode.snapshot()["peers"].get(address) != "refused", 5)
+        again = decode.receive(8, address, 4, {"kv": [0]})
+        sending = prefill.send(8, 4)
+        sending.push({"kv": [0]})
+        assert again.wait(20) is sending.wait(20) is Status.SUCCEEDED

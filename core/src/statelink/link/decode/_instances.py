@@ -311,7 +311,10 @@ class Instances:
             elif ours and isinstance(message, wire.Attached):
                 self._attaching.attached(instance, rank, message)
             elif ours and isinstance(message, wire.Bye) and rank.may_leave(message):
-                self._lose(instance, rank, "it was suspended" if message.suspended else "it closed")
+                if instance.state is InstanceState.REFUSED:
+                    self._try_again(instance)  # perhaps it could not be connected because it was about to leave
+                else:
+                    self._lose(instance, rank, "it was suspended" if message.suspended else "it closed")
 
     def answer_sibling(self, message: wire.Hello) -> None:
         """Answer another rank of this link's own instance, which asks for the inventory."""

@@ -45,6 +45,7 @@ from ._library import SCRATCH, Library
 from ._options import Options
 from ._raw import RawNixl
 from ._tables import DRAM, Descriptor, Part, Table, parts_of, place, row
+from ._threads import Threads
 from ._transport import boot_id, possible, sent_over_tcp, told
 
 __all__ = ["NixlBackend"]
@@ -119,6 +120,7 @@ class NixlBackend(PostingBackend[_Peer]):
                 raise BackendUnavailableError(reason, hint=hint, backend=self.name, library=self._library.version)
             self._agent: Any = self._library.agent(context.link, options)
             self._agent.register_memory(row(SCRATCH.ctypes.data, SCRATCH.nbytes), DRAM)
+            self._threads = Threads(self._library, self._agent, context.link, options)
         except self._library.errors as error:
             raise BackendUnavailableError(
                 "NIXL could not be started",
@@ -226,6 +228,7 @@ class NixlBackend(PostingBackend[_Peer]):
                 self._release(handles)  # a handle also refers to the agent
             finally:
                 self._agent = None
+                self._threads.end()
 
     def _open(self) -> Any:
         if self._agent is None:
@@ -320,14 +323,15 @@ class NixlBackend(PostingBackend[_Peer]):
 
     def _remove(self, known: _Peer) -> None:
         self._agent.remove_remote_agent(known.name)
+        self._threads.close_connections()
 
     def _greet(self, peer: str, scratch: int) -> None:
-        """Write a few bytes that nobody reads.
+        """Write a few bytes that nobody reads, so that the library connects all that it has to the peer.
 
         Raises:
             TransferError: The peer did not take the bytes.
         """
-        self._probe(peer, scratch, 1, GREETING)
+        self._probe(peer, scratch, self._threads.blocks, GREETING)
 
     def _over_tcp(self, peer: str, scratch: int) -> bool:
         """Whether bytes to a peer use TCP. Makes a transfer, and compares it with the kernel's count of bytes over TCP.

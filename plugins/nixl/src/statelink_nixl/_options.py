@@ -25,8 +25,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         num_threads: Threads that share batches of 1,024 blocks and more, for each backend that has them (UCX,
             LIBFABRIC); 0 for none. One thread does not use all of a machine's memory bandwidth: with two, 512 MiB in
             random pages take half of the time on one host. Each thread has a connection of its own to each peer, and
-            keeps one file of it, two over TCP, when the peer dies or is disconnected. They are given back when the
-            link closes, so where peers come and go for long, weigh this against the speed.
+            keeps a file or two of it, more over TCP, when the peer is disconnected and lives on. They are given back
+            when the link closes, so where peers come and go for long, weigh this against the speed. Files of a peer
+            that dies are given back at once.
         sync_mode: How NIXL guards an agent against several threads: ``strict`` with a mutex, ``rw`` with a lock that
             lets several readers in. NIXL's default is neither, and two threads then hang in it.
         connect_timeout: Seconds in which a peer has to take a first small write when it is connected. This connects

@@ -29,6 +29,8 @@ SCENARIO, WATCHED = "tests.link.processes.sides", "tests.link.processes.watched"
 SIDES = ("prefill", "decode")
 SHORT, LONG = 200, 20_000
 """Rooms of a run; four fifths of them or more end in failure."""
+TRIES = 10
+"""How often `SHORT` rooms are played without checks, until one of them finds bytes of another room."""
 BROKEN = 150
 """Rooms of a run in which batches fail in the library."""
 ABORTED = 15_000
@@ -227,8 +229,12 @@ def play(run: Run, rooms: int) -> Outcome:
     assert all(set(side["ended"]) <= {"succeeded", *known} for side in outcome.sides.values()), outcome
     nothing_is_left(run, outcome)
     run.open(lies=True)
-    without = run.play(SHORT, early=True)
-    print(f"\n--- without checks\n{without}")
+    # Chance decides whether an abort meets a write that is under way. So a few hundred rooms may all come out right.
+    for _ in range(TRIES):
+        without = run.play(SHORT, early=True)
+        print(f"\n--- without checks\n{without}")
+        if without.foreign:
+            break
     assert without.foreign > 0, without
     run.two_engines.untidy = True
     return outcome

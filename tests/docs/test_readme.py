@@ -17,6 +17,7 @@ from statelink import LinkConfig
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
+WITH_SGLANG = (ROOT / "docs" / "sglang.md").read_text()
 
 
 def rows(text: str) -> list[str]:
@@ -73,6 +74,17 @@ def test_the_line_for_sglang_is_a_configuration() -> None:
     assert given.pop("sglang") == {"allow": ["cuda", "overlap"]}
     assert given.pop("backend") in backends()
     assert given == {}
+
+
+def test_the_configurations_of_the_page_for_sglang_are_valid() -> None:
+    texts = re.findall(r"^export STATELINK_SGLANG_CONFIG='([^']*)'", WITH_SGLANG, re.MULTILINE)
+    assert len(texts) >= 2
+    for text in texts:
+        given = json.loads(text)
+        assert given.pop("sglang", {}).keys() <= {"allow", "model", "rows"}
+        given.pop("keys", {})  # files that are not on this machine
+        msgspec.convert({"role": "prefill", **given}, type=LinkConfig)
+        assert given["backend"] in backends()
 
 
 def test_the_lines_for_vllm_are_configurations() -> None:

@@ -231,6 +231,7 @@ def play(run: Run, rooms: int) -> Outcome:
     run.open(lies=True)
     # Chance decides whether an abort meets a write that is under way. So a few hundred rooms may all come out right.
     for _ in range(TRIES):
+        run.seed += 1  # another choice of rooms and moments
         without = run.play(SHORT, early=True)
         print(f"\n--- without checks\n{without}")
         if without.foreign:

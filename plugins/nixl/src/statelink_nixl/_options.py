@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backends: dict[str, dict[str, str]] = msgspec.field(default_factory=lambda: {"UCX": {}})
     ucx: dict[str, str] = {}
     devices: tuple[str, ...] = ()
-    num_threads: int = 0
+    num_threads: int = 2
     sync_mode: Literal["strict", "rw"] = "strict"
     connect_timeout: float = 10.0
     progress_interval_us: int = 100

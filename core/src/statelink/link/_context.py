@@ -55,6 +55,7 @@ class Context:
         make_executor: Makes an executor; see `KeyedExecutor` for what it is given.
 
     Attributes:
+        name: This link's name. It never changes.
         announcement: The handshake, encoded.
         regions: The region table of this rank, for checks.
         fencing: The backend, if this side can itself revoke a grant; ``None`` if only the writer can stop its writes.
@@ -89,6 +90,7 @@ class Context:
         self.channel = channel
         self.backend = backend
         self.handshake = handshake
+        self.name = handshake.link
         self.announcement = write_handshake(handshake)
         self.strategies = strategies
         self.rendezvous = rendezvous
@@ -107,11 +109,6 @@ class Context:
         self._process = os.getpid()
         self.forked = False
         note_forks(self)
-
-    @property
-    def name(self) -> str:
-        """This link's name."""
-        return self.handshake.link
 
     @property
     def inventory(self) -> Inventory:

@@ -24,6 +24,8 @@ _MESSAGE_BYTES = 64
 """Size of ``zmq_msg_t``, which is part of ZeroMQ's binary interface."""
 USER = b"User-Id"
 """The property of a message that says who is connected: the public key of the peer, as the gate has told ZeroMQ."""
+_NOBLOCK, _SNDMORE, _EAGAIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.EAGAIN)
+"""As plain numbers, because each operation on an enumeration's member costs several calls."""
 
 
 class _Item(ctypes.Structure):
@@ -61,6 +63,7 @@ class _Calls:
         self.begin = function(keeping, "zmq_msg_init", number, pointer)
         self.receive = function(keeping, "zmq_msg_recv", number, pointer, pointer, number)
         self.data = function(keeping, "zmq_msg_data", pointer, pointer)
+        self.copy = function(ctypes.pythonapi, "PyBytes_FromStringAndSize", ctypes.py_object, pointer, ctypes.c_ssize_t)
         self.more = function(keeping, "zmq_msg_more", number, pointer)
         self.property = function(keeping, "zmq_msg_gets", ctypes.c_char_p, pointer, ctypes.c_char_p)
         self.end = function(keeping, "zmq_msg_close", number, pointer)
@@ -105,14 +108,15 @@ class Frames:
         if _calls is None:
             socket.send_multipart(frames, zmq.NOBLOCK)
             return
-        handle, last = _handle(socket), len(frames) - 1
-        for number, frame in enumerate(frames):
-            flags = zmq.NOBLOCK if number == last else zmq.NOBLOCK | zmq.SNDMORE
-            while _calls.send(handle, frame, len(frame), flags) < 0:
+        handle, send, following = _handle(socket), _calls.send, len(frames)
+        for frame in frames:
+            following -= 1
+            flags = _NOBLOCK | _SNDMORE if following else _NOBLOCK
+            while send(handle, frame, len(frame), flags) < 0:
                 _calls.check()
 
-    def receive(self, socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
-        """Take the next message: its frames, and its property `USER`, which is empty without security.
+    def receive(self, socket: zmq.Socket[Any]) -> tuple[list[bytes], str, int] | None:
+        """Take the next message: its frames, its property `USER`, which is empty without security, and its length.
 
         ``None`` if there is none. Does not block.
 
@@ -121,19 +125,21 @@ class Frames:
         """
         if _calls is None:
             return _receive(socket)
-        handle, message = _handle(socket), self._address
+        handle, message, calls = _handle(socket), self._address, _calls
         frames: list[bytes] = []
+        total = 0
         while True:
-            nbytes = _calls.receive(message, handle, zmq.NOBLOCK)
+            nbytes = calls.receive(message, handle, _NOBLOCK)
             if nbytes < 0:
-                if not frames and _calls.errno() == zmq.EAGAIN:
+                if not frames and calls.errno() == _EAGAIN:
                     return None
-                _calls.check()
+                calls.check()
                 continue
-            frames.append(ctypes.string_at(_calls.data(message), nbytes))
-            if not _calls.more(message):
-                user = _calls.property(message, USER)
-                return frames, user.decode(errors="replace") if user else ""
+            frames.append(calls.copy(calls.data(message), nbytes))
+            total += nbytes
+            if not calls.more(message):
+                user = calls.property(message, USER)
+                return frames, user.decode(errors="replace") if user else "", total
 
     def close(self) -> None:
         """Free the last message. Nothing is received after it."""
@@ -141,7 +147,7 @@ class Frames:
             _calls.end(self._address)
 
 
-def _receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
+def _receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str, int] | None:
     """The same with pyzmq."""
     try:
         received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -151,7 +157,8 @@ def _receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
         user = str(received[-1].get(USER.decode()))
     except zmq.ZMQError:
         user = ""
-    return [frame.bytes for frame in received], user
+    frames = [frame.bytes for frame in received]
+    return frames, user, sum(map(len, frames))
 
 
 def _handle(socket: zmq.Socket[Any]) -> int:

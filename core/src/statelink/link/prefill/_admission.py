@@ -17,6 +17,7 @@ from ._tombstones import ANYBODY, NAMED, REMEMBERED, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
+    from statelink.link._diagnostics import PeerInfo
     from statelink.link._room_table import Rooms
 
     from ._claims import Group, Stale
@@ -69,7 +70,8 @@ class Requests:
             reason = Reason("room.unattached", "a request came before its sender was attached", {"peer": rank.name})
             self.answer(rank, message, reason)
             return
-        self._reconcile(message, rank)
+        if message.unmet:
+            self._reconcile(message, rank)
         room = self._room(message.room, message.attempt)
         if room is not None and room.delivery_to(rank.name) is not None:
             # The rank asks again, so the use to which this room belongs has ended on that rank.
@@ -77,11 +79,17 @@ class Requests:
             room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
         elif room is not None and room.status not in ENDED:
             reason_not = self._claims.not_for(room, rank)
-            if reason_not is None:
+            if reason_not is not None:
+                self.answer(rank, message, reason_not)
+            elif not self._claims.sole(message, rank):
                 self._keep(message, rank)
                 self.bind(room)
+            elif (failed := room.bind([(rank, message)])) is not None:
+                self._keep(message, rank)  # the end of the room answers it
+                self._fail_bind(room, *failed)
             else:
-                self.answer(rank, message, reason_not)
+                self._tombstones.meet(use)
+                room.serve()
             return
         elif self._answered_by_tombstone(message, rank):
             return
@@ -224,11 +232,14 @@ class Requests:
         method sees those that came before the call. The job runs after those that come later, because the control
         thread runs posted jobs before it waits.
         """
-        return self._pending.asked_for(room.room) or self._tombstones.may_be_given_up(room.key, _words(room))
+        if self._pending.asked_for(room.room):
+            return True
+        tombstones = self._tombstones
+        return not tombstones.nothing_given_up() and tombstones.may_be_given_up(room.key, _words(room))
 
     def open(self, room: SendingState) -> None:
         """The engine opened a room. Also called when a message about it comes before the posted job that opens it."""
-        if not room.begin():
+        if not room.begin() or not self.wait_for(room):
             return
         key = room.key
         given_up = self._tombstones.given_up(key, _words(room))
@@ -259,9 +270,15 @@ class Requests:
             informed = self._belonged(room, group.given_up)
             room.fail_known(group.given_up.reason, informed, group.given_up.ranks)
             return
-        if room.bind([(rank, asked.request) for rank, asked in group.asked]):
-            self._bound(room)
-            room.serve()
+        failed = room.bind([(rank, asked.request) for rank, asked in group.asked])
+        if failed is not None:
+            self._fail_bind(room, *failed)
+            return
+        self._bound(room)
+        room.serve()
+
+    def _fail_bind(self, room: SendingState, reason: Reason, about: PeerInfo) -> None:
+        room.fail(room.explain(reason, [about]))
 
     def _bound(self, room: SendingState) -> None:
         """A room belongs to an instance: drop the requests of its ranks, and refuse those of other instances."""
@@ -375,7 +392,8 @@ class Requests:
         room = self._rooms.get(number)
         if room is None or room.attempt != attempt:
             return None
-        self.open(room)
+        if not room.begun:
+            self.open(room)
         return room
 
 

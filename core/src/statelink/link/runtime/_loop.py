@@ -27,9 +27,12 @@ class Loop:
     No job that runs here may block. The protocol reads the time from `now` alone, so that a test can replace the clock.
 
     Attributes:
+        now: Seconds on a clock that never goes back. Any thread.
         asleep: Whether the thread waits, or is about to. Only then, a thread that posts a job has to wake it, and sets
             this to false. The control thread itself sets it to false as soon as it handles a message.
     """
+
+    now: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self._posted: deque[Callable[[], None]] = deque()
@@ -39,10 +42,6 @@ class Loop:
         self.asleep = False
         self._stop = False
         self._thread: threading.Thread | None = None
-
-    def now(self) -> float:
-        """Seconds on a clock that never goes back. Any thread."""
-        return time.monotonic()
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a job was posted. The wait for messages watches it too."""
@@ -122,10 +121,19 @@ class Loop:
         self._bell.close()  # only here nobody waits for it any more
 
     def _take_posted(self) -> None:
-        for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
-            self.guard(self._posted.popleft())
+        take = self._posted.popleft
+        left = min(len(self._posted), BURST)  # messages and timers have their turn, too
+        while left:
+            try:
+                while left:
+                    left -= 1
+                    take()()
+            except BaseException:  # as in `guard`
+                log.exception("a job of the control thread failed")
 
     def _take_timers(self) -> None:
+        if not self._timers:
+            return
         now = self.now()
         while self._timers and self._timers[0][0] <= now:
             self.guard(heapq.heappop(self._timers)[2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -58,10 +57,9 @@ class RoomTable:
         """Whether no room may be opened, since the link is suspended."""
         self._ended = False
         """Whether no room may be opened any more, since the link is closed."""
-        self._changes: deque[Room] = deque()
-        self._changed: set[Room] = set()
-        """The rooms in `_changes`. The control thread adds to both, and a thread of the engine takes from both; each
-        single operation is atomic."""
+        self._changes: dict[Room, None] = {}
+        """Rooms that changed, in order. The control thread adds to them, and a thread of the engine takes from them;
+        each single operation is atomic."""
         self._most_changes = UNTAKEN_CHANGES
         self._changes_dropped = 0
         self._any_change = threading.Event()
@@ -109,7 +107,7 @@ class RoomTable:
                     code="room.in_use",
                     **self._who(),
                 )
-            count = sum(map(len, self._rooms.values()))
+            count = len(self._rooms["prefill"]) + len(self._rooms["decode"])
             if known is None and count >= self._context.config.max_rooms:
                 raise RoomError(
                     f"room {state.room} is one too many",
@@ -160,17 +158,19 @@ class RoomTable:
 
     def changed(self, state: RoomState) -> None:
         """Put a room into the queue of changes, unless it is there."""
-        entry = self._rooms[state.role].get(state.room)
-        if entry is None or entry[0] is not state or entry[1] in self._changed:
+        try:
+            current, handle = self._rooms[state.role][state.room]
+        except KeyError:
             return
-        self._changed.add(entry[1])
-        self._changes.append(entry[1])
+        if current is not state or handle in self._changes:
+            return
+        self._changes[handle] = None
         if not self._told:
             self._told = True
             self._any_change.set()
         if len(self._changes) > self._most_changes:
-            with contextlib.suppress(IndexError):  # the engine took them meanwhile
-                self._changed.discard(self._changes.popleft())
+            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # the engine takes them meanwhile
+                del self._changes[next(iter(self._changes))]
                 self._changes_dropped += 1
 
     def ended(self, state: RoomState) -> None:
@@ -194,10 +194,10 @@ class RoomTable:
             entry = rooms.get(state.room)
             if entry is not None and entry[0] is state:
                 del rooms[state.room]
-            if state.proven:
-                self._unproven.pop(state, None)
-            else:
+            if not state.proven:
                 self._unproven[state] = None
+            elif self._unproven:
+                self._unproven.pop(state, None)
 
     def given_back(self, state: RoomState, by: str) -> None:
         """Count a room whose memory was taken back without proof."""
@@ -216,11 +216,11 @@ class RoomTable:
             self._any_change.clear()
             self._told = False
         found = []
-        while self._changes:
-            room = self._changes.popleft()
-            # A change before this line is not queued again: the engine reads the status after this method returns.
-            self._changed.discard(room)
-            found.append(room)
+        with contextlib.suppress(KeyError):  # another thread took the last one
+            while self._changes:
+                # A change before this line is not queued again: the engine reads the status after this method returns.
+                found.append(self._changes.popitem()[0])
+        found.reverse()
         return found
 
     # The push budget. A push that waits for decode counts once; a push that is under way counts for each destination.

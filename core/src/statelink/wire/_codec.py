@@ -45,12 +45,15 @@ def encode(message: Message) -> list[bytes]:
         raise WireError(
             f"a {kind.decode()} message cannot be encoded", cause=_first_line(error), code="wire.encode"
         ) from error
-    _check_size(kind, type_, body)
+    if len(body) > SMALL:
+        _check_size(kind, type_, body)
     return [kind, body]
 
 
 def _check_size(kind: bytes, type_: type[Message], body: bytes) -> None:
-    if len(body) > SMALL and len(body) > (limit := limit_of(type_)):  # no limit is lower than `SMALL`
+    """Refuse a body that is too large. No limit is lower than `SMALL`."""
+    limit = limit_of(type_)
+    if len(body) > limit:
         raise WireError(
             f"a {kind.decode()} message of {len(body)} bytes", cause=f"it may have at most {limit}", code="wire.size"
         )
@@ -73,7 +76,8 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
     type_ = kinds.get(kind)
     if type_ is None:
         raise WireError("unknown kind of message", cause=repr(kind[:32]), code="wire.kind")
-    _check_size(kind, type_, body)
+    if len(body) > SMALL:
+        _check_size(kind, type_, body)
     try:
         message: Message = _decoders[type_].decode(body)
     except Exception as error:

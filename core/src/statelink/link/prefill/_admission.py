@@ -9,7 +9,7 @@ from statelink import wire
 from statelink.backend import Side
 from statelink.errors import Reason
 from statelink.link._header import RoomHeader
-from statelink.link._status import ENDED
+from statelink.link._status import ENDED, Status
 
 from ._claims import Claims
 from ._pending import PendingRequests, key_of
@@ -73,23 +73,15 @@ class Requests:
         if message.unmet:
             self._reconcile(message, rank)
         room = self._room(message.room, message.attempt)
+        if room is not None and room.status is Status.BOOTSTRAPPING:
+            self._meet(room, message, rank)
+            return
         if room is not None and room.delivery_to(rank.name) is not None:
             # The rank asks again, so the use to which this room belongs has ended on that rank.
             cause = f"{rank.name} asks for it anew, before it is over here"
             room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
         elif room is not None and room.status not in ENDED:
-            reason_not = self._claims.not_for(room, rank)
-            if reason_not is not None:
-                self.answer(rank, message, reason_not)
-            elif not self._claims.sole(message, rank):
-                self._keep(message, rank)
-                self.bind(room)
-            elif (failed := room.bind([(rank, message)])) is not None:
-                self._keep(message, rank)  # the end of the room answers it
-                self._fail_bind(room, *failed)
-            else:
-                self._tombstones.meet(use)
-                room.serve()
+            self.answer(rank, message, self._claims.taken(room))
             return
         elif self._answered_by_tombstone(message, rank):
             return
@@ -98,6 +90,21 @@ class Requests:
             self.answer(rank, message, room.reason or room.reason_for("room.ended", what))
             return
         self._keep(message, rank)
+
+    def _meet(self, room: SendingState, message: wire.Request, rank: DecodeRank) -> None:
+        """A rank asks for an open room that belongs to no instance yet."""
+        reason_not = self._claims.not_for(room, rank)
+        if reason_not is not None:
+            self.answer(rank, message, reason_not)
+        elif not self._claims.sole(message, rank):
+            self._keep(message, rank)
+            self.bind(room)
+        elif (failed := room.bind([(rank, message)])) is not None:
+            self._keep(message, rank)  # the end of the room answers it
+            self._fail_bind(room, *failed)
+        else:
+            self._tombstones.meet((rank.name, message.room, message.generation))
+            room.serve()
 
     def gave_up(self, message: wire.Failed, rank: DecodeRank) -> None:
         """Handle a rank's Failed for a use to which no room of this side belongs yet."""

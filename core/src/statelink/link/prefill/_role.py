@@ -98,17 +98,17 @@ class PrefillRole:
 
     def handle(self, message: wire.Message) -> None:
         """A message from a link that dialled this one."""
-        if isinstance(message, wire.Inquire):
+        if type(message) is wire.Inquire:
             self._siblings.inquired(message)
             return
         rank = self._ranks.speaker(message)
-        if isinstance(message, wire.Hello):
+        if type(message) is wire.Hello:
             self._ranks.hello(message)
         elif rank is None:
             self._answer_unknown(message)
-        elif isinstance(message, wire.Request):
+        elif type(message) is wire.Request:
             self._requests.request(message, rank)
-        elif isinstance(message, wire.Accepted):
+        elif type(message) is wire.Accepted:
             room, delivery = self._find(message, rank)
             if room is not None and delivery is not None:
                 room.accepted(delivery)

@@ -135,6 +135,8 @@ class SendingState(RoomState):
         self._siblings = siblings
         self._deliveries: dict[str, Delivery] = {}
         self._queue: deque[Push] = deque()
+        self._carriers: dict[str, str] = {}
+        """The transport that carried the bytes to a destination, by its link name, once they all are there."""
         self._items: list[Mapping[str, Items]] = []
         """What was pushed: for each push, the items per component."""
 
@@ -286,7 +288,12 @@ class SendingState(RoomState):
         elif self.status is Status.TRANSFERRING and not moving.pending:
             if delivery is self._first:
                 self._chunks += 1
-            self._ranks.send(delivery.finish(pushed) if pushed.push.last else delivery.chunk(pushed))
+            if pushed.push.last:
+                finished = delivery.finish(pushed)
+                self._carriers[delivery.rank.name] = finished.transport
+                self._ranks.send(finished)
+            else:
+                self._ranks.send(delivery.chunk(pushed))
         self._after_change()
 
     # What decode says.
@@ -422,8 +429,10 @@ class SendingState(RoomState):
         for delivery in self._deliveries.values():
             carried = delivery.moved
             if carried:
-                transport = delivery.rank.transport()
-                found += [(name, transport, moved.nbytes) for name, moved in carried.items()]
+                name = delivery.rank.name
+                transport = self._carriers[name] if name in self._carriers else delivery.rank.transport()
+                for component, moved in carried.items():
+                    found.append((component, transport, moved.nbytes))
         return found
 
     def waits_for(self) -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from statelink.backend import Backend, Strategy
     from statelink.config import LinkConfig
-    from statelink.state import Inventory
     from statelink.wire import Channel, Handshake, Message
 
     from .peers import Rendezvous
@@ -56,6 +55,7 @@ class Context:
 
     Attributes:
         name: This link's name. It never changes.
+        inventory: This rank's components and regions.
         announcement: The handshake, encoded.
         regions: The region table of this rank, for checks.
         fencing: The backend, if this side can itself revoke a grant; ``None`` if only the writer can stop its writes.
@@ -91,6 +91,7 @@ class Context:
         self.backend = backend
         self.handshake = handshake
         self.name = handshake.link
+        self.inventory = handshake.inventory
         self.announcement = write_handshake(handshake)
         self.strategies = strategies
         self.rendezvous = rendezvous
@@ -109,11 +110,6 @@ class Context:
         self._process = os.getpid()
         self.forked = False
         note_forks(self)
-
-    @property
-    def inventory(self) -> Inventory:
-        """This rank's components and regions."""
-        return self.handshake.inventory
 
     @property
     def quiet_within(self) -> float | None:
@@ -217,7 +213,7 @@ class Context:
     def use(self, backend: Backend, handshake: Handshake) -> None:
         """Use a new object of the backend. Control thread, while there is no connection and no job."""
         self.backend = backend
-        self.handshake = handshake
+        self.handshake, self.inventory = handshake, handshake.inventory
         self.announcement = write_handshake(handshake)
         self.fencing = _fencing(backend)
         self.workers.use(backend)

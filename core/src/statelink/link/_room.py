@@ -359,10 +359,12 @@ class RoomState:
         ended = self._over
         return bound if bound is None or ended is None else max(0.0, ended + bound - self.context.now())
 
-    def _count_moved(self, name: str, moved: Moved) -> None:
-        known = self._moved.get(name)
-        self._moved[name] = moved if known is None else known + moved
-        self.nbytes += moved.nbytes
+    def _count_moved(self, moved: Mapping[str, Moved]) -> None:
+        """Add what was moved of each component."""
+        counted = self._moved
+        for name, each in moved.items():
+            counted[name] = counted[name] + each if name in counted else each
+            self.nbytes += each.nbytes
 
     # Reasons.
 

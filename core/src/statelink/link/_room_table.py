@@ -40,11 +40,14 @@ class RoomTable:
 
     Args:
         context: The link's parts.
+
+    Attributes:
+        watch: Watches a room's deadline, which is new, or has changed. Control thread.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._deadlines = Deadlines(context)
+        self.watch = Deadlines(context).add
         self._totals = Totals()
         self._most_pushes = context.config.max_pushes
         self._lock = threading.Lock()
@@ -151,10 +154,6 @@ class RoomTable:
             self._ended = True
 
     # What rooms report. Control thread.
-
-    def watch(self, state: RoomState) -> None:
-        """Watch a room's deadline, which is new, or has changed."""
-        self._deadlines.add(state)
 
     def changed(self, state: RoomState) -> None:
         """Put a room into the queue of changes, unless it is there."""

@@ -70,9 +70,10 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
         WireError: The frames are no message. The code tells an unknown kind (``wire.kind``) from a body that is too
             large (``wire.size``) or malformed (``wire.body``).
     """
-    if len(frames) != 2:
-        raise WireError("a message has two frames", cause=f"got {len(frames)}", code="wire.frames")
-    kind, body = frames
+    try:
+        kind, body = frames
+    except ValueError:
+        raise WireError("a message has two frames", cause=f"got {len(frames)}", code="wire.frames") from None
     type_ = kinds.get(kind)
     if type_ is None:
         raise WireError("unknown kind of message", cause=repr(kind[:32]), code="wire.kind")
@@ -177,9 +178,10 @@ def unpack_items(items: ItemList) -> npt.NDArray[np.int64]:
     Raises:
         WireError: The array ends inside an element.
     """
-    if len(items.ids) % 8:
-        raise WireError("a list of indices is cut inside an element", cause=f"{len(items.ids)} bytes")
-    ids = np.frombuffer(items.ids, _indices)
+    try:
+        ids = np.frombuffer(items.ids, _indices)
+    except ValueError:  # the length is no multiple of an element's
+        raise WireError("a list of indices is cut inside an element", cause=f"{len(items.ids)} bytes") from None
     return ids if _native else ids.astype(np.int64)
 
 

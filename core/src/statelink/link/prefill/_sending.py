@@ -273,8 +273,7 @@ class SendingState(RoomState):
         moving = pushed.moving
         if delivery.take(pushed):
             self._in_flight.add(delivery.use)
-        for name, moved in pushed.moved.items():
-            self._count_moved(name, moved)
+        self._count_moved(pushed.moved)
         if moving.reason is not None:
             named = {
                 "room": str(self.room),

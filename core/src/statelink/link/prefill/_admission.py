@@ -254,7 +254,7 @@ class Requests:
             informed = self._belonged(room, given_up)
             room.fail_known(given_up.reason, informed, given_up.ranks)
             return
-        for rank, asked in self._claims.asked(key, None):
+        for rank, asked in self._claims.asked(key, None) if room.to is not None else ():
             reason = self._claims.not_for(room, rank)
             if reason is not None:
                 self._pending.drop(key, rank.name)
@@ -292,6 +292,8 @@ class Requests:
         for delivery in room.deliveries:
             self._pending.drop(room.key, delivery.rank.name)
             self._tombstones.meet(delivery.use)
+        if not self._pending.asked_for(room.room):
+            return
         for rank, asked in self._claims.asked(room.key, None):
             self._pending.drop(room.key, rank.name)
             self.answer(rank, asked.request, self._claims.not_for(room, rank) or self._claims.taken(room))
@@ -342,8 +344,11 @@ class Requests:
 
     def _reused(self, room: SendingState, group: Group) -> bool:
         """Fail a room and its requests, if a rank of a group may mean another use of the id. Returns whether it did."""
-        found = [(rank, asked, self._claims.stale(room, rank, asked)) for rank, asked in group.asked]
-        stale = [(rank, asked, each) for rank, asked, each in found if each is not None]
+        stale = []
+        for rank, asked in group.asked:
+            found = self._claims.stale(room, rank, asked)
+            if found is not None:
+                stale.append((rank, asked, found))
         if not stale:
             return False
         names = ", ".join(rank.name for rank, _, _ in stale)

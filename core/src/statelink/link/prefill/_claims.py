@@ -79,11 +79,12 @@ class Claims:
                 groups.append(group)
             group[ours.rank] = rank, asked
             given_up = self._tombstones.given_up(key, (ours.instance,))
+            members = list(group.values())
             others = 0
             if given_up is not None:
-                others = len(given_up.of(room.to).keys() - {each.name for each, _ in group.values()})
-            if len(group) + others >= max(each.expected for each, _ in group.values()):
-                return Group(list(group.values()), given_up if others and len(group) < rank.expected else None)
+                others = len(given_up.of(room.to).keys() - {each.name for each, _ in members})
+            if len(members) + others >= max([each.expected for each, _ in members]):
+                return Group(members, given_up if others and len(members) < rank.expected else None)
         return None
 
     def sole(self, request: Request, rank: DecodeRank) -> bool:
@@ -105,6 +106,8 @@ class Claims:
 
         A tombstone that the request may mean counts as known to the rank after this call.
         """
+        if not asked.request.unmet and self._tombstones.blank(room.key):
+            return None
         asking = self.asking(rank)
         lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
         end = self._tombstones.due(room.key, asking, lasts)
@@ -174,12 +177,12 @@ class Claims:
 
     def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
         """The ranks that asked for a key, with their requests. Given a room, only the ranks that can have it."""
-        known = ((self._ranks.get(name), asked) for name, asked in list(self._pending.of(key).items()))
-        return [
-            (rank, asked)
-            for rank, asked in known
-            if rank is not None and (room is None or self.not_for(room, rank) is None)
-        ]
+        found = []
+        for name, asked in self._pending.of(key).items():
+            rank = self._ranks.get(name)
+            if rank is not None and (room is None or self.not_for(room, rank) is None):
+                found.append((rank, asked))
+        return found
 
     def asking(self, rank: DecodeRank) -> AskingRank:
         """A rank as tombstones see it."""

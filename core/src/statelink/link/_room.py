@@ -294,6 +294,9 @@ class RoomState:
 
         While a job of a call that named memory has yet to run, the memory may not be reused.
         """
+        # Without the lock: if a thread of the engine changes it meanwhile, this call came before that one.
+        if quiesced == self.quiesced and quiesced == self.proven and self._release_why is None:
+            return
         with self._naming:
             self.proven = quiesced and not self._named
             quiesced = self.proven or self._taken

@@ -297,10 +297,10 @@ class Channel:
             return ()
         if self._gate is not None and self._gate.socket in ready:
             self._gate.answer()
-        found = [self._drain(socket, address) for address, socket in self._dialled.items() if socket in ready]
-        if self._router in ready:
-            found.insert(0, self._drain(self._router, None))
-        return found[0] if len(found) == 1 else itertools.chain.from_iterable(found)
+        found = [self._drain(self._router, None)] if self._router in ready else []
+        if self._dialled:
+            found += [self._drain(socket, address) for address, socket in self._dialled.items() if socket in ready]
+        return itertools.chain.from_iterable(found)
 
     def _drain(self, socket: zmq.Socket[Any], address: str | None) -> Iterator[tuple[Message, str | None]]:
         """Messages from one socket, up to the limits of one turn.

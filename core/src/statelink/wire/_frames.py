@@ -173,6 +173,7 @@ class Watch:
     def __init__(self) -> None:
         self._watched: list[zmq.Socket[Any] | int] = []
         self._items = (_Item * 0)()
+        self._count = 0
 
     def add(self, watched: zmq.Socket[Any] | int) -> None:
         """Watch a socket or a descriptor, until `remove`."""
@@ -185,7 +186,8 @@ class Watch:
         self._list()
 
     def _list(self) -> None:
-        self._items = (_Item * len(self._watched))()
+        self._count = len(self._watched)
+        self._items = (_Item * self._count)()
         for item, watched in zip(self._items, self._watched, strict=True):
             item.events = zmq.POLLIN
             if isinstance(watched, int):
@@ -195,11 +197,13 @@ class Watch:
 
     def wait(self, timeout: float | None) -> list[zmq.Socket[Any] | int]:
         """What is readable, once something is, or after ``timeout`` seconds (``None``: after any time)."""
-        milliseconds = -1 if timeout is None else math.ceil(max(timeout, 0) * 1000)
+        milliseconds = -1
+        if timeout is not None:
+            milliseconds = math.ceil(timeout * 1000) if timeout > 0 else 0
         if _calls is None:
             found = zmq.zmq_poll([(each, zmq.POLLIN) for each in self._watched], milliseconds)
             return [watched for watched, _ in found]
-        items, count = self._items, len(self._watched)
+        items, count = self._items, self._count
         # If something is readable already, the interpreter is kept.
         found = _calls.look(items, count, 0)
         if found == 0 and milliseconds:
@@ -208,4 +212,8 @@ class Watch:
             _calls.check()
         if found <= 0:
             return []
-        return [watched for item, watched in zip(items, self._watched, strict=True) if item.revents]
+        ready = []
+        for item, watched in zip(items, self._watched, strict=True):
+            if item.revents:
+                ready.append(watched)
+        return ready

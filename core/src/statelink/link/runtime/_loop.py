@@ -114,26 +114,28 @@ class Loop:
                 self.asleep, timeout = False, 0.0
             self.guard(receive, timeout)
             self.asleep = False
-            self._bell.silence()
-            self._take_posted()
-            self._take_timers()
+            if self._bell.rung:
+                self._bell.silence()
+            if self._posted:
+                self._take_posted()
+            if self._timers and self._timers[0][0] <= self.now():
+                self._take_timers()
         self.guard(end)
         self._bell.close()  # only here nobody waits for it any more
 
     def _take_posted(self) -> None:
-        take = self._posted.popleft
-        left = min(len(self._posted), BURST)  # messages and timers have their turn, too
+        left = len(self._posted)  # what these jobs post, messages and timers have their turn, too
+        if left > BURST:
+            left = BURST
         while left:
             try:
                 while left:
                     left -= 1
-                    take()()
+                    self._posted.popleft()()
             except BaseException:  # as in `guard`
                 log.exception("a job of the control thread failed")
 
     def _take_timers(self) -> None:
-        if not self._timers:
-            return
         now = self.now()
         while self._timers and self._timers[0][0] <= now:
             self.guard(heapq.heappop(self._timers)[2])

@@ -68,7 +68,7 @@ class RoomTable:
         self._any_change = threading.Event()
         self._told = False
         """Whether `_any_change` is set, or about to be. See `take_changes` for the order of the two."""
-        self._told_end = context.hooks.hook.statelink_room_ended
+        self._end_hook = context.hooks.hook.statelink_room_ended
         self._pushes = 0
 
     def all(self) -> list[tuple[RoomState, Room]]:
@@ -175,10 +175,10 @@ class RoomTable:
     def ended(self, state: RoomState) -> None:
         """Count a room that has ended, and tell the observers."""
         self._totals.add(state)
-        if not self._told_end.get_hookimpls():
+        if not self._end_hook.get_hookimpls():
             return
         try:
-            self._told_end(report=state.report)
+            self._end_hook(report=state.report)
         except BaseException:
             log.exception("an observer of rooms failed")
 

@@ -119,7 +119,7 @@ class Channel:
         self._routes: OrderedDict[str, bytes] = OrderedDict()
         self._latest: tuple[bytes, str] = b"", ""
         """Routing id and sender of the latest message of a peer that dialled this link: its route is noted."""
-        self._frames, self._watch = Frames(), Watch()
+        self._frames, self._watch = Frames(named=keys is not None), Watch()
         if self._gate is not None:
             self._watch.add(self._gate.socket)
         self.host, self.endpoint = "", Endpoint("")

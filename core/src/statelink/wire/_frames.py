@@ -91,9 +91,14 @@ _calls = _load()
 
 
 class Frames:
-    """Sends and receives the messages of several sockets."""
+    """Sends and receives the messages of several sockets.
 
-    def __init__(self) -> None:
+    Args:
+        named: Whether messages may have the property `USER`. Without security, none has it.
+    """
+
+    def __init__(self, *, named: bool) -> None:
+        self._named = named
         self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self._address = ctypes.addressof(self._message)
         if _calls is not None:
@@ -138,7 +143,7 @@ class Frames:
             frames.append(calls.copy(calls.data(message), nbytes))
             total += nbytes
             if not calls.more(message):
-                user = calls.property(message, USER)
+                user = calls.property(message, USER) if self._named else None
                 return frames, user.decode(errors="replace") if user else "", total
 
     def close(self) -> None:

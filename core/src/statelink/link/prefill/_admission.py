@@ -101,7 +101,7 @@ class Requests:
             self.bind(room)
         elif (failed := room.bind([(rank, message)])) is not None:
             self._keep(message, rank)  # the end of the room answers it
-            self._fail_bind(room, *failed)
+            self._not_bound(room, *failed)
         else:
             self._tombstones.meet((rank.name, message.room, message.generation))
             room.serve()
@@ -242,7 +242,7 @@ class Requests:
         if self._pending.asked_for(room.room):
             return True
         tombstones = self._tombstones
-        return not tombstones.nothing_given_up() and tombstones.may_be_given_up(room.key, _words(room))
+        return tombstones.any_given_up() and tombstones.may_be_given_up(room.key, _words(room))
 
     def open(self, room: SendingState) -> None:
         """The engine opened a room. Also called when a message about it comes before the posted job that opens it."""
@@ -254,12 +254,17 @@ class Requests:
             informed = self._belonged(room, given_up)
             room.fail_known(given_up.reason, informed, given_up.ranks)
             return
-        for rank, asked in self._claims.asked(key, None) if room.to is not None else ():
+        if room.to is not None:
+            self._refuse_others(room)
+        self.bind(room)
+
+    def _refuse_others(self, room: SendingState) -> None:
+        """Refuse the requests of ranks that the room is not for."""
+        for rank, asked in self._claims.asked(room.key, None):
             reason = self._claims.not_for(room, rank)
             if reason is not None:
-                self._pending.drop(key, rank.name)
+                self._pending.drop(room.key, rank.name)
                 self.answer(rank, asked.request, reason)
-        self.bind(room)
 
     def bind(self, room: SendingState) -> None:
         """Bind a room to the instance of which every rank has asked for it, if there is one.
@@ -279,12 +284,13 @@ class Requests:
             return
         failed = room.bind([(rank, asked.request) for rank, asked in group.asked])
         if failed is not None:
-            self._fail_bind(room, *failed)
+            self._not_bound(room, *failed)
             return
         self._bound(room)
         room.serve()
 
-    def _fail_bind(self, room: SendingState, reason: Reason, about: PeerInfo) -> None:
+    def _not_bound(self, room: SendingState, reason: Reason, about: PeerInfo) -> None:
+        """A request does not fit the room: fail the room, which answers the requests that are pending."""
         room.fail(room.explain(reason, [about]))
 
     def _bound(self, room: SendingState) -> None:

@@ -430,8 +430,7 @@ class SendingState(RoomState):
             if carried:
                 name = delivery.rank.name
                 transport = self._carriers[name] if name in self._carriers else delivery.rank.transport()
-                for component, moved in carried.items():
-                    found.append((component, transport, moved.nbytes))
+                found += [(component, transport, moved.nbytes) for component, moved in carried.items()]
         return found
 
     def waits_for(self) -> str:

@@ -277,9 +277,9 @@ class Tombstones:
         """Whether `given_up` may find something. Any thread."""
         return any((key, word) in self._gone for word in words)
 
-    def nothing_given_up(self) -> bool:
-        """Whether `given_up` finds nothing, whatever it is asked for. Any thread."""
-        return not self._gone
+    def any_given_up(self) -> bool:
+        """Whether there is anything that `given_up` may find. Any thread."""
+        return bool(self._gone)
 
     def forget_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
         """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from statelink.backend import Backend, Strategy
     from statelink.config import LinkConfig
-    from statelink.state import Inventory
     from statelink.wire import Channel, Handshake, Message
 
     from .peers import Rendezvous
@@ -55,6 +54,8 @@ class Context:
         make_executor: Makes an executor; see `KeyedExecutor` for what it is given.
 
     Attributes:
+        name: This link's name. It never changes.
+        inventory: This rank's components and regions.
         announcement: The handshake, encoded.
         regions: The region table of this rank, for checks.
         fencing: The backend, if this side can itself revoke a grant; ``None`` if only the writer can stop its writes.
@@ -89,6 +90,8 @@ class Context:
         self.channel = channel
         self.backend = backend
         self.handshake = handshake
+        self.name = handshake.link
+        self.inventory = handshake.inventory
         self.announcement = write_handshake(handshake)
         self.strategies = strategies
         self.rendezvous = rendezvous
@@ -107,16 +110,6 @@ class Context:
         self._process = os.getpid()
         self.forked = False
         note_forks(self)
-
-    @property
-    def name(self) -> str:
-        """This link's name."""
-        return self.handshake.link
-
-    @property
-    def inventory(self) -> Inventory:
-        """This rank's components and regions."""
-        return self.handshake.inventory
 
     @property
     def quiet_within(self) -> float | None:
@@ -220,7 +213,7 @@ class Context:
     def use(self, backend: Backend, handshake: Handshake) -> None:
         """Use a new object of the backend. Control thread, while there is no connection and no job."""
         self.backend = backend
-        self.handshake = handshake
+        self.handshake, self.inventory = handshake, handshake.inventory
         self.announcement = write_handshake(handshake)
         self.fencing = _fencing(backend)
         self.workers.use(backend)

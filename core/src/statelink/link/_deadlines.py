@@ -38,7 +38,8 @@ class Deadlines:
     def add(self, room: RoomState) -> None:
         """Watch a room. Called again when its deadline has changed."""
         heapq.heappush(self._heap, (room.deadline, next(self._numbers), weakref.ref(room)))
-        self._arm()
+        if room.deadline < self._armed:
+            self._arm()
         if len(self._heap) > self._compact_at:
             self._heap = [each for each in self._heap if _due(each) is not None]
             heapq.heapify(self._heap)

@@ -366,7 +366,8 @@ class Link:
             timeout: Seconds to wait for the first change; ``None`` waits for as long as it takes. Does not wait by
                 default.
         """
-        self._context.check_process()
+        if self._context.forked:
+            self._context.check_process()
         return self._table.take_changes(timeout)
 
     def snapshot(self) -> dict[str, Any]:
@@ -377,7 +378,8 @@ class Link:
     def _valid(
         self, room: int, tokens: int, deadline: float | None, attempt: int
     ) -> tuple[int, int, float | None, int]:
-        self._check_open()
+        if self._closed or self._context.forked:
+            self._check_open()
         try:
             if type(room) is not int or not 0 < room <= MAX_ROOM:
                 room = checked_int(room, "a room id", 1, MAX_ROOM, code="room.id")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from statelink.backend import Moved, RoomReport
 from statelink.errors import Reason
 
 from ._diagnostics import PeerInfo, with_standing
-from ._status import ENDED, Status, follows
+from ._status import ENDED, FOLLOWS, Status
 from .runtime import Flag
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class RoomState:
         attempt: The number that the engines of both sides gave this use of the id.
 
     Attributes:
+        key: The id and the attempt, with which both sides name this use.
         tokens: N; ``None`` while this side does not know.
         role: What this link does in the room: ``prefill`` sends, ``decode`` receives.
         prefix: P: positions that decode already holds; ``None`` while this side does not know.
@@ -128,6 +129,7 @@ class RoomState:
         self.context = context
         self.room = room
         self.attempt = attempt
+        self.key: RoomKey = (room, attempt)
         self.tokens = tokens
         self.opened = opened = context.now()
         self._term = context.config.deadline if deadline is None else deadline
@@ -140,11 +142,6 @@ class RoomState:
         """Guards `quiesced`, `proven`, `_taken`, `_quiet` and `_named`: the engine's threads name memory and take it
         back, and the control thread finds out when that memory may be reused."""
         self._moved: dict[str, Moved] = {}
-
-    @property
-    def key(self) -> RoomKey:
-        """The id and the attempt, with which both sides name this use."""
-        return self.room, self.attempt
 
     @property
     def given_back(self) -> bool:
@@ -201,7 +198,7 @@ class RoomState:
         """Per peer, the transport that carries the bytes, as far as it is known. Any thread."""
         raise NotImplementedError
 
-    def carried(self) -> Iterator[tuple[str, str, int]]:
+    def carried(self) -> Iterable[tuple[str, str, int]]:
         """Component, transport and bytes that moved, for each peer. Control thread."""
         raise NotImplementedError
 
@@ -253,14 +250,15 @@ class RoomState:
 
     def step(self, status: Status) -> bool:
         """Go on to a status, if that may follow the present one. Returns whether it did. Control thread."""
-        if not follows(self.status, status):
+        if status not in FOLLOWS[self.status]:
             return False
         if self._met is None and status > Status.BOOTSTRAPPING:
             self._met = self.context.now()
-        if status in ENDED:
+        if status not in ENDED:
+            self.status = status
+        else:
             self._over = self.context.now()
-        self.status = status
-        if status in ENDED:
+            self.status = status
             self.ended.set()
             self._watcher.ended(self)
         self._watcher.changed(self)
@@ -296,6 +294,9 @@ class RoomState:
 
         While a job of a call that named memory has yet to run, the memory may not be reused.
         """
+        # Without the lock: if a thread of the engine changes it meanwhile, this call came before that one.
+        if quiesced == self.quiesced and quiesced == self.proven and self._release_why is None:
+            return
         with self._naming:
             self.proven = quiesced and not self._named
             quiesced = self.proven or self._taken
@@ -361,9 +362,12 @@ class RoomState:
         ended = self._over
         return bound if bound is None or ended is None else max(0.0, ended + bound - self.context.now())
 
-    def _count_moved(self, name: str, moved: Moved) -> None:
-        self._moved[name] = self._moved.get(name, Moved(0, 0)) + moved
-        self.nbytes += moved.nbytes
+    def _count_moved(self, moved: Mapping[str, Moved]) -> None:
+        """Add what was moved of each component."""
+        counted = self._moved
+        for name, each in moved.items():
+            counted[name] = counted[name] + each if name in counted else each
+            self.nbytes += each.nbytes
 
     # Reasons.
 

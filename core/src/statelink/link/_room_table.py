@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from statelink.errors import ClosedError, RoomError
@@ -41,35 +40,41 @@ class RoomTable:
 
     Args:
         context: The link's parts.
+
+    Attributes:
+        watch: Watches a room's deadline, which is new, or has changed. Control thread.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._deadlines = Deadlines(context)
+        self.watch = Deadlines(context).add
         self._totals = Totals()
         self._most_pushes = context.config.max_pushes
         self._lock = threading.Lock()
         """Guards the ids and the number of pushes."""
-        self._rooms: dict[tuple[str, int], tuple[RoomState, Room]] = {}
+        self._rooms: dict[str, dict[int, tuple[RoomState, Room]]] = {"prefill": {}, "decode": {}}
+        """By the role that this link plays in the room, and by id."""
         self._unproven: dict[RoomState, None] = {}
         """Rooms whose memory was taken back, and whose transfers may still be in flight, in order."""
         self._shut = False
         """Whether no room may be opened, since the link is suspended."""
         self._ended = False
         """Whether no room may be opened any more, since the link is closed."""
-        self._changes: deque[Room] = deque()
-        self._changed: set[Room] = set()
-        """The rooms in `_changes`. The control thread adds to both, and a thread of the engine takes from both; each
-        single operation is atomic."""
+        self._changes: dict[Room, None] = {}
+        """Rooms that changed, in order. The control thread adds to them, and a thread of the engine takes from them;
+        each single operation is atomic."""
         self._most_changes = UNTAKEN_CHANGES
         self._changes_dropped = 0
         self._any_change = threading.Event()
+        self._told = False
+        """Whether `_any_change` is set, or about to be. See `take_changes` for the order of the two."""
+        self._end_hook = context.hooks.hook.statelink_room_ended
         self._pushes = 0
 
     def all(self) -> list[tuple[RoomState, Room]]:
         """Every room that is open or holds memory, with the engine's handle of it. Any thread."""
         with self._lock:
-            return list(self._rooms.values())
+            return [entry for rooms in self._rooms.values() for entry in rooms.values()]
 
     def unproven(self) -> list[RoomState]:
         """Rooms whose memory was taken back, and whose transfers may still be in flight. Any thread."""
@@ -78,10 +83,9 @@ class RoomTable:
         with self._lock:
             return list(self._unproven)
 
-    def find(self, role: str, room: int) -> RoomState | None:
-        """The room with this id in which this link plays this role. Any thread."""
-        entry = self._rooms.get((role, room))
-        return None if entry is None else entry[0]
+    def by_id(self, role: str) -> Mapping[int, tuple[RoomState, Room]]:
+        """The rooms in which this link plays this role, as they are at any time. Any thread."""
+        return self._rooms[role]
 
     def enter(self, state: RoomState, handle: Room) -> None:
         """Open a room. Called on a thread of the engine.
@@ -90,13 +94,13 @@ class RoomTable:
             RoomError: Its id is in use, or too many rooms are open.
             ClosedError: The link is closed or suspended.
         """
-        key = state.role, state.room
+        rooms = self._rooms[state.role]
         with self._lock:
             if self._ended:
                 raise closed(self._context)
             if self._shut:
                 raise suspended(self._context)
-            known, _ = self._rooms.get(key, (None, None))
+            known, _ = rooms.get(state.room, (None, None))
             if known is not None and not known.over:
                 holds = "" if known.quiesced else "; memory that it named may still be written or read"
                 raise RoomError(
@@ -106,17 +110,18 @@ class RoomTable:
                     code="room.in_use",
                     **self._who(),
                 )
-            if known is None and len(self._rooms) >= self._context.config.max_rooms:
+            count = len(self._rooms["prefill"]) + len(self._rooms["decode"])
+            if known is None and count >= self._context.config.max_rooms:
                 raise RoomError(
                     f"room {state.room} is one too many",
-                    cause=f"{len(self._rooms)} rooms are open or hold memory, as many as 'max_rooms' allows",
+                    cause=f"{count} rooms are open or hold memory, as many as 'max_rooms' allows",
                     hint="wait until others have ended and quiesced",
                     code="room.many",
                     **self._who(),
                 )
             if known is not None and not known.proven:  # the engine took it back just now, and uses the id again
                 self._unproven[known] = None
-            self._rooms[key] = state, handle
+            rooms[state.room] = state, handle
 
     def _who(self) -> dict[str, str]:
         return {"backend": self._context.backend.name, "link": self._context.name}
@@ -133,7 +138,8 @@ class RoomTable:
             RoomError: A room has not ended; then nothing has changed.
         """
         with self._lock:
-            open_ = sorted(state.room for state, _ in self._rooms.values() if state.status not in ENDED)
+            rooms = [state for entries in self._rooms.values() for state, _ in entries.values()]
+            open_ = sorted(state.room for state in rooms if state.status not in ENDED)
             if open_:
                 raise unfinished(self._context, open_, "have not ended", "wait for their end, or abort them")
             self._shut = True
@@ -149,48 +155,48 @@ class RoomTable:
 
     # What rooms report. Control thread.
 
-    def watch(self, state: RoomState) -> None:
-        """Watch a room's deadline, which is new, or has changed."""
-        self._deadlines.add(state)
-
     def changed(self, state: RoomState) -> None:
         """Put a room into the queue of changes, unless it is there."""
-        entry = self._rooms.get((state.role, state.room))
-        if entry is None or entry[0] is not state or entry[1] in self._changed:
+        try:
+            current, handle = self._rooms[state.role][state.room]
+        except KeyError:
             return
-        self._changed.add(entry[1])
-        self._changes.append(entry[1])
-        if not self._any_change.is_set():  # it is cleared before the queue is read
+        if current is not state or handle in self._changes:
+            return
+        self._changes[handle] = None
+        if not self._told:
+            self._told = True
             self._any_change.set()
         if len(self._changes) > self._most_changes:
-            with contextlib.suppress(IndexError):  # the engine took them meanwhile
-                self._changed.discard(self._changes.popleft())
+            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # the engine takes them meanwhile
+                del self._changes[next(iter(self._changes))]
                 self._changes_dropped += 1
 
     def ended(self, state: RoomState) -> None:
         """Count a room that has ended, and tell the observers."""
         self._totals.add(state)
-        told = self._context.hooks.hook.statelink_room_ended
-        if not told.get_hookimpls():
+        if not self._end_hook.get_hookimpls():
             return
         try:
-            told(report=state.report)
+            self._end_hook(report=state.report)
         except BaseException:
             log.exception("an observer of rooms failed")
 
     def forget(self, state: RoomState) -> None:
         """Free the id of a room that has ended and quiesced, and forget the room if that is proven."""
-        key = state.role, state.room
+        if state.status not in ENDED:
+            return
+        rooms = self._rooms[state.role]
         with self._lock:
-            if not state.over:
+            if not state.quiesced:
                 return
-            entry = self._rooms.get(key)
+            entry = rooms.get(state.room)
             if entry is not None and entry[0] is state:
-                del self._rooms[key]
-            if state.proven:
-                self._unproven.pop(state, None)
-            else:
+                del rooms[state.room]
+            if not state.proven:
                 self._unproven[state] = None
+            elif self._unproven:
+                self._unproven.pop(state, None)
 
     def given_back(self, state: RoomState, by: str) -> None:
         """Count a room whose memory was taken back without proof."""
@@ -201,14 +207,19 @@ class RoomTable:
     def take_changes(self, timeout: float | None) -> list[Room]:
         """Rooms that changed since the last call. Waits up to ``timeout`` seconds for the first one. Any thread."""
         self._most_changes = max(UNTAKEN_CHANGES, 2 * self._context.config.max_rooms)
-        self._any_change.wait(timeout)
-        self._any_change.clear()  # before the queue is read: a later change sets it again
+        if not self._changes and timeout != 0:
+            self._any_change.wait(timeout)
+        if self._told:
+            # In this order, and before the queue is read. The control thread adds to the queue, then looks at `_told`,
+            # and sets the event last. So after a later change, the event is set, or is about to be.
+            self._any_change.clear()
+            self._told = False
         found = []
-        while self._changes:
-            room = self._changes.popleft()
-            # A change before this line is not queued again: the engine reads the status after this method returns.
-            self._changed.discard(room)
-            found.append(room)
+        with contextlib.suppress(KeyError):  # another thread took the last one
+            while self._changes:
+                # A change before this line is not queued again: the engine reads the status after this method returns.
+                found.append(self._changes.popitem()[0])
+        found.reverse()
         return found
 
     # The push budget. A push that waits for decode counts once; a push that is under way counts for each destination.
@@ -251,11 +262,12 @@ class Rooms(Generic[AnyState]):
     def __init__(self, table: RoomTable, kind: type[AnyState]) -> None:
         self._table = table
         self._kind = kind
+        self._by_id: Mapping[int, tuple[Any, Room]] = table.by_id(kind.role)
 
     def get(self, room: int) -> AnyState | None:
         """The room with this id, if there is one. Any thread."""
-        found = self._table.find(self._kind.role, room)
-        return found if isinstance(found, self._kind) else None
+        entry = self._by_id.get(room)
+        return None if entry is None else entry[0]
 
     def all(self) -> list[AnyState]:
         """Every room of this role that is open or holds memory. Any thread.
@@ -265,14 +277,14 @@ class Rooms(Generic[AnyState]):
         found = [*(state for state, _ in self._table.all()), *self._table.unproven()]
         return [state for state in found if isinstance(state, self._kind)]
 
-    def with_id(self, room: int) -> Iterator[AnyState]:
+    def with_id(self, room: int) -> Sequence[AnyState]:
         """The room with this id, and those that had it and whose memory was taken back without proof. Any thread."""
-        current = self.get(room)
-        if current is not None:
-            yield current
+        entry = self._by_id.get(room)
+        found: list[AnyState] = [] if entry is None else [entry[0]]
         for state in self._table.unproven():
-            if state.room == room and state is not current and isinstance(state, self._kind):
-                yield state
+            if state.room == room and state not in found and isinstance(state, self._kind):
+                found.append(state)
+        return found
 
 
 def closed(context: Context) -> ClosedError:

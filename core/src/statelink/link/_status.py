@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ENDED", "Status", "follows"]
+__all__ = ["ENDED", "FOLLOWS", "Status", "follows"]
 
 
 class Status(enum.IntEnum):
@@ -32,7 +32,7 @@ class Status(enum.IntEnum):
 
 ENDED = frozenset({Status.FAILED, Status.SUCCEEDED})
 
-_FOLLOWS = {
+FOLLOWS = {
     Status.BOOTSTRAPPING: {Status.WAITING, Status.FAILED},
     # A rank that is assigned nothing of a request ends without having moved a byte.
     Status.WAITING: {Status.TRANSFERRING, Status.SUCCEEDED, Status.FAILED},
@@ -40,8 +40,9 @@ _FOLLOWS = {
     Status.SUCCEEDED: set(),
     Status.FAILED: set(),
 }
+"""For each status, those to which a room may go on from it."""
 
 
 def follows(before: Status, after: Status) -> bool:
     """Whether a room may go from one status to the other. It never goes back, and an ended room keeps its status."""
-    return after in _FOLLOWS[before]
+    return after in FOLLOWS[before]

@@ -52,28 +52,28 @@ class Totals:
         self._rooms: Counter[tuple[str, ...]] = Counter()
         self._nbytes: Counter[tuple[str, ...]] = Counter()
         self._given_back: Counter[tuple[str, ...]] = Counter()
-        self._seconds: dict[tuple[str, str], Histogram] = {}
+        self._seconds: dict[str, tuple[Histogram, Histogram]] = {}
+        """By role: how long rooms waited, and how long they took from then on."""
 
     def add(self, room: RoomState) -> None:
         """Count a room that has just ended. Control thread."""
-        reason = room.reason
-        _count(self._rooms, (room.role, "succeeded" if reason is None else reason.code), 1)
+        reason, role, counted = room.reason, room.role, self._nbytes
+        _count(self._rooms, (role, "succeeded" if reason is None else reason.code), 1)
         for component, transport, nbytes in room.carried():
-            _count(self._nbytes, (room.role, component, transport), nbytes)
+            key = role, component, transport
+            if key in counted:
+                counted[key] += nbytes
+            else:
+                _count(counted, key, nbytes)
         if room.status is Status.SUCCEEDED:
-            waited, transferred = room.durations()
-            self._histogram(room.role, "waited").add(waited)
-            self._histogram(room.role, "transferred").add(transferred)
+            if role not in self._seconds:
+                self._seconds[role] = Histogram(), Histogram()
+            for histogram, seconds in zip(self._seconds[role], room.durations(), strict=True):
+                histogram.add(seconds)
 
     def release(self, room: RoomState, by: str) -> None:
         """Count a room whose memory was taken back without proof. Control thread."""
         _count(self._given_back, (room.role, by), 1)
-
-    def _histogram(self, role: str, stage: str) -> Histogram:
-        found = self._seconds.get((role, stage))
-        if found is None:
-            found = self._seconds[role, stage] = Histogram()
-        return found
 
     def snapshot(self) -> dict[str, Any]:
         """All of it as plain values, by role. Any thread."""
@@ -84,6 +84,9 @@ class Totals:
             found["given_back"].setdefault(role, {})[by] = count
         for (role, component, transport), nbytes in self._nbytes.copy().items():
             found["bytes"].setdefault(role, {}).setdefault(component, {})[transport] = nbytes
-        for (role, stage), histogram in self._seconds.copy().items():
-            found["seconds"].setdefault(role, {})[stage] = {"counts": list(histogram.counts), "sum": histogram.sum}
+        for role, histograms in self._seconds.copy().items():
+            found["seconds"][role] = {
+                stage: {"counts": list(histogram.counts), "sum": histogram.sum}
+                for stage, histogram in zip(("waited", "transferred"), histograms, strict=True)
+            }
         return found

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -19,7 +19,7 @@ from ._dialling import Dialling, Trouble
 from ._frames import Frames, Watch
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
-from ._parts import Parts, cut
+from ._parts import PART, Parts, cut
 from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ HANDSHAKE = 5000
 """Milliseconds for the set-up of a connection. A connection that is not ready by then is closed."""
 MARK = "#"
 """Separates a link's name from the number of its connection, in a routing id."""
+_MARK = MARK.encode()
 BURST = 256
 """Most messages taken from one socket before other sockets, timers and jobs get their turn."""
 TURN_BYTES = 4 << 20
@@ -116,7 +117,9 @@ class Channel:
         self._unheard: dict[str, Dialling] = {}
         self._dials = itertools.count()
         self._routes: OrderedDict[str, bytes] = OrderedDict()
-        self._frames, self._watch = Frames(), Watch()
+        self._latest: tuple[bytes, str] = b"", ""
+        """Routing id and sender of the latest message of a peer that dialled this link: its route is noted."""
+        self._frames, self._watch = Frames(named=keys is not None), Watch()
         if self._gate is not None:
             self._watch.add(self._gate.socket)
         self.host, self.endpoint = "", Endpoint("")
@@ -270,18 +273,19 @@ class Channel:
         """
         frames = encode(message)
         try:
-            for each in cut(frames):
-                if address is None:
-                    self._frames.send(self._router, [self._routes[message.to], *each])
-                else:
-                    self._frames.send(self._dialled[address], each)
+            socket = self._router if address is None else self._dialled[address]
+            route = [self._routes[message.to]] if address is None else []
+            for each in (frames,) if len(frames[1]) <= PART else cut(frames):
+                self._frames.send(socket, route + each)
         except (zmq.ZMQError, KeyError) as error:
             raise PeerError(
                 "a message could not be sent", cause=str(error), peer=message.to, code="peer.send"
             ) from error
 
-    def receive(self, timeout: float | None) -> Iterator[tuple[Message, str | None]]:
-        """Wait for messages, and yield each with the address that was dialled (``None`` if the peer dialled this link).
+    def receive(self, timeout: float | None) -> Iterable[tuple[Message, str | None]]:
+        """Wait for messages: each, with the address that was dialled (``None`` if the peer dialled this link).
+
+        Each is taken when the caller asks for it.
 
         A frame that is no message is counted in ``dropped`` and logged. It changes nothing.
 
@@ -289,13 +293,14 @@ class Channel:
             timeout: Most seconds to wait; ``None`` waits until something comes.
         """
         ready = self._watch.wait(timeout)
+        if not ready:
+            return ()
         if self._gate is not None and self._gate.socket in ready:
             self._gate.answer()
-        if self._router in ready:
-            yield from self._drain(self._router, None)
-        for address, socket in list(self._dialled.items()):
-            if socket in ready:
-                yield from self._drain(socket, address)
+        found = [self._drain(self._router, None)] if self._router in ready else []
+        if self._dialled:
+            found += [self._drain(socket, address) for address, socket in self._dialled.items() if socket in ready]
+        return itertools.chain.from_iterable(found)
 
     def _drain(self, socket: zmq.Socket[Any], address: str | None) -> Iterator[tuple[Message, str | None]]:
         """Messages from one socket, up to the limits of one turn.
@@ -303,6 +308,7 @@ class Channel:
         The time in which a message is handled counts, too.
         """
         until = time.monotonic() + TURN_SECONDS
+        dialled = "" if address is None else parse_endpoint(address).key
         nbytes = 0
         for number in range(BURST):
             if socket.closed or (number and (nbytes > TURN_BYTES or time.monotonic() > until)):
@@ -310,19 +316,21 @@ class Channel:
             taken = self._frames.receive(socket)
             if taken is None:
                 return
-            frames, user = taken
-            key = user if address is None else parse_endpoint(address).key
-            nbytes += sum(map(len, frames))
+            frames, user, length = taken
+            nbytes += length
             routing = frames.pop(0) if address is None and frames else None
             try:
-                whole = self._whole(frames, routing, address)
-                if whole is None:
-                    continue
-                message = decode(whole, self._kinds)
-                if routing is not None:
-                    self._note_route(routing, message, key)
-                elif key:
-                    self._note_owner(message.sender, key)
+                if len(frames) != 2 or length > SMALL:
+                    whole = self._whole(frames, routing, address)
+                    if whole is None:
+                        continue
+                    frames = whole
+                message = decode(frames, self._kinds)
+                if routing is None:
+                    if dialled:
+                        self._note_owner(message.sender, dialled)
+                elif user or (routing, message.sender) != self._latest:
+                    self._note_route(routing, message, user)
                 if address in self._unheard:
                     self._heard(address)
             except WireError as error:
@@ -331,12 +339,12 @@ class Channel:
             yield message, address
 
     def _whole(self, frames: list[bytes], routing: bytes | None, address: str | None) -> list[bytes] | None:
-        """The frames of a complete message; ``None`` if parts are missing."""
+        """The frames of a complete message; ``None`` if parts are missing. Two frames that are small are complete."""
         kind = self._kinds.get(frames[0]) if frames else None
         if kind is None:
             return frames  # the decoder refuses them
         parts = self._parts
-        if routing is not None and not self._knows(routing.rpartition(MARK.encode())[0].decode(errors="replace")):
+        if routing is not None and not self._knows(routing.rpartition(_MARK)[0].decode(errors="replace")):
             parts = self._unintroduced
             if kind is not Hello and (len(frames) > 2 or sum(map(len, frames)) > SMALL):
                 what = "a peer that has not introduced itself sent a large message"
@@ -355,10 +363,11 @@ class Channel:
 
     def _note_route(self, routing: bytes, message: Message, key: str) -> None:
         """Remember the connection over which a peer spoke last. Answers go there."""
-        if routing.rpartition(MARK.encode())[0] != message.sender.encode():
+        if routing.rpartition(_MARK)[0] != message.sender.encode():
             raise WireError("the sender is not who is connected", cause=message.sender[:80], code="wire.sender")
         if key:
             self._note_owner(message.sender, key)
+        self._latest = routing, message.sender
         self._routes[message.sender] = routing
         self._routes.move_to_end(message.sender)
         if len(self._routes) > MAX_ROUTES:

@@ -14,7 +14,7 @@ from statelink.state import state_types
 from statelink.state._effort import SpentError, bounded
 from statelink.state._inventory import MAX_EFFORT
 
-from ._limits import MAX_HANDSHAKE, MAX_INVENTORY, limit_of
+from ._limits import MAX_HANDSHAKE, MAX_INVENTORY, SMALL, limit_of
 from ._messages import KINDS, MAX_DESCRIPTOR, Failed, Few, Handshake, ItemList, Message, Name, Refuse
 from ._rendezvous import RENDEZVOUS_KINDS
 
@@ -23,6 +23,9 @@ __all__ = ["MAX_EFFORT", "decode", "encode", "pack_items", "read_handshake", "un
 _encoder = msgspec.msgpack.Encoder()
 _kind_of = {type_: kind for kind, type_ in {**KINDS, **RENDEZVOUS_KINDS}.items()}
 _decoders = {type_: msgspec.msgpack.Decoder(type_) for type_ in _kind_of}
+_indices = np.dtype("<i8")
+_native = _indices == np.dtype(np.int64)
+"""Whether this machine keeps indices as messages have them."""
 
 
 def encode(message: Message) -> list[bytes]:
@@ -31,20 +34,24 @@ def encode(message: Message) -> list[bytes]:
     Raises:
         WireError: The message is larger than its kind may be.
     """
-    if isinstance(message, (Refuse, Failed)):
+    type_ = type(message)
+    if type_ is Failed or type_ is Refuse:
+        assert isinstance(message, (Failed, Refuse))
         message = msgspec.structs.replace(message, reason=message.reason.clipped())
-    kind = _kind_of[type(message)]
+    kind = _kind_of[type_]
     try:
         body = _encoder.encode(message)
     except Exception as error:
         raise WireError(
             f"a {kind.decode()} message cannot be encoded", cause=_first_line(error), code="wire.encode"
         ) from error
-    _check_size(kind, type(message), body)
+    if len(body) > SMALL:
+        _check_size(kind, type_, body)
     return [kind, body]
 
 
 def _check_size(kind: bytes, type_: type[Message], body: bytes) -> None:
+    """Refuse a body that is too large. No limit is lower than `SMALL`."""
     limit = limit_of(type_)
     if len(body) > limit:
         raise WireError(
@@ -63,13 +70,15 @@ def decode(frames: Sequence[bytes], kinds: Mapping[bytes, type[Message]] = KINDS
         WireError: The frames are no message. The code tells an unknown kind (``wire.kind``) from a body that is too
             large (``wire.size``) or malformed (``wire.body``).
     """
-    if len(frames) != 2:
-        raise WireError("a message has two frames", cause=f"got {len(frames)}", code="wire.frames")
-    kind, body = frames
+    try:
+        kind, body = frames
+    except ValueError:
+        raise WireError("a message has two frames", cause=f"got {len(frames)}", code="wire.frames") from None
     type_ = kinds.get(kind)
     if type_ is None:
         raise WireError("unknown kind of message", cause=repr(kind[:32]), code="wire.kind")
-    _check_size(kind, type_, body)
+    if len(body) > SMALL:
+        _check_size(kind, type_, body)
     try:
         message: Message = _decoders[type_].decode(body)
     except Exception as error:
@@ -160,7 +169,7 @@ def read_handshake(raw: msgspec.Raw, effort: int = MAX_EFFORT) -> Handshake:
 
 def pack_items(ids: npt.NDArray[np.int64], first: int) -> ItemList:
     """Encode indices as a little-endian array."""
-    return ItemList(first, ids.astype("<i8", copy=False).tobytes())
+    return ItemList(first, (ids if ids.dtype == _indices else ids.astype(_indices)).tobytes())
 
 
 def unpack_items(items: ItemList) -> npt.NDArray[np.int64]:
@@ -169,9 +178,11 @@ def unpack_items(items: ItemList) -> npt.NDArray[np.int64]:
     Raises:
         WireError: The array ends inside an element.
     """
-    if len(items.ids) % 8:
-        raise WireError("a list of indices is cut inside an element", cause=f"{len(items.ids)} bytes")
-    return np.frombuffer(items.ids, "<i8").astype(np.int64, copy=False)
+    try:
+        ids = np.frombuffer(items.ids, _indices)
+    except ValueError:  # the length is no multiple of an element's
+        raise WireError("a list of indices is cut inside an element", cause=f"{len(items.ids)} bytes") from None
+    return ids if _native else ids.astype(np.int64)
 
 
 def _first_line(error: Exception) -> str:

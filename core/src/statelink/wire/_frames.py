@@ -24,6 +24,8 @@ _MESSAGE_BYTES = 64
 """Size of ``zmq_msg_t``, which is part of ZeroMQ's binary interface."""
 USER = b"User-Id"
 """The property of a message that says who is connected: the public key of the peer, as the gate has told ZeroMQ."""
+_NOBLOCK, _SNDMORE, _EAGAIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.EAGAIN)
+"""As plain numbers, because each operation on an enumeration's member costs several calls."""
 
 
 class _Item(ctypes.Structure):
@@ -61,6 +63,7 @@ class _Calls:
         self.begin = function(keeping, "zmq_msg_init", number, pointer)
         self.receive = function(keeping, "zmq_msg_recv", number, pointer, pointer, number)
         self.data = function(keeping, "zmq_msg_data", pointer, pointer)
+        self.copy = function(ctypes.pythonapi, "PyBytes_FromStringAndSize", ctypes.py_object, pointer, ctypes.c_ssize_t)
         self.more = function(keeping, "zmq_msg_more", number, pointer)
         self.property = function(keeping, "zmq_msg_gets", ctypes.c_char_p, pointer, ctypes.c_char_p)
         self.end = function(keeping, "zmq_msg_close", number, pointer)
@@ -88,9 +91,14 @@ _calls = _load()
 
 
 class Frames:
-    """Sends and receives the messages of several sockets."""
+    """Sends and receives the messages of several sockets.
 
-    def __init__(self) -> None:
+    Args:
+        named: Whether messages may have the property `USER`. Without security, none has it.
+    """
+
+    def __init__(self, *, named: bool) -> None:
+        self._named = named
         self._message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self._address = ctypes.addressof(self._message)
         if _calls is not None:
@@ -105,14 +113,15 @@ class Frames:
         if _calls is None:
             socket.send_multipart(frames, zmq.NOBLOCK)
             return
-        handle, last = _handle(socket), len(frames) - 1
-        for number, frame in enumerate(frames):
-            flags = zmq.NOBLOCK if number == last else zmq.NOBLOCK | zmq.SNDMORE
-            while _calls.send(handle, frame, len(frame), flags) < 0:
+        handle, send, following = _handle(socket), _calls.send, len(frames)
+        for frame in frames:
+            following -= 1
+            flags = _NOBLOCK | _SNDMORE if following else _NOBLOCK
+            while send(handle, frame, len(frame), flags) < 0:
                 _calls.check()
 
-    def receive(self, socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
-        """Take the next message: its frames, and its property `USER`, which is empty without security.
+    def receive(self, socket: zmq.Socket[Any]) -> tuple[list[bytes], str, int] | None:
+        """Take the next message: its frames, its property `USER`, which is empty without security, and its length.
 
         ``None`` if there is none. Does not block.
 
@@ -121,19 +130,21 @@ class Frames:
         """
         if _calls is None:
             return _receive(socket)
-        handle, message = _handle(socket), self._address
+        handle, message, calls = _handle(socket), self._address, _calls
         frames: list[bytes] = []
+        total = 0
         while True:
-            nbytes = _calls.receive(message, handle, zmq.NOBLOCK)
+            nbytes = calls.receive(message, handle, _NOBLOCK)
             if nbytes < 0:
-                if not frames and _calls.errno() == zmq.EAGAIN:
+                if not frames and calls.errno() == _EAGAIN:
                     return None
-                _calls.check()
+                calls.check()
                 continue
-            frames.append(ctypes.string_at(_calls.data(message), nbytes))
-            if not _calls.more(message):
-                user = _calls.property(message, USER)
-                return frames, user.decode(errors="replace") if user else ""
+            frames.append(calls.copy(calls.data(message), nbytes))
+            total += nbytes
+            if not calls.more(message):
+                user = calls.property(message, USER) if self._named else None
+                return frames, user.decode(errors="replace") if user else "", total
 
     def close(self) -> None:
         """Free the last message. Nothing is received after it."""
@@ -141,7 +152,7 @@ class Frames:
             _calls.end(self._address)
 
 
-def _receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
+def _receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str, int] | None:
     """The same with pyzmq."""
     try:
         received = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -151,7 +162,8 @@ def _receive(socket: zmq.Socket[Any]) -> tuple[list[bytes], str] | None:
         user = str(received[-1].get(USER.decode()))
     except zmq.ZMQError:
         user = ""
-    return [frame.bytes for frame in received], user
+    frames = [frame.bytes for frame in received]
+    return frames, user, sum(map(len, frames))
 
 
 def _handle(socket: zmq.Socket[Any]) -> int:
@@ -166,6 +178,7 @@ class Watch:
     def __init__(self) -> None:
         self._watched: list[zmq.Socket[Any] | int] = []
         self._items = (_Item * 0)()
+        self._count = 0
 
     def add(self, watched: zmq.Socket[Any] | int) -> None:
         """Watch a socket or a descriptor, until `remove`."""
@@ -178,7 +191,8 @@ class Watch:
         self._list()
 
     def _list(self) -> None:
-        self._items = (_Item * len(self._watched))()
+        self._count = len(self._watched)
+        self._items = (_Item * self._count)()
         for item, watched in zip(self._items, self._watched, strict=True):
             item.events = zmq.POLLIN
             if isinstance(watched, int):
@@ -188,11 +202,13 @@ class Watch:
 
     def wait(self, timeout: float | None) -> list[zmq.Socket[Any] | int]:
         """What is readable, once something is, or after ``timeout`` seconds (``None``: after any time)."""
-        milliseconds = -1 if timeout is None else math.ceil(max(timeout, 0) * 1000)
+        milliseconds = -1
+        if timeout is not None:
+            milliseconds = math.ceil(timeout * 1000) if timeout > 0 else 0
         if _calls is None:
             found = zmq.zmq_poll([(each, zmq.POLLIN) for each in self._watched], milliseconds)
             return [watched for watched, _ in found]
-        items, count = self._items, len(self._watched)
+        items, count = self._items, self._count
         # If something is readable already, the interpreter is kept.
         found = _calls.look(items, count, 0)
         if found == 0 and milliseconds:
@@ -201,4 +217,8 @@ class Watch:
             _calls.check()
         if found <= 0:
             return []
-        return [watched for item, watched in zip(items, self._watched, strict=True) if item.revents]
+        ready = []
+        for item, watched in zip(items, self._watched, strict=True):
+            if item.revents:
+                ready.append(watched)
+        return ready

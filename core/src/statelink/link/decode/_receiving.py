@@ -256,8 +256,7 @@ class ReceivingState(RoomState):
             self._after_change()
             return
         for writer in writers:
-            for name, moved in writer.moved.items():
-                self._count_moved(name, moved)
+            self._count_moved(writer.moved)
         self._set_quiesced(True)
         self.step(Status.SUCCEEDED)
         for writer in writers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from statelink.backend import UNKNOWN, Transports
 from statelink.errors import PeerError
@@ -35,8 +35,9 @@ def transport_of(backend: Backend, peer: str) -> str:
     """The transport that carries the bytes to a peer; `UNKNOWN` where the backend cannot say. Any thread."""
     if not _tells(type(backend)):
         return UNKNOWN
+    telling: Any = backend
     try:
-        return str(cast("Transports", backend).transport(peer) or UNKNOWN)[:MAX_WORD]
+        return str(telling.transport(peer) or UNKNOWN)[:MAX_WORD]
     except BaseException:
         log.exception("backend %s failed to tell its transport", backend.name)
         return UNKNOWN
@@ -67,7 +68,7 @@ def check_transport(require: Collection[str], transport: str, backend: str, peer
     Raises:
         PeerError: Names the required transports and the peer's.
     """
-    if _allows(require, transport):
+    if not require or _allows(require, transport):
         return
     hint = "see the backend's options for the transports that it may use"
     if transport in ("", UNKNOWN):

@@ -9,7 +9,7 @@ from statelink import wire
 from statelink.backend import Side
 from statelink.errors import Reason
 from statelink.link._header import RoomHeader
-from statelink.link._status import ENDED
+from statelink.link._status import ENDED, Status
 
 from ._claims import Claims
 from ._pending import PendingRequests, key_of
@@ -17,6 +17,7 @@ from ._tombstones import ANYBODY, NAMED, REMEMBERED, Tombstones
 
 if TYPE_CHECKING:
     from statelink.link._context import Context
+    from statelink.link._diagnostics import PeerInfo
     from statelink.link._room_table import Rooms
 
     from ._claims import Group, Stale
@@ -69,19 +70,18 @@ class Requests:
             reason = Reason("room.unattached", "a request came before its sender was attached", {"peer": rank.name})
             self.answer(rank, message, reason)
             return
-        self._reconcile(message, rank)
+        if message.unmet:
+            self._reconcile(message, rank)
         room = self._room(message.room, message.attempt)
+        if room is not None and room.status is Status.BOOTSTRAPPING:
+            self._meet(room, message, rank)
+            return
         if room is not None and room.delivery_to(rank.name) is not None:
             # The rank asks again, so the use to which this room belongs has ended on that rank.
             cause = f"{rank.name} asks for it anew, before it is over here"
             room.fail_known(room.reason_for("room.reused", "a room id is used again", cause, HINT), {}, 0)
         elif room is not None and room.status not in ENDED:
-            reason_not = self._claims.not_for(room, rank)
-            if reason_not is None:
-                self._keep(message, rank)
-                self.bind(room)
-            else:
-                self.answer(rank, message, reason_not)
+            self.answer(rank, message, self._claims.taken(room))
             return
         elif self._answered_by_tombstone(message, rank):
             return
@@ -90,6 +90,21 @@ class Requests:
             self.answer(rank, message, room.reason or room.reason_for("room.ended", what))
             return
         self._keep(message, rank)
+
+    def _meet(self, room: SendingState, message: wire.Request, rank: DecodeRank) -> None:
+        """A rank asks for an open room that belongs to no instance yet."""
+        reason_not = self._claims.not_for(room, rank)
+        if reason_not is not None:
+            self.answer(rank, message, reason_not)
+        elif not self._claims.sole(message, rank):
+            self._keep(message, rank)
+            self.bind(room)
+        elif (failed := room.bind([(rank, message)])) is not None:
+            self._keep(message, rank)  # the end of the room answers it
+            self._not_bound(room, *failed)
+        else:
+            self._tombstones.meet((rank.name, message.room, message.generation))
+            room.serve()
 
     def gave_up(self, message: wire.Failed, rank: DecodeRank) -> None:
         """Handle a rank's Failed for a use to which no room of this side belongs yet."""
@@ -224,11 +239,14 @@ class Requests:
         method sees those that came before the call. The job runs after those that come later, because the control
         thread runs posted jobs before it waits.
         """
-        return self._pending.asked_for(room.room) or self._tombstones.may_be_given_up(room.key, _words(room))
+        if self._pending.asked_for(room.room):
+            return True
+        tombstones = self._tombstones
+        return tombstones.any_given_up() and tombstones.may_be_given_up(room.key, _words(room))
 
     def open(self, room: SendingState) -> None:
         """The engine opened a room. Also called when a message about it comes before the posted job that opens it."""
-        if not room.begin():
+        if not room.begin() or not self.wait_for(room):
             return
         key = room.key
         given_up = self._tombstones.given_up(key, _words(room))
@@ -236,12 +254,17 @@ class Requests:
             informed = self._belonged(room, given_up)
             room.fail_known(given_up.reason, informed, given_up.ranks)
             return
-        for rank, asked in self._claims.asked(key, None):
+        if room.to is not None:
+            self._refuse_others(room)
+        self.bind(room)
+
+    def _refuse_others(self, room: SendingState) -> None:
+        """Refuse the requests of ranks that the room is not for."""
+        for rank, asked in self._claims.asked(room.key, None):
             reason = self._claims.not_for(room, rank)
             if reason is not None:
-                self._pending.drop(key, rank.name)
+                self._pending.drop(room.key, rank.name)
                 self.answer(rank, asked.request, reason)
-        self.bind(room)
 
     def bind(self, room: SendingState) -> None:
         """Bind a room to the instance of which every rank has asked for it, if there is one.
@@ -259,15 +282,24 @@ class Requests:
             informed = self._belonged(room, group.given_up)
             room.fail_known(group.given_up.reason, informed, group.given_up.ranks)
             return
-        if room.bind([(rank, asked.request) for rank, asked in group.asked]):
-            self._bound(room)
-            room.serve()
+        failed = room.bind([(rank, asked.request) for rank, asked in group.asked])
+        if failed is not None:
+            self._not_bound(room, *failed)
+            return
+        self._bound(room)
+        room.serve()
+
+    def _not_bound(self, room: SendingState, reason: Reason, about: PeerInfo) -> None:
+        """A request does not fit the room: fail the room, which answers the requests that are pending."""
+        room.fail(room.explain(reason, [about]))
 
     def _bound(self, room: SendingState) -> None:
         """A room belongs to an instance: drop the requests of its ranks, and refuse those of other instances."""
         for delivery in room.deliveries:
             self._pending.drop(room.key, delivery.rank.name)
             self._tombstones.meet(delivery.use)
+        if not self._pending.asked_for(room.room):
+            return
         for rank, asked in self._claims.asked(room.key, None):
             self._pending.drop(room.key, rank.name)
             self.answer(rank, asked.request, self._claims.not_for(room, rank) or self._claims.taken(room))
@@ -318,8 +350,11 @@ class Requests:
 
     def _reused(self, room: SendingState, group: Group) -> bool:
         """Fail a room and its requests, if a rank of a group may mean another use of the id. Returns whether it did."""
-        found = [(rank, asked, self._claims.stale(room, rank, asked)) for rank, asked in group.asked]
-        stale = [(rank, asked, each) for rank, asked, each in found if each is not None]
+        stale = []
+        for rank, asked in group.asked:
+            found = self._claims.stale(room, rank, asked)
+            if found is not None:
+                stale.append((rank, asked, found))
         if not stale:
             return False
         names = ", ".join(rank.name for rank, _, _ in stale)
@@ -375,7 +410,8 @@ class Requests:
         room = self._rooms.get(number)
         if room is None or room.attempt != attempt:
             return None
-        self.open(room)
+        if not room.begun:
+            self.open(room)
         return room
 
 

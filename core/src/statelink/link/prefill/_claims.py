@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from statelink.errors import Reason
     from statelink.link._context import Context
     from statelink.link._header import RoomKey
+    from statelink.wire import Request
 
     from ._decode_rank import DecodeRank
     from ._decode_ranks import DecodeRanks
@@ -64,6 +65,8 @@ class Claims:
     def complete(self, room: SendingState) -> Group | None:
         """The first instance of which every rank has asked or given up, and at least one has asked."""
         key = room.key
+        if not self._pending.asked_for(room.room):
+            return None
         groups: list[dict[int, tuple[DecodeRank, Asked]]] = []
         for rank, asked in self.asked(key, room):
             ours = rank.handshake.inventory
@@ -76,17 +79,35 @@ class Claims:
                 groups.append(group)
             group[ours.rank] = rank, asked
             given_up = self._tombstones.given_up(key, (ours.instance,))
-            asking = {each.name for each, _ in group.values()}
-            others = 0 if given_up is None else len(given_up.of(room.to).keys() - asking)
-            if len(group) + others >= max(each.expected for each, _ in group.values()):
-                return Group(list(group.values()), given_up if others and len(group) < rank.expected else None)
+            members = list(group.values())
+            others = 0
+            if given_up is not None:
+                others = len(given_up.of(room.to).keys() - {each.name for each, _ in members})
+            if len(members) + others >= max([each.expected for each, _ in members]):
+                return Group(members, given_up if others and len(members) < rank.expected else None)
         return None
+
+    def sole(self, request: Request, rank: DecodeRank) -> bool:
+        """Whether a request alone decides about an open room which its rank can have.
+
+        So it is if its instance sends no other request for the room, if no other rank's waits for it, and if nothing is
+        remembered of an earlier use of the id which one of the two may mean. Then `complete` would find the rank alone,
+        and `stale` nothing.
+        """
+        return (
+            rank.expected == 1
+            and not request.unmet
+            and not self._pending.asked_for(request.room)
+            and self._tombstones.blank((request.room, request.attempt))
+        )
 
     def stale(self, room: SendingState, rank: DecodeRank, asked: Asked) -> Stale | None:
         """Whether a request and a room may belong to different uses; ``None`` if not.
 
         A tombstone that the request may mean counts as known to the rank after this call.
         """
+        if not asked.request.unmet and self._tombstones.blank(room.key):
+            return None
         asking = self.asking(rank)
         lasts = asked.request.lifetime_ms / 1000 + self._context.now() - asked.at
         end = self._tombstones.due(room.key, asking, lasts)
@@ -110,8 +131,10 @@ class Claims:
         """Why a rank cannot have a room; ``None`` if it can."""
         if room.bound:
             return self.taken(room)
+        if room.to is None:
+            return None
         asking = self.asking(rank)
-        if room.to is None or room.to.admits(asking.instance, asking.key):
+        if room.to.admits(asking.instance, asking.key):
             return None
         cause = f"it is for {room.to}, and {rank.name} is of {asking.instance}"
         return room.reason_for("room.instances", "a room is for another decode instance", cause)
@@ -154,12 +177,12 @@ class Claims:
 
     def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
         """The ranks that asked for a key, with their requests. Given a room, only the ranks that can have it."""
-        known = ((self._ranks.get(name), asked) for name, asked in list(self._pending.of(key).items()))
-        return [
-            (rank, asked)
-            for rank, asked in known
-            if rank is not None and (room is None or self.not_for(room, rank) is None)
-        ]
+        found = []
+        for name, asked in self._pending.of(key).items():
+            rank = self._ranks.get(name)
+            if rank is not None and (room is None or self.not_for(room, rank) is None):
+                found.append((rank, asked))
+        return found
 
     def asking(self, rank: DecodeRank) -> AskingRank:
         """A rank as tombstones see it."""

@@ -31,6 +31,7 @@ class DecodeRank:
         now: When it introduced itself.
 
     Attributes:
+        name: Its link name.
         state: How far it is.
         plan: What this rank writes for it; set once it is attached and the backend reaches it.
         connection: This side's connection to it, once it named this rank's part.
@@ -43,6 +44,7 @@ class DecodeRank:
 
     def __init__(self, handshake: wire.Handshake, regions: RegionTable, backend: Backend, now: float) -> None:
         self.handshake = handshake
+        self.name = handshake.link
         self.regions = regions
         self.heard = now
         self.since = now
@@ -55,11 +57,6 @@ class DecodeRank:
         self._backend = backend
         self._has_pong = True
         """Whether a Pong was sent to it since the last heartbeat."""
-
-    @property
-    def name(self) -> str:
-        """Its link name."""
-        return self.handshake.link
 
     @property
     def exited(self) -> bool:

@@ -69,10 +69,10 @@ class DecodeRanks:
 
         ``None`` if the rank is not known, or if the message is for an earlier process at this link's address.
         """
-        rank = self._ranks.get(message.sender)
+        rank, context = self._ranks.get(message.sender), self._context
         if rank is not None:
-            rank.hear(self._context.now())
-        return rank if message.to == self._context.name else None
+            rank.hear(context.now())
+        return rank if message.to == context.name else None
 
     def handle(self, message: wire.Message, rank: DecodeRank) -> None:
         """Handle a message that is not about a room, from a known rank."""

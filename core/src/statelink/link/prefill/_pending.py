@@ -62,7 +62,8 @@ class PendingRequests:
     def put(self, peer: str, request: Request, at: float = 0.0) -> list[tuple[str, Request]]:
         """Keep a request, in place of an earlier one of the same peer. Returns peers and requests that were dropped."""
         key, size = key_of(request), _size(request)
-        self.drop(key, peer)
+        if request.room in self._rooms:
+            self.drop(key, peer)
         self._rooms.setdefault(key[0], {}).setdefault(key[1], {})[peer] = Asked(request, at)
         self._of_peer.setdefault(peer, OrderedDict())[key] = size
         self._held[peer] = self._held.get(peer, 0) + size
@@ -83,7 +84,8 @@ class PendingRequests:
 
     def of(self, key: RoomKey) -> dict[str, Asked]:
         """The requests for a room, by peer. The caller must not change the result."""
-        return self._rooms.get(key[0], {}).get(key[1], {})
+        attempts = self._rooms.get(key[0])
+        return {} if attempts is None else attempts.get(key[1], {})
 
     def asked_for(self, room: int) -> bool:
         """Whether there is a request for a room id, of any attempt. Any thread."""
@@ -95,9 +97,9 @@ class PendingRequests:
 
     def drop(self, key: RoomKey, peer: str) -> Request | None:
         """Drop a peer's request for a room, and return it; ``None`` if there is none."""
-        attempts = self._rooms.get(key[0], {})
-        asked = attempts.get(key[1], {}).pop(peer, None)
-        if asked is None:
+        attempts = self._rooms.get(key[0])
+        asked = None if attempts is None else attempts.get(key[1], {}).pop(peer, None)
+        if attempts is None or asked is None:
             return None
         if not attempts[key[1]]:
             del attempts[key[1]]
@@ -118,6 +120,11 @@ class PendingRequests:
 
 
 def _size(request: Request) -> int:
-    names = [*request.items, *request.prepared, *request.elsewhere]
-    carried = sum(len(each.ids) for each in request.items.values()) + sum(map(len, request.prepared.values()))
-    return OF_A_REQUEST + OF_AN_ENTRY * (len(names) + len(request.unmet)) + sum(map(len, names)) + carried
+    size = OF_A_REQUEST + OF_AN_ENTRY * len(request.unmet)
+    for name, listed in request.items.items():
+        size += OF_AN_ENTRY + len(name) + len(listed.ids)
+    for name, prepared in request.prepared.items():
+        size += OF_AN_ENTRY + len(name) + len(prepared)
+    for name in request.elsewhere:
+        size += OF_AN_ENTRY + len(name)
+    return size

@@ -98,26 +98,24 @@ class PrefillRole:
 
     def handle(self, message: wire.Message) -> None:
         """A message from a link that dialled this one."""
-        if isinstance(message, wire.Hello):
-            self._ranks.speaker(message)
-            self._ranks.hello(message)
-            return
-        if isinstance(message, wire.Inquire):
+        if type(message) is wire.Inquire:
             self._siblings.inquired(message)
             return
         rank = self._ranks.speaker(message)
-        if rank is None:
+        if type(message) is wire.Hello:
+            self._ranks.hello(message)
+        elif rank is None:
             self._answer_unknown(message)
-        elif isinstance(message, wire.Request):
+        elif type(message) is wire.Request:
             self._requests.request(message, rank)
+        elif type(message) is wire.Accepted:
+            room, delivery = self._find(message, rank)
+            if room is not None and delivery is not None:
+                room.accepted(delivery)
         elif isinstance(message, wire.Keep):
             self._requests.keep(message, rank)
         elif isinstance(message, wire.Failed):
             self._failed(message, rank)
-        elif isinstance(message, wire.Accepted):
-            room, delivery = self._find(message, rank)
-            if room is not None and delivery is not None:
-                room.accepted(delivery)
         elif isinstance(message, wire.Note):
             room, delivery = self._find(message, rank)
             if room is not None and delivery is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -61,6 +61,10 @@ class OtherRanks(Protocol):
     """The other ranks of this link's own instance. On the control thread, unless a method says otherwise."""
 
     @property
+    def listen(self) -> bool:
+        """Whether they may care how a room stands here. If not, `changed` need not be called."""
+
+    @property
     def count(self) -> int:
         """How many there are. Any thread."""
 
@@ -93,13 +97,16 @@ class SendingState(RoomState):
 
     Attributes:
         standings: How the room stands on the other ranks; ``None`` before the engine asks.
+        begun: Whether the control thread knows the room.
     """
 
     role = "prefill"
     standings: Standings | None = None
-    _begun = False
+    begun = False
     _pushes = 0
     _complete = False
+    _first: Delivery | None = None
+    """The first of the deliveries."""
 
     def __init__(
         self,
@@ -128,15 +135,17 @@ class SendingState(RoomState):
         self._siblings = siblings
         self._deliveries: dict[str, Delivery] = {}
         self._queue: deque[Push] = deque()
-        self._items: dict[str, list[Items]] = {}
-        """What was pushed, per component."""
+        self._carriers: dict[str, str] = {}
+        """The transport that carried the bytes to a destination, by its link name, once they all are there."""
+        self._items: list[Mapping[str, Items]] = []
+        """What was pushed: for each push, the items per component."""
 
     # The other ranks of this link's own instance.
 
     def step(self, status: Status) -> bool:
         """See `RoomState.step`. Tells the other ranks that asked."""
         taken = super().step(status)
-        if taken:
+        if taken and self._siblings.listen:
             self._siblings.changed(self)
         return taken
 
@@ -158,7 +167,7 @@ class SendingState(RoomState):
 
     def begin(self) -> bool:
         """Note that the control thread knows the room. Returns whether that is new, and the room has not ended."""
-        first, self._begun = not self._begun, True
+        first, self.begun = not self.begun, True
         return first and self.status not in ENDED
 
     @property
@@ -175,18 +184,21 @@ class SendingState(RoomState):
         """The delivery to a rank, if the room belongs to its instance."""
         return self._deliveries.get(peer)
 
-    def bind(self, asked: list[tuple[DecodeRank, wire.Request]]) -> bool:
-        """Make a delivery for each rank that asked for the room. Returns false if that failed, and with it the room."""
+    def bind(self, asked: Sequence[tuple[DecodeRank, wire.Request]]) -> tuple[Reason, PeerInfo] | None:
+        """Make a delivery for each rank that asked for the room.
+
+        If that fails, returns why, and the rank that it is about. The caller then fails the room.
+        """
         opened: list[Delivery] = []
         first = asked[0][1]
-        said = (request.tokens for _, request in asked if not request.least)
-        tokens = next(said, None) if self.tokens is None else self.tokens
+        tokens = self.tokens
+        if tokens is None:
+            tokens = next((request.tokens for _, request in asked if not request.least), None)
         if tokens is None:
             what = "nobody says how many tokens the request has"
             cause = f"prefill takes that from decode, and decode knows its pages only: {first.least} to {first.tokens}"
             hint = "pass tokens to send() or to receive()"
-            self.fail(self.explain(self.reason_for("room.tokens", what, cause, hint), [asked[0][0].info]))
-            return False
+            return self.reason_for("room.tokens", what, cause, hint), asked[0][0].info
         for rank, request in asked:
             try:
                 delivery = Delivery.of(self.context, rank, request, tokens)
@@ -203,18 +215,18 @@ class SendingState(RoomState):
                     each.cancel()
                     each.release()
                 reason = reason_of(error, room=self.room, peer=rank.name, backend=self.context.backend.name)
-                self.fail(self.explain(reason, [rank.info]))
-                return False
-        self._deliveries.update({each.rank.name: each for each in opened})
+                return reason, rank.info
+        for each in opened:
+            self._deliveries[each.rank.name] = each
+        self._first = opened[0]
         self.tokens = tokens
-        return True
+        self.prefix = first.prefix
+        return None
 
     def serve(self) -> None:
         """Begin to send to the ranks that the room belongs to."""
-        self.prefix = self.deliveries[0].request.prefix
         self.step(Status.WAITING)
-        self.update_quiesced()
-        if all(self._ends_right(push) for push in list(self._queue)):
+        if not self._asks_tokens or all(self._ends_right(push) for push in list(self._queue)):
             self._pump()
 
     # Pushes.
@@ -233,26 +245,25 @@ class SendingState(RoomState):
         self._take_named()
         self._pushes += 1
         self._complete = push.last
-        for name, each in push.items.items():
-            self._items.setdefault(name, []).append(each)
+        self._items.append(push.items)
         if self.status in ENDED:  # it failed in the meantime
             self._budget.count_pushes(-1)
             self.update_quiesced()
             return
-        self._queue.append(push)
-        self.update_quiesced()
-        if self._ends_right(push):
+        self._queue.append(push)  # `name_memory` has noted already that the memory is in use
+        if self._deliveries and self._ends_right(push):
             self._pump()
 
     def _pump(self) -> None:
         """Send what is queued, in order, once every destination has asked."""
         while self._queue and self.status in (Status.WAITING, Status.TRANSFERRING):
             push = self._queue[0]
-            if not self._is_ready(push.ready, self._pump):
+            if push.ready is not None and not self._is_ready(push.ready, self._pump):
                 return
             self._queue.popleft()
             self.step(Status.TRANSFERRING)
-            self._budget.count_pushes(len(self._deliveries) - 1)  # one for each destination now
+            if len(self._deliveries) > 1:
+                self._budget.count_pushes(len(self._deliveries) - 1)  # one for each destination now
             for delivery in self._deliveries.values():
                 delivery.start(push, self._moved_push)
 
@@ -262,8 +273,7 @@ class SendingState(RoomState):
         moving = pushed.moving
         if delivery.take(pushed):
             self._in_flight.add(delivery.use)
-        for name, moved in pushed.moved.items():
-            self._count_moved(name, moved)
+        self._count_moved(pushed.moved)
         if moving.reason is not None:
             named = {
                 "room": str(self.room),
@@ -275,9 +285,14 @@ class SendingState(RoomState):
             reason = moving.reason
             self.fail(Reason(reason.code, reason.what, who, reason.cause, reason.hint))
         elif self.status is Status.TRANSFERRING and not moving.pending:
-            if delivery is self.deliveries[0]:
+            if delivery is self._first:
                 self._chunks += 1
-            self._ranks.send(delivery.finish(pushed) if pushed.push.last else delivery.chunk(pushed))
+            if pushed.push.last:
+                finished = delivery.finish(pushed)
+                self._carriers[delivery.rank.name] = finished.transport
+                self._ranks.send(finished)
+            else:
+                self._ranks.send(delivery.chunk(pushed))
         self._after_change()
 
     # What decode says.
@@ -287,9 +302,11 @@ class SendingState(RoomState):
         if not delivery.finished:
             return
         delivery.accept()
-        if all(each.accepted for each in self._deliveries.values()):
-            self.step(Status.SUCCEEDED)
-            self.update_quiesced()
+        for each in self._deliveries.values():
+            if not each.accepted:
+                return
+        self.step(Status.SUCCEEDED)
+        self.update_quiesced()
 
     def note(self, delivery: Delivery, component: str, payload: bytes) -> None:
         """Give a send hook the message of its counterpart."""
@@ -363,9 +380,10 @@ class SendingState(RoomState):
 
     def _after_change(self) -> None:
         """Send Drained to destinations of a failed room, once nothing is in flight to them, and update quiescence."""
+        failed = self.status is Status.FAILED
         for delivery in self._deliveries.values():
             delivery.look_after(self._looked_after)
-            if self.status is not Status.FAILED:
+            if not failed:
                 continue
             if not delivery.in_flight(Side.TARGET) and not delivery.drained:
                 self._ranks.send(delivery.say_drained())
@@ -383,11 +401,15 @@ class SendingState(RoomState):
 
     def update_quiesced(self) -> None:
         """See `RoomState.update_quiesced`."""
-        deliveries = self._deliveries.values()
-        ended = self.status in ENDED or (bool(deliveries) and all(each.finished for each in deliveries))
-        unread = ended and not any(each.in_flight(Side.SOURCE) for each in deliveries)
+        ended = self.status in ENDED
+        unread = ended or bool(self._deliveries)
+        for each in self._deliveries.values():
+            # What runs is in flight on each side. What does not is in flight only if it is not settled.
+            if not (ended or each.finished) or each.running or (each.unsettled and each.in_flight(Side.SOURCE)):
+                unread = False
+                break
         self._set_quiesced(not self._pushes or unread)
-        if self.status in ENDED:
+        if ended:
             self._watcher.forget(self)
 
     # Words.
@@ -400,13 +422,16 @@ class SendingState(RoomState):
         """See `RoomState.transports`."""
         return {delivery.rank.name: delivery.rank.transport() for delivery in self.deliveries}
 
-    def carried(self) -> Iterator[tuple[str, str, int]]:
+    def carried(self) -> list[tuple[str, str, int]]:
         """See `RoomState.carried`."""
+        found = []
         for delivery in self._deliveries.values():
-            if delivery.moved:
-                transport = delivery.rank.transport()
-                for name, moved in delivery.moved.items():
-                    yield name, transport, moved.nbytes
+            carried = delivery.moved
+            if carried:
+                name = delivery.rank.name
+                transport = self._carriers[name] if name in self._carriers else delivery.rank.transport()
+                found += [(component, transport, moved.nbytes) for component, moved in carried.items()]
+        return found
 
     def waits_for(self) -> str:
         """See `RoomState.waits_for`."""
@@ -417,7 +442,8 @@ class SendingState(RoomState):
         if self._queue:
             return "the engine's ready event"
         if not self._complete:
-            lacking = [each.name for each in self.context.inventory.components if each.name not in self._items]
+            named = {name for items in self._items for name in items}
+            lacking = [each.name for each in self.context.inventory.components if each.name not in named]
             push = "the engine's last push" if self._pushes else "the engine's first push"
             return push + (f", with {', '.join(lacking)}" if lacking else "")
         return "; ".join(filter(None, (each.waits_for() for each in deliveries)))
@@ -428,8 +454,13 @@ class SendingState(RoomState):
 
     def held(self) -> tuple[int, str]:
         """See `RoomState.held`."""
-        named = [(name, list(pieces)) for name, pieces in list(self._items.items())]  # the control thread may be adding
-        counts = {name: len(np.unique(np.concatenate([piece.ids for piece in pieces]))) for name, pieces in named}
+        named: dict[str, list[Items]] = {}
+        for items in list(self._items):  # the control thread may be adding
+            for name, piece in items.items():
+                named.setdefault(name, []).append(piece)
+        counts = {
+            name: len(np.unique(np.concatenate([piece.ids for piece in pieces]))) for name, pieces in named.items()
+        }
         nbytes = self.bytes_of(counts)
         for delivery in self.deliveries:
             if Side.SOURCE in delivery.unsettled:

@@ -39,12 +39,16 @@ class Siblings:
     Args:
         context: The link's parts.
         rooms: The rooms that send.
+
+    Attributes:
+        listen: Whether another rank may care how a room stands here. If not, `changed` has nothing to do.
     """
 
     def __init__(self, context: Context, rooms: Rooms[SendingState]) -> None:
         self._context = context
         self._rooms = rooms
         self._count = context.inventory.ranks - 1
+        self.listen = self._count > 0
         self._addresses = _checked(context.config.siblings)
         self._looks = False
         """Whether a data thread asks the rendezvous server for them."""
@@ -137,6 +141,7 @@ class Siblings:
 
     def inquired(self, message: wire.Inquire) -> None:
         """Another rank asks how a room stands here. Tell it at once if the room is open, and tell it every change."""
+        self.listen = True  # also an instance of one rank answers who asks
         key = message.room, message.attempt
         room = self._rooms.get(message.room)
         here = room.status if room is not None and room.attempt == message.attempt else self._ended.get(key)
@@ -155,7 +160,7 @@ class Siblings:
 
         The room itself may have ended by now, since messages about it may be handled before this is called.
         """
-        if room.status not in ENDED:
+        if self._ended and room.status not in ENDED:
             self._ended.pop(room.key, None)
 
     def changed(self, room: SendingState) -> None:

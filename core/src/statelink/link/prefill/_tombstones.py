@@ -167,7 +167,9 @@ class Tombstones:
         """Note a use. Returns whether it is new: a repeated or late request of a known use was answered before."""
         if use in self._uses:
             return False
-        _remember(self._uses, use, False)
+        self._uses[use] = False
+        if len(self._uses) > REMEMBERED:
+            self._uses.popitem(last=False)
         return True
 
     def meet(self, use: RequestId) -> None:
@@ -204,8 +206,11 @@ class Tombstones:
             rank: The rank.
             lasts: Seconds that its use may take.
         """
+        ends = self._ends.get(key)
+        if ends is None:
+            return None
         now = self._now()
-        return next((end for end in self._ends.get(key, ()) if end.concerns(rank, now, lasts)), None)
+        return next((end for end in ends if end.concerns(rank, now, lasts)), None)
 
     def acknowledge(self, key: RoomKey, rank: AskingRank, end: Tombstone) -> None:
         """Note that a rank is told of an end. Drops the tombstone once every rank of its instance knows."""
@@ -220,6 +225,10 @@ class Tombstones:
     def forgot(self, key: RoomKey) -> bool:
         """Whether a tombstone of a room may have been dropped because there were too many."""
         return key in self._forgotten
+
+    def blank(self, key: RoomKey) -> bool:
+        """Whether there is no tombstone of a room, and none was dropped: so no request can mean an earlier room."""
+        return key not in self._ends and key not in self._forgotten
 
     # Ends on decode, before a room of this side belonged to the use.
 
@@ -250,6 +259,8 @@ class Tombstones:
             key: The room id and the attempt.
             words: Names of instances, or public keys of ranks, or `ANYBODY`.
         """
+        if not self._gone:
+            return None
         now = self._now()
         for word in words:
             given_up = self._gone.get((key, word))
@@ -264,7 +275,11 @@ class Tombstones:
 
     def may_be_given_up(self, key: RoomKey, words: Iterable[str]) -> bool:
         """Whether `given_up` may find something. Any thread."""
-        return bool(self._gone) and any((key, word) in self._gone for word in words)
+        return any((key, word) in self._gone for word in words)
+
+    def any_given_up(self) -> bool:
+        """Whether there is anything that `given_up` may find. Any thread."""
+        return bool(self._gone)
 
     def forget_given_up(self, key: RoomKey, given_up: GivenUp) -> None:
         """Forget what an instance gave up, since a room of this side belonged to it, or since it was too long ago."""

@@ -21,12 +21,16 @@ for _call in (_write, _read):
 
 
 class Bell:
-    """A descriptor that is readable from a ring on, until the thread that waits for it silences it. Never blocks."""
+    """A descriptor that is readable from a ring on, until the thread that waits for it silences it. Never blocks.
+
+    Attributes:
+        rung: Whether it was rung since `silence` was called last.
+    """
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bytes = ctypes.create_string_buffer(WIDTH)
-        self._rung = False
+        self.rung = False
         self._lock = threading.Lock()
         """Guards the descriptor: once it is closed, its number may belong to another file."""
 
@@ -39,12 +43,12 @@ class Bell:
         with self._lock:
             if self._descriptor >= 0:
                 _write(self._descriptor, ONE, WIDTH)
-                self._rung = True  # after the write: `silence` leaves no ring unread
+                self.rung = True  # after the write: `silence` leaves no ring unread
 
     def silence(self) -> None:
         """Make the descriptor unreadable, if it was rung. Only the thread that waits for it."""
-        if self._rung:
-            self._rung = False  # before the read: a ring that comes between them is read, or is noted again
+        if self.rung:
+            self.rung = False  # before the read: a ring that comes between them is read, or is noted again
             _read(self._descriptor, self._bytes, WIDTH)
 
     def close(self) -> None:

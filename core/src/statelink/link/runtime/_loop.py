@@ -27,9 +27,12 @@ class Loop:
     No job that runs here may block. The protocol reads the time from `now` alone, so that a test can replace the clock.
 
     Attributes:
+        now: Seconds on a clock that never goes back. Any thread.
         asleep: Whether the thread waits, or is about to. Only then, a thread that posts a job has to wake it, and sets
             this to false. The control thread itself sets it to false as soon as it handles a message.
     """
+
+    now: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self._posted: deque[Callable[[], None]] = deque()
@@ -39,10 +42,6 @@ class Loop:
         self.asleep = False
         self._stop = False
         self._thread: threading.Thread | None = None
-
-    def now(self) -> float:
-        """Seconds on a clock that never goes back. Any thread."""
-        return time.monotonic()
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a job was posted. The wait for messages watches it too."""
@@ -115,15 +114,26 @@ class Loop:
                 self.asleep, timeout = False, 0.0
             self.guard(receive, timeout)
             self.asleep = False
-            self._bell.silence()
-            self._take_posted()
-            self._take_timers()
+            if self._bell.rung:
+                self._bell.silence()
+            if self._posted:
+                self._take_posted()
+            if self._timers and self._timers[0][0] <= self.now():
+                self._take_timers()
         self.guard(end)
         self._bell.close()  # only here nobody waits for it any more
 
     def _take_posted(self) -> None:
-        for _ in range(min(len(self._posted), BURST)):  # messages and timers have their turn, too
-            self.guard(self._posted.popleft())
+        left = len(self._posted)  # what these jobs post, messages and timers have their turn, too
+        if left > BURST:
+            left = BURST
+        while left:
+            try:
+                while left:
+                    left -= 1
+                    self._posted.popleft()()
+            except BaseException:  # as in `guard`
+                log.exception("a job of the control thread failed")
 
     def _take_timers(self) -> None:
         now = self.now()

@@ -278,11 +278,14 @@ class Instances:
 
         Notes that they are alive. Empty if the message means an earlier process at this link's address.
         """
-        found = []
+        found: list[PrefillRank] = []
+        if message.to != self._context.handshake.link:
+            return found
+        now = self._context.now()
         for instance in self._of_address(address):
             rank = instance.ranks.get(address)
-            if rank is not None and message.sender == rank.name and message.to == self._context.name:
-                rank.hear(self._context.now())
+            if rank is not None and message.sender == rank.name:
+                rank.hear(now)
                 instance.suspect_silence(False)
                 found.append(rank)
         return found

@@ -158,11 +158,14 @@ class DecodeRole:
                 room = self._room(message.room, message.generation)
                 if room is not None:
                     room.drained(rank.name)
-        for rank in self._instances.speakers(message, address):
+        speakers = self._instances.speakers(message, address)
+        if isinstance(message, ABOUT_ROOM):
+            for rank in speakers:
+                self._about_room(message, rank)
+            return
+        for rank in speakers:
             if isinstance(message, wire.Bye) and message.drained and rank.may_leave(message):
                 self._drained(rank)
-            elif isinstance(message, ABOUT_ROOM):
-                self._about_room(message, rank)
         self._instances.handle(message, address)
 
     def handle_sibling(self, message: wire.Message) -> None:
@@ -178,6 +181,9 @@ class DecodeRole:
             room.handle(message, rank.name)
 
     def _room(self, number: int, generation: int) -> ReceivingState | None:
+        current = self._rooms.get(number)
+        if current is not None and current.generation == generation:
+            return current
         return next((room for room in self._rooms.with_id(number) if room.generation == generation), None)
 
     def _drained(self, rank: PrefillRank) -> None:

@@ -23,6 +23,7 @@ from ._ranges import U64, merge
 
 __all__ = [
     "NO_SIGNAL",
+    "SMALL",
     "Vectors",
     "can_copy",
     "copy",
@@ -30,6 +31,7 @@ __all__ = [
     "permit_ptrace",
     "read_memory",
     "receive",
+    "receive_at",
     "receive_into",
     "send",
     "send_bytes",
@@ -109,32 +111,34 @@ class Vectors:
         total: Bytes of all ranges together.
     """
 
-    __slots__ = ("_address", "_ends", "_vectors", "_whole", "_window", "total")
+    __slots__ = ("_ends", "_vectors", "_whole", "_window", "total")
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
         addresses, nbytes = merge(addresses, nbytes)
-        self._vectors = np.empty((len(nbytes), 2), np.uint64)
-        self._vectors[:, 0], self._vectors[:, 1] = addresses, nbytes
-        self._ends = np.cumsum(nbytes, dtype=np.uint64)
-        self._window = np.empty((min(len(nbytes), IOV_MAX), 2), np.uint64)
-        self._address, self._whole = self._window.ctypes.data, self._vectors.ctypes.data
+        self._vectors = vectors = np.empty((len(nbytes), 2), np.uint64)
+        vectors[:, 0], vectors[:, 1] = addresses, nbytes
+        self._ends = np.add.accumulate(nbytes)
+        self._whole: int = vectors.__array_interface__["data"][0]
+        self._window: U64 | None = None
         self.total = int(self._ends[-1])
 
     def twin(self) -> Vectors:
         """The same ranges, for another thread."""
         made = object.__new__(Vectors)
         made._vectors, made._ends, made.total = self._vectors, self._ends, self.total
-        made._window = np.empty_like(self._window)
-        made._address, made._whole = made._window.ctypes.data, self._whole
+        made._whole, made._window = self._whole, None
         return made
 
     def window(self, position: int, limit: int) -> tuple[int, int]:
         """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
-        if position == 0 and self.total <= limit and len(self._ends) <= IOV_MAX:
-            return self._whole, len(self._ends)  # without a search, which lets go of the interpreter
+        count = len(self._ends)
+        if position == 0 and self.total <= limit and count <= IOV_MAX:
+            return self._whole, count  # without a search, which lets go of the interpreter
         first = int(np.searchsorted(self._ends, np.uint64(position), side="right"))
         stop = int(np.searchsorted(self._ends, np.uint64(position + limit), side="left")) + 1
-        stop = min(stop, first + IOV_MAX, len(self._ends))
+        stop = min(stop, first + IOV_MAX, count)
+        if self._window is None:
+            self._window = np.empty((min(count, IOV_MAX), 2), np.uint64)
         window = self._window[: stop - first]
         window[:] = self._vectors[first:stop]
         surplus = int(self._ends[stop - 1]) - (position + limit)
@@ -143,7 +147,7 @@ class Vectors:
         skipped = position - int(self._ends[first - 1]) if first else position
         if skipped:
             window[0] = (int(window[0, 0]) + skipped, int(window[0, 1]) - skipped)
-        return self._address, stop - first
+        return int(window.__array_interface__["data"][0]), stop - first
 
 
 def send(fd: int, vectors: Vectors, position: int, limit: int) -> int:
@@ -180,8 +184,14 @@ def send_bytes(fd: int, data: bytes | memoryview) -> int:
 
 def receive_into(fd: int, view: memoryview) -> int | None:
     """As `receive`, into one piece of Python's memory."""
-    into = (ctypes.c_char * len(view)).from_buffer(view)
-    moved = _calls(len(view)).recv(fd, ctypes.addressof(into), len(view), 0)
+    return receive_at(fd, ctypes.addressof((ctypes.c_char * len(view)).from_buffer(view)), len(view))
+
+
+def receive_at(fd: int, address: int, nbytes: int) -> int | None:
+    """As `receive`, into one piece of memory, which the caller keeps."""
+    moved = (_keeping if nbytes <= SMALL else _letting_go).recv(fd, address, nbytes, 0)
+    if moved > 0:
+        return moved
     return None if moved == 0 else _moved(moved)
 
 

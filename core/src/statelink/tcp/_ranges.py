@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["U64", "Ranges", "merge"]
+__all__ = ["U64", "Ranges", "all_of", "merge"]
 
 U64 = npt.NDArray[np.uint64]
 
 ONE = np.uint64(1)
+all_of = np.logical_and.reduce
+"""Whether every element of an array is true. `numpy.ndarray.all` is this behind a function of Python."""
 FEW = 500
 """Most comparisons for which numpy keeps the interpreter. Each of its searches lets go of it."""
 
@@ -21,7 +23,7 @@ def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
     if len(addresses) < 2:
         return addresses, nbytes
     apart = addresses[1:] != addresses[:-1] + nbytes[:-1]
-    if apart.all():
+    if all_of(apart):
         return addresses, nbytes
     first = np.concatenate(([0], np.flatnonzero(apart) + 1))
     return addresses[first], np.add.reduceat(nbytes, first)
@@ -46,7 +48,7 @@ class Ranges:
         if addresses.dtype != np.uint64 or nbytes.dtype != np.uint64 or addresses.shape != nbytes.shape:
             raise ValueError("ranges are two uint64 arrays of one length")
         last = addresses + (nbytes - ONE)
-        if not (nbytes.all() and (last >= addresses).all() and (addresses[1:] > last[:-1]).all()):
+        if not (all_of(nbytes) and all_of(last >= addresses) and all_of(addresses[1:] > last[:-1])):
             raise ValueError("ranges are at least one byte long, sorted and disjoint")
         self._first, joined = merge(addresses, nbytes)
         self._last: U64 = self._first + (joined - ONE)
@@ -72,8 +74,9 @@ class Ranges:
         if not len(self._first):
             return 0 if len(addresses) else None
         after = _begun(self._first, addresses)
-        last = self._last[np.maximum(after, 1) - 1]
-        # A difference that wraps around is masked by the comparison before it.
+        last = self._last[after - 1]
+        # What a block before the first range gets here, and a difference that wraps around, is masked by the comparison
+        # before it.
         inside = (after > 0) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
         return _first_false(inside)
 
@@ -81,9 +84,10 @@ class Ranges:
 def _begun(first: U64, addresses: U64) -> npt.NDArray[np.int64]:
     """For each address, how many of the ascending ``first`` are not above it."""
     if len(first) * len(addresses) <= FEW:
-        return np.asarray((first <= addresses[:, None]).sum(axis=1), np.int64)
-    return np.asarray(np.searchsorted(first, addresses, side="right"), np.int64)
+        begun: npt.NDArray[np.int64] = np.add.reduce(first <= addresses[:, None], axis=1, dtype=np.int64)
+        return begun
+    return first.searchsorted(addresses, side="right")
 
 
 def _first_false(flags: npt.NDArray[np.bool_]) -> int | None:
-    return None if flags.all() else int(np.argmin(flags))
+    return None if all_of(flags) else int(np.argmin(flags))

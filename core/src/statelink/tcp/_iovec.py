@@ -40,6 +40,9 @@ __all__ = [
 IOV_MAX: Final = 1024
 """Most vectors that the kernel takes in one call."""
 
+WORTH_JOINING: Final = 64
+"""Of more vectors than this, those that continue each other are joined. The kernel takes so few as they are."""
+
 SMALL: Final = 128 << 10
 """Most bytes that a call moves while it keeps the interpreter."""
 
@@ -114,37 +117,41 @@ class Vectors:
     __slots__ = ("_ends", "_vectors", "_whole", "_window", "total")
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
-        addresses, nbytes = merge(addresses, nbytes)
+        if len(nbytes) > WORTH_JOINING:
+            addresses, nbytes = merge(addresses, nbytes)
         self._vectors = vectors = np.empty((len(nbytes), 2), np.uint64)
         vectors[:, 0], vectors[:, 1] = addresses, nbytes
-        self._ends = np.add.accumulate(nbytes)
         self._whole: int = vectors.__array_interface__["data"][0]
+        self._ends: U64 | None = None
+        """Where each range ends, as a number of bytes. Only a window has to know."""
         self._window: U64 | None = None
-        self.total = int(self._ends[-1])
+        self.total = int(np.add.reduce(nbytes))
 
     def twin(self) -> Vectors:
         """The same ranges, for another thread."""
         made = object.__new__(Vectors)
-        made._vectors, made._ends, made.total = self._vectors, self._ends, self.total
-        made._whole, made._window = self._whole, None
+        made._vectors, made._whole, made.total = self._vectors, self._whole, self.total
+        made._ends = made._window = None
         return made
 
     def window(self, position: int, limit: int) -> tuple[int, int]:
         """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
-        count = len(self._ends)
+        count = len(self._vectors)
         if position == 0 and self.total <= limit and count <= IOV_MAX:
             return self._whole, count  # without a search, which lets go of the interpreter
-        first = int(np.searchsorted(self._ends, np.uint64(position), side="right"))
-        stop = int(np.searchsorted(self._ends, np.uint64(position + limit), side="left")) + 1
-        stop = min(stop, first + IOV_MAX, count)
-        if self._window is None:
+        if self._ends is None or self._window is None:
+            self._ends = np.add.accumulate(self._vectors[:, 1])
             self._window = np.empty((min(count, IOV_MAX), 2), np.uint64)
+        ends = self._ends
+        first = int(np.searchsorted(ends, np.uint64(position), side="right"))
+        stop = int(np.searchsorted(ends, np.uint64(position + limit), side="left")) + 1
+        stop = min(stop, first + IOV_MAX, count)
         window = self._window[: stop - first]
         window[:] = self._vectors[first:stop]
-        surplus = int(self._ends[stop - 1]) - (position + limit)
+        surplus = int(ends[stop - 1]) - (position + limit)
         if surplus > 0:
             window[-1, 1] = int(window[-1, 1]) - surplus
-        skipped = position - int(self._ends[first - 1]) if first else position
+        skipped = position - int(ends[first - 1]) if first else position
         if skipped:
             window[0] = (int(window[0, 0]) + skipped, int(window[0, 1]) - skipped)
         return int(window.__array_interface__["data"][0]), stop - first

@@ -18,6 +18,8 @@ __all__ = ["Grantable"]
 U64 = npt.NDArray[np.uint64]
 
 TRUE: Final = np.ones(1, np.bool_)
+SHORT: Final = 32
+"""Most ranges that are worked out one by one, because numpy's calls then take longer."""
 
 
 class Grantable:
@@ -40,8 +42,10 @@ class Grantable:
         found.sort(key=lambda buffer: buffer[0])
         self._components = [component for *_, component in found]
         """The component of each buffer that the writer writes to."""
-        self._buffers = np.array([numbers for *numbers, _ in found], np.uint64).reshape(-1, 3).T.copy()
+        self._numbers = [tuple(numbers) for *numbers, _ in found]
         """Of each of them: the address of item 0, the bytes from one item to the next, and the bytes of an item."""
+        self._buffers = np.array(self._numbers, np.uint64).reshape(-1, 3).T.copy()
+        """The same, a row each."""
         self._each = Counter(self._components)
 
     def count(self, items: Mapping[str, Items]) -> int:
@@ -61,16 +65,15 @@ class Grantable:
         Returns:
             Addresses and lengths in bytes; sorted, disjoint, and merged where they touch.
         """
-        components, buffers = self._components, self._buffers
-        if elsewhere:
-            rows = [row for row, component in enumerate(components) if component not in elsewhere]
-            components, buffers = [components[row] for row in rows], buffers[:, rows]
+        rows = [row for row, component in enumerate(self._components) if component not in elsewhere]
+        if self.count(items) <= SHORT:
+            return self._few(items, rows)
         ids = {component: _ascending(items[component].ids) for component in self._each}
-        chosen = [ids[component] for component in components]
+        chosen = [ids[self._components[row]] for row in rows]
         counts = [len(each) for each in chosen]
         if not any(counts):
             return np.empty(0, np.uint64), np.empty(0, np.uint64)
-        base, stride, nbytes = buffers.repeat(counts, axis=1)
+        base, stride, nbytes = self._buffers[:, rows].repeat(counts, axis=1)
         low: U64 = base + stride * np.concatenate(chosen).view(np.uint64)
         end: U64 = low + nbytes
         apart = low[1:] > end[:-1]
@@ -83,6 +86,24 @@ class Grantable:
         apart = low[1:] > end[:-1]
         low, end = low[np.concatenate((TRUE, apart))], end[np.concatenate((apart, TRUE))]
         return low, end - low
+
+    def _few(self, items: Mapping[str, Items], rows: list[int]) -> tuple[U64, U64]:
+        """As `ranges`, without numpy."""
+        ids = {component: items[component].ids.tolist() for component in self._each}
+        found = []
+        for row in rows:
+            base, stride, nbytes = self._numbers[row]
+            found += [(base + stride * item, base + stride * item + nbytes) for item in ids[self._components[row]]]
+        low: list[int] = []
+        high: list[int] = []
+        for begin, end in sorted(found):
+            if high and begin <= high[-1]:
+                high[-1] = max(high[-1], end)
+            else:
+                low.append(begin)
+                high.append(end)
+        addresses = np.array(low, np.uint64)
+        return addresses, np.array(high, np.uint64) - addresses
 
 
 def _ascending(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

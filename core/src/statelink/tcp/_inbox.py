@@ -41,6 +41,7 @@ class Inbox:
         self._hold(SPACE)
 
     def _hold(self, nbytes: int) -> None:
+        self._space = nbytes
         self._data = np.empty(nbytes, np.uint8)
         self._address: int = self._data.__array_interface__["data"][0]
 
@@ -60,12 +61,13 @@ class Inbox:
     def _fill(self, nbytes: int) -> None:
         """Receive until so many bytes are there."""
         rest = self._data[self._first : self._last]
-        if nbytes > len(self._data):
+        self._first, self._last = 0, self._last - self._first
+        if nbytes > self._space:
             self._hold(nbytes)
-        self._data[: len(rest)] = rest
-        self._first, self._last = 0, len(rest)
+        if self._last:
+            self._data[: self._last] = rest
+        most = self._space if self.ahead else nbytes
         while self._last < nbytes:
-            most = len(self._data) if self.ahead else nbytes
             received = self._stream.receive_at(self._address + self._last, most - self._last)
             if not received:
                 self._stream.wait(POLLIN)

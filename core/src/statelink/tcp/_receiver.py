@@ -185,8 +185,9 @@ class _Connection:
             self._copy(header, admitted, Vectors(targets, nbytes), Vectors(sources, nbytes))
 
     def _read_arrays(self, header: Header) -> tuple[U64, U64, U64]:
-        body = self._inbox.take(8 * header.arrays * header.blocks)
-        arrays = body.view("<u8").reshape(header.arrays, header.blocks).astype(np.uint64, copy=False)
+        count = header.arrays
+        body = self._inbox.take(8 * count * header.blocks)
+        arrays = body.view("<u8").reshape(count, header.blocks).astype(np.uint64, copy=False)
         return arrays[0], arrays[1], arrays[-1]
 
     def _receive(self, header: Header, grant: Grant, target: Vectors) -> None:

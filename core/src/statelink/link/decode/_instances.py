@@ -257,7 +257,7 @@ class Instances:
                 self._context.channel.hang_up(address)
 
     def _list(self, instance: Instance) -> None:
-        for address in instance.addresses:
+        for address in dict.fromkeys(instance.addresses):
             self._at.setdefault(address, []).append(instance)
 
     def _unlist(self, instance: Instance) -> None:
@@ -269,7 +269,7 @@ class Instances:
                 self._at.pop(address, None)
 
     def _of_address(self, address: str) -> list[Instance]:
-        return list(dict.fromkeys(self._at.get(address, ())))
+        return list(self._at.get(address, ()))
 
     # Messages.
 
@@ -282,7 +282,7 @@ class Instances:
         if message.to != self._context.handshake.link:
             return found
         now = self._context.now()
-        for instance in self._of_address(address):
+        for instance in self._at.get(address, ()):
             rank = instance.ranks.get(address)
             if rank is not None and message.sender == rank.name:
                 rank.hear(now)

@@ -91,13 +91,15 @@ class Writer:
         self._contexts: dict[str, ReceiveHookContext] = {}
         self._expected = part.owed.nbytes(accepted.tokens, accepted.prefix)
         """Bytes per component, where there are any: computed here, never taken from the writer."""
-        prompt = context.fencing is None or context.backend.capabilities.prompt_fences
+        prompt = context.fencing is None or (
+            context.backend.capabilities.prompt_fences and part.grantable.count(accepted.items) <= AT_ONCE
+        )
         for name in part.plan.components:
             hook = self.hooks[name] = context.strategies[name].receiver()
             prompt = prompt and hook.prompt
             if _acts(type(hook)):
                 self._acting[name] = hook
-        self.prompt = prompt and part.grantable.count(accepted.items) <= AT_ONCE
+        self.prompt = prompt
         self._under_way: dict[str, int] = {}
         """What has not ended, as texts, and how many of each."""
         self._came: set[str] = set()

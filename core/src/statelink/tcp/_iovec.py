@@ -114,24 +114,27 @@ class Vectors:
         total: Bytes of all ranges together.
     """
 
-    __slots__ = ("_ends", "_vectors", "_whole", "_window", "total")
+    __slots__ = ("_address", "_ends", "_vectors", "_whole", "_window", "total")
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
+        self._ends: U64 | None = None
+        """Where each range ends, as a number of bytes. Of few ranges, only a window has to know."""
         if len(nbytes) > WORTH_JOINING:
             addresses, nbytes = merge(addresses, nbytes)
+            self._ends = np.add.accumulate(nbytes)
         self._vectors = vectors = np.empty((len(nbytes), 2), np.uint64)
         vectors[:, 0], vectors[:, 1] = addresses, nbytes
         self._whole: int = vectors.__array_interface__["data"][0]
-        self._ends: U64 | None = None
-        """Where each range ends, as a number of bytes. Only a window has to know."""
         self._window: U64 | None = None
+        self._address = 0
+        """Where the window is, once it is made."""
         self.total = int(np.add.reduce(nbytes))
 
     def twin(self) -> Vectors:
         """The same ranges, for another thread."""
         made = object.__new__(Vectors)
         made._vectors, made._whole, made.total = self._vectors, self._whole, self.total
-        made._ends = made._window = None
+        made._ends, made._window = self._ends, None
         return made
 
     def window(self, position: int, limit: int) -> tuple[int, int]:
@@ -139,9 +142,11 @@ class Vectors:
         count = len(self._vectors)
         if position == 0 and self.total <= limit and count <= IOV_MAX:
             return self._whole, count  # without a search, which lets go of the interpreter
-        if self._ends is None or self._window is None:
+        if self._ends is None:
             self._ends = np.add.accumulate(self._vectors[:, 1])
+        if self._window is None:
             self._window = np.empty((min(count, IOV_MAX), 2), np.uint64)
+            self._address = self._window.ctypes.data
         ends = self._ends
         first = int(np.searchsorted(ends, np.uint64(position), side="right"))
         stop = int(np.searchsorted(ends, np.uint64(position + limit), side="left")) + 1
@@ -154,7 +159,7 @@ class Vectors:
         skipped = position - int(ends[first - 1]) if first else position
         if skipped:
             window[0] = (int(window[0, 0]) + skipped, int(window[0, 1]) - skipped)
-        return int(window.__array_interface__["data"][0]), stop - first
+        return self._address, stop - first
 
 
 def send(fd: int, vectors: Vectors, position: int, limit: int) -> int:

@@ -76,16 +76,16 @@ class Grantable:
         base, stride, nbytes = self._buffers[:, rows].repeat(counts, axis=1)
         low: U64 = base + stride * np.concatenate(chosen).view(np.uint64)
         end: U64 = low + nbytes
-        apart = low[1:] > end[:-1]
-        if apart.all():
-            return low, nbytes
         if not (low[1:] >= low[:-1]).all():
             order = low.argsort(kind="stable")
             low, end = low[order], end[order]
         end = np.maximum.accumulate(end)
         apart = low[1:] > end[:-1]
-        low, end = low[np.concatenate((TRUE, apart))], end[np.concatenate((apart, TRUE))]
-        return low, end - low
+        if apart.all():
+            return low, end - low
+        first = np.flatnonzero(np.concatenate((TRUE, apart)))
+        last = np.append(first[1:], len(low)) - 1
+        return low[first], end[last] - low[first]
 
     def _few(self, items: Mapping[str, Items], rows: list[int]) -> tuple[U64, U64]:
         """As `ranges`, without numpy."""

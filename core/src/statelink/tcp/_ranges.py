@@ -126,19 +126,17 @@ def _joined(addresses: list[int], lengths: list[int]) -> tuple[list[int], list[i
     Raises:
         ValueError: They are not as `Ranges` says.
     """
-    first: list[int] = []
-    last: list[int] = []
-    end = 0
+    first, last = addresses.copy(), addresses.copy()
+    count = end = 0
     for address, length in zip(addresses, lengths, strict=True):
         if length < 1 or address < end or address + length > SPACE:
             raise ValueError(UNFIT)
-        if first and address == end:
-            last[-1] = address + length - 1
-        else:
-            first.append(address)
-            last.append(address + length - 1)
+        if address != end or not count:
+            first[count] = address
+            count += 1
         end = address + length
-    return first, last
+        last[count - 1] = end - 1
+    return first[:count], last[:count]
 
 
 def _begun(first: U64, addresses: U64) -> npt.NDArray[np.int64]:

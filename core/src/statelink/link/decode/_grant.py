@@ -90,20 +90,18 @@ class Grantable:
     def _few(self, items: Mapping[str, Items], rows: list[int]) -> tuple[U64, U64]:
         """As `ranges`, without numpy."""
         ids = {component: items[component].ids.tolist() for component in self._each}
-        found = []
-        for row in rows:
-            base, stride, nbytes = self._numbers[row]
-            found += [(base + stride * item, base + stride * item + nbytes) for item in ids[self._components[row]]]
-        low: list[int] = []
-        high: list[int] = []
-        for begin, end in sorted(found):
-            if high and begin <= high[-1]:
-                high[-1] = max(high[-1], end)
-            else:
-                low.append(begin)
-                high.append(end)
-        addresses = np.array(low, np.uint64)
-        return addresses, np.array(high, np.uint64) - addresses
+        named = [(*self._numbers[row], ids[self._components[row]]) for row in rows]
+        found = sorted([(base + stride * item, nbytes) for base, stride, nbytes, each in named for item in each])
+        low, high = [0] * len(found), [0] * len(found)
+        count = end = 0
+        for begin, nbytes in found:
+            if begin > end or not count:
+                low[count] = high[count] = end = begin
+                count += 1
+            if begin + nbytes > end:
+                end = high[count - 1] = begin + nbytes
+        addresses = np.array(low[:count], np.uint64)
+        return addresses, np.array(high[:count], np.uint64) - addresses
 
 
 def _ascending(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PAGE, PAGES, ROWS = 16, 8, 8
 TOKENS = 2 * PAGE
 MORE = 1.1
-BUDGETS = {"send": 16, "push": 22, "receive": 30, "poll and close": 4}
+BUDGETS = {"send": 16, "push": 22, "receive": 29, "poll and close": 4}
 """For each call of a small request, with pages, a recurrent slot and a row, calls of Python functions."""
 PACKAGE = str(Path(statelink.__file__).parent)
 CALM: dict[str, Any] = {"heartbeat": 500.0, "liveness": 1000.0, "deadline": 5000.0, "inspect": False}

@@ -284,11 +284,12 @@ class TcpBackend(Backend):
     def _wrong(self, batch: Batch, theirs: RegionTable) -> str:
         """What is wrong with a batch, in words; empty for nothing."""
         blocks = batch.blocks
-        if not 0 < blocks.count <= MAX_BLOCKS:
-            return f"it has {blocks.count} blocks; at most {MAX_BLOCKS} go into one"
+        count = len(blocks.nbytes)
+        if not 0 < count <= MAX_BLOCKS:
+            return f"it has {count} blocks; at most {MAX_BLOCKS} go into one"
         for name, dtype in COLUMNS:
             array = getattr(blocks, name)
-            if array.dtype != dtype or array.shape != (blocks.count,):
+            if array.dtype != dtype or array.shape != (count,):
                 return f"its {name} is {array.dtype} of shape {array.shape}, not {dtype} of one shape"
         if not (0 <= batch.room < UINT64 and 0 <= batch.generation < UINT64):
             return f"room {batch.room} and generation {batch.generation} are not unsigned 64-bit numbers"
@@ -298,7 +299,8 @@ class TcpBackend(Backend):
                 theirs.check("by the peer", blocks.target, blocks.nbytes, blocks.target_region)
         except TransferError as error:
             return f"{error.reason.what}: {error.reason.cause}"
-        return "" if blocks.total <= MAX_BYTES else f"it has {blocks.total} bytes"
+        total = int(np.add.reduce(blocks.nbytes))
+        return "" if total <= MAX_BYTES else f"it has {total} bytes"
 
 
 def _same_host_copy(options: _options.Options) -> str:

@@ -53,7 +53,9 @@ class Copier:
             fewer bytes than there are, the grant was revoked.
         """
         batch = _Batch(pid, grant, target.total, self._piece)
-        helpers = self._help(batch, source, target) if target.total >= WORTHWHILE * self._piece else []
+        if target.total < WORTHWHILE * self._piece:
+            return batch.work(source, target, look), batch.failed
+        helpers = self._help(batch, source, target)
         try:
             moved = batch.work(source, target, look)
         except BaseException:

@@ -18,12 +18,11 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from ._ranges import U64, all_of
 
 if TYPE_CHECKING:
     from statelink.backend import Blocks
-
-    from ._ranges import U64
 
 __all__ = [
     "HEADER",
@@ -66,6 +65,9 @@ class Mode(enum.IntEnum):
     """The receiver reads them from the sender's memory."""
 
 
+MODES: Final = {mode.value: mode for mode in Mode}
+
+
 class Status(enum.IntEnum):
     """The result of a batch. After any of these, the batch is neither read nor written."""
 
@@ -77,6 +79,9 @@ class Status(enum.IntEnum):
     """The receiver could not move the bytes."""
     RESEND = 4
     """The receiver cannot read the sender's memory. The sender may send the batch again in mode SEND."""
+
+
+STATUSES: Final = {status.value: status for status in Status}
 
 
 class Header(NamedTuple):
@@ -112,26 +117,23 @@ class Reply(NamedTuple):
     length: int
 
 
-def pack_write(header: Header, blocks: Blocks) -> npt.NDArray[np.uint8]:
-    """Encode a WRITE without its payload, in one buffer."""
-    packed = np.empty(HEADER.size + 8 * header.arrays * header.blocks, np.uint8)
-    HEADER.pack_into(packed.data, 0, WRITE_MAGIC, *header)
-    arrays = packed[HEADER.size :].view("<u8").reshape(header.arrays, header.blocks)
-    for row, array in zip(arrays, (blocks.target, blocks.nbytes, blocks.source), strict=False):
-        row[:] = array
-    return packed
+def pack_write(header: Header, blocks: Blocks) -> bytes:
+    """Encode a WRITE without its payload."""
+    arrays = [blocks.target, blocks.nbytes, blocks.source][: header.arrays]
+    return HEADER.pack(WRITE_MAGIC, *header) + np.concatenate(arrays, dtype="<u8").tobytes()
 
 
-def unpack_header(raw: bytes | bytearray) -> Header:
+def unpack_header(raw: bytes | bytearray | memoryview) -> Header:
     """Decode the header of a WRITE.
 
     Raises:
         BadFrameError: The bytes are no such header.
     """
-    magic, mode, *numbers = HEADER.unpack(raw)
-    if magic != WRITE_MAGIC or mode not in (Mode.SEND, Mode.COPY):
+    magic, number, *numbers = HEADER.unpack(raw)
+    mode = MODES.get(number)
+    if magic != WRITE_MAGIC or mode is None:
         raise BadFrameError(f"no WRITE starts with {bytes(raw[:8]).hex()}")
-    header = Header(Mode(mode), *numbers)
+    header = Header(mode, *numbers)
     if not 0 < header.blocks <= MAX_BLOCKS or not header.blocks <= header.total <= MAX_BYTES:
         raise BadFrameError(f"a WRITE of {header.blocks} blocks and {header.total} bytes")
     return header
@@ -143,13 +145,13 @@ def check_lengths(header: Header, nbytes: U64) -> None:
     Raises:
         BadFrameError: They do not. Then it is unknown where the next frame starts.
     """
-    if not nbytes.all() or int(nbytes.max()) > MAX_BYTES or int(nbytes.sum()) != header.total:
+    if not all_of(nbytes) or np.maximum.reduce(nbytes) > MAX_BYTES or np.add.reduce(nbytes) != header.total:
         raise BadFrameError(f"the blocks of a WRITE do not add up to its {header.total} bytes")
 
 
 def pack_reply(status: Status, sequence: int, reason: str = "") -> bytes:
     """An answer."""
-    raw = reason.encode("utf-8", "replace")[:MAX_REASON]
+    raw = reason.encode("utf-8", "replace")[:MAX_REASON] if reason else b""
     return REPLY.pack(REPLY_MAGIC, status, len(raw), sequence) + raw
 
 
@@ -159,7 +161,8 @@ def unpack_reply(raw: bytes | bytearray | memoryview) -> Reply:
     Raises:
         BadFrameError: The bytes are no such header.
     """
-    magic, status, length, sequence = REPLY.unpack(raw)
-    if magic != REPLY_MAGIC or not Status.DONE <= status <= Status.RESEND or length > MAX_REASON:
+    magic, number, length, sequence = REPLY.unpack(raw)
+    status = STATUSES.get(number)
+    if magic != REPLY_MAGIC or status is None or length > MAX_REASON:
         raise BadFrameError(f"no reply starts with {bytes(raw[:8]).hex()}")
-    return Reply(Status(status), sequence, length)
+    return Reply(status, sequence, length)

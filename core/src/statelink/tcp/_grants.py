@@ -51,9 +51,11 @@ class Grant:
     def revoke(self, transfer: Transfer) -> None:
         """Let no further piece begin. ``transfer`` succeeds when no piece is under way. The caller holds the lock."""
         self.revoked = True
-        self._revokes.append(transfer)
-        if not self._inside:
-            self._finish()
+        if self._inside:
+            self._revokes.append(transfer)
+        else:
+            self._owner.remove(self)
+            transfer.succeed()
 
     def _finish(self) -> None:
         self._owner.remove(self)

@@ -23,6 +23,7 @@ from ._ranges import U64, merge
 
 __all__ = [
     "NO_SIGNAL",
+    "SMALL",
     "Vectors",
     "can_copy",
     "copy",
@@ -30,6 +31,7 @@ __all__ = [
     "permit_ptrace",
     "read_memory",
     "receive",
+    "receive_at",
     "receive_into",
     "send",
     "send_bytes",
@@ -37,6 +39,9 @@ __all__ = [
 
 IOV_MAX: Final = 1024
 """Most vectors that the kernel takes in one call."""
+
+WORTH_JOINING: Final = 64
+"""Of more vectors than this, those that continue each other are joined. The kernel takes so few as they are."""
 
 SMALL: Final = 128 << 10
 """Most bytes that a call moves while it keeps the interpreter."""
@@ -112,35 +117,46 @@ class Vectors:
     __slots__ = ("_address", "_ends", "_vectors", "_whole", "_window", "total")
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
-        addresses, nbytes = merge(addresses, nbytes)
-        self._vectors = np.empty((len(nbytes), 2), np.uint64)
-        self._vectors[:, 0], self._vectors[:, 1] = addresses, nbytes
-        self._ends = np.cumsum(nbytes, dtype=np.uint64)
-        self._window = np.empty((min(len(nbytes), IOV_MAX), 2), np.uint64)
-        self._address, self._whole = self._window.ctypes.data, self._vectors.ctypes.data
-        self.total = int(self._ends[-1])
+        self._ends: U64 | None = None
+        """Where each range ends, as a number of bytes. Of few ranges, only a window has to know."""
+        if len(nbytes) > WORTH_JOINING:
+            addresses, nbytes = merge(addresses, nbytes)
+            self._ends = np.add.accumulate(nbytes)
+        self._vectors = vectors = np.empty((len(nbytes), 2), np.uint64)
+        vectors[:, 0], vectors[:, 1] = addresses, nbytes
+        self._whole: int = vectors.__array_interface__["data"][0]
+        self._window: U64 | None = None
+        self._address = 0
+        """Where the window is, once it is made."""
+        self.total = int(np.add.reduce(nbytes))
 
     def twin(self) -> Vectors:
         """The same ranges, for another thread."""
         made = object.__new__(Vectors)
-        made._vectors, made._ends, made.total = self._vectors, self._ends, self.total
-        made._window = np.empty_like(self._window)
-        made._address, made._whole = made._window.ctypes.data, self._whole
+        made._vectors, made._whole, made.total = self._vectors, self._whole, self.total
+        made._ends, made._window = self._ends, None
         return made
 
     def window(self, position: int, limit: int) -> tuple[int, int]:
         """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
-        if position == 0 and self.total <= limit and len(self._ends) <= IOV_MAX:
-            return self._whole, len(self._ends)  # without a search, which lets go of the interpreter
-        first = int(np.searchsorted(self._ends, np.uint64(position), side="right"))
-        stop = int(np.searchsorted(self._ends, np.uint64(position + limit), side="left")) + 1
-        stop = min(stop, first + IOV_MAX, len(self._ends))
+        count = len(self._vectors)
+        if position == 0 and self.total <= limit and count <= IOV_MAX:
+            return self._whole, count  # without a search, which lets go of the interpreter
+        if self._ends is None:
+            self._ends = np.add.accumulate(self._vectors[:, 1])
+        if self._window is None:
+            self._window = np.empty((min(count, IOV_MAX), 2), np.uint64)
+            self._address = self._window.ctypes.data
+        ends = self._ends
+        first = int(np.searchsorted(ends, np.uint64(position), side="right"))
+        stop = int(np.searchsorted(ends, np.uint64(position + limit), side="left")) + 1
+        stop = min(stop, first + IOV_MAX, count)
         window = self._window[: stop - first]
         window[:] = self._vectors[first:stop]
-        surplus = int(self._ends[stop - 1]) - (position + limit)
+        surplus = int(ends[stop - 1]) - (position + limit)
         if surplus > 0:
             window[-1, 1] = int(window[-1, 1]) - surplus
-        skipped = position - int(self._ends[first - 1]) if first else position
+        skipped = position - int(ends[first - 1]) if first else position
         if skipped:
             window[0] = (int(window[0, 0]) + skipped, int(window[0, 1]) - skipped)
         return self._address, stop - first
@@ -180,8 +196,14 @@ def send_bytes(fd: int, data: bytes | memoryview) -> int:
 
 def receive_into(fd: int, view: memoryview) -> int | None:
     """As `receive`, into one piece of Python's memory."""
-    into = (ctypes.c_char * len(view)).from_buffer(view)
-    moved = _calls(len(view)).recv(fd, ctypes.addressof(into), len(view), 0)
+    return receive_at(fd, ctypes.addressof((ctypes.c_char * len(view)).from_buffer(view)), len(view))
+
+
+def receive_at(fd: int, address: int, nbytes: int) -> int | None:
+    """As `receive`, into one piece of memory, which the caller keeps."""
+    moved = (_keeping if nbytes <= SMALL else _letting_go).recv(fd, address, nbytes, 0)
+    if moved > 0:
+        return moved
     return None if moved == 0 else _moved(moved)
 
 

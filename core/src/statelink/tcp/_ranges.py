@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["U64", "Ranges", "merge"]
+__all__ = ["U64", "Ranges", "all_of", "merge"]
 
 U64 = npt.NDArray[np.uint64]
 
 ONE = np.uint64(1)
+SPACE = 1 << 64
+UNFIT = "ranges are at least one byte long, sorted and disjoint"
+all_of = np.logical_and.reduce
+"""Whether every element of an array is true. `numpy.ndarray.all` is this behind a function of Python."""
+SHORT = 32
+"""Most blocks that are looked at one by one, because numpy's calls then take longer."""
+MOST_LISTED = 1024
+"""Most ranges of a set that is kept as lists of Python's, too, for that."""
 FEW = 500
 """Most comparisons for which numpy keeps the interpreter. Each of its searches lets go of it."""
 
@@ -21,7 +30,7 @@ def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
     if len(addresses) < 2:
         return addresses, nbytes
     apart = addresses[1:] != addresses[:-1] + nbytes[:-1]
-    if apart.all():
+    if all_of(apart):
         return addresses, nbytes
     first = np.concatenate(([0], np.flatnonzero(apart) + 1))
     return addresses[first], np.add.reduceat(nbytes, first)
@@ -40,16 +49,22 @@ class Ranges:
         ValueError: The ranges are not like this.
     """
 
-    __slots__ = ("_first", "_last")
+    __slots__ = ("_few", "_many")
 
     def __init__(self, addresses: U64, nbytes: U64) -> None:
         if addresses.dtype != np.uint64 or nbytes.dtype != np.uint64 or addresses.shape != nbytes.shape:
             raise ValueError("ranges are two uint64 arrays of one length")
+        # First and last bytes, as lists, as arrays, or as both. Two threads may both make what is missing.
+        self._few: tuple[list[int], list[int]] | None = None
+        self._many: tuple[U64, U64] | None = None
+        if len(addresses) <= SHORT:
+            self._few = _joined(addresses.tolist(), nbytes.tolist())
+            return
         last = addresses + (nbytes - ONE)
-        if not (nbytes.all() and (last >= addresses).all() and (addresses[1:] > last[:-1]).all()):
-            raise ValueError("ranges are at least one byte long, sorted and disjoint")
-        self._first, joined = merge(addresses, nbytes)
-        self._last: U64 = self._first + (joined - ONE)
+        if not (all_of(nbytes) and all_of(last >= addresses) and all_of(addresses[1:] > last[:-1])):
+            raise ValueError(UNFIT)
+        first, joined = merge(addresses, nbytes)
+        self._many = first, first + (joined - ONE)
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[int, int]]) -> Ranges:
@@ -57,11 +72,29 @@ class Ranges:
         table = np.array(sorted(pairs), np.uint64).reshape(-1, 2)
         return cls(table[:, 0].copy(), table[:, 1].copy())
 
+    def _arrays(self) -> tuple[U64, U64]:
+        if self._many is None:
+            assert self._few is not None
+            self._many = np.array(self._few[0], np.uint64), np.array(self._few[1], np.uint64)
+        return self._many
+
+    def _lists(self) -> tuple[list[int], list[int]] | None:
+        """The set as lists; ``None`` if it is too large for that."""
+        if self._few is None:
+            assert self._many is not None
+            if len(self._many[0]) > MOST_LISTED:
+                return None
+            self._few = self._many[0].tolist(), self._many[1].tolist()
+        return self._few
+
     def union(self, other: Ranges) -> Ranges:
         """Every byte of either."""
-        first = np.concatenate((self._first, other._first))
+        (ours, ours_last), (theirs, theirs_last) = self._arrays(), other._arrays()
+        if not len(ours) or not len(theirs):
+            return self if len(ours) else other
+        first = np.concatenate((ours, theirs))
         order = np.argsort(first, kind="stable")
-        first, last = first[order], np.concatenate((self._last, other._last))[order]
+        first, last = first[order], np.concatenate((ours_last, theirs_last))[order]
         reach = np.maximum.accumulate(last)
         starts = np.flatnonzero(np.concatenate(([True], first[1:] > reach[:-1])))
         first, last = first[starts], reach[np.append(starts[1:], len(reach)) - 1]
@@ -69,21 +102,46 @@ class Ranges:
 
     def outside(self, addresses: U64, nbytes: U64) -> int | None:
         """Index of the first block that is not inside this set, if there is one."""
-        if not len(self._first):
+        if len(addresses) <= SHORT and (few := self._lists()) is not None:
+            first_bytes, last_bytes = few
+            for at, (address, length) in enumerate(zip(addresses.tolist(), nbytes.tolist(), strict=True)):
+                before = bisect_right(first_bytes, address)
+                if not before or not length or address + length - 1 > last_bytes[before - 1]:
+                    return at
+            return None
+        first, last = self._arrays()
+        if not len(first):
             return 0 if len(addresses) else None
-        after = _begun(self._first, addresses)
-        last = self._last[np.maximum(after, 1) - 1]
-        # A difference that wraps around is masked by the comparison before it.
+        after = _begun(first, addresses)
+        last = last[after - 1]
+        # What a block before the first range gets here, and a difference that wraps around, is masked by the comparison
+        # before it.
         inside = (after > 0) & (addresses <= last) & (nbytes > 0) & (nbytes - ONE <= last - addresses)
-        return _first_false(inside)
+        return None if all_of(inside) else int(np.argmin(inside))
+
+
+def _joined(addresses: list[int], lengths: list[int]) -> tuple[list[int], list[int]]:
+    """First and last bytes of a few ranges, of which those that continue each other are joined.
+
+    Raises:
+        ValueError: They are not as `Ranges` says.
+    """
+    first, last = addresses.copy(), addresses.copy()
+    count = end = 0
+    for address, length in zip(addresses, lengths, strict=True):
+        if length < 1 or address < end or address + length > SPACE:
+            raise ValueError(UNFIT)
+        if address != end or not count:
+            first[count] = address
+            count += 1
+        end = address + length
+        last[count - 1] = end - 1
+    return first[:count], last[:count]
 
 
 def _begun(first: U64, addresses: U64) -> npt.NDArray[np.int64]:
     """For each address, how many of the ascending ``first`` are not above it."""
     if len(first) * len(addresses) <= FEW:
-        return np.asarray((first <= addresses[:, None]).sum(axis=1), np.int64)
-    return np.asarray(np.searchsorted(first, addresses, side="right"), np.int64)
-
-
-def _first_false(flags: npt.NDArray[np.bool_]) -> int | None:
-    return None if flags.all() else int(np.argmin(flags))
+        begun: npt.NDArray[np.int64] = np.add.reduce(first <= addresses[:, None], axis=1, dtype=np.int64)
+        return begun
+    return first.searchsorted(addresses, side="right")

@@ -21,6 +21,7 @@ from ._frames import (
     unpack_header,
 )
 from ._handshake import Welcome, frame, witness
+from ._inbox import Inbox
 from ._iovec import Vectors
 from ._stream import POLLIN, Interrupted, Lost, Stream, Waker
 
@@ -161,7 +162,7 @@ class _Connection:
         self._grants = grants
         self._copier = copier
         self._piece = options.piece_bytes
-        self._body = np.empty(0, np.uint8)
+        self._inbox = Inbox(stream, ahead=pid != 0)
         self._scratch = memoryview(b"")
 
     def serve_one(self) -> None:
@@ -171,9 +172,7 @@ class _Connection:
             Lost: The peer closed the connection.
             BadFrameError: The bytes are no WRITE, so it is unknown where the next one starts.
         """
-        raw = bytearray(HEADER.size)
-        self._stream.read(memoryview(raw))
-        header = unpack_header(raw)
+        header = unpack_header(self._inbox.take(HEADER.size).data)
         targets, nbytes, sources = self._read_arrays(header)
         check_lengths(header, nbytes)
         admitted = self._grants.admit(self._peer, header.room, header.generation, targets, nbytes)
@@ -186,12 +185,9 @@ class _Connection:
             self._copy(header, admitted, Vectors(targets, nbytes), Vectors(sources, nbytes))
 
     def _read_arrays(self, header: Header) -> tuple[U64, U64, U64]:
-        size = 8 * header.arrays * header.blocks
-        if self._body.nbytes < size:
-            self._body = np.empty(size, np.uint8)
-        body = self._body[:size]
-        self._stream.read(body.data)
-        arrays = body.view("<u8").reshape(header.arrays, header.blocks).astype(np.uint64, copy=False)
+        count = header.arrays
+        body = self._inbox.take(8 * count * header.blocks)
+        arrays = body.view("<u8").reshape(count, header.blocks).astype(np.uint64, copy=False)
         return arrays[0], arrays[1], arrays[-1]
 
     def _receive(self, header: Header, grant: Grant, target: Vectors) -> None:
@@ -203,7 +199,7 @@ class _Connection:
                 self._discard(header, position)
                 return
             try:
-                received = self._stream.receive_vectors(target, position, self._piece)
+                received = self._inbox.receive(target, position, self._piece)
             finally:
                 grant.leave()
             if not received:
@@ -216,6 +212,7 @@ class _Connection:
         # The reply is sent outside of the grant: a revoke waits for a copy, but never for a peer that reads slowly.
         if failed is not None:
             resend = failed.errno in CANNOT_READ
+            self._inbox.ahead = self._inbox.ahead and not resend  # payload follows from now on
             self._reply(header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}")
         elif moved < target.total:
             self._reply(header, Status.REFUSED, _revoked(header, moved))
@@ -237,7 +234,7 @@ class _Connection:
             self._scratch = memoryview(bytearray(SCRATCH))
         while left:
             self._stream.check()
-            received = self._stream.receive(self._scratch[:left])
+            received = self._inbox.drop(self._scratch[:left])
             if not received:
                 self._stream.wait(POLLIN)
             left -= received

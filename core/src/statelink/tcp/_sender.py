@@ -9,7 +9,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from statelink.backend import Batch, Side, Transfer
 from statelink.errors import TransferError
@@ -25,7 +24,7 @@ from ._frames import (
     unpack_reply,
 )
 from ._handshake import dial
-from ._iovec import Vectors
+from ._iovec import SMALL, Vectors
 from ._lingering import Linger
 from ._stream import POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
 
@@ -49,54 +48,62 @@ FEW: Final = 4
 class Write(Transfer):
     """One submitted batch and its progress. Once it is queued, only its sender's thread uses it."""
 
-    __slots__ = ("_batch", "_frame", "_position", "_vectors", "mode", "sequence")
+    __slots__ = ("_batch", "_frame", "_position", "_total", "_vectors", "mode", "sequence")
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
         self.mode = Mode.SEND
         self.sequence = 0
         self._batch: Batch | None = batch
-        self._frame: npt.NDArray[np.uint8] | None = None
+        self._frame = b""
         self._vectors: Vectors | None = None
+        """What to send, if it is more than a small frame."""
         self._position = 0
+        self._total = 0
 
     def begin(self, sequence: int, mode: Mode) -> None:
-        """Make the list of vectors to send: the frame, and in mode SEND the payload."""
+        """Make what to send: the frame, and in mode SEND the payload."""
         assert self._batch is not None
         blocks = self._batch.blocks
-        header = Header(mode, blocks.count, sequence, self._batch.room, self._batch.generation, blocks.total)
-        frame = pack_write(header, blocks)
-        addresses = np.array([frame.ctypes.data], np.uint64)
-        nbytes = np.array([frame.nbytes], np.uint64)
-        if mode is Mode.SEND:
-            addresses = np.concatenate((addresses, blocks.source))
-            nbytes = np.concatenate((nbytes, blocks.nbytes))
+        nbytes = int(np.add.reduce(blocks.nbytes))
+        header = Header(mode, len(blocks.nbytes), sequence, self._batch.room, self._batch.generation, nbytes)
+        self._frame = frame = pack_write(header, blocks)
+        self._vectors, self._total = None, len(frame)
+        if mode is Mode.SEND or len(frame) > SMALL:
+            addresses = np.array([np.frombuffer(frame, np.uint8).ctypes.data], np.uint64)
+            lengths = np.array([len(frame)], np.uint64)
+            if mode is Mode.SEND:
+                addresses = np.concatenate((addresses, blocks.source))
+                lengths = np.concatenate((lengths, blocks.nbytes))
+            self._vectors = Vectors(addresses, lengths)
+            self._total = self._vectors.total
         self.mode = mode
         self.sequence = sequence
-        self._frame = frame
-        self._vectors = Vectors(addresses, nbytes)
         self._position = 0
 
     def send(self, stream: Stream) -> bool:
         """Send what the socket takes. Return whether it took anything."""
-        assert self._vectors is not None
-        sent = stream.send_vectors(self._vectors, self._position, SLICE)
+        if self._vectors is not None:
+            sent = stream.send_vectors(self._vectors, self._position, SLICE)
+        else:
+            sent = stream.send(memoryview(self._frame)[self._position :] if self._position else self._frame)
         self._position += sent
         return sent > 0
 
     @property
     def sent(self) -> bool:
         """Whether everything has been sent."""
-        return self._vectors is not None and self._position == self._vectors.total
+        return self._total > 0 and self._position == self._total
 
     @property
     def exposed(self) -> bool:
         """Whether enough was sent for the receiver to read or write some of its bytes."""
-        return self._frame is not None and self._position >= self._frame.nbytes
+        return self._total > 0 and self._position >= len(self._frame)
 
     def release(self) -> None:
         """Free the arrays. The core may keep the transfer itself."""
-        self._batch = self._frame = self._vectors = None
+        self._batch = self._vectors = None
+        self._frame, self._total = b"", 0
 
 
 class Sender:
@@ -145,6 +152,7 @@ class Sender:
         # Only the thread uses the rest.
         self._known = False
         self._replies = bytearray()
+        self._answers = memoryview(bytearray(4096))
         self._dialled = threading.Event()
         """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
@@ -305,15 +313,14 @@ class Sender:
         Raises:
             Lost: The receiver closed the connection. Replies before that have been handled.
         """
-        buffer = memoryview(bytearray(4096))
-        received = stream.receive(buffer)
-        self._replies += buffer[:received]
+        received = stream.receive(self._answers)
+        self._replies += self._answers[:received]
         while len(self._replies) >= REPLY.size:
             reply = unpack_reply(self._replies[: REPLY.size])
             end = REPLY.size + reply.length
             if len(self._replies) < end:
                 return
-            reason = self._replies[REPLY.size : end].decode("utf-8", "replace")
+            reason = self._replies[REPLY.size : end].decode("utf-8", "replace") if reply.length else ""
             del self._replies[:end]
             self._progress = time.monotonic()
             self._handle(reply, reason)

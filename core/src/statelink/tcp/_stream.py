@@ -91,7 +91,8 @@ class Stream:
         self._waker = waker
         self._poll = select.poll()
         self._poll.register(waker, POLLIN)
-        self._poll.register(sock, 0)
+        self._events = 0
+        self._poll.register(sock, self._events)
         self.check = check
 
     def wait(self, events: int, deadline: float | None = None, most: float | None = None) -> int:
@@ -107,15 +108,20 @@ class Stream:
             Lost: The deadline is over.
         """
         self.check()
-        self._poll.modify(self._fd, events)
+        if events != self._events:
+            self._poll.modify(self._fd, events)
+            self._events = events
         timeout = _milliseconds(deadline) if deadline is not None or not most else most * 1000
-        happened = dict(self._poll.poll(timeout))
-        if happened.pop(self._waker.fileno(), 0):
-            self._waker.clear()
-            self.check()
-        if not happened and deadline is not None and time.monotonic() >= deadline:
+        found = 0
+        for fd, happened in self._poll.poll(timeout):
+            if fd == self._fd:
+                found = happened
+            else:
+                self._waker.clear()
+                self.check()
+        if not found and deadline is not None and time.monotonic() >= deadline:
             raise Lost("it made no progress in time")
-        return happened.get(self._fd, 0)
+        return found
 
     def receive(self, view: memoryview) -> int:
         """Receive into ``view``; 0 if there is nothing now.
@@ -125,6 +131,16 @@ class Stream:
         """
         try:
             received = _iovec.receive_into(self._fd, view)
+        except OSError as error:
+            raise _lost(error) from error
+        if received is None:
+            raise Lost("it closed the connection", ended=True)
+        return received
+
+    def receive_at(self, address: int, nbytes: int) -> int:
+        """Like `receive`, into one piece of memory, which the caller keeps."""
+        try:
+            received = _iovec.receive_at(self._fd, address, nbytes)
         except OSError as error:
             raise _lost(error) from error
         if received is None:
@@ -169,12 +185,12 @@ class Stream:
 
     def write(self, data: bytes, deadline: float | None = None) -> None:
         """Send all of ``data``."""
-        view = memoryview(data)
-        while view:
-            sent = self.send(view)
-            if not sent:
+        sent = self.send(data)
+        while sent < len(data):
+            more = self.send(memoryview(data)[sent:])
+            if not more:
                 self.wait(POLLOUT, deadline)
-            view = view[sent:]
+            sent += more
 
     def hung_up(self) -> bool:
         """Whether the peer has closed its end, even if there is still something to receive."""

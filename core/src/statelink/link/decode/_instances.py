@@ -257,7 +257,7 @@ class Instances:
                 self._context.channel.hang_up(address)
 
     def _list(self, instance: Instance) -> None:
-        for address in instance.addresses:
+        for address in dict.fromkeys(instance.addresses):
             self._at.setdefault(address, []).append(instance)
 
     def _unlist(self, instance: Instance) -> None:
@@ -269,7 +269,7 @@ class Instances:
                 self._at.pop(address, None)
 
     def _of_address(self, address: str) -> list[Instance]:
-        return list(dict.fromkeys(self._at.get(address, ())))
+        return list(self._at.get(address, ()))
 
     # Messages.
 
@@ -278,11 +278,14 @@ class Instances:
 
         Notes that they are alive. Empty if the message means an earlier process at this link's address.
         """
-        found = []
-        for instance in self._of_address(address):
+        found: list[PrefillRank] = []
+        if message.to != self._context.handshake.link:
+            return found
+        now = self._context.now()
+        for instance in self._at.get(address, ()):
             rank = instance.ranks.get(address)
-            if rank is not None and message.sender == rank.name and message.to == self._context.name:
-                rank.hear(self._context.now())
+            if rank is not None and message.sender == rank.name:
+                rank.hear(now)
                 instance.suspect_silence(False)
                 found.append(rank)
         return found

@@ -26,7 +26,9 @@ class PrefillRank:
 
     Attributes:
         endpoint: Where it is dialled.
+        address: The same, as text.
         handshake: Its handshake, once it answered.
+        name: Its link name; empty while it is not known.
         heard: When its last message came; before the first one, when dialling began.
         part: What it writes for this decode rank, if anything.
         attached: Whether it confirmed its part.
@@ -38,8 +40,10 @@ class PrefillRank:
 
     def __init__(self, endpoint: Endpoint, now: float) -> None:
         self.endpoint = endpoint
+        self.address = str(endpoint)
         self.heard = now
         self.handshake: Handshake | None = None
+        self.name = ""
         self.part: Part | None = None
         self.attached = False
         self.connected = False
@@ -48,19 +52,9 @@ class PrefillRank:
         self.transport = UNKNOWN
 
     @property
-    def name(self) -> str:
-        """Its link name; empty while it is not known."""
-        return self.handshake.link if self.handshake else ""
-
-    @property
     def rank(self) -> int | None:
         """Its rank, once it answered."""
         return self.handshake.inventory.rank if self.handshake else None
-
-    @property
-    def address(self) -> str:
-        """The address that it was dialled at."""
-        return str(self.endpoint)
 
     @property
     def plan(self) -> PairPlan | None:
@@ -85,7 +79,7 @@ class PrefillRank:
 
     def answer(self, handshake: Handshake, now: float) -> None:
         """Note its handshake."""
-        self.handshake, self.heard = handshake, now
+        self.handshake, self.name, self.heard = handshake, handshake.link, now
 
     def hear(self, now: float) -> None:
         """A message of it came."""

@@ -31,8 +31,8 @@ class ReceiveHookContext(HookContext):
         component: The component.
         plan: What the writer writes of the component.
         ended: Set by the control thread once the room has ended.
-        fail: Called on a data thread with what a grant or a callback raised. It must not keep the room alive, since a
-            hook may keep this context.
+        fail: Called on a data thread with the writer's name, the component, and what a grant or a callback raised. It
+            must not keep the room alive, since a hook may keep this context.
     """
 
     __slots__ = ("_accepted", "_ended", "_fail", "_plan")
@@ -45,7 +45,7 @@ class ReceiveHookContext(HookContext):
         component: str,
         plan: ComponentPlan,
         ended: Flag,
-        fail: Callable[[BaseException], None],
+        fail: Callable[[str, str, BaseException], None],
     ) -> None:
         super().__init__(context, accepted.room, accepted.generation, rank.name, component, rank.address)
         self._accepted = accepted
@@ -79,6 +79,6 @@ class ReceiveHookContext(HookContext):
                     fencing.grant(self.peer, self.room, self.generation, *ranges)
                 then()
             except BaseException as error:
-                self._fail(error)
+                self._fail(self.peer, self.component, error)
 
         self._context.workers.fences.submit(("room", self.room), job)

@@ -91,7 +91,8 @@ class ReceivingState(RoomState):
         self.prefix = accepted.prefix
         if accepted.least == accepted.tokens:
             self.tokens = accepted.tokens
-        self.update_quiesced()
+        if self.status in ENDED:  # until then, it stays as `name_memory` left it
+            self.update_quiesced()
         self._maybe_request()
 
     def instance_ready(self, instance: Instance) -> None:
@@ -117,7 +118,9 @@ class ReceivingState(RoomState):
         if instance.state is not InstanceState.READY or instance.suspect:
             return
         self.step(Status.WAITING)
-        if accepted is None or not self._is_ready(accepted.ready, self._maybe_request):
+        if accepted is None:
+            return
+        if accepted.ready is not None and not self._is_ready(accepted.ready, self._maybe_request):
             return
         self._requested = True
         fail = _fail_weakly(self)
@@ -126,8 +129,10 @@ class ReceivingState(RoomState):
         except BaseException as error:  # a defect of a strategy, whose hooks are made here
             self.fail(reason_of(error, room=self.room, backend=self.context.backend.name))
             return
-        self._writers.update({each.rank.name: each for each in writers})
-        self.update_quiesced()
+        prompt = True
+        for writer in writers:
+            self._writers[writer.rank.name] = writer
+            prompt = prompt and writer.prompt
 
         # This runs on a data thread, or here if every hook is prompt. `prepared` runs after it, on the control thread.
         # The room may have failed in between.
@@ -142,9 +147,10 @@ class ReceivingState(RoomState):
                 self._request()
 
         workers, who = self.context.workers, {"room": self.room, "backend": self.context.backend.name}
-        prompt = all(writer.prompt for writer in writers)
-        submit = workers.fences.submit_promptly if prompt else workers.fences.submit
-        workers.run(submit, ("room", self.room), prepare, prepared, **who)
+        if prompt:
+            workers.run_promptly(("room", self.room), prepare, prepared, **who)
+        else:
+            workers.run(workers.fences.submit, ("room", self.room), prepare, prepared, **who)
 
     def _request(self) -> None:
         if self.status in ENDED:
@@ -167,7 +173,7 @@ class ReceivingState(RoomState):
         if writer is None:
             return
         if not isinstance(message, (wire.Failed, wire.Drained)) or message.met == self.generation:
-            writer.meet()
+            writer.met = True
         if isinstance(message, wire.Chunk):
             self._arrived(writer, message, message.number)
         elif isinstance(message, wire.Finished):
@@ -248,11 +254,11 @@ class ReceivingState(RoomState):
 
     def _maybe_succeed(self) -> None:
         """Succeed, if every writer is complete. Starts the comparisons of digests before that."""
-        writers = list(self._writers.values())
+        writers = self._writers.values()
         if self.context.config.verify != "off" and self.status not in ENDED:
             for writer in writers:
                 writer.verify(self._hook_ended)
-        if self.status in ENDED or not all(writer.complete for writer in writers):
+        if self.status in ENDED or not all([writer.complete for writer in writers]):
             self._after_change()
             return
         for writer in writers:
@@ -262,7 +268,8 @@ class ReceivingState(RoomState):
         for writer in writers:
             writer.accept()
             writer.revoke(self.drained)
-        self._after_change()
+        self._watcher.forget(self)
+        self._leave()
 
     def fail(self, reason: Reason) -> None:
         """See `RoomState.fail`. Sends Failed to every writer, and revokes the grants or waits until all drained."""
@@ -325,8 +332,10 @@ class ReceivingState(RoomState):
         Without that proof, the room stays with the instance, which repeats Failed to ranks that have not drained.
         """
         self.update_quiesced()
-        if self.status not in ENDED:
-            return
+        if self.status in ENDED:
+            self._leave()
+
+    def _leave(self) -> None:
         for writer in self._writers.values():
             writer.release()
         if self.proven and self._instance is not None:
@@ -334,7 +343,7 @@ class ReceivingState(RoomState):
 
     def update_quiesced(self) -> None:
         """See `RoomState.update_quiesced`."""
-        in_flight = any(writer.in_flight for writer in self._writers.values())
+        in_flight = any([writer.in_flight for writer in self._writers.values()])
         self._set_quiesced(not in_flight and (self.status in ENDED or self._accepted is None))
         self._watcher.forget(self)
 

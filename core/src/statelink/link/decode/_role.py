@@ -74,13 +74,8 @@ class DecodeRole:
             RoomError: The id is in use, too many rooms are open, or the items are not what must arrive, or not known
                 without the number of tokens.
         """
-        components = self._context.inventory.components
-        if tokens is None and not any(each.page == 1 and not needs_tokens(each) for each in components):
-            for component in components:
-                if needs_tokens(component):
-                    error = unknown_pages(component).reason
-                    reason = room_reason(self._context, room, attempt, error.code, error.what, error.cause, error.hint)
-                    raise RoomError.of(reason)
+        if tokens is None:
+            self._check_unknown(room, attempt)
         state = ReceivingState(
             self._context,
             self._table,
@@ -106,6 +101,17 @@ class DecodeRole:
         if accepted is not None:
             room.accepted(accepted)
         room.open(self._instances.get(peer))
+
+    def _check_unknown(self, room: int, attempt: int) -> None:
+        """Check that a request whose number of tokens only prefill knows can be received."""
+        components = self._context.inventory.components
+        if any(each.page == 1 and not needs_tokens(each) for each in components):
+            return
+        for component in components:
+            if needs_tokens(component):
+                error = unknown_pages(component).reason
+                reason = room_reason(self._context, room, attempt, error.code, error.what, error.cause, error.hint)
+                raise RoomError.of(reason)
 
     def decline(self, room: int, attempt: int, peer: Peer, why: str) -> None:
         """See `Link.decline`. A thread of the engine.
@@ -158,11 +164,14 @@ class DecodeRole:
                 room = self._room(message.room, message.generation)
                 if room is not None:
                     room.drained(rank.name)
-        for rank in self._instances.speakers(message, address):
+        speakers = self._instances.speakers(message, address)
+        if isinstance(message, ABOUT_ROOM):
+            for rank in speakers:
+                self._about_room(message, rank)
+            return
+        for rank in speakers:
             if isinstance(message, wire.Bye) and message.drained and rank.may_leave(message):
                 self._drained(rank)
-            elif isinstance(message, ABOUT_ROOM):
-                self._about_room(message, rank)
         self._instances.handle(message, address)
 
     def handle_sibling(self, message: wire.Message) -> None:
@@ -178,6 +187,9 @@ class DecodeRole:
             room.handle(message, rank.name)
 
     def _room(self, number: int, generation: int) -> ReceivingState | None:
+        current = self._rooms.get(number)
+        if current is not None and current.generation == generation:
+            return current
         return next((room for room in self._rooms.with_id(number) if room.generation == generation), None)
 
     def _drained(self, rank: PrefillRank) -> None:

@@ -9,6 +9,7 @@ from statelink.errors import PeerError
 from statelink.plan import Assignment, PairPlan, compile_pair, match, route
 
 from ._grant import Grantable
+from ._owed import Owed
 
 if TYPE_CHECKING:
     from statelink.state import Inventory
@@ -25,12 +26,14 @@ class Part(NamedTuple):
         plan: The compiled assignment.
         readers: Decode ranks of this instance that it writes to for each room.
         grantable: The memory that it may be granted.
+        owed: How many bytes it owes for a request.
     """
 
     assignment: Assignment
     plan: PairPlan
     readers: int
     grantable: Grantable
+    owed: Owed
 
 
 def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[str, Handshake]) -> dict[str, Part]:
@@ -61,7 +64,7 @@ def plan_instance(ours: Handshake, siblings: Sequence[Handshake], ranks: dict[st
         part = mine.get(handshake.inventory.rank)
         if part is not None:
             plan = compile_pair(handshake.inventory, ours.inventory, part)
-            parts[address] = Part(part, plan, readers[part.source], Grantable(ours.inventory, plan))
+            parts[address] = Part(part, plan, readers[part.source], Grantable(ours.inventory, plan), Owed(plan))
     return parts
 
 

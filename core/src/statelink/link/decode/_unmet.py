@@ -92,11 +92,14 @@ class UnmetUses:
 
     def named(self, key: RoomKey, rank: str) -> tuple[Unmet, ...]:
         """The earlier uses that a request to a prefill rank has to name."""
-        now = self._now()
         if key in self._forgotten:
             return (Unmet(0, 0),)
+        uses = self._rooms.get(key)
+        if uses is None:
+            return ()
+        now = self._now()
         return tuple(
             Unmet(generation, int(1000 * (now - use.ended)))
-            for generation, use in self._rooms.get(key, {}).items()
+            for generation, use in uses.items()
             if (use.lacks is None or rank in use.lacks) and now - use.ended < SPAN
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +14,6 @@ from statelink.errors import Reason, StatelinkError
 from statelink.link._header import RoomHeader
 from statelink.link._room import room_reason
 from statelink.link._verify import differing
-from statelink.plan import due
 
 from ._receive_context import ReceiveHookContext
 
@@ -58,6 +56,8 @@ class Writer:
         drained: Whether no write of it can land any more: it said so, its process has ended, or its grant is revoked.
         asked: Whether the request was sent, or may have been.
         met: Whether it has said that it has a room for this use.
+        moved: Bytes and blocks per component, as it reported them when it finished.
+        working: How many hooks, their transfers, and comparisons of digests have not ended.
         hooks: Receive hook per component.
         prompt: Whether `prepare` never blocks and takes little time. The control thread may then run it.
     """
@@ -70,51 +70,46 @@ class Writer:
         ended: Flag,
         fail: Callable[[str, str, BaseException], None],
     ) -> None:
-        assert rank.part is not None
+        part = rank.part
+        assert part is not None
         self.rank = rank
         self.finished = False
         self.drained = False
         self.asked = False
         self.met = False
+        self.working = 0
+        self.moved: Mapping[str, Moved] = {}
+        self.hooks: dict[str, ReceiveHook] = {}
         self._context = context
         self._accepted = accepted
         self._ended = ended
-        self._plan = rank.part.plan
-        self._grantable = rank.part.grantable
-        parts = self._plan.components
-        self.hooks: dict[str, ReceiveHook] = {name: context.strategies[name].receiver() for name in parts}
-        self._contexts = {
-            name: ReceiveHookContext(context, accepted, rank, name, part, ended, partial(fail, rank.name, name))
-            for name, part in parts.items()
-        }
-        self._expected = self._bytes_of(accepted.tokens)
-        fences = context.fencing is None or context.backend.capabilities.prompt_fences
-        self.prompt = (
-            fences
-            and all(hook.prompt for hook in self.hooks.values())
-            and self._grantable.count(accepted.items) <= AT_ONCE
+        self._fail = fail
+        self._plan = part.plan
+        self._part = part
+        self._acting: dict[str, ReceiveHook] = {}
+        """The hooks that do more than prepare."""
+        self._contexts: dict[str, ReceiveHookContext] = {}
+        self._expected = part.owed.nbytes(accepted.tokens, accepted.prefix)
+        """Bytes per component, where there are any: computed here, never taken from the writer."""
+        prompt = context.fencing is None or (
+            context.backend.capabilities.prompt_fences and part.grantable.count(accepted.items) <= AT_ONCE
         )
-        self._working = 0
-        """Hooks, their transfers, and comparisons of digests that have not ended."""
-        self._under_way: Counter[str] = Counter()
+        for name in part.plan.components:
+            hook = self.hooks[name] = context.strategies[name].receiver()
+            prompt = prompt and hook.prompt
+            if _acts(type(hook)):
+                self._acting[name] = hook
+        self.prompt = prompt
+        self._under_way: dict[str, int] = {}
         """What has not ended, as texts, and how many of each."""
         self._came: set[str] = set()
         """Components of which a chunk has arrived."""
         # `prepare` writes these two, maybe on a data thread; the control thread reads them after that job.
         self._prepared: dict[str, bytes] = {}
         self._elsewhere: list[str] = []
-        self._moved: Mapping[str, Moved] = {}
         self._digests: Mapping[str, bytes] = {}
         self._verified = False
         self._released = False
-
-    def _bytes_of(self, tokens: int) -> dict[str, int]:
-        """Bytes per component of a request of so many tokens: computed here, never taken from the writer."""
-        parts, prefix = self._plan.components, self._accepted.prefix
-        return {
-            name: part.granule_nbytes * len(due(part.source, part.target, tokens, prefix))
-            for name, part in parts.items()
-        }
 
     # The request.
 
@@ -125,7 +120,7 @@ class Writer:
             BaseException: What a hook or the backend raises; a `StatelinkError` if a hook returns too many bytes.
         """
         for name, hook in self.hooks.items():
-            prepared = hook.prepare(self._contexts[name])
+            prepared = hook.prepare(self._context_of(name))
             if len(prepared) > MAX_PREPARED:
                 raise StatelinkError(
                     f"the receive hook of component {name!r} prepared {len(prepared)} bytes",
@@ -134,10 +129,11 @@ class Writer:
                 )
             if prepared:
                 self._prepared[name] = prepared
-        self._elsewhere = [name for name, hook in self.hooks.items() if not hook.in_place]
+            if not hook.in_place:
+                self._elsewhere.append(name)
         if self._context.fencing is not None:
             accepted = self._accepted
-            ranges = self._grantable.ranges(accepted.items, self._elsewhere)
+            ranges = self._part.grantable.ranges(accepted.items, self._elsewhere)
             self._context.fencing.grant(self.rank.name, accepted.room, accepted.generation, *ranges)
 
     def ask(self, lasts: float, unmet: tuple[wire.Unmet, ...]) -> bool:
@@ -166,10 +162,6 @@ class Writer:
 
     # The writer's messages.
 
-    def meet(self) -> None:
-        """Note that it said that it has a room for this use."""
-        self.met = True
-
     def chunk(
         self,
         number: int,
@@ -179,32 +171,32 @@ class Writer:
     ) -> None:
         """A push is visible here: call the hooks' ``arrived``."""
         self._came.update(granules.keys() & self._expected.keys())
-        if self._ended.is_set():
+        if self._ended.raised or not self._acting:
             return
         for name, moved in granules.items():
-            hook = self.hooks.get(name)
+            hook = self._acting.get(name)
             if hook is not None and type(hook).arrived is not ReceiveHook.arrived:
                 arrival = Arrival(number, moved, layers)
-                self._run(name, partial(hook.arrived, self._contexts[name], arrival), then)
+                self._run(name, partial(hook.arrived, self._context_of(name), arrival), then)
 
     def note(self, component: str, payload: bytes, then: Done) -> None:
         """Give a receive hook the message of its counterpart."""
         hook = self.hooks.get(component)
         if hook is not None:
-            self._run(component, partial(hook.message, self._contexts[component], payload), then)
+            self._run(component, partial(hook.message, self._context_of(component), payload), then)
 
     def finish(self, message: wire.Finished) -> Reason | None:
         """Take its last message. Returns why the room fails, if its numbers are not those that this side computed."""
         self.finished = self.drained = True
         if self._accepted.least != self._accepted.tokens:
             self._know(message.tokens)
-        self._moved, self._digests = message.moved, message.digests
+        self.moved, self._digests = message.moved, message.digests
         self.rank.carry_by(message.transport or UNKNOWN)
         if message.digest != self._plan.digest:
             cause = f"{self._plan.digest.hex()} on decode, {message.digest.hex()} on prefill"
             return self._reason("room.digest", "a writer followed another plan", cause)
         reported = {name: moved.nbytes for name, moved in message.moved.items() if moved.nbytes}
-        expected = {name: nbytes for name, nbytes in self._expected.items() if nbytes}
+        expected = self._expected
         if reported == expected:
             return None
         names = sorted(name for name in reported.keys() | expected.keys() if reported.get(name) != expected.get(name))
@@ -215,15 +207,15 @@ class Writer:
     def _know(self, tokens: int) -> None:
         """Note N, which prefill has said, and which fits the number of pages."""
         self._accepted = msgspec.structs.replace(self._accepted, tokens=tokens, least=tokens)
-        self._expected = self._bytes_of(tokens)
+        self._expected = self._part.owed.nbytes(tokens, self._accepted.prefix)
         for context in self._contexts.values():
             context.know(self._accepted)
 
     def finish_hooks(self, then: Done) -> None:
         """Call the hooks' ``finish``, since everything is written. The room ends once they and their transfers have."""
-        for name, hook in self.hooks.items():
+        for name, hook in self._acting.items():
             if type(hook).finish is not ReceiveHook.finish:
-                self._run(name, partial(hook.finish, self._contexts[name]), then)
+                self._run(name, partial(hook.finish, self._context_of(name)), then)
 
     def drain(self) -> None:
         """Note that no write of it can land any more."""
@@ -234,30 +226,20 @@ class Writer:
     @property
     def in_flight(self) -> bool:
         """Whether a write of it, a hook or a comparison may still touch the room's memory."""
-        return not self.drained or self.working
-
-    @property
-    def working(self) -> bool:
-        """Whether hooks, their transfers or comparisons of digests have not ended."""
-        return self._working > 0
+        return not self.drained or self.working > 0
 
     def _begin(self, what: str) -> None:
-        self._working += 1
-        self._under_way[what] += 1
+        self.working += 1
+        self._under_way[what] = self._under_way.get(what, 0) + 1
 
     def _end(self, what: str) -> None:
-        self._working -= 1
+        self.working -= 1
         self._under_way[what] -= 1
 
     @property
     def complete(self) -> bool:
         """Whether it has written everything, and no hook or comparison is under way."""
         return self.finished and not self.working
-
-    @property
-    def moved(self) -> Mapping[str, Moved]:
-        """Bytes and blocks per component, as it reported them when it finished."""
-        return self._moved
 
     def verify(self, then: Done) -> None:
         """Compare digests, once, with what lies in memory. The room ends after that."""
@@ -309,27 +291,30 @@ class Writer:
             # Without a fence, only a request lets it write. With a fence, a data thread may be about to grant memory to
             # it. `revoke` runs after that. Only then it has drained.
             self.drained = self.drained or self._context.fencing is None
-        for name, hook in self.hooks.items():
+        for name, hook in self._acting.items():
             if type(hook).abort is not ReceiveHook.abort:
-                self._run(name, partial(hook.abort, self._contexts[name]), then)
+                self._run(name, partial(hook.abort, self._context_of(name)), then)
 
     def revoke(self, closed: Callable[[str], None]) -> None:
         """Revoke the writer's grant. Does nothing if this side's backend cannot revoke.
 
         Args:
-            closed: Called on the control thread with the rank's name, once no write of it can land.
+            closed: Called on the control thread with the rank's name, once no write of it can land, unless it had
+                drained before.
         """
         fencing, accepted, name = self._context.fencing, self._accepted, self.rank.name
         if fencing is None:
             return
+        workers = self._context.workers
 
         # Runs after the job that grants, since the two have the same key: on a data thread, or here if it never blocks.
         def job() -> None:
             transfer = fencing.revoke(name, accepted.room, accepted.generation)
-            self._context.workers.watch(transfer, lambda ok: closed(name) if ok else None)
+            if transfer.outcome is None or not self.drained:
+                workers.watch(transfer, lambda ok: closed(name) if ok else None)
 
-        fences, prompt = self._context.workers.fences, self._context.backend.capabilities.prompt_fences
-        (fences.submit_promptly if prompt else fences.submit)(("room", accepted.room), job)
+        prompt = self._context.backend.capabilities.prompt_fences
+        (workers.submit_promptly if prompt else workers.fences.submit)(("room", accepted.room), job)
 
     def release(self) -> None:
         """Call the hooks' ``released``, once, if nothing of this writer is in flight on this side."""
@@ -337,15 +322,26 @@ class Writer:
             return
         self._released = True
         workers, room = self._context.workers, self._accepted.room
-        for name, hook in self.hooks.items():
+        for name, hook in self._acting.items():
             if type(hook).released is not ReceiveHook.released:
-                call = partial(hook.released, self._contexts[name])
+                call = partial(hook.released, self._context_of(name))
                 if self.asked:
                     workers.moves.submit(("hook", room), call)
                 else:  # a data thread may still be in `prepare`
                     self._submit(call)
 
     # The hooks.
+
+    def _context_of(self, component: str) -> ReceiveHookContext:
+        """What a hook sees of the room. Made when the hook is called first, maybe on a data thread, by `prepare`."""
+        found = self._contexts.get(component)
+        if found is None:
+            part = self._plan.components[component]
+            made = ReceiveHookContext(
+                self._context, self._accepted, self.rank, component, part, self._ended, self._fail
+            )
+            found = self._contexts.setdefault(component, made)
+        return found
 
     def _run(self, component: str, call: Callable[[], Transfer | None], then: Done) -> None:
         """Call a hook on a data thread, and follow the transfer that it returns. ``then`` runs after both."""
@@ -380,7 +376,7 @@ class Writer:
 
     def _header(self) -> RoomHeader:
         return RoomHeader(
-            sender=self._context.name,
+            sender=self._context.handshake.link,
             to=self.rank.name,
             room=self._accepted.room,
             generation=self._accepted.generation,
@@ -392,8 +388,14 @@ class Writer:
         if self.finished:
             under_way = " and ".join(what for what, count in list(self._under_way.items()) if count)
             return f"{under_way} for what came from rank {rank}" if under_way else ""
-        names = [name for name, nbytes in self._expected.items() if nbytes]
-        begun = [name for name in names if name in self._came]
-        parts = [", ".join(name for name in names if name not in self._came)]
+        begun = [name for name in self._expected if name in self._came]
+        parts = [", ".join(name for name in self._expected if name not in self._came)]
         parts += [f"the rest of {', '.join(begun)}"] if begun else []
         return f"{' and '.join(filter(None, parts)) or 'its last message'} from rank {rank}"
+
+
+@lru_cache(maxsize=64)
+def _acts(kind: type[ReceiveHook]) -> bool:
+    """Whether hooks of a class do more than prepare and take messages."""
+    names = "arrived", "finish", "abort", "released"
+    return any(getattr(kind, name) is not getattr(ReceiveHook, name) for name in names)

@@ -9,8 +9,8 @@ submitted job wakes them. A data thread does not change a room: it posts its res
 from one thread to another may take 5 ms while the engine's thread computes, since the interpreter switches threads no
 sooner. So a job does as much as it can before it posts its result.
 
-Where a job is known never to block, the control thread runs it itself (`KeyedExecutor.run_here`), in its place among
-the jobs of its key.
+Where a job is known never to block, the control thread runs it itself (`KeyedExecutor.run_here`,
+`Workers.run_promptly`), in its place among the jobs of its key.
 
 A push is moved by `move`, which cuts it into batches for the backend, and yields wherever it has to wait.
 """

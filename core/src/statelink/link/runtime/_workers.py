@@ -59,12 +59,13 @@ class Workers:
         self._backend = backend
         self._order = order = KeyOrder()
         limits = backend.capabilities
-        serial = not limits.thread_safe
+        self._serial = serial = not limits.thread_safe
         self.moves = make("statelink-move", 1 if serial else threads, limits.most_stalled or 0, order)
         self.setups = self.moves if serial else make("statelink-setup", 2, SPARE_SETUPS, order)
         self.fences = self.moves if serial else make("statelink-fence", 1, 0, order)
         self.checks = make("statelink-verify", threads, 0, order)
         self.readers = make("statelink-read", 1, 0, order)
+        self._closed = False
 
     def run(
         self,
@@ -94,6 +95,62 @@ class Workers:
                 self._loop.post(lambda: then(result, None))
 
         submit(key, work)
+
+    def run_promptly(
+        self,
+        key: Hashable,
+        job: Callable[[], Result],
+        then: Callable[[Result | None, Reason | None], None],
+        **who: object,
+    ) -> None:
+        """As `run`, on `fences`, for a short job that never blocks. Control thread.
+
+        Both ``job`` and ``then`` run in this call, unless something stands before the job.
+        """
+        outcome: tuple[Result | None, Reason | None] = None, None
+
+        def work() -> None:
+            nonlocal outcome
+            try:
+                outcome = job(), None
+            except BaseException as error:
+                outcome = None, reason_of(error, **who)
+
+        if self._run_here(key, work):
+            then(*outcome)
+        else:
+            self.run(self.fences.submit, key, job, then, **who)
+
+    def submit_promptly(self, key: Hashable, job: Job) -> None:
+        """Run a short job of `fences` that never blocks: in this call, unless something stands before it.
+
+        Control thread.
+        """
+        if not self._run_here(key, job):
+            self.fences.submit(key, job)
+
+    def _run_here(self, key: Hashable, job: Job) -> bool:
+        """Run a short job of `fences` on this thread, in its place among the jobs of its key. Returns whether it ran.
+
+        Where the backend takes several calls at once, the job does not count among those of the executor.
+        """
+        if self._serial:
+            return self.fences.run_here(key, job)
+        order = self._order
+        with order.lock:
+            if self._closed or order.busy(key):
+                return False
+            order.enter(self.fences, key, job)
+        try:
+            job()
+        except BaseException:
+            log.exception("a job of the control thread failed")
+        with order.lock:
+            following = order.leave(key)
+            if following is not None:
+                executor, waiting = following
+                executor.start(key, waiting)
+        return True
 
     def poll(
         self,
@@ -193,6 +250,7 @@ class Workers:
             last: Runs on a thread of its own, since it may block. A job that is held inside a library may still run
                 beside it.
         """
+        self._closed = True
         distinct = {id(each): each for each in (self.moves, self.setups, self.fences, self.checks, self.readers)}
         ended = all([executor.close(timeout) for executor in distinct.values()])
 

@@ -1,0 +1,155 @@
+"""What decode works out one by one for few ranges: the same as numpy does for many."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from statelink import state
+from statelink.link.decode import _grant, _owed
+from statelink.link.decode._grant import Grantable
+from statelink.link.decode._owed import Owed
+from statelink.plan import Items, compile_pair, due, route
+from statelink.tcp import _ranges
+from statelink.tcp._ranges import Ranges
+
+if TYPE_CHECKING:
+    from statelink.plan import PairPlan
+    from statelink.state import Inventory
+
+CASES = 2000
+TOP = 1 << 64
+
+
+def u64(*values: int) -> Any:
+    return np.array(values, np.uint64)
+
+
+@pytest.fixture
+def random() -> Random:
+    return Random(7)
+
+
+def chosen(random: Random) -> list[tuple[int, int]]:
+    """Addresses and lengths: mostly ranges that fit, near the beginning or the end of what 64 bits can address."""
+    base = random.choice([0, 100, TOP - 60])
+    edges = sorted(random.sample(range(60), 2 * random.randint(0, 8)))
+    found = [(base + low, high - low) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+    for at in range(len(found) - 1):
+        if random.random() < 0.3:  # up to the next one
+            found[at] = found[at][0], found[at + 1][0] - found[at][0]
+    if found and random.random() < 0.3:  # anything
+        found[random.randrange(len(found))] = random.randrange(TOP), random.choice([0, 1, 7, TOP - 1])
+    return found
+
+
+def made(pairs: list[tuple[int, int]]) -> Ranges | None:
+    try:
+        return Ranges(u64(*(at for at, _ in pairs)), u64(*(nbytes for _, nbytes in pairs)))
+    except ValueError:
+        return None
+
+
+def test_few_ranges_are_those_that_many_would_be(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = outside = 0
+    for _ in range(CASES):
+        given, blocks = chosen(random), chosen(random)
+        for at, (address, nbytes) in enumerate(blocks):
+            if given and random.random() < 0.7:
+                low, most = random.choice(given)
+                blocks[at] = (low + random.randint(0, min(most, 9))) % TOP, max(most - random.randint(-1, 9), 0) % TOP
+            assert 0 <= address < TOP > nbytes
+        columns = u64(*(at for at, _ in blocks)), u64(*(nbytes for _, nbytes in blocks))
+        few, more = made(given), made(chosen(random))
+        with monkeypatch.context() as patch:
+            patch.setattr(_ranges, "SHORT", -1)
+            many = made(given)
+            assert (few is None) is (many is None), given
+            expected = many.outside(*columns) if many is not None else None
+        refused += few is None
+        if few is None:
+            continue
+        assert few.outside(*columns) == expected, (given, blocks)
+        outside += expected is not None
+        if more is not None:
+            both = few.union(more)
+            inside = [few.outside(u64(at), u64(n)) is None or more.outside(u64(at), u64(n)) is None for at, n in blocks]
+            for (at, nbytes), whole in zip(blocks, inside, strict=True):
+                assert not whole or both.outside(u64(at), u64(nbytes)) is None
+    assert CASES / 20 < refused < CASES / 2
+    assert CASES / 20 < outside < CASES
+
+
+def plan_of(random: Random) -> tuple[Inventory, PairPlan]:
+    """Pages, slots and a row, whose buffers lie apart, or one between the items of the other."""
+    pages, rows = 16, 8
+
+    def inventory(role: str) -> Inventory:
+        whole = np.zeros((pages, 4, 4, 2, 8), np.uint8)
+        keys = {0: (whole[:, 0], whole[:, 1]), 1: (whole[:, 2], whole[:, 3])}
+        if random.random() < 0.5:
+            keys = {
+                layer: (np.zeros((pages, 4, 2, 8), np.uint8), np.zeros((pages, 4, 2, 8), np.uint8)) for layer in keys
+            }
+        return state.describe(
+            role,
+            [
+                state.kv_pages(keys, heads=2),
+                state.mamba_slots(conv={1: np.zeros((rows, 8, 3), np.float32)}, ssm={}),
+                state.aux_rows({"row": np.zeros((rows, 4), np.int32)}, name="aux"),
+            ],
+        )
+
+    sender, receiver = inventory("prefill"), inventory("decode")
+    (assignment,) = route([sender], [receiver])
+    return receiver, compile_pair(sender, receiver, assignment)
+
+
+def test_few_granted_ranges_are_those_that_many_would_be(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(CASES // 10):
+        inventory, plan = plan_of(random)
+        grantable = Grantable(inventory, plan)
+        for _ in range(10):
+            ids = {
+                "kv": random.sample(range(16), random.randint(0, 7)),
+                "mamba": [random.randrange(8)],
+                "aux": [random.randrange(8)],
+            }
+            items = {name: Items(np.array(each, np.int64), 0) for name, each in ids.items()}
+            elsewhere = [name for name in ids if random.random() < 0.2]
+            few = grantable.ranges(items, elsewhere)
+            with monkeypatch.context() as patch:
+                patch.setattr(_grant, "SHORT", -1)
+                many = grantable.ranges(items, elsewhere)
+            for here, there in zip(few, many, strict=True):
+                assert here.dtype == there.dtype == np.uint64
+                assert here.tolist() == there.tolist()
+            named = {
+                address + offset
+                for name, each in ids.items()
+                if name not in elsewhere
+                for buffer in inventory.component(name).buffers
+                for item in each
+                for address in [inventory.regions[buffer.region].address + buffer.offset + item * buffer.stride]
+                for offset in range(buffer.layout.nbytes)
+            }
+            ranges = zip(few[0].tolist(), few[1].tolist(), strict=True)
+            assert {at for low, nbytes in ranges for at in range(low, low + nbytes)} == named
+
+
+def test_what_is_owed_is_the_same_when_it_is_remembered(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_owed, "REMEMBERED", 3)
+    _, plan = plan_of(random)
+    owed = Owed(plan)
+    for _ in range(100):
+        tokens = random.randint(1, 6)
+        prefix = random.choice([0, tokens // 4 * 4])
+        expected = {
+            name: part.granule_nbytes * len(due(part.source, part.target, tokens, prefix))
+            for name, part in plan.components.items()
+        }
+        assert owed.nbytes(tokens, prefix) == {name: nbytes for name, nbytes in expected.items() if nbytes}
+        assert len(owed._known) <= 3

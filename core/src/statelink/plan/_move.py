@@ -174,7 +174,7 @@ def plan_move(
         owed: What is `due` for the request.
         layers: ``[first, last)`` model layers; all buffers when not given.
     """
-    return Move(plan, pair(plan.source, plan.target, source, target, owed), layers)
+    return Move(plan, pair(plan.source, plan.target, plan.granule, source, target, owed), layers)
 
 
 def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[Content]:
@@ -203,7 +203,7 @@ def _all_pairs(plan: ComponentPlan, target: Items, owed: Due) -> Pairs:
     # The destination does not know the source's items. It pairs with made-up ones, so that every granule has a pair.
     page = plan.source.page
     anywhere = Items(np.zeros(owed.last * plan.granule // page + 1 if page else 1, np.int64), 0)
-    return pair(plan.source, plan.target, anywhere, target, owed)
+    return pair(plan.source, plan.target, plan.granule, anywhere, target, owed)
 
 
 def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:

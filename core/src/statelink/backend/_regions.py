@@ -18,6 +18,7 @@ __all__ = ["RegionTable"]
 
 U64 = npt.NDArray[np.uint64]
 
+ONE = np.uint64(1)
 FEW = 500
 """Most blocks that are looked at together. For more, numpy lets go of the interpreter, and an engine that computes
 keeps it for milliseconds."""
@@ -72,8 +73,8 @@ class RegionTable:
         except IndexError:
             cause = f"region {int(regions.max())} of {len(self.sizes)}"
         else:
-            # An address below its region gives an offset that wraps around and is huge.
-            inside = (nbytes > 0) & (nbytes <= sizes) & (addresses - starts <= sizes - nbytes)
+            # A length of 0, or an address below its region, gives a number that wraps around and is huge.
+            inside = (nbytes - ONE < sizes) & (addresses - starts <= sizes - nbytes)
             if np.logical_and.reduce(inside):
                 return
             worst = int(inside.argmin())

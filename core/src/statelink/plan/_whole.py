@@ -27,7 +27,9 @@ __all__ = ["Shapes", "Whole"]
 
 SMALL = 250
 """Most blocks of a shape. With twice as many numbers, numpy still keeps the interpreter."""
-KNOWN = 24
+OFTEN = 3
+"""How often a shape comes before it is worked out, which takes as long as pairing the components of four requests."""
+KNOWN = 32
 """Most shapes that a pair of ranks remembers. A block takes 73 bytes."""
 
 I64 = npt.NDArray[np.int64]
@@ -51,7 +53,11 @@ class Whole(NamedTuple):
     counts: list[int]
 
 
-_Key = tuple[tuple[str, int, int, int, int, int], ...]
+APART, IN_ORDER, MIXED = range(3)
+"""How the items of a component follow each other: no two of them as neighbours on both sides, all of them, or some. In
+the last case, who adds the indices has to find the neighbours."""
+
+_Key = tuple[tuple[str, int, int, int, int, int, int], ...]
 """A shape: the fields of a `_Part` for each component. A plain tuple is made in a tenth of the time."""
 
 
@@ -65,6 +71,7 @@ class _Part(NamedTuple):
         granules: How many granules move.
         sources: Items in the source's list.
         targets: Items in the destination's list.
+        order: How the items follow each other.
     """
 
     name: str
@@ -73,6 +80,7 @@ class _Part(NamedTuple):
     granules: int
     sources: int
     targets: int
+    order: int
 
 
 class Shapes:
@@ -81,8 +89,8 @@ class Shapes:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[_Key, _Shape | None] = {}
-        """Those that came last are at the end; ``None`` for one that came once, since it may never come again."""
+        self._known: dict[_Key, _Shape | int] = {}
+        """Those that came last are at the end; how often it came, for one that is not worked out."""
 
     def whole(
         self,
@@ -95,7 +103,7 @@ class Shapes:
         """What the only push of a request moves.
 
         ``None`` if the push lacks something that is due, if it becomes many blocks, if positions are dealt out over
-        ranks, or if its shape is not known yet. Then pair each component.
+        ranks, or if its shape has not come often. Then pair each component.
 
         Args:
             plans: What the source writes for the destination.
@@ -104,7 +112,7 @@ class Shapes:
             tokens: N.
             prefix: P.
         """
-        parts: list[tuple[str, int, int, int, int, int]] = []
+        parts: list[tuple[str, int, int, int, int, int, int]] = []
         grains: dict[str, tuple[int, int]] = {}
         theirs: list[I64] = []
         ours: list[I64] = []
@@ -129,9 +137,12 @@ class Shapes:
                 if low != owed.first or high != owed.last:
                     return None
                 at = low - items.first * per_source, low - targets[name].first * per_target
+                order = APART
+                if there.size > 1 or here.size > 1:
+                    order = _order(there, here, *at, high - low) if per_source == per_target == 1 else MIXED
             else:
-                low, high, at = 0, 1, (0, 0)
-            parts.append((name, *at, high - low, there.size, here.size))
+                low, high, at, order = 0, 1, (0, 0), APART
+            parts.append((name, *at, high - low, there.size, here.size, order))
             grains[name] = low, high
             theirs.append(there)
             ours.append(here)
@@ -143,17 +154,26 @@ class Shapes:
 
     def _shape(self, key: _Key, plans: Mapping[str, ComponentPlan]) -> _Shape | None:
         known = self._known
-        if key not in known:
+        found = known.pop(key, 0)
+        if isinstance(found, int):
             if len(known) >= KNOWN:
                 del known[next(iter(known))]
-            known[key] = None
-            return None
-        shape = known[key] = known.pop(key) or _Shape([_Part(*fields) for fields in key], plans)
-        return shape
+            found = found + 1 if found + 1 < OFTEN else _Shape([_Part(*fields) for fields in key], plans)
+        known[key] = found
+        return None if isinstance(found, int) else found
+
+
+def _order(there: I64, here: I64, at_source: int, at_target: int, count: int) -> int:
+    """How so many items of both sides follow each other, from a place in each list."""
+    theirs = there[at_source : at_source + count].tolist()
+    ours = here[at_target : at_target + count].tolist()
+    pairs = zip(theirs, theirs[1:], ours, ours[1:], strict=False)
+    neighbours = len([None for a, b, c, d in pairs if b - a == 1 == d - c])
+    return APART if not neighbours else IN_ORDER if neighbours == count - 1 else MIXED
 
 
 class _Shape:
-    """A shape, worked out. Its arrays have an element for each block before neighbours are merged.
+    """A shape, worked out. Its arrays have an element for each block before neighbours of mixed lists are merged.
 
     Attributes:
         nbytes: Bytes of each component.
@@ -182,7 +202,8 @@ class _Shape:
             counts.append(sum(len(each.lengths) for each in made))
             theirs += part.sources
             ours += part.targets
-        joined = _Columns(*(np.concatenate(arrays, axis=-1) for arrays in zip(*columns, strict=True)))
+        arrays = (np.concatenate(each, axis=-1) for each in zip(*columns, strict=True))
+        joined = _Columns(*map(np.ascontiguousarray, arrays))
         self._items = joined.items
         self._strides = joined.strides
         self._bases = joined.bases
@@ -220,7 +241,8 @@ class _Shape:
 
     def _merged(self, source: U64, target: U64, continues: npt.NDArray[np.bool_]) -> tuple[Blocks, list[int]]:
         """The blocks, where some continue the one before them."""
-        begins = np.ones(len(source), np.bool_)
+        begins = np.empty(len(source), np.bool_)
+        begins[0] = True
         np.logical_not(continues, out=begins[1:])
         (first,) = begins.nonzero()
         before = self._before[first]
@@ -260,26 +282,41 @@ def _columns(part: _Part, plan: ComponentPlan, theirs: int, ours: int) -> Iterat
     source, target = granules + part.source, granules + part.target
     sides = (theirs + source // per_source, source % per_source), (ours + target // per_target, target % per_target)
     for group in plan.fused:
-        yield _group_columns(group, *sides)
+        yield _group_columns(group, part.order, *sides)
 
 
-def _group_columns(group: Group, source: tuple[I64, I64], target: tuple[I64, I64]) -> _Columns:
+def _group_columns(group: Group, order: int, source: tuple[I64, I64], target: tuple[I64, I64]) -> _Columns:
     """The blocks of one group: of each buffer, of each granule, of each run. A side is items, and granules in them."""
     runs = group.runs
-    buffers, granules = len(group.source), len(source[0])
-    count = granules * len(runs.nbytes)
-    offsets = (
-        (runs.source + source[1][:, None] * runs.source_step).ravel().astype(np.uint64),
-        (runs.target + target[1][:, None] * runs.target_step).ravel().astype(np.uint64),
+    granules, buffers = len(source[0]), len(group.source)
+    strides = np.array([[group.source_stride], [group.target_stride]], np.uint64)
+    # One buffer has a block for each run of each granule.
+    items = np.array([np.repeat(side[0], len(runs.nbytes)) for side in (source, target)], np.intp)
+    offsets = np.array(
+        [
+            (runs.source + source[1][:, None] * runs.source_step).ravel(),
+            (runs.target + target[1][:, None] * runs.target_step).ravel(),
+        ],
+        np.uint64,
     )
-    within = np.full((buffers, count), granules > 1)
-    within[:, 0] = False
-    items = [np.tile(np.repeat(side[0], len(runs.nbytes)), buffers) for side in (source, target)]
+    lengths = np.tile(runs.nbytes.astype(np.uint64), granules)
+    within = np.full(len(lengths), granules > 1)
+    within[0] = False
+    if order != MIXED:
+        # Where items follow each other, the place in the list differs from the index by the same number for all.
+        places = items.astype(np.uint64) * strides + offsets
+        touch = (places[:, 1:] - places[:, :-1] == lengths[:-1]).all(axis=0)
+        alike = (items[:, 1:] == items[:, :-1]).all(axis=0)
+        apart = ~(touch & (alike | (order == IN_ORDER)) & within[1:])
+        first = np.flatnonzero(np.concatenate(([True], apart)))
+        items, offsets = items[:, first], offsets[:, first]
+        lengths, within = np.add.reduceat(lengths, first), np.zeros(len(first), np.bool_)
+    count = len(lengths)
     return _Columns(
-        items=np.array(items, np.intp),
-        strides=np.array([[group.source_stride], [group.target_stride]], np.uint64).repeat(buffers * count, axis=1),
-        bases=np.array([(group.source[:, None] + offsets[0]).ravel(), (group.target[:, None] + offsets[1]).ravel()]),
-        lengths=np.tile(runs.nbytes.astype(np.uint64), buffers * granules),
-        regions=np.array([group.source_region.repeat(count), group.target_region.repeat(count)]),
-        within=within.ravel(),
+        items=np.tile(items, buffers),
+        strides=strides.repeat(buffers * count, axis=1),
+        bases=np.array([group.source, group.target]).repeat(count, axis=1) + np.tile(offsets, buffers),
+        lengths=np.tile(lengths, buffers),
+        regions=np.array([group.source_region, group.target_region]).repeat(count, axis=1),
+        within=np.tile(within, buffers),
     )

@@ -81,6 +81,8 @@ class Delivery:
         self.unsettled: dict[Side, str] = {}
         self._context = context
         self._plan = plan
+        self._key = "peer", rank.name
+        """The key of its jobs."""
         self._cancelled = Flag()
         self._tokens = tokens
         self._pusher = Pusher(context, rank, request, tokens, plan, targets, self._cancelled, self._wake)
@@ -188,8 +190,9 @@ class Delivery:
         for name, items in push.items.items():
             plan = plans.get(name)
             if plan is not None:
-                blocks += items.ids.size * plan.item_blocks
-                nbytes += items.ids.size * plan.item_nbytes
+                count = len(items.ids)
+                blocks += count * plan.item_blocks
+                nbytes += count * plan.item_nbytes
         return blocks, nbytes
 
     def _wake(self) -> None:
@@ -204,11 +207,11 @@ class Delivery:
 
     def _run(self, job: Job) -> None:
         """Run a job of the pusher here, if that is allowed and nothing stands before it, or else on a data thread."""
-        moves, key = self._context.workers.moves, ("peer", self.rank.name)
+        moves = self._context.workers.moves
         if self._at_once:
-            moves.submit_promptly(key, job, alone=not self._never_blocks)
+            moves.submit_promptly(self._key, job, alone=not self._never_blocks)
         else:
-            moves.submit(key, job)
+            moves.submit(self._key, job)
 
     def take(self, pushed: Pushed) -> bool:
         """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""
@@ -259,7 +262,7 @@ class Delivery:
                 self._submit(partial(hook.released, self._pusher.context_of(name)))
 
     def _submit(self, job: Job) -> None:
-        self._context.workers.moves.submit(("peer", self.rank.name), job)
+        self._context.workers.moves.submit(self._key, job)
 
     # What is in flight.
 

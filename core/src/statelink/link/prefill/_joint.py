@@ -110,6 +110,8 @@ class JointPushes:
                 yield from resume(answer)
             for resume in others:
                 yield from resume(None)
+            if self._waiting:
+                yield 0.0  # a sign of life between two batches
 
     def _take(self) -> list[_Waiting]:
         """Take out the pushes that one batch can carry."""

@@ -70,16 +70,16 @@ class Payload:
                     yield None
                     count = 0
                     continue
-                total = blocks.total
+                total, size = blocks.total, blocks.count
                 nbytes += total
                 if in_place and nbytes > piece.nbytes:
                     raise self._unlike(piece, f"more than {piece.nbytes}")
-                if count + blocks.count > self._limit:
+                if count + size > self._limit:
                     yield from self._flushed()
                     count = 0
                 self._waiting.append(blocks)
-                self._tally.append((name, total if in_place else 0, blocks.count))
-                count += blocks.count
+                self._tally.append((name, total if in_place else 0, size))
+                count += size
             if in_place and nbytes != piece.nbytes:
                 raise self._unlike(piece, str(nbytes))
             if not in_place:  # count the planned bytes: the receive hook checks that they arrived

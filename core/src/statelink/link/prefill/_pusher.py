@@ -168,6 +168,8 @@ class Pusher:
                 answer = submitted(self._context.backend, self._rank.name, asked)
             elif asked is not _VISIBLE:
                 yield asked
+            elif self._line:
+                yield 0.0  # a sign of life between two pushes
 
     def _step(self, answer: Transfer | BaseException | None) -> Batch | float | None:
         """Go on with the first push. Returns the batch or the pause that it asks for.

@@ -40,7 +40,7 @@ def threads() -> Threads:
 @pytest.fixture
 def delivery(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> Delivery:
     """One over a backend and a strategy that never block."""
-    pusher = SimpleNamespace(hooks={}, open_hooks=lambda: None, add=None, resume=None)
+    pusher = SimpleNamespace(hooks={}, open_hooks=lambda: True, add=None, resume=None)
     monkeypatch.setattr(_delivery, "Pusher", lambda *given: pusher)
     pusher.add = pusher.resume = lambda *given: None
     limits = SimpleNamespace(submit_mode=SubmitMode.ASYNC, ends_unpolled=True, prompt_bytes=0)

@@ -122,11 +122,12 @@ class SimExecutor(KeyedExecutor):
             self.start(key, job)
 
     def run_here(self, key: Hashable, job: Job, *, alone: bool = False) -> bool:
-        if self._order.busy(key) or self._process.world.rng.random() < 0.2:  # sometimes all threads are taken
+        if self._process.world.rng.random() < 0.2:  # sometimes all threads are taken
             return False
         if alone and self._stuck:
             return False
-        self._order.enter(self, key, job)
+        if not self._order.enter_alone(self, key):
+            return False
         steps = job()
         pause = next(steps, None) if isinstance(steps, Generator) else None
         while pause == 0:

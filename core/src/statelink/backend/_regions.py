@@ -18,6 +18,7 @@ __all__ = ["RegionTable"]
 
 U64 = npt.NDArray[np.uint64]
 
+ONE = np.uint64(1)
 FEW = 500
 """Most blocks that are looked at together. For more, numpy lets go of the interpreter, and an engine that computes
 keeps it for milliseconds."""
@@ -56,25 +57,29 @@ class RegionTable:
         Raises:
             TransferError: A block is not inside its region, or is empty.
         """
-        for first in range(0, len(regions), FEW):
+        count = len(regions)
+        if count <= FEW:
+            self._check(whose, addresses, nbytes, regions)
+            return
+        for first in range(0, count, FEW):
             part = slice(first, first + FEW)
             self._check(whose, addresses[part], nbytes[part], regions[part])
 
     def _check(self, whose: str, addresses: U64, nbytes: U64, regions: npt.NDArray[np.uint32]) -> None:
-        highest = int(regions.max())
-        if highest >= len(self.sizes):
-            cause = f"region {highest} of {len(self.sizes)}"
+        # With an index of its own type, numpy keeps the interpreter; with any other, it lets go of it.
+        places = regions.astype(np.intp)
+        try:
+            sizes, starts = self.sizes[places], self.starts[places]
+        except IndexError:
+            cause = f"region {int(regions.max())} of {len(self.sizes)}"
         else:
-            # With an index of its own type, numpy keeps the interpreter; with any other, it lets go of it.
-            places = regions.astype(np.intp)
-            sizes = self.sizes[places]
-            # An address below its region gives an offset that wraps around and is huge.
-            inside = (nbytes > 0) & (nbytes <= sizes) & (addresses - self.starts[places] <= sizes - nbytes)
-            if inside.all():
+            # A length of 0, or an address below its region, gives a number that wraps around and is huge.
+            inside = (nbytes - ONE < sizes) & (addresses - starts <= sizes - nbytes)
+            if np.logical_and.reduce(inside):
                 return
             worst = int(inside.argmin())
             cause = (
                 f"{nbytes[worst]} bytes at {addresses[worst]:#x} in region {regions[worst]}, which has "
-                f"{sizes[worst]} at {self.starts[regions[worst]]:#x}"
+                f"{sizes[worst]} at {starts[worst]:#x}"
             )
         raise TransferError(f"a block is outside the memory registered {whose}", cause=cause, backend=self._backend)

@@ -107,6 +107,10 @@ class SendHook(ABC):
     """Whether no method of it ever blocks, or computes for longer than it takes to list the blocks of a move. The core
     may then call all of them on the thread that must not block, which saves a small request a change of threads."""
 
+    plain: bool = False
+    """Whether ``chunk`` yields ``move.blocks()``, and all other methods are those of this class. The core may then list
+    the same blocks itself, and leave out the calls to the hook."""
+
     def open(self, context: SendContext, prepared: bytes) -> None:  # noqa: B027 - optional
         """The request has arrived. ``prepared`` is what the receive hook's ``prepare`` returned for this writer.
 
@@ -253,6 +257,7 @@ class Strategy(ABC):
 
 class _DirectSend(SendHook):
     prompt = True
+    plain = True
 
     def chunk(self, context: SendContext, move: Move) -> Iterable[Blocks]:
         return move.blocks()

@@ -21,6 +21,7 @@ from ._pairing import Due, due
 from ._payload import indices_of
 from ._positions import MAX_TOKENS, held_items, item_positions, required_span
 from ._route import Assignment, Share, route
+from ._whole import Shapes, Whole
 
 __all__ = [
     "MAX_BATCH",
@@ -37,9 +38,11 @@ __all__ = [
     "Pages",
     "PairPlan",
     "Places",
+    "Shapes",
     "Share",
     "Tile",
     "Tokens",
+    "Whole",
     "arrived_content",
     "check_pieces",
     "checked_int",

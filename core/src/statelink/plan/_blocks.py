@@ -46,7 +46,7 @@ class Blocks:
     @property
     def total(self) -> int:
         """Number of bytes of all blocks together."""
-        return int(self.nbytes.sum())
+        return int(np.add.reduce(self.nbytes))  # without the functions of Python behind ``sum``
 
     @classmethod
     def concatenate(cls, parts: Sequence[Blocks]) -> Blocks:

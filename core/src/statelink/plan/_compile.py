@@ -15,6 +15,7 @@ from ._boxes import Box, Runs, runs_of
 from ._content import Parts
 from ._join import BufferPair, join
 from ._pairing import granule_of
+from ._whole import Shapes
 
 if TYPE_CHECKING:
     from statelink.state import Buffer, Component, Inventory
@@ -109,17 +110,19 @@ class ComponentPlan(NamedTuple):
 class PairPlan(NamedTuple):
     """Everything that one source rank writes for one destination rank.
 
-    Immutable, and safe to share between threads.
+    Immutable but for `shapes`, and safe to share between threads.
 
     Attributes:
         assignment: What the source has to write.
         components: Component name to its plan. A component that the source does not write is absent.
         digest: 16 bytes. Both sides compute them from both inventories, without addresses, and the assignment.
+        shapes: The shapes of small requests that are known. They alone change, and belong to who moves the requests.
     """
 
     assignment: Assignment
     components: dict[str, ComponentPlan]
     digest: bytes
+    shapes: Shapes
 
 
 def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -> PairPlan:
@@ -170,7 +173,7 @@ def compile_pair(source: Inventory, target: Inventory, assignment: Assignment) -
                 runs = tables[key] = made
             plans.setdefault(share.component, []).append(BufferPair(a, b, runs, share.boxes))
     components = {name: _component_plan(source, target, name, pairs) for name, pairs in plans.items()}
-    return PairPlan(assignment, components, _digest(source, target, assignment))
+    return PairPlan(assignment, components, _digest(source, target, assignment), Shapes())
 
 
 class _Effort:

@@ -71,7 +71,7 @@ def required(component: Component, tokens: int, prefix: int, given: Any) -> Item
     first, last = held_items(component, tokens, (a, b))
     start = None
     if isinstance(given, Items):
-        given, start = given.ids, given.first
+        start = given.first
     elif isinstance(given, Pages):
         start = item_at(component, given.start)
         given = given.ids
@@ -160,8 +160,8 @@ def _needed(component: Component, tokens: int, prefix: int | None, items: Items)
 
 def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[int, int], given: Any) -> Items:
     a, b = span
-    everything = held_items(component, tokens, span)
     if isinstance(given, Pages):
+        everything = held_items(component, tokens, span)
         ids, first = checked_ids(component, given.ids), item_at(component, given.start)
         if first < everything[0] or first + len(ids) > everything[1]:
             raise RoomError(
@@ -190,8 +190,9 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
 
 def _distinct(ids: I64) -> bool:
     """Whether no item is named twice, as far as a quick look tells."""
-    if len(ids) <= SHORT:
-        return len(set(ids.tolist())) == len(ids)
+    size = ids.size
+    if size <= SHORT:
+        return size < 2 or len(set(ids.tolist())) == size
     return bool((ids[1:] > ids[:-1]).all())
 
 
@@ -249,12 +250,13 @@ def item_at(component: Component, start: Any) -> int:
 
 
 def _one(component: Component, given: Any) -> Items:
-    if type(given) is int and 0 <= given < (LARGEST if component.count is None else component.count):
-        return Items(np.array((given,), np.int64), 0)
-    if isinstance(given, (Pages, Items)):
+    only = given[0] if type(given) is list and len(given) == 1 else given
+    if type(only) is int and 0 <= only < (LARGEST if component.count is None else component.count):
+        return Items(np.array((only,), np.int64), 0)
+    if isinstance(given, Pages):
         given = given.ids
     ids = checked_ids(component, [given] if isinstance(given, (int, np.integer)) else given)
-    if len(ids) != 1:
+    if ids.size != 1:
         raise RoomError(
             f"{len(ids)} items of component {component.name!r}",
             cause=f"type {component.kind.name!r} has exactly one {component.kind.index.value} a request",
@@ -264,22 +266,25 @@ def _one(component: Component, given: Any) -> Items:
 
 
 def checked_ids(component: Component, given: Any) -> I64:
-    """An int64 copy of indices. Checks that all of them are inside every buffer."""
+    """An int64 copy of indices, or the array of `Items`. Checks that all of them are inside every buffer."""
+    listed = isinstance(given, Items)
     try:
-        raw = np.asarray(given)
+        raw = given.ids if listed else np.asarray(given)
     except Exception as error:
         raise RoomError(
             f"indices of component {component.name!r} cannot be read", cause=str(error), code="room.indices"
         ) from error
-    size = raw.size
-    if raw.ndim != 1 or (size and raw.dtype.kind not in "iu"):
+    if raw.ndim != 1 or (raw.size and raw.dtype.kind not in "iu"):
         raise RoomError(
             f"indices of component {component.name!r} are not a list of integers",
             cause=f"got shape {raw.shape} of {raw.dtype}",
             code="room.indices",
         )
     count = LARGEST if component.count is None else component.count
-    if size <= SHORT:
+    size = raw.size
+    if size == 1:
+        inside = 0 <= raw.item() < count
+    elif size <= SHORT:
         each: list[int] = raw.tolist()
         inside = not each or (min(each) >= 0 and max(each) < count)
     else:
@@ -291,4 +296,4 @@ def checked_ids(component: Component, given: Any) -> I64:
             cause=f"its buffers have {count} items",
             code="room.indices",
         )
-    return raw.astype(np.int64)
+    return raw if listed else raw.astype(np.int64)

@@ -144,11 +144,12 @@ class Move:
         buffers = len(group.source)
         if not buffers:
             return
-        if len(self._pairs) == len(group.runs.nbytes) == 1 and buffers <= max_blocks:
+        total, runs = len(self._pairs), len(group.runs.nbytes)
+        if total == runs == 1 and buffers <= max_blocks:
             yield _single(group, self._pairs)
             return
-        granules = max(1, MAX_OFFSETS // len(group.runs.nbytes))
-        for begin in range(0, len(self._pairs), granules):
+        granules = max(1, MAX_OFFSETS // runs)
+        for begin in range(0, total, granules):
             offsets = _offsets(group, self._pairs, slice(begin, begin + granules))
             count = len(offsets[0])
             if buffers * count <= max_blocks:
@@ -174,7 +175,7 @@ def plan_move(
         owed: What is `due` for the request.
         layers: ``[first, last)`` model layers; all buffers when not given.
     """
-    return Move(plan, pair(plan.source, plan.target, source, target, owed), layers)
+    return Move(plan, pair(plan.source, plan.target, plan.granule, source, target, owed), layers)
 
 
 def arrived_content(plan: ComponentPlan, target: Items, owed: Due) -> Iterator[Content]:
@@ -203,7 +204,7 @@ def _all_pairs(plan: ComponentPlan, target: Items, owed: Due) -> Pairs:
     # The destination does not know the source's items. It pairs with made-up ones, so that every granule has a pair.
     page = plan.source.page
     anywhere = Items(np.zeros(owed.last * plan.granule // page + 1 if page else 1, np.int64), 0)
-    return pair(plan.source, plan.target, anywhere, target, owed)
+    return pair(plan.source, plan.target, plan.granule, anywhere, target, owed)
 
 
 def _of_layers(group: Group, layers: tuple[int, int] | None) -> Group:
@@ -253,10 +254,10 @@ def _offsets_of_items(group: Group, source: I64, target: I64) -> tuple[U64, U64,
     runs = group.runs
     count, nbytes = len(source), int(runs.nbytes[0])
     first = None
-    strides = group.source_stride, group.target_stride
+    one, other = group.source_stride, group.target_stride
     # Two runs can only touch if their length is a multiple of both strides. A single item may have a stride of 0.
-    if count > 1 and all(strides) and not any(nbytes % stride for stride in strides):
-        there, here = (nbytes // stride for stride in strides)
+    if count > 1 and one and other and not nbytes % one and not nbytes % other:
+        there, here = nbytes // one, nbytes // other
         first = _begins((source[1:] - source[:-1] != there) | (target[1:] - target[:-1] != here))
     if first is None:
         lengths = np.empty(count, np.uint64)
@@ -266,17 +267,18 @@ def _offsets_of_items(group: Group, source: I64, target: I64) -> tuple[U64, U64,
         ends = np.empty(len(first), np.int64)
         ends[:-1], ends[-1] = first[1:], count
         lengths = ((ends - first) * nbytes).view(np.uint64)
-    offsets = source * group.source_stride + runs.source, target * group.target_stride + runs.target
-    return offsets[0].view(np.uint64), offsets[1].view(np.uint64), lengths
+    source, target = source * one + runs.source, target * other + runs.target
+    return source.view(np.uint64), target.view(np.uint64), lengths
 
 
 def _begins(apart: npt.NDArray[np.bool_]) -> I64 | None:
     """Indices of the blocks that are not contiguous with the one before; ``None`` for all blocks."""
-    count = np.count_nonzero(apart)
-    if count == len(apart):
+    if np.logical_and.reduce(apart):
         return None
-    first = np.zeros(count + 1, np.int64)
-    np.add(np.flatnonzero(apart), 1, out=first[1:])
+    (before,) = apart.nonzero()
+    first = np.empty(len(before) + 1, np.int64)
+    first[0] = 0
+    np.add(before, 1, out=first[1:])
     return first
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ._items import Items
 
-__all__ = ["Due", "Pairs", "due", "granule_of", "pair"]
+__all__ = ["Due", "Pairs", "due", "granule_of", "overlap", "pair"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -69,9 +69,11 @@ class Pairs(NamedTuple):
 
 def granule_of(source: Component, target: Component) -> int:
     """Number of positions of a granule; 1 if items do not stand for positions."""
-    sizes = [source.page, target.page]
-    sizes += [each.partition.block for each in (source, target) if each.partition.kind == "cyclic"]
-    return math.gcd(*sizes) or 1
+    granule = math.gcd(source.page, target.page)
+    for side in (source, target):
+        if side.partition.kind == "cyclic":
+            granule = math.gcd(granule, side.partition.block)
+    return granule or 1
 
 
 def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
@@ -94,8 +96,9 @@ def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
         low, high = a // granule * granule, -(-b // granule) * granule
     else:
         # The rest of an item across the edge moves, too, if both sides hold it.
-        low = max(a // page * page for page in (source.page, target.page))
-        high = min(-(-b // page) * page for page in (source.page, target.page))
+        one, other = source.page, target.page
+        low = max(a // one * one, a // other * other)
+        high = min(-(-b // one) * one, -(-b // other) * other)
     for side in (source, target):
         if side.partition.kind == "contiguous":
             span = held_span(side, tokens)
@@ -109,19 +112,19 @@ def due(source: Component, target: Component, tokens: int, prefix: int) -> Due:
     return Due(first, last, granules)
 
 
-def pair(source: Component, target: Component, theirs: Items, ours: Items, owed: Due) -> Pairs:
+def pair(source: Component, target: Component, granule: int, theirs: Items, ours: Items, owed: Due) -> Pairs:
     """Pair the items of a push with the destination's items, for the granules that are due.
 
     Args:
         source: The source's component.
         target: The destination's component.
+        granule: The result of `granule_of` for the two.
         theirs: The source's items.
         ours: The destination's items.
         owed: The result of `due` for this request.
     """
     if not source.page:
         return Pairs(theirs.ids, ours.ids, None, None, slice(0, 1), (0, 1))
-    granule = granule_of(source, target)
     per_source, per_target = source.page // granule, target.page // granule
     if owed.granules is not None:
         local_source = _numbered(source.partition, owed.granules, granule)
@@ -141,9 +144,7 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
             else (owed.first, owed.first),
             owed.granules[places],
         )
-    low = max(theirs.first * per_source, ours.first * per_target, owed.first)
-    ends = (theirs.first + len(theirs.ids)) * per_source, (ours.first + len(ours.ids)) * per_target
-    high = max(min(*ends, owed.last), low)
+    low, high = overlap(per_source, per_target, theirs, ours, owed)
     places_range = slice(low - owed.first, high - owed.first)
     if per_source == per_target == 1:
         return Pairs(
@@ -163,6 +164,21 @@ def pair(source: Component, target: Component, theirs: Items, ours: Items, owed:
         places_range,
         (low, high),
     )
+
+
+def overlap(per_source: int, per_target: int, theirs: Items, ours: Items, owed: Due) -> tuple[int, int]:
+    """``[first, last)`` granules that both sides name and that are due, where the granules that are due have no gap.
+
+    Args:
+        per_source: Granules of one item of the source.
+        per_target: Granules of one item of the destination.
+        theirs: The source's items.
+        ours: The destination's items.
+        owed: What is due.
+    """
+    low = max(theirs.first * per_source, ours.first * per_target, owed.first)
+    ends = (theirs.first + theirs.ids.size) * per_source, (ours.first + ours.ids.size) * per_target
+    return low, max(min(*ends, owed.last), low)
 
 
 def _holds(partition: Partition, granules: I64, granule: int) -> npt.NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from statelink import wire
-from statelink.backend import Moved, SendHook, Side, SubmitMode
+from statelink.backend import SendHook, Side, SubmitMode
 from statelink.errors import MismatchError, Reason, StatelinkError
 from statelink.link._header import RoomHeader
 from statelink.link.runtime import Flag
@@ -18,7 +18,7 @@ from ._pusher import Pushed, Pusher
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from statelink.backend import Transfer
+    from statelink.backend import Moved, Transfer
     from statelink.link._context import Context
     from statelink.link.runtime import Job
     from statelink.plan import PairPlan
@@ -81,6 +81,8 @@ class Delivery:
         self.unsettled: dict[Side, str] = {}
         self._context = context
         self._plan = plan
+        self._key = "peer", rank.name
+        """The key of its jobs."""
         self._cancelled = Flag()
         self._tokens = tokens
         self._pusher = Pusher(context, rank, request, tokens, plan, targets, self._cancelled, self._wake)
@@ -158,8 +160,7 @@ class Delivery:
         Raises:
             BaseException: What a strategy raises.
         """
-        self._pusher.open_hooks()
-        if self._context.config.verify == "off" and all(hook.prompt for hook in self.hooks.values()):
+        if self._pusher.open_hooks() and self._context.config.verify == "off":
             limits = self._context.backend.capabilities
             self._never_blocks = limits.submit_mode is SubmitMode.ASYNC and limits.ends_unpolled
             self._prompt_bytes = limits.prompt_bytes
@@ -168,7 +169,8 @@ class Delivery:
         """Move a push after those before it. ``then`` is called on the control thread with the result."""
         first = self._jobs == 0
         self._jobs += 1
-        blocks, nbytes, done = self._blocks(push), self._nbytes(push), partial(then, self)
+        blocks, nbytes = self._most(push)
+        done = partial(then, self)
         few = self._prompt_bytes > 0 and nbytes <= self._prompt_bytes
         quick = (self._never_blocks or few) and blocks <= AT_ONCE
         self._at_once = quick and (first or self._at_once)
@@ -181,15 +183,17 @@ class Delivery:
         else:
             self._run(partial(self._pusher.add, push, done))
 
-    def _blocks(self, push: Push) -> int:
-        """Most blocks that a push becomes."""
+    def _most(self, push: Push) -> tuple[int, int]:
+        """Most blocks and bytes that a push becomes."""
         plans = self._plan.components
-        return sum(len(items.ids) * plans[name].item_blocks for name, items in push.items.items() if name in plans)
-
-    def _nbytes(self, push: Push) -> int:
-        """Most bytes of a push."""
-        plans = self._plan.components
-        return sum(len(items.ids) * plans[name].item_nbytes for name, items in push.items.items() if name in plans)
+        blocks = nbytes = 0
+        for name, items in push.items.items():
+            plan = plans.get(name)
+            if plan is not None:
+                count = len(items.ids)
+                blocks += count * plan.item_blocks
+                nbytes += count * plan.item_nbytes
+        return blocks, nbytes
 
     def _wake(self) -> None:
         """Go on with the pushes, soon. Any thread."""
@@ -203,25 +207,27 @@ class Delivery:
 
     def _run(self, job: Job) -> None:
         """Run a job of the pusher here, if that is allowed and nothing stands before it, or else on a data thread."""
-        moves, key = self._context.workers.moves, ("peer", self.rank.name)
+        moves = self._context.workers.moves
         if self._at_once:
-            moves.submit_promptly(key, job, alone=not self._never_blocks)
+            moves.submit_promptly(self._key, job, alone=not self._never_blocks)
         else:
-            moves.submit(key, job)
+            moves.submit(self._key, job)
 
     def take(self, pushed: Pushed) -> bool:
         """Note what became of a push. Returns whether a failed write may still be in flight to the destination."""
         self._jobs -= 1
         for name, moved in pushed.moved.items():
-            self._moved[name] = self._moved.get(name, Moved(0, 0)) + moved
+            before = self._moved.get(name)
+            self._moved[name] = moved if before is None else before + moved
         moving = pushed.moving
-        self._pending.extend(moving.pending)
+        if moving.pending:
+            self._pending.extend(moving.pending)
         if moving.unsettled:
             self._unknown = True
             self._unsettle(moving.unsettled, moving.reason.cause if moving.reason is not None else "")
         for transfer in moving.strays:
             self._keep_stray(transfer)
-        return Side.TARGET in self.unsettled and not self.exited
+        return bool(self.unsettled) and Side.TARGET in self.unsettled and not self.exited
 
     def note(self, component: str, payload: bytes, failed: Callable[[Reason], None]) -> None:
         """Give a hook the message of its counterpart. ``failed`` is called on the control thread if the hook raises."""
@@ -229,7 +235,7 @@ class Delivery:
         if hook is None:
             return
         workers = self._context.workers
-        call = partial(hook.message, self._pusher.contexts[component], payload)
+        call = partial(hook.message, self._pusher.context_of(component), payload)
 
         def done(_: None, reason: Reason | None) -> None:
             if reason is not None:
@@ -244,7 +250,7 @@ class Delivery:
         self._submit(self._pusher.resume)  # resume a push that waits for its strategy, so that it sees the cancellation
         for name, hook in self.hooks.items():
             if type(hook).abort is not SendHook.abort:  # a job for each hook: if one raises, the others still run
-                self._submit(partial(hook.abort, self._pusher.contexts[name]))
+                self._submit(partial(hook.abort, self._pusher.context_of(name)))
 
     def release(self) -> None:
         """Call the hooks' ``released``, once: nothing is in flight on this side any more."""
@@ -253,16 +259,16 @@ class Delivery:
         self._released = True
         for name, hook in self.hooks.items():
             if type(hook).released is not SendHook.released:
-                self._submit(partial(hook.released, self._pusher.contexts[name]))
+                self._submit(partial(hook.released, self._pusher.context_of(name)))
 
     def _submit(self, job: Job) -> None:
-        self._context.workers.moves.submit(("peer", self.rank.name), job)
+        self._context.workers.moves.submit(self._key, job)
 
     # What is in flight.
 
     def in_flight(self, side: Side) -> bool:
         """Whether a transfer may still read this side's memory (`Side.SOURCE`), or write to the destination's."""
-        return self.running or (not self.exited and side in self.unsettled)
+        return self.running or (bool(self.unsettled) and not self.exited and side in self.unsettled)
 
     @property
     def running(self) -> bool:

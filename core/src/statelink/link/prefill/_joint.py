@@ -58,6 +58,8 @@ class JointPushes:
         self.nbytes = min(limits.prompt_bytes or JOINT_BYTES, JOINT_BYTES, limits.max_bytes, context.config.slice_bytes)
         self._context = context
         self._peer = peer
+        self._key = "peer", peer
+        """The key of its job."""
         self._waiting: deque[_Waiting] = deque()
         """The job takes out while the control thread appends: nobody may iterate over it."""
         # The control thread alone uses these.
@@ -86,11 +88,11 @@ class JointPushes:
         """Start the job that moves what waits. Control thread, after the jobs that were posted before."""
         at_once, self._at_once = self._at_once, True
         self._called = False
-        moves, key = self._context.workers.moves, ("peer", self._peer)
+        moves = self._context.workers.moves
         if at_once:  # then it runs here only if no job of the peer is under way or queued: nothing else waits
-            moves.submit_promptly(key, self._move, alone=True)
+            moves.submit_promptly(self._key, self._move, alone=True)
         else:
-            moves.submit(key, self._move)
+            moves.submit(self._key, self._move)
 
     def _move(self) -> Generator[float, None, None]:
         """Move what waits. A job with the peer's key."""
@@ -108,6 +110,8 @@ class JointPushes:
                 yield from resume(answer)
             for resume in others:
                 yield from resume(None)
+            if self._waiting:
+                yield 0.0  # a sign of life between two batches
 
     def _take(self) -> list[_Waiting]:
         """Take out the pushes that one batch can carry."""

@@ -9,7 +9,7 @@ from statelink.errors import RoomError
 from statelink.plan import MAX_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from statelink.backend import SendHook
     from statelink.plan import Move
@@ -26,7 +26,7 @@ class Payload:
 
     Args:
         hooks: Send hook per component.
-        contexts: Context of each hook.
+        context_of: The context of a component's hook.
         elsewhere: Components whose bytes do not go to decode's items.
         limit: Most blocks of a batch.
         peer: The destination's name, for errors.
@@ -38,14 +38,14 @@ class Payload:
     def __init__(
         self,
         hooks: Mapping[str, SendHook],
-        contexts: Mapping[str, SendHookContext],
+        context_of: Callable[[str], SendHookContext],
         elsewhere: Collection[str],
         limit: int,
         peer: str,
     ) -> None:
         self.moved: dict[str, Moved] = {}
         self._hooks = hooks
-        self._contexts = contexts
+        self._context_of = context_of
         self._elsewhere = elsewhere
         self._limit = min(limit, MAX_BATCH)
         self._peer = peer
@@ -64,22 +64,22 @@ class Payload:
         for piece in moves:
             name, nbytes = piece.component, 0
             in_place = name not in self._elsewhere
-            for blocks in self._hooks[name].chunk(self._contexts[name], piece):
+            for blocks in self._hooks[name].chunk(self._context_of(name), piece):
                 if blocks is None:
                     yield from self._flushed()
                     yield None
                     count = 0
                     continue
-                total = blocks.total
+                total, size = blocks.total, blocks.count
                 nbytes += total
                 if in_place and nbytes > piece.nbytes:
                     raise self._unlike(piece, f"more than {piece.nbytes}")
-                if count + blocks.count > self._limit:
+                if count + size > self._limit:
                     yield from self._flushed()
                     count = 0
                 self._waiting.append(blocks)
-                self._tally.append((name, total if in_place else 0, blocks.count))
-                count += blocks.count
+                self._tally.append((name, total if in_place else 0, size))
+                count += size
             if in_place and nbytes != piece.nbytes:
                 raise self._unlike(piece, str(nbytes))
             if not in_place:  # count the planned bytes: the receive hook checks that they arrived
@@ -93,7 +93,9 @@ class Payload:
         if waiting:
             yield Blocks.concatenate(waiting)
         for name, nbytes, blocks in tally:
-            self.moved[name] = self.moved.get(name, Moved(0, 0)) + Moved(nbytes, blocks)
+            before = self.moved.get(name)
+            here = Moved(nbytes, blocks)
+            self.moved[name] = here if before is None else before + here
 
     def _unlike(self, piece: Move, handed: str) -> RoomError:
         name = piece.component
@@ -103,6 +105,6 @@ class Payload:
             hint="chunk() of its send hook yields every block of the move once, and no other",
             component=name,
             peer=self._peer,
-            strategy=self._contexts[name].strategy,
+            strategy=self._context_of(name).strategy,
             code="room.bytes",
         )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from statelink.backend import Batch
+from statelink.backend import Batch, Moved
 from statelink.link._verify import digest_of, packed
 from statelink.link.peers import check_transport
-from statelink.link.runtime import Moving, move, reason_of, submit_together
-from statelink.plan import ComponentPlan, Move, plan_move
+from statelink.link.runtime import Moving, move, reason_of, submitted
+from statelink.plan import ComponentPlan, Move, Whole, plan_move
 
 from ._coverage import Coverage
 from ._payload import Payload
 from ._send_context import SendHookContext
 
 if TYPE_CHECKING:
-    from statelink.backend import Moved, SendHook, Transfer
+    from statelink.backend import Blocks, SendHook, Transfer
     from statelink.errors import Reason
     from statelink.link._context import Context
     from statelink.link.runtime import Flag, Steps
@@ -53,11 +53,8 @@ Then = Callable[[Pushed], None]
 """Called on the control thread with what became of a push."""
 
 
-class _Visible:
-    """Says that a push has ended. `Pusher._step` returns it in place of a pause or a batch."""
-
-
-_VISIBLE = _Visible()
+_VISIBLE = -1.0
+"""Says that a push has ended. `Pusher._step` returns it in place of a pause or a batch."""
 
 
 class Pusher:
@@ -78,7 +75,6 @@ class Pusher:
 
     Attributes:
         hooks: Send hook per component; only the hooks that were opened.
-        contexts: Context of each hook.
     """
 
     def __init__(
@@ -96,36 +92,51 @@ class Pusher:
         self._wake = wake
         self._rank = rank
         self._request = request
+        self._tokens = tokens
         self._plan = plan
         self._targets = targets
         self._cancelled = cancelled
-        self._coverage = Coverage(plan, tokens, request.prefix, rank.name)
+        self._coverage: Coverage | None = None
+        """What was pushed; made for the first push that does not bring the whole request."""
         self._digests: dict[str, int] = {}
         self._line: deque[tuple[Push, Then]] = deque()
         """Pushes that are not visible at the destination yet, and what to call then. The first one is under way."""
         self._under_way: Steps[Pushed] | None = None
         self.hooks: dict[str, SendHook] = {}
-        self.contexts: dict[str, SendHookContext] = {}
+        self._contexts: dict[str, SendHookContext] = {}
+        self._plain = context.config.verify == "off" and not request.elsewhere
+        """Whether nothing but the blocks of a move is asked of any component."""
 
-    def open_hooks(self) -> None:
-        """Make and open a hook for each component. Control thread.
+    def open_hooks(self) -> bool:
+        """Make and open a hook for each component. Returns whether all of them are prompt. Control thread.
 
         Raises:
             BaseException: What a strategy raises; hooks that were opened before stay in `hooks`.
         """
-        # Weak reference: pusher, hook and context would be a cycle.
-        resume = weakref.WeakMethod(self.resume)
-
-        def wake() -> Generator[float, None, None] | None:
-            living = resume()
-            return living() if living is not None else None
-
+        prompt, strategies = True, self._context.strategies
         for name in self._plan.components:
-            hook = self._context.strategies[name].sender()
-            context = SendHookContext(self._context, self._request, self._rank.name, name, wake)
-            self.contexts[name] = context
-            hook.open(context, self._request.prepared.get(name, b""))
+            hook = strategies[name].sender()
+            if not hook.plain:
+                self._plain = False
+                hook.open(self.context_of(name), self._request.prepared.get(name, b""))
             self.hooks[name] = hook
+            prompt = prompt and hook.prompt
+        return prompt
+
+    def context_of(self, component: str) -> SendHookContext:
+        """The context of a component's hook. Any thread."""
+        known = self._contexts.get(component)
+        if known is None:
+            # Weak reference: pusher, hook and context would be a cycle.
+            resume = weakref.WeakMethod(self.resume)
+
+            def wake() -> Generator[float, None, None] | None:
+                living = resume()
+                return living() if living is not None else None
+
+            made = SendHookContext(self._context, self._request, self._rank.name, component, wake)
+            known = self._contexts.setdefault(component, made)
+        return known
 
     def add(self, push: Push, then: Then) -> Generator[float, None, None] | None:
         """Move a push after those before it. A job with the peer's key; ``then`` is called on the control thread."""
@@ -151,23 +162,25 @@ class Pusher:
         while self._line:
             asked = self._step(answer)
             answer = None
-            if isinstance(asked, Batch):
-                (answer,) = submit_together(self._context.backend, self._rank.name, [asked])
-            elif asked is None:
+            if asked is None:
                 return  # the strategy's wake(), or the end of the room, submits `resume` again
-            elif not isinstance(asked, _Visible):
+            if isinstance(asked, Batch):
+                answer = submitted(self._context.backend, self._rank.name, asked)
+            elif asked is not _VISIBLE:
                 yield asked
+            elif self._line:
+                yield 0.0  # a sign of life between two pushes
 
-    def _step(self, answer: Transfer | BaseException | None) -> Batch | float | _Visible | None:
+    def _step(self, answer: Transfer | BaseException | None) -> Batch | float | None:
         """Go on with the first push. Returns the batch or the pause that it asks for.
 
-        If the push is visible at the destination, or has failed, reports it and returns a `_Visible`.
+        If the push is visible at the destination, or has failed, reports it and returns `_VISIBLE`.
         """
         push, then = self._line[0]
         if self._under_way is None:
             self._under_way = self._carry(push)
         try:
-            if isinstance(answer, BaseException):
+            if answer is not None and isinstance(answer, BaseException):
                 return self._under_way.throw(answer)
             return self._under_way.send(answer)
         except StopIteration as ended:
@@ -184,32 +197,32 @@ class Pusher:
 
         Yields as `move` does. Never raises: a failure is in the result.
         """
-        if self._cancelled.is_set():  # its hooks may have been told
+        if self._cancelled.raised:  # its hooks may have been told
             return Pushed(push, Moving(0, 0, None), {}, {}, {})
         context, request, peer = self._context, self._request, self._rank.name
-        limit = context.backend.capabilities.max_blocks
-        payload = Payload(self.hooks, self.contexts, request.elsewhere, limit, peer)
+        parts: Iterable[Blocks | None]
         granules: dict[str, tuple[int, int]] = {}
+        payload: Payload | None = None
         try:
-            # The backend may have connected again since the rank was attached, over another transport.
-            check_transport(context.config.require, self._rank.transport(), context.backend.name, peer)
-            moves = list(self._moves(push))
-            for plan, piece in moves:
-                self._coverage.add(plan, piece)
-                granules[piece.component] = piece.grains
-            if push.last:
-                self._coverage.check_complete()
-            if context.config.verify != "off":
-                # Digest before moving, so that a later write of the engine to these pages is detected.
-                for _, piece in moves:
-                    digest = digest_of(piece.content(), self._cancelled)
-                    self._digests[piece.component] = self._digests.get(piece.component, 0) + digest
+            require = context.config.require
+            if require:  # the backend may have connected again since the rank was attached, over another transport
+                check_transport(require, self._rank.transport(), context.backend.name, peer)
+            whole = self._whole(push)
+            if whole is not None:
+                granules, parts = whole.grains, (whole.blocks,)
+            else:
+                payload = Payload(
+                    self.hooks, self.context_of, request.elsewhere, context.backend.capabilities.max_blocks, peer
+                )
+                moves = self._moves(push, granules)
+                self._digest(moves)
+                parts = payload.blocks(moves)
         except BaseException as error:
             return Pushed(push, Moving(0, 0, reason_of(error, room=request.room)), granules, {}, {})
         moving = yield from move(
             context.backend,
             peer,
-            payload.blocks([piece for _, piece in moves]),
+            parts,
             room=request.room,
             generation=request.generation,
             tables=(context.regions, self._rank.regions),
@@ -218,24 +231,69 @@ class Pusher:
             wake=self._wake,
         )
         if moving.reason is None and push.last and not moving.pending:
-            moving = moving._replace(reason=self._finish())
-        digests = {name: packed(digest) for name, digest in self._digests.items()}
-        return Pushed(push, moving, granules, payload.moved, digests)
+            reason = self._finish()
+            moving = moving if reason is None else moving._replace(reason=reason)
+        if payload is not None:
+            moved = payload.moved
+        else:
+            assert whole is not None, "a push without a payload is a whole one"
+            moved = _moved(whole, moving)
+        digests = {name: packed(digest) for name, digest in self._digests.items()} if self._digests else {}
+        return Pushed(push, moving, granules, moved, digests)
 
-    def _moves(self, push: Push) -> Iterator[tuple[ComponentPlan, Move]]:
+    def _whole(self, push: Push) -> Whole | None:
+        """What a push moves, if it is the only one of its room, and can be listed in one expression."""
+        if not (self._plain and push.last and push.number == 0 and push.layers is None):
+            return None
+        plan = self._plan
+        return plan.shapes.whole(plan.components, push.items, self._targets, self._tokens, self._request.prefix)
+
+    def _moves(self, push: Push, granules: dict[str, tuple[int, int]]) -> list[Move]:
+        """What a push moves of each component. Fills in the granules.
+
+        Raises:
+            RoomError: It overlaps with an earlier one, or is the last one and leaves something out.
+        """
+        if self._coverage is None:
+            self._coverage = Coverage(self._plan, self._tokens, self._request.prefix, self._rank.name)
+        moves: list[tuple[ComponentPlan, Move]] = []
         for name, items in push.items.items():
             plan = self._plan.components.get(name)
             if plan is None:
                 continue  # another prefill rank writes this component for this destination, as both sides' plans say
             piece = plan_move(plan, items, self._targets[name], self._coverage.owed(name), push.layers)
             if piece.nbytes:
-                yield plan, piece
+                moves.append((plan, piece))
+        for plan, piece in moves:
+            self._coverage.add(plan, piece)
+            granules[piece.component] = piece.grains
+        if push.last:
+            self._coverage.check_complete()
+        return [piece for _, piece in moves]
+
+    def _digest(self, moves: list[Move]) -> None:
+        """Digest what moves, where both sides verify: before it moves, so that a later write to it is detected."""
+        if self._context.config.verify == "off":
+            return
+        for piece in moves:
+            digest = digest_of(piece.content(), self._cancelled)
+            self._digests[piece.component] = self._digests.get(piece.component, 0) + digest
 
     def _finish(self) -> Reason | None:
+        if self._plain:
+            return None
         for name, hook in self.hooks.items():
             try:
-                hook.finish(self.contexts[name])
+                hook.finish(self.context_of(name))
             except BaseException as error:
                 strategy = self._context.strategies[name].name
                 return reason_of(error, room=self._request.room, component=name, strategy=strategy)
         return None
+
+
+def _moved(whole: Whole, moving: Moving) -> dict[str, Moved]:
+    """The bytes and blocks of each component of a push that is one batch: they count once the backend has all of it."""
+    if moving.nbytes < sum(whole.nbytes):
+        return {}
+    each = zip(whole.grains, whole.nbytes, whole.counts, strict=True)
+    return {name: Moved(nbytes, blocks) for name, nbytes, blocks in each}

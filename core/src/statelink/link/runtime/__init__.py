@@ -23,7 +23,7 @@ from ._failure import reason_of
 from ._flag import Flag
 from ._forks import note_forks
 from ._loop import Loop
-from ._mover import Moving, Steps, move, submit_together
+from ._mover import Moving, Steps, move, submit_together, submitted
 from ._workers import MakeExecutor, Workers
 
 __all__ = [
@@ -42,4 +42,5 @@ __all__ = [
     "note_forks",
     "reason_of",
     "submit_together",
+    "submitted",
 ]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Hashable
+from types import GeneratorType
 from typing import NamedTuple
 
 __all__ = ["HELD_AFTER", "Job", "KeyOrder", "KeyedExecutor"]
@@ -51,6 +52,13 @@ class KeyOrder:
         line[1].append((executor, job))
         return line[0]
 
+    def enter_alone(self, executor: KeyedExecutor, key: Hashable) -> bool:
+        """Note that a job starts at once, unless one of its key is under way or queued. Returns whether it may."""
+        if key in self._lines:
+            return False
+        self._lines[key] = executor, deque()
+        return True
+
     def leave(self, key: Hashable) -> tuple[KeyedExecutor, Job] | None:
         """End the job of a key that is under way. Returns the key's next job, and the executor that has to start it."""
         _, waiting = self._lines[key]
@@ -60,10 +68,6 @@ class KeyOrder:
         executor, job = waiting.popleft()
         self._lines[key] = executor, waiting
         return executor, job
-
-    def busy(self, key: Hashable) -> bool:
-        """Whether a job of a key is under way or queued."""
-        return key in self._lines
 
     @property
     def idle(self) -> bool:
@@ -144,11 +148,10 @@ class KeyedExecutor:
         me = threading.get_ident()
         with self._order.lock:
             now = time.monotonic()
-            if self._closed or self._ready or self._order.busy(key) or self._free_in(now) > 0:
+            if self._closed or self._ready or (self._lively and (alone or self._free_in(now) > 0)):
                 return False
-            if alone and self._lively:
+            if not self._order.enter_alone(self, key):
                 return False
-            self._order.enter(self, key, job)
             self._lively[me] = now
         paused = self._run(me, job, brief=0.0)
         with self._order.lock:
@@ -265,15 +268,11 @@ class KeyedExecutor:
     def _leave(self, me: int, key: Hashable, paused: tuple[Pauses, float] | None) -> None:
         """A job that a thread ran has ended, or gave the thread back."""
         del self._lively[me]
-        if paused is None:
-            self._end(key)
-        else:
+        if paused is not None:
             self._park(key, *paused)
-
-    def _end(self, key: Hashable) -> None:
-        """A job has ended: start the next one of its key, on its own executor."""
+            return
         following = self._order.leave(key)
-        if following is not None:
+        if following is not None:  # the next job of its key, on that one's own executor
             executor, job = following
             executor.start(key, job)
 
@@ -304,8 +303,8 @@ class KeyedExecutor:
             brief: The longest pause for which it keeps this thread while no other job needs one.
         """
         try:
-            steps = job if isinstance(job, Generator) else job()
-            if not isinstance(steps, Generator):
+            steps = job() if callable(job) else job
+            if not isinstance(steps, GeneratorType):
                 return None
             while True:
                 pause = next(steps)

@@ -17,7 +17,7 @@ from ._failure import BackendDefect, reason_of
 if TYPE_CHECKING:
     from ._flag import Flag
 
-__all__ = ["Moving", "Steps", "move", "submit_together"]
+__all__ = ["Moving", "Steps", "move", "submit_together", "submitted"]
 
 Result = TypeVar("Result")
 Steps = Generator[float | Batch | None, Transfer | None, Result]
@@ -69,7 +69,7 @@ def move(
     """Write batches to a peer and wait until they are visible there.
 
     Yields each batch that has to be submitted. Yields a pause in seconds while it waits for transfers that have to be
-    polled, and 0 after each slice, as a sign of life. Yields ``None`` where it has to be resumed: while transfers run
+    polled, and 0 between two slices, as a sign of life. Yields ``None`` where it has to be resumed: while transfers run
     that end unpolled, of which ``wake`` tells, and where no transfer runs and the next batch is not there yet.
 
     Args:
@@ -99,28 +99,33 @@ def move(
                     running, failure = yield from wait(running, len(running))
                     if failure is not None:
                         raise failure
-                elif not cancelled.is_set():  # nothing would resume it after it was cancelled
+                elif not cancelled.raised:  # nothing would resume it after it was cancelled
                     yield None
-                if cancelled.is_set():
+                if cancelled.raised:
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
                 continue
             tables[0].check("here", part.source, part.nbytes, part.source_region)
             tables[1].check("by the peer", part.target, part.nbytes, part.target_region)
-            for piece in _cut(part, max(most, LEAST)).slices(limits.max_blocks, most):
+            total = part.total
+            pieces: Iterable[Blocks] = (part,)
+            if total > most or not 0 < len(part.nbytes) <= limits.max_blocks:
+                pieces = _cut(part, max(most, LEAST)).slices(limits.max_blocks, most)
+            for piece in pieces:
+                if blocks:
+                    yield 0.0
                 while len(running) >= limits.max_transfers:
                     running, failure = yield from wait(running, len(running) - limits.max_transfers + 1)
                     if failure is not None:
                         raise failure
-                    if cancelled.is_set():
+                    if cancelled.raised:
                         return Moving(nbytes, blocks, reason, pending=tuple(running))
-                if cancelled.is_set():
+                if cancelled.raised:
                     return Moving(nbytes, blocks, reason, pending=tuple(running))
                 transfer = yield Batch(Op.WRITE, piece, room, generation, checked)
                 assert transfer is not None, "a batch is answered with its transfer"
                 running.append(transfer)
-                nbytes += piece.total
-                blocks += piece.count
-                yield 0.0
+                nbytes += total if piece is part else piece.total
+                blocks += len(piece.nbytes)
     except GeneratorExit:
         raise  # this generator was closed: its result is not needed
     except BaseException as error:
@@ -130,7 +135,7 @@ def move(
         elif isinstance(error, _Failed):
             strays += error.strays
     try:
-        while running and not cancelled.is_set():
+        while running and not cancelled.raised:
             running, failure = yield from wait(running, len(running))
             if failure is not None:
                 reason = reason or reason_of(failure, backend=backend.name, peer=peer)
@@ -171,13 +176,20 @@ class _Failed(TransferError):
         self.strays = strays
 
 
-def _submit(backend: Backend, peer: str, batch: Batch) -> Transfer:
+def submitted(backend: Backend, peer: str, batch: Batch) -> Transfer | BaseException:
+    """Submit a batch to a peer. Blocks as the backend's ``submit`` does.
+
+    Returns:
+        Its transfer; or what ``submit`` raised, which is a `BackendDefect` unless the contract allows it.
+    """
     try:
         return backend.submit(peer, batch)
-    except StatelinkError:
-        raise  # by contract, nothing of the batch was or will be moved
+    except StatelinkError as error:
+        return error  # by contract, nothing of the batch was or will be moved
     except BaseException as error:
-        raise BackendDefect from error
+        defect = BackendDefect()
+        defect.__cause__ = error
+        return defect
 
 
 def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> list[Transfer | BaseException]:
@@ -192,26 +204,14 @@ def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> li
             ``joins_rooms``, at most one.
 
     Returns:
-        For each batch: its transfer, which it may share with others; or what ``submit`` raised, which is a
-        `BackendDefect` unless the contract allows it.
+        For each batch what `submitted` returns. Batches may share a transfer.
     """
     if len(batches) > 1:
         blocks = Blocks.concatenate([each.blocks for each in batches])
-        try:
-            transfer = _submit(backend, peer, Batch(Op.WRITE, blocks, 0, 0, batches[0].checked))
-        except StatelinkError:
-            pass
-        except BackendDefect as error:
-            return [error] * len(batches)
-        else:
-            return [transfer] * len(batches)
-    answers: list[Transfer | BaseException] = []
-    for each in batches:
-        try:
-            answers.append(_submit(backend, peer, each))
-        except BaseException as error:
-            answers.append(error)
-    return answers
+        answer = submitted(backend, peer, Batch(Op.WRITE, blocks, 0, 0, batches[0].checked))
+        if not isinstance(answer, StatelinkError):
+            return [answer] * len(batches)
+    return [submitted(backend, peer, each) for each in batches]
 
 
 def _wait(
@@ -222,27 +222,31 @@ def _wait(
     Returns the transfers that still run, and the failure if there was one.
     """
     unpolled = backend.capabilities.ends_unpolled
-    began, nap = time.monotonic(), FIRST_NAP
+    began, nap = 0.0, FIRST_NAP
     while True:
         ended, remaining = _split(running)
         if len(ended) < ends and not unpolled:  # even if some ended: a library may move others only while it is polled
             backend.poll(remaining)
             ended, remaining = _split(running)
-        failed = [(transfer, outcome) for transfer, outcome in ended if not outcome.ok]
-        if failed:
-            what = f"backend {backend.name!r} could not move a batch"
-            strays = tuple(transfer for transfer, outcome in failed if outcome.unsettled)
-            error = _Failed(what, failed[0][1].reason, strays)
-            return remaining, error
-        if len(ended) >= ends or cancelled.is_set():
+        for _, outcome in ended:
+            if not outcome.ok:
+                return remaining, _failure(backend, ended, outcome.reason)
+        if len(ended) >= ends or cancelled.raised:
             return remaining, None
         if unpolled:
             for transfer in remaining:
                 transfer.notify(wake)
             yield None
             continue
+        began = began or time.monotonic()
         yield nap
         nap = min(2 * nap, max(NAP, PATIENCE * (time.monotonic() - began)), LONGEST_NAP)
+
+
+def _failure(backend: Backend, ended: list[tuple[Transfer, Outcome]], reason: str) -> _Failed:
+    """The error for transfers that have ended, if some of them failed; the first of these says the reason."""
+    strays = tuple(transfer for transfer, outcome in ended if not outcome.ok and outcome.unsettled)
+    return _Failed(f"backend {backend.name!r} could not move a batch", reason, strays)
 
 
 def _split(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
@@ -250,6 +254,12 @@ def _split(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], lis
 
     Each outcome is read once, since a thread of the backend may set it meanwhile.
     """
-    seen = [(transfer, transfer.outcome) for transfer in running]
-    ended = [(transfer, end) for transfer, end in seen if end is not None]
-    return ended, [transfer for transfer, end in seen if end is None]
+    ended: list[tuple[Transfer, Outcome]] = []
+    remaining: list[Transfer] = []
+    for transfer in running:
+        outcome = transfer.outcome
+        if outcome is None:
+            remaining.append(transfer)
+        else:
+            ended.append((transfer, outcome))
+    return ended, remaining

@@ -138,9 +138,8 @@ class Workers:
             return self.fences.run_here(key, job)
         order = self._order
         with order.lock:
-            if self._closed or order.busy(key):
+            if self._closed or not order.enter_alone(self.fences, key):
                 return False
-            order.enter(self.fences, key, job)
         try:
             job()
         except BaseException:

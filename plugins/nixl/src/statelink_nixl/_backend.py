@@ -331,7 +331,8 @@ class NixlBackend(PostingBackend[_Peer]):
         Raises:
             TransferError: The peer did not take the bytes.
         """
-        self._probe(peer, scratch, self._threads.blocks, GREETING)
+        for _ in range(self._threads.greetings):
+            self._probe(peer, scratch, self._threads.blocks, GREETING)
 
     def _over_tcp(self, peer: str, scratch: int) -> bool:
         """Whether bytes to a peer use TCP. Makes a transfer, and compares it with the kernel's count of bytes over TCP.

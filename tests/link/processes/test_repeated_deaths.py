@@ -51,8 +51,8 @@ WAYS: dict[str, dict[str, Any]] = {
 KEPT = 5.0
 """Seconds after which memory counts as kept."""
 NIXL_WORKERS = 3
-"""Workers of an agent of NIXL: one, and one for each of the threads that the plugin gives it. Each has connections of its
-own."""
+"""Workers of an agent of NIXL: one, and one for each of the threads that the plugin gives it. Each has its own
+connections."""
 KEEPS = ("mooncake",)
 """Ways whose library never says when it has stopped to read what a batch named that failed: prefill keeps that."""
 

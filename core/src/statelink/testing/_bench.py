@@ -34,6 +34,8 @@ NOISE = np.random.default_rng(7).integers(0, 256, 16 * MIB, dtype=np.uint8)
 
 TOP = 1 << 64
 
+EARLY = "Let a transfer succeed when the other side has its bytes, not when they are sent or queued."
+
 NEEDLE, LEAST = 64, 8
 """Most and fewest bytes by which a block is found again."""
 
@@ -248,16 +250,16 @@ class Pair:
         wrong = np.flatnonzero(self.target.memory != expected)
         if len(wrong):
             words = f"{len(wrong)} bytes of the target are not what they should be, the first at {wrong[0]}"
+            self.target.worker(_inside.rest, _inside.MOMENTS)
+            if (self.target.memory == expected).all():
+                raise Finding(f"{words}: they came after their move was reported done", EARLY)
             raise Finding(words + self._why(expected, wrong, blocks))
 
     def _why(self, expected: Array, wrong: npt.NDArray[np.intp], blocks: Blocks | None) -> str:
-        """What is wrong with these bytes: they came late, they lie elsewhere, or they are others."""
-        self.target.worker(_inside.rest, _inside.MOMENTS)
-        found = np.asarray(self.target.memory)
-        if (found == expected).all():
-            return ": they came after their move was reported done"
+        """What is wrong with these bytes: they lie elsewhere, they are others, or there are none."""
         if blocks is None:
             return ""
+        found = np.asarray(self.target.memory)
         starts = blocks.target.astype(np.int64) - (self.target.worker.address + self.target.span[0])
         after = np.append(wrong, len(found))[np.searchsorted(wrong, starts)]  # the first wrong byte from each start on
         bad = np.flatnonzero(after < starts + blocks.nbytes.astype(np.int64))
@@ -275,7 +277,8 @@ class Pair:
                 return f": right bytes at a wrong place\n{which}, and its first bytes are at {self._place(at)}"
         blank = whole[0][start : start + len(first)] == bytes([POISON]) * len(first)
         what = "nothing was written" if blank else "other bytes were written"
-        return f": {what} where a block has to be\n{which}, and its first bytes are nowhere in the target's memory"
+        nowhere = ", and its first bytes are nowhere in the target's memory" if len(first) >= LEAST else ""
+        return f": {what} where a block has to be\n{which}{nowhere}"
 
     def _place(self, at: int) -> str:
         """An address of the target's memory, from its offset."""

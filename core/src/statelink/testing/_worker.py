@@ -42,7 +42,7 @@ RAISED = "The backend raised what is no error of Statelink's: raise a `TransferE
 
 
 class Finding(AssertionError):
-    """What a clause found in a worker, or what its hint does not suit.
+    """What was found, in words. It may have a hint of its own, where that of the clause does not suit.
 
     Args:
         words: What was found.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ EXPECTED = {
         "backend 'old' (statelink-old 0.1, statelink_old:Made) was built for plugin API 0, this core speaks 1",
         "pip install -U statelink-old",
     ),
-    "other@statelink-other": ("broken", "RuntimeError: [bold]the probe[/bold] broke", ""),
+    "other@statelink-other": ("broken", "its `probe` raised RuntimeError: [bold]the probe[/bold] broke", ""),
     "same@statelink-same": ("conflict", "several packages bring this name", "uninstall all but one of them"),
     "same@statelink-twin": ("conflict", "several packages bring this name", "uninstall all but one of them"),
 }
@@ -144,6 +145,8 @@ def test_the_installed_command_lists_them_too(full: Site, monkeypatch: pytest.Mo
     lines = [line.split() for line in printed[printed.index("name") :].splitlines()]
     assert [line[0] for line in lines[1:5]] == ["broken", "exits", "good", "tcp"]
     assert "SystemExit: 3" in printed
+    assert re.search(r"\d+ hidden by STATELINK_PLUGINS: .*\bmem\b", printed)
+    assert "hidden" not in full.run([str(command), "backends"])
 
 
 def test_where_nothing_but_the_core_is_installed_there_is_tcp(site: Site, bare_path: str) -> None:

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,6 @@ from statelink.cli import main
 from statelink.cli.bench import FailedError, Local, Pages, Remote
 from statelink.errors import ConfigError
 from statelink.registry import load_backend
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHORT = ("--seconds", "0.01", "--size", "4k", "--size", "64k", "--blocks", "1", "--blocks", "16")
 PROGRAM = [sys.executable, "-c", "import sys; sys.argv[0] = 'statelink'; from statelink.cli import main; main()"]
@@ -218,6 +216,22 @@ def test_a_library_by_itself_moves_the_bytes(name: str) -> None:
     finally:
         for end in ends:
             end.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("wrong-cannot-start-alone", "OSError: the card is busy"), ("wrong-one-room", "the backend has no `raw`")],
+)
+def test_a_library_that_is_not_measured_alone_costs_no_request(
+    monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "testing" / "packages"))
+    done = bench(name, "--seconds", "0.01", "--size", "4k", "--blocks", "1", "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = measured(done)
+    assert found["cells"][0]["request"]["rounds"] >= 3
+    assert found["cells"][0]["raw"] is None
+    assert found["raw"].endswith(why)
 
 
 def test_the_plain_socket_refuses_other_memory() -> None:

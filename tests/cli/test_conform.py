@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_a_backend_that_keeps_its_contract() -> None:
         "--option",
         "drain_timeout=2",
         "-k",
-        "Moving and alignment or Declaration and option",
+        "Moving and alignment or Declaration and unknown_option",
     )
     done = conform(*arguments)
     assert done.exit_code == 0, done.output
@@ -68,13 +69,49 @@ def test_failures_for_one_reason_are_told_once(monkeypatch: pytest.MonkeyPatch) 
     assert "not run: 5 clauses failed as test_no_memory_at_all_can_be_registered did" in " ".join(done.output.split())
 
 
+def test_a_group_of_failures_has_all_that_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of the contract, a hint that is true, and the number of each clause."""
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    done = conform("wrong-leaks-files", "-k", "often")
+    assert "failed: test_opening_often_leaves_nothing_behind" in done.output
+    assert re.search(r"6 descriptors more after 3 times: 6 of \S+", " ".join(done.output.split()))
+    done = conform("wrong-returns-nothing", "-k", "alignment or several_places or rooms_follow")
+    said = " ".join(done.output.split())
+    assert "the contract, of the first: " in said
+    assert "found: `submit` returned None, and not a `Transfer` what to do: Return a `Transfer` from `submit`." in said
+    done = conform("wrong-raises-in-probe", "-k", "probe_answers")
+    said = " ".join(done.output.split())
+    assert "found: `probe` raised RuntimeError: boom what to do: Let `probe` never raise." in said
+    assert "TransferError" not in said
+
+
+def test_numbers_of_a_group_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    done = conform("wrong-leaks-threads", "-k", "often")
+    said = " ".join(done.output.split())
+    assert "found: 40 threads more after 40 times" in said
+    assert re.search(r"found by test_opening_often_leaves_nothing_behind: \d threads more after 3 times", said)
+
+
+def test_names_are_listed() -> None:
+    done = conform("tcp", "--list")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    at = lines.index("  test_every_alignment_arrives")
+    assert lines[at + 1] == "      Source and target need not be aligned, nor aligned alike."
+    assert lines.index("Moving") < at < lines.index("Refusing")
+    assert "thousand_times" not in done.output, "a run does not have it"
+    listed = json.loads(conform("tcp", "--list", "--json").output)
+    assert {"theme": "Declaration", "name": "test_its_probe_answers", "says": listed[3]["says"]} in listed
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         (("tpc",), 1, "did you mean 'tcp'?"),
         (("tcp", "-o", "drain_timout=2"), 1, "did you mean 'drain_timeout'?"),
         (("tcp", "-o", "drain_timeout"), 2, "is not KEY=VALUE"),
-        (("tcp", "-k", "no_such_clause"), 2, "no clause was run"),
+        (("tcp", "-k", "no_such_clause"), 2, "none matches 'no_such_clause'\nhint: `statelink conform tcp --list`"),
         (("tcp", "--memory", "cuda:0"), 1, "cannot register memory of kind 'cuda:0': it declares dram"),
     ],
 )

@@ -148,7 +148,12 @@ def test_an_entry_point_that_names_nothing_is_an_error_of_that_backend_alone(sit
     ("name", "api", "text", "hint"),
     [
         ("old", 0, "was built for plugin API 0, this core speaks 1", "-U statelink-old"),
-        ("new", 2, "was built for plugin API 2, this core speaks 1", r"(-U statelink|-e \S+/core)"),
+        (
+            "new",
+            2,
+            "was built for plugin API 2, this core speaks 1",
+            r"(-U statelink|-e \S+/core); if .* api_version = 1, .*",
+        ),
     ],
 )
 def test_a_backend_of_another_plugin_api_says_which_side_is_older(
@@ -178,6 +183,19 @@ GOOD = BACKEND.format(cls="Made", api=1, name="odd")
         ),
         (GOOD.replace("api_version = 1", "api_version = '1'"), "does not state its plugin API"),
         (GOOD.replace("    def close(self): ...", ""), "is incomplete: it lacks close"),
+        (
+            GOOD.replace("depth: int = 1", "depth: int"),
+            "has options without a default: depth\nhint: give each field of Options a default",
+        ),
+        (
+            GOOD.replace("state_types=ANY", "max_transfers=0"),
+            "failed to load: ValueError: max_transfers is at least 1, and not 0",
+        ),
+        (
+            GOOD.replace("(Op.WRITE, Side.TARGET)", "(Op.READ, Side.TARGET)"),
+            "failed to load: ValueError: fences lacks (Op.WRITE, Side.TARGET); "
+            "fences has (Op.READ, Side.TARGET), of which",
+        ),
         (
             GOOD.replace("    Options = Options", "").replace(
                 "    def connect(self, peer, descriptor, regions): ...", ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -34,7 +35,7 @@ MOVING = {
 }
 """Clauses that those keep whose bytes arrive: each of them ends with a move."""
 
-BYTES_DO_NOT_ARRIVE = {"Early", "DropsLast", "TooFar", "HidesFence"}
+BYTES_DO_NOT_ARRIVE = {"Early", "DropsLast", "TooFar", "HidesFence", "ForgetsOffset", "Sends", "ReturnsNothing"}
 TOGETHER = 6
 """Wrong backends that are run in one process."""
 HANGS = {"Hangs"}
@@ -126,6 +127,25 @@ def test_a_clause_that_hangs_ends_its_class(found: Found) -> None:
         assert {(clause.verdict, clause.reason) for clause in others} == {
             ("not run", f"{first.name} did not end, and what comes after it may take as long")
         }
+
+
+@pytest.mark.timeout(420)
+def test_what_is_wrong_with_bytes_is_said(tmp_path: Path) -> None:
+    """Bytes at a wrong place are not called early; early ones are, and a hint does not speak of an error."""
+    clauses = ("test_bytes_are_visible_before_a_move_is_done", "test_every_alignment_arrives")
+    nodes = [f"{HERE / 'wrong.py'}::Test{name}::{clause}" for name in ("ForgetsOffset", "Sends") for clause in clauses]
+    nodes.append(f"{HERE / 'wrong.py'}::TestSends::test_a_move_to_a_dead_peer_fails[write-before]")
+    said = kit(tmp_path / "report.json", *nodes)
+    at_end, *_, arrives = said["ForgetsOffset"]
+    assert "also 0.3 s after its move was done" in at_end.reason
+    assert at_end.todo.startswith("Nothing was early")
+    place = r"block \d+ of 256 has 64 bytes for address 0x\w+, byte \d+ of region 3, .* are at address 0x\w+, byte 0 of"
+    assert re.search(place, arrives.reason)
+    *_, arrives, dead = said["Sends"]
+    assert "they came after their move was reported done" in arrives.reason
+    assert arrives.todo.startswith("Let a transfer succeed when the other side has its bytes")
+    assert re.fullmatch(r"\d+ moves to this peer were reported done, and none failed within 4 s", dead.reason)
+    assert "never let it succeed before the peer has its bytes" in dead.todo
 
 
 def test_every_clause_says_what_to_do() -> None:

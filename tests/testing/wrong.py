@@ -8,6 +8,11 @@ from statelink.testing import BackendTests
 
 BROKEN: dict[str, tuple[str, str]] = {
     "Early": ("test_bytes_are_visible_before_a_move_is_done", "reported done before their bytes were there"),
+    "ForgetsOffset": ("test_blocks_arrive_whatever_their_size", "right bytes at a wrong place"),
+    "Sends": ("test_bytes_are_visible_before_a_move_is_done", "reported done before their bytes were there"),
+    "ReturnsNothing": ("test_every_alignment_arrives", "`submit` returned None, and not a `Transfer`"),
+    "RaisesInDiagnosis": ("test_its_optional_protocols_answer", "`diagnose` raised RuntimeError: boom"),
+    "NeedsAnObject": ("test_its_optional_protocols_answer", "`transports` is no class method"),
     "DropsLast": ("test_every_alignment_arrives", "bytes of the target are not what they should be"),
     "TooFar": ("test_blocks_arrive_whatever_their_size", "bytes of the target are not what they should be"),
     "GrantsAll": ("test_memory_that_was_not_granted_is_refused", "it was reported done"),
@@ -37,7 +42,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     ),
     "OneRoom": ("test_a_batch_of_several_rooms", "a batch needs its room"),
     "LeaksThreads": ("test_connecting_often_leaves_nothing_behind", "threads more after"),
-    "LeaksFiles": ("test_opening_often_leaves_nothing_behind", "descriptors more after"),
+    "LeaksFiles": ("test_opening_often_leaves_nothing_behind", "descriptors more after 3 times: 6 of "),
     "LeaksMemory": ("test_connecting_often_leaves_nothing_behind", "MiB more after"),
     "TakesGarbage": ("test_a_damaged_descriptor_is_refused", "was accepted"),
     "Crashes": ("test_a_damaged_descriptor_is_refused", "AssertionError"),

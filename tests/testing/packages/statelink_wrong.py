@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -18,6 +19,7 @@ from statelink.backend import (
     Backend,
     BackendContext,
     Batch,
+    Check,
     Fence,
     Op,
     Outcome,
@@ -462,3 +464,73 @@ class EndsPolled(Telling):
     """Says that its transfers end unpolled, and sets their outcomes when they are polled."""
 
     capabilities = TcpBackend.capabilities
+
+
+class ForgetsOffset(Ungranted):
+    """Writes each block to the beginning of its region."""
+
+    name = "wrong-forgets-offset"
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.begins: dict[str, U64] = {}
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        super().connect(peer, descriptor, regions)
+        self.begins[peer] = np.array([region.address for region in regions], np.uint64)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if peer in self.begins:
+            target = self.begins[peer][batch.blocks.target_region]
+            batch = batch._replace(blocks=dataclasses.replace(batch.blocks, target=target))
+        return super().submit(peer, batch)
+
+
+class Sends(Ungranted):
+    """Reports a batch as done when it is sent. Several blocks arrive later."""
+
+    name = "wrong-sends"
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if batch.blocks.count == 1:
+            super().submit(peer, batch)
+        else:
+            threading.Timer(0.05, self.send, [peer, batch]).start()
+        return Transfer(Outcome(True))
+
+    def send(self, peer: str, batch: Batch) -> None:
+        with contextlib.suppress(TransferError):
+            super().submit(peer, batch)
+
+
+class ReturnsNothing(Wrong):
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        super().submit(peer, batch)
+        return None  # type: ignore[return-value]
+
+
+class RaisesInProbe(Wrong):
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        raise RuntimeError("boom")
+
+
+class RaisesInDiagnosis(Wrong):
+    @classmethod
+    def diagnose(cls, options: Any) -> list[Check]:
+        raise RuntimeError("boom")
+
+
+class NeedsAnObject(Wrong):
+    """Has a method where a class method has to be."""
+
+    def transports(self, options: Any) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"tcp"})
+
+
+class CannotStartAlone(Wrong):
+    """Has a library that does not start without a link, and says so as it may."""
+
+    @classmethod
+    def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> Any:
+        raise OSError("the card is busy")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -123,10 +123,11 @@ class Capabilities:
     def __post_init__(self) -> None:
         stated = {(op, side) for op in self.ops for side in Side}
         if set(self.fences) != stated:
-            raise ValueError(f"fences are stated for {set(self.fences)}, and needed for {stated}")
-        links = 1 if self.links_per_process is None else self.links_per_process
-        if min(self.max_blocks, self.max_bytes, self.max_transfers, links) < 1:
-            raise ValueError("limits of a backend are at least 1")
+            raise ValueError("; ".join(_unlike(stated - set(self.fences), set(self.fences) - stated)))
+        for name in ("max_blocks", "max_bytes", "max_transfers", "links_per_process"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} is at least 1, and not {limit}")
         if self.stalled_peers is not None and not 0 <= self.stalled_peers <= MAX_STALLED:
             raise ValueError(f"between 0 and {MAX_STALLED} peers can be stalled, each with a thread of its own")
         if self.stalled_peers != 0 and not self.thread_safe:
@@ -150,6 +151,14 @@ class Capabilities:
     def moves(self, state_type: str) -> bool:
         """Whether the backend declares this state type."""
         return self.state_types == ANY or state_type in self.state_types
+
+
+def _unlike(missing: set[tuple[Op, Side]], more: set[tuple[Op, Side]]) -> Iterator[str]:
+    """How the fences differ from those of every side of each operation."""
+    for says, pairs in (("fences lacks", missing), ("fences has", more)):
+        names = sorted(f"(Op.{op.name}, Side.{side.name})" for op, side in pairs)
+        if names:
+            yield f"{says} {', '.join(names)}" + ("" if pairs is missing else ", of which ops has no operation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -260,7 +260,10 @@ class Backend(ABC):
 
     @abstractmethod
     def disconnect(self, peer: str) -> None:
-        """Forget a peer and free its resources. Transfers to it that have not ended fail. Unknown peers are ignored."""
+        """Forget a peer and free its resources. Unknown peers are ignored.
+
+        Transfers to it that have not ended fail, during this call or later.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from statelink.backend import ANY, Backend
 from statelink.config import read_options
 from statelink.errors import StatelinkError
-from statelink.registry import Listed, list_backends, load_backend
+from statelink.registry import Listed, hidden_backends, list_backends, load_backend
 
 from ._output import json_option, print_json
 
@@ -36,6 +36,9 @@ def backends(as_json: bool, probe: bool) -> None:
         print_json(rows)
         return
     _print(rows)
+    hidden = hidden_backends()
+    if hidden:
+        click.echo(f"\n{len(hidden)} hidden by STATELINK_PLUGINS: {', '.join(hidden)}")
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -84,7 +87,7 @@ def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
         except StatelinkError as error:
             row.update(state="broken", reason=str(error.reason).partition("\nhint:")[0], hint=error.hint)
         except (Exception, SystemExit) as error:  # a probe must not raise; if one does, its backend is broken
-            row.update(state="broken", reason=f"{type(error).__name__}: {error}")
+            row.update(state="broken", reason=f"its `probe` raised {type(error).__name__}: {error}")
     return row
 
 

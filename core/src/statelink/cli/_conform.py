@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import json
 import os
 import signal
@@ -34,6 +36,10 @@ __all__ = ["conform"]
 PATIENCE = 20.0
 """Seconds that an interrupted kit has to end its processes."""
 KIT = "statelink.testing.conformance"
+NOTHING_MATCHES = 5
+"""pytest's exit status where no test is selected."""
+ORDER = ("failed", "not run", "deviates", "passed", "not applicable")
+"""Verdicts, worst first."""
 STYLES = {"passed": "green", "failed": "bold red", "deviates": "yellow", "not run": "yellow", "not applicable": "dim"}
 
 
@@ -76,6 +82,9 @@ class _NothingRunError(click.ClickException):
 @click.option("--exitfirst", "-x", is_flag=True, help="Stop at the first clause that fails.")
 @click.option("--require", is_flag=True, help="Fail instead of skipping if the backend cannot run on this machine.")
 @click.option("--verbose", "-v", is_flag=True, help="Show pytest's own output, with tracebacks of failures.")
+@click.option(
+    "--list", "listing", is_flag=True, help="List the clauses, by the names and themes that -k takes; run none."
+)
 def conform(
     name: str,
     pairs: tuple[str, ...],
@@ -87,15 +96,19 @@ def conform(
     exitfirst: bool,
     require: bool,
     verbose: bool,
+    listing: bool,
 ) -> None:
     """Test a backend against its contract.
 
     Runs every clause of the backend contract against backend NAME. Needs the extra `statelink[testing]`, and torch to
     allocate memory of a device. Exits with 0 if the backend keeps every clause that could be run, with 1 if it breaks
-    one, and with 2 if none could be run.
+    one or does not load, and with 2 if it loads and no clause could be run.
     """
     if importlib.util.find_spec("pytest") is None:
         raise click.ClickException(f"the conformance kit needs pytest\nhint: {install_hint('statelink[testing]')}")
+    if listing:
+        _list(as_json)
+        return
     options = dict(pair(each) for each in pairs)
     try:
         kind = load_backend(name)
@@ -138,8 +151,11 @@ def conform(
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         # Tracebacks go to standard error if standard output is for the JSON.
-        said = _run(command, environment, shown=(2 if as_json else 1) if verbose else None)
+        status, said = _run(command, environment, shown=(2 if as_json else 1) if verbose else None)
         if not report.exists() or not (runs := json.loads(report.read_text())["runs"]):
+            if status == NOTHING_MATCHES:
+                hint = f"`statelink conform {name} --list` shows the names and themes"
+                raise _NothingRunError(f"no clause was run: none matches {expression!r}\nhint: {hint}")
             raise _NothingRunError(f"no clause was run\n{said}".rstrip())
     clauses = runs[0]["clauses"]
     if as_json:
@@ -151,8 +167,29 @@ def conform(
     raise SystemExit(_verdict(clauses))
 
 
-def _run(command: list[str], environment: dict[str, str], shown: int | None) -> str:
-    """Run the kit, and show its progress. Returns what pytest printed, unless that went to the descriptor ``shown``."""
+def _list(as_json: bool) -> None:
+    """Print every clause of the contract that a run without ``-k`` has."""
+    suite = importlib.import_module("statelink.testing").BackendTests
+    themes: dict[str, list[tuple[str, str]]] = {}
+    for theme in reversed(suite.__mro__):
+        for name, test in vars(theme).items():
+            if name.startswith("test_") and all(mark.name != "soak" for mark in getattr(test, "pytestmark", ())):
+                says = inspect.cleandoc(test.__doc__).rpartition("\n\n")[0]
+                themes.setdefault(theme.__name__, []).append((name, " ".join(says.split())))
+    if as_json:
+        print_json([{"theme": theme, "name": name, "says": says} for theme in themes for name, says in themes[theme]])
+        return
+    for theme, clauses in themes.items():
+        click.echo(theme)
+        for name, says in clauses:
+            click.echo(f"  {name}\n      {says}")
+
+
+def _run(command: list[str], environment: dict[str, str], shown: int | None) -> tuple[int, str]:
+    """Run the kit, and show its progress.
+
+    Returns pytest's exit status, and what it printed, unless that went to the descriptor ``shown``.
+    """
     reader, writer = os.pipe()
     with tempfile.TemporaryFile("w+") as output, os.fdopen(reader) as lines, ended_by_signal():
         process = subprocess.Popen(
@@ -173,7 +210,7 @@ def _run(command: list[str], environment: dict[str, str], shown: int | None) -> 
         finally:
             process.wait()
         output.seek(0)
-        return output.read()
+        return process.returncode, output.read()
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
@@ -223,10 +260,10 @@ def _show(name: str, clauses: list[dict[str, Any]]) -> None:
         if about != theme:
             theme = about
             table.add_row(Text(about, style="bold"), "")
-        worst = next(each for each in ("failed", "not run", "deviates", "passed", "not applicable") if verdicts[each])
-        total = sum(verdicts.values())
-        count = f" {verdicts[worst]} of {total}" if 1 < total != verdicts[worst] else f" {total}" if total > 1 else ""
-        table.add_row(Text(f"  {says}"), Text(f"{worst}{count}", style=STYLES[worst]))
+        counted = [each for each in ORDER if verdicts[each]]
+        alone = sum(verdicts.values()) == 1
+        said = ",\n".join(each if alone else f"{each} {verdicts[each]}" for each in counted)
+        table.add_row(Text(f"  {says}"), Text(said, style=STYLES[counted[0]]))
     console.print(table)
     for verdict in ("deviates", "failed"):
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -243,13 +280,23 @@ def _show(name: str, clauses: list[dict[str, Any]]) -> None:
 
 
 def _explain(console: Console, group: list[dict[str, Any]]) -> None:
-    """Print the common reason of clauses that failed or deviate."""
+    """Print the common reason of clauses that failed or deviate, and the first clause's text and hint."""
     first, count = group[0], len(group)
     names = ", ".join(clause["name"] for clause in group[:3]) + (f", and {count - 3} more" if count > 3 else "")
     console.print(Text(f"\n{first['verdict']}: {names}", style=STYLES[first["verdict"]]))
-    if count == 1:
-        console.print(Text(f"  the contract: {first['says']}"))
+    of = "" if count == 1 else ", of the first"
+    console.print(Text(f"  the contract{of}: {first['says']}"))
     found = "\n".join(f"  {line}" for line in first["reason"].splitlines()[:12])
     console.print(Text(f"  found: {found.strip()}"))
-    if first["todo"] and len({clause["todo"] for clause in group}) == 1:
+    same = _first_line(first)
+    others = [clause for clause in group if _first_line(clause) != same]  # they differ in numbers
+    for clause in others[:3]:
+        console.print(Text(f"  found by {clause['name']}: {_first_line(clause)}"))
+    if len(others) > 3:
+        console.print(Text(f"  found by {len(others) - 3} more: the same with other numbers"))
+    if first["todo"]:
         console.print(Text(f"  what to do: {first['todo']}"))
+
+
+def _first_line(clause: dict[str, Any]) -> str:
+    return str(clause["reason"]).partition("\n")[0]

@@ -123,7 +123,7 @@ def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: Map
         probe = kind.probe(parsed)
     except (Exception, SystemExit) as error:  # a probe must not raise
         found = f"it raised {type(error).__name__}: {error}"
-        yield from (*looked, *defects, _failed("probe", found, "ask the author of the package"))
+        yield from (*looked, *defects, _failed("probe", found, _author(kind)))
         return
     lacks = Verdict.PROBLEM if name in meant else Verdict.NOT_APPLICABLE
     if not probe.ok:
@@ -147,7 +147,11 @@ def _diagnosed(kind: type[Backend], options: Any) -> tuple[list[Check], list[Che
     try:
         return list(kind.diagnose(options)), []
     except (Exception, SystemExit) as error:  # it must not raise, either
-        return [], [_failed("diagnosis", f"it raised {type(error).__name__}: {error}", "ask the author of the package")]
+        return [], [_failed("diagnosis", f"it raised {type(error).__name__}: {error}", _author(kind))]
+
+
+def _author(kind: type[Backend]) -> str:
+    return f"tell the author of the package; `statelink conform {kind.name} -k Declaration` tests it"
 
 
 def _stalled(kind: type[Backend]) -> str:

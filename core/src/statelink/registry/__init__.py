@@ -5,13 +5,14 @@ Listing backends reads package metadata and imports nothing. Only the backend th
 
 from __future__ import annotations
 
-from ._backends import Listed, entry_points, known_packages, list_backends, load_backend
+from ._backends import Listed, entry_points, hidden_backends, known_packages, list_backends, load_backend
 from ._plugins import PluginFailure, plugin_failures, plugin_manager
 
 __all__ = [
     "Listed",
     "PluginFailure",
     "entry_points",
+    "hidden_backends",
     "known_packages",
     "list_backends",
     "load_backend",

@@ -18,7 +18,7 @@ from statelink.backend import API_VERSION, Backend
 from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
 from statelink.hints import did_you_mean, install_hint
 
-__all__ = ["GROUP", "Listed", "entry_points", "known_packages", "list_backends", "load_backend"]
+__all__ = ["GROUP", "Listed", "entry_points", "hidden_backends", "known_packages", "list_backends", "load_backend"]
 
 log = logging.getLogger("statelink.registry")
 
@@ -52,10 +52,16 @@ def list_backends() -> list[Listed]:
     return sorted({Listed(point.name, point.value, name, version) for point, name, version in entry_points(GROUP)})
 
 
-def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
+def hidden_backends() -> list[str]:
+    """Names of installed backends that ``STATELINK_PLUGINS`` leaves out, sorted. Imports nothing."""
+    return sorted(point.name for point, name, _ in entry_points(GROUP, every=True) if not _allowed(name))
+
+
+def entry_points(group: str, *, every: bool = False) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
     """Entry points of a group, with name and version of their package.
 
-    If ``STATELINK_PLUGINS`` is set, only the distributions in this comma-separated list count, and the core's own.
+    If ``STATELINK_PLUGINS`` is set, only the distributions in this comma-separated list count, and the core's own,
+    unless ``every`` is true.
 
     Packages are read one by one, so that one with unreadable metadata hides no other. Only those that mention the group
     are read whole, since reading takes time. If a package is on the path several times, the first copy counts, as for
@@ -67,7 +73,7 @@ def entry_points(group: str) -> Iterator[tuple[importlib.metadata.EntryPoint, st
             if group not in (found.read_text("entry_points.txt") or ""):
                 continue
             name = found.metadata["Name"]
-            if normalized(name) in seen or not _allowed(name):
+            if normalized(name) in seen or not (every or _allowed(name)):
                 continue
             seen.add(normalized(name))
             first = importlib.metadata.distribution(name)
@@ -138,10 +144,11 @@ def _check(chosen: Listed, loaded: Any) -> None:
     if not isinstance(spoken, int):
         raise BackendLoadError(f"{who} does not state its plugin API", hint="add the class attribute api_version = 1")
     if spoken not in SUPPORTED:
-        older = chosen.distribution if spoken < SUPPORTED.start else "statelink"
+        newer = spoken >= SUPPORTED.stop
+        hint = install_hint("statelink" if newer else chosen.distribution, upgrade=True)
+        own = f"; if the backend is yours, write api_version = {API_VERSION}, which this core speaks" if newer else ""
         raise BackendIncompatibleError(
-            f"{who} was built for plugin API {spoken}, this core speaks {_span(SUPPORTED)}",
-            hint=install_hint(older, upgrade=True),
+            f"{who} was built for plugin API {spoken}, this core speaks {_span(SUPPORTED)}", hint=hint + own
         )
     missing = [each for each in ("name", "Options", "capabilities", "strategies") if not hasattr(loaded, each)]
     missing += sorted(loaded.__abstractmethods__)
@@ -149,6 +156,13 @@ def _check(chosen: Listed, loaded: Any) -> None:
         raise BackendLoadError(f"{who} is incomplete", cause=f"it lacks {', '.join(missing)}")
     if not (isinstance(loaded.Options, type) and issubclass(loaded.Options, msgspec.Struct)):
         raise BackendLoadError(f"{who} has no typed options", hint="Options is a subclass of msgspec.Struct")
+    bare = [field.name for field in msgspec.structs.fields(loaded.Options) if field.required]
+    if bare:
+        raise BackendLoadError(
+            f"{who} has options without a default",
+            cause=", ".join(bare),
+            hint="give each field of Options a default; `probe` and the constructor may refuse it",
+        )
     if loaded.name != chosen.name:
         raise BackendLoadError(
             f"{who} calls itself {loaded.name!r}",

@@ -16,6 +16,7 @@ from . import _inside
 from ._inside import Move
 from ._memory import MIB, POISON, Array
 from ._saying import all_moved, same
+from ._worker import Finding
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,6 +33,11 @@ LAYOUT = ((8 * MIB + 1, 350_001, 8191), (100_000,))
 NOISE = np.random.default_rng(7).integers(0, 256, 16 * MIB, dtype=np.uint8)
 
 TOP = 1 << 64
+
+EARLY = "Let a transfer succeed when the other side has its bytes, not when they are sent or queued."
+
+NEEDLE, LEAST = 64, 8
+"""Most and fewest bytes by which a block is found again."""
 
 MOVER = {Op.WRITE: Side.SOURCE, Op.READ: Side.TARGET}
 PEER = {Op.WRITE: Side.TARGET, Op.READ: Side.SOURCE}
@@ -215,7 +221,7 @@ class Pair:
         if self.subject.fence(op, Side.TARGET) is Fence.OWNER:
             self.take_back(room, generation)
         all_moved(outcomes)
-        self.verify(expected)
+        self.verify(expected, blocks)
         same(self.source.memory, before, "the source")
 
     def works(self, op: Op | None = None) -> None:
@@ -239,9 +245,50 @@ class Pair:
             wanted[there : there + nbytes] = source[here : here + nbytes]
         return wanted
 
-    def verify(self, expected: Array) -> None:
-        """Check every byte of the target's memory."""
-        same(self.target.memory, expected, "the target")
+    def verify(self, expected: Array, blocks: Blocks | None = None) -> None:
+        """Check every byte of the target's memory. A failure names one of the blocks that is wrong."""
+        wrong = np.flatnonzero(self.target.memory != expected)
+        if len(wrong):
+            words = f"{len(wrong)} bytes of the target are not what they should be, the first at {wrong[0]}"
+            self.target.worker(_inside.rest, _inside.MOMENTS)
+            if (self.target.memory == expected).all():
+                raise Finding(f"{words}: they came after their move was reported done", EARLY)
+            raise Finding(words + self._why(expected, wrong, blocks))
+
+    def _why(self, expected: Array, wrong: npt.NDArray[np.intp], blocks: Blocks | None) -> str:
+        """What is wrong with these bytes: they lie elsewhere, they are others, or there are none."""
+        if blocks is None:
+            return ""
+        found = np.asarray(self.target.memory)
+        starts = blocks.target.astype(np.int64) - (self.target.worker.address + self.target.span[0])
+        after = np.append(wrong, len(found))[np.searchsorted(wrong, starts)]  # the first wrong byte from each start on
+        bad = np.flatnonzero(after < starts + blocks.nbytes.astype(np.int64))
+        if not len(bad):
+            return ": they are outside every block"
+        whole = found.tobytes(), expected.tobytes()
+        for number in (int(bad[0]), int(bad[-1])):  # what later blocks have overwritten is found no more
+            start, nbytes = int(starts[number]), int(blocks.nbytes[number])
+            first = whole[1][start : start + min(nbytes, NEEDLE)]
+            which = f"block {number} of {blocks.count} has {nbytes} bytes for {self._place(start)}"
+            if whole[0].startswith(first, start):
+                return f": a block begins as it should, and goes on otherwise\n{which}"
+            at = _elsewhere(first, *whole) if len(first) >= LEAST else -1
+            if at >= 0:
+                return f": right bytes at a wrong place\n{which}, and its first bytes are at {self._place(at)}"
+        blank = whole[0][start : start + len(first)] == bytes([POISON]) * len(first)
+        what = "nothing was written" if blank else "other bytes were written"
+        nowhere = ", and its first bytes are nowhere in the target's memory" if len(first) >= LEAST else ""
+        return f": {what} where a block has to be\n{which}{nowhere}"
+
+    def _place(self, at: int) -> str:
+        """An address of the target's memory, from its offset."""
+        at += self.target.span[0]
+        inside = (
+            f"byte {at - start} of region {number}"
+            for number, (start, array) in enumerate(zip(self.target.starts, self.target.arrays, strict=True))
+            if start <= at < start + len(array)
+        )
+        return f"address {self.target.worker.address + at:#x}, {next(inside, 'outside every region')}"
 
     def untouched(self, why: str = "bytes were written that should not") -> None:
         """Check that nothing was written to the target."""
@@ -251,6 +298,14 @@ class Pair:
     def blocks(self, rows: Sequence[Row]) -> Blocks:
         """Blocks from offsets in regions."""
         return blocks_of(self.source.regions, self.target.regions, rows)
+
+
+def _elsewhere(part: bytes, found: bytes, expected: bytes) -> int:
+    """Where bytes were found that were not expected there; -1 for nowhere."""
+    at = found.find(part)
+    while at >= 0 and expected[at : at + len(part)] == part:
+        at = found.find(part, at + 1)
+    return at
 
 
 def blocks_of(source: Sequence[Region], target: Sequence[Region], rows: Sequence[Row]) -> Blocks:

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import inspect
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from statelink.backend import Backend, BackendContext, Batch, Blocks, Fencing, Op, Outcome, Region, Transfer
+from statelink.backend import (
+    Backend,
+    BackendContext,
+    Batch,
+    Blocks,
+    Check,
+    Fencing,
+    Op,
+    Outcome,
+    Probe,
+    Region,
+    Transfer,
+)
 from statelink.config import read_options
 from statelink.registry import load_backend
 
-from ._worker import Host, Hung, Opened, Unexpected
+from ._worker import Finding, Host, Hung, Opened, Unexpected, transfer_of
 
-__all__ = ["Held", "Move", "kind_of"]
+__all__ = ["MOMENTS", "Held", "Move", "kind_of"]
 
 U64 = npt.NDArray[np.uint64]
+
+MOMENTS = 0.3
+"""Seconds after which bytes that were not there count as never coming."""
+
+PROBE = "Let `probe` never raise. If the backend cannot run here, return `Probe(ok=False, reason=...)`."
 
 SHARED = Path("/dev/shm")
 """The folder of named shared memory of all processes."""
@@ -44,13 +64,13 @@ class Held(NamedTuple):
 
     Attributes:
         threads: Number of threads, also of native libraries.
-        files: Number of open file descriptors.
+        files: What each open file descriptor refers to, without the numbers of sockets and pipes.
         resident: Bytes of memory.
         shared: Files of shared memory of the whole machine.
     """
 
     threads: int
-    files: int
+    files: tuple[str, ...]
     resident: int
     shared: frozenset[str]
 
@@ -69,8 +89,62 @@ def address(host: Host) -> int:
 def probe(host: Host, name: str, options: Mapping[str, Any]) -> tuple[bool, str, str]:
     """The backend's probe: whether it can run here, the reason, and a hint."""
     kind = kind_of(name)
-    found = kind.probe(read_options(kind.Options, options, f"options of backend {name!r}"))
+    settings = read_options(kind.Options, options, f"options of backend {name!r}")
+    try:
+        found = kind.probe(settings)
+    except (Exception, SystemExit) as error:
+        raise Unexpected(f"`probe` raised {type(error).__name__}: {error}", PROBE) from error
+    if not isinstance(found, Probe):
+        raise Unexpected(f"`probe` returned an object of type {type(found).__name__}", PROBE)
     return found.ok, found.reason, found.hint
+
+
+def optional(host: Host, name: str, options: Mapping[str, Any], regions: Sequence[Region]) -> list[str]:
+    """Call each class method of an optional protocol that a backend has. Returns what is wrong, as texts."""
+    kind: Any = kind_of(name)
+    settings = read_options(kind.Options, options, f"options of backend {name!r}")
+    wrong = []
+    if hasattr(kind, "transports") != hasattr(kind, "transport"):
+        wrong.append("it has one of `transports` and `transport`, and each needs the other")
+    for method in ("transports", "memory_kinds", "diagnose", "raw"):
+        if not hasattr(kind, method):
+            continue
+        if not isinstance(inspect.getattr_static(kind, method), classmethod | staticmethod):
+            wrong.append(f"`{method}` is no class method")
+            continue
+        try:
+            problem = _started_alone(kind, settings, regions) if method == "raw" else _answered(kind, method, settings)
+        except (Exception, SystemExit) as error:
+            problem = f"raised {type(error).__name__}: {error}"
+        wrong += [f"`{method}` {problem}"] if problem else []
+    return wrong
+
+
+def _answered(kind: Any, method: str, settings: Any) -> str:
+    """What is wrong with the answer of a class method that takes the options; empty for nothing."""
+    answer = getattr(kind, method)(settings)
+    what = Check if method == "diagnose" else str
+    if not isinstance(answer, Sequence if method == "diagnose" else frozenset) or isinstance(answer, str):
+        return f"returned an object of type {type(answer).__name__}"
+    others = [type(each).__name__ for each in answer if not isinstance(each, what)]
+    if others:
+        return f"returned an object of type {others[0]} in its answer"
+    more = sorted(answer - kind.capabilities.memory_kinds) if method == "memory_kinds" else []
+    return f"returned {', '.join(more)}, which it does not declare" if more else ""
+
+
+def _started_alone(kind: Any, settings: Any, regions: Sequence[Region]) -> str:
+    """What is wrong with the library that a backend starts without a link; empty for nothing."""
+    try:
+        library = kind.raw("conformance", settings, "127.0.0.1", regions)
+    except OSError:  # it may say that the library does not start
+        return ""
+    lacks = [each for each in ("address", "connect", "move", "close") if not callable(getattr(library, each, None))]
+    if lacks:
+        return f"returned an object of type {type(library).__name__}, which lacks {', '.join(lacks)}"
+    library.close()
+    library.close()
+    return ""
 
 
 def construct(host: Host, link: str, role: str, name: str, options: Mapping[str, Any]) -> None:
@@ -143,7 +217,7 @@ def revoke(host: Host, link: str, peer: str, room: int, generation: int, patienc
     """Revoke a grant, and wait until that is done."""
     opened = host.backends[link]
     fencing: Any = opened.backend
-    return opened.ended(fencing.revoke(peer, room, generation), patience)
+    return opened.ended(transfer_of("revoke", fencing.revoke(peer, room, generation)), patience)
 
 
 def move(host: Host, each: Move, patience: float) -> list[Outcome]:
@@ -155,24 +229,21 @@ def move(host: Host, each: Move, patience: float) -> list[Outcome]:
     for piece in each.blocks.slices(limits.max_blocks, limits.max_bytes):
         while len(waiting) >= limits.max_transfers:
             outcomes.append(opened.ended(waiting.pop(0), patience))
-        with opened.turn:
-            waiting.append(opened.backend.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
+        waiting.append(opened.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
     return outcomes + [opened.ended(transfer, patience) for transfer in waiting]
 
 
 def submit_whole(host: Host, each: Move, patience: float) -> Outcome:
     """Submit a batch of any size as it is."""
     opened = host.backends[each.link]
-    with opened.turn:
-        transfer = opened.backend.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+    transfer = opened.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
     return opened.ended(transfer, patience)
 
 
 def unpolled(host: Host, each: Move, patience: float) -> str:
     """Submit a batch, and wait for its outcome without a poll. Returns what is wrong, as a text; empty for nothing."""
     opened, told = host.backends[each.link], threading.Event()
-    with opened.turn:
-        transfer = opened.backend.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+    transfer = opened.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
     transfer.notify(told.set)
     if not told.wait(patience):
         return f"its outcome was not set within {patience:g} s although nothing polled it"
@@ -205,10 +276,11 @@ def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Out
 
 def early(
     host: Host, each: Move, rounds: int, source: tuple[str, int, int], target: tuple[str, U64], patience: float
-) -> int:
-    """Move one batch many times, with new bytes each time. Returns the rounds in which bytes were not there at its end.
+) -> tuple[int, bool]:
+    """Move one batch many times, with new bytes each time. The source is overwritten as soon as its bytes have arrived.
 
-    The source is overwritten as soon as a transfer has ended, as by an engine that uses its memory again.
+    Returns the rounds in which bytes were not there at the end of the transfer, and whether they came afterwards. If
+    they did not, no more rounds follow.
 
     Args:
         host: This process.
@@ -224,25 +296,28 @@ def early(
     for number in range(rounds):
         value = number % 251 + 1
         from_[:] = value
-        with opened.turn:
-            transfer = opened.backend.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
+        transfer = opened.submit(each.peer, Batch(each.op, each.blocks, each.room, each.generation))
         outcome = opened.ended(transfer, patience, rest=0.0)
-        landed = to[ends]
-        from_[:] = 0xFF
+        landed = bool((to[ends] == value).all())
         if not outcome.ok:
-            raise Unexpected(f"round {number} failed: {outcome.reason}")
-        wrong += int((landed != value).any() or (to[ends] != value).any())
-    return wrong
+            raise Finding(f"round {number} failed: {outcome.reason}", "Move the batch, or mend what the reason says.")
+        until = time.monotonic() + MOMENTS
+        while not (landed or (to[ends] == value).all()):
+            if time.monotonic() > until:
+                return number + 1, False
+            time.sleep(0.001)
+        from_[:] = 0xFF
+        wrong += int(not landed or (to[ends] != value).any())
+    return wrong, True
 
 
 def pump(host: Host, each: Move, patience: float) -> tuple[int, str]:
     """Repeat a move until it fails. Returns how often it succeeded, and why it failed."""
-    opened, rounds = host.backends[each.link], 0
-    until = time.monotonic() + patience
+    rounds, until = 0, time.monotonic() + patience
     while time.monotonic() < until:
         try:
             outcomes = move(host, each, patience)
-        except Unexpected:
+        except (Unexpected, Finding):
             raise
         except Exception as error:
             return rounds, f"{type(error).__name__}: {error}"
@@ -250,9 +325,7 @@ def pump(host: Host, each: Move, patience: float) -> tuple[int, str]:
         if failed:
             return rounds, failed[0].reason
         rounds += 1
-    raise Unexpected(
-        f"{rounds} moves to {each.peer} went well, and none failed within {patience:g} s ({opened.backend})"
-    )
+    raise Finding(f"{rounds} moves to this peer were reported done, and none failed within {patience:g} s")
 
 
 def held(host: Host) -> Held:
@@ -261,7 +334,15 @@ def held(host: Host) -> Held:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     shared = frozenset(os.listdir(SHARED)) if SHARED.is_dir() else frozenset()
     resident = pages * os.sysconf("SC_PAGE_SIZE")
-    return Held(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), resident, shared)
+    return Held(len(os.listdir("/proc/self/task")), tuple(_targets()), resident, shared)
+
+
+def _targets() -> Iterator[str]:
+    """What each open file descriptor of this process refers to."""
+    folder = Path("/proc/self/fd")
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # the one by which the folder is read
+            yield re.sub(r":\[\d+\]$", "", os.readlink(folder / name))
 
 
 def reconnect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Region], times: int) -> None:

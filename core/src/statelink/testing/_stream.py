@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from statelink.backend import Batch, Outcome, Transfer
 from statelink.errors import StatelinkError
 
-from ._worker import REST, Hung, Unexpected
+from ._worker import REST, Hung, Unexpected, unexpected
 
 if TYPE_CHECKING:
     from ._inside import Move
@@ -69,8 +69,7 @@ class Stream:
                     self._look(running)
                 if self.stop.is_set() or not all(outcome.ok for outcome in self.outcomes):
                     return
-                with opened.turn:
-                    running.append(opened.backend.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
+                running.append(opened.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
         finally:
             while running:
                 self._look(running)
@@ -107,5 +106,5 @@ def look(host: Host, patience: float, stop: bool = False, must: bool = False) ->
     if must and not ended:
         raise Hung(f"a transfer did not end within {patience:g} s")
     if stream.failure is not None:
-        raise Unexpected(f"{type(stream.failure).__name__}: {stream.failure}")
+        raise stream.failure if isinstance(stream.failure, Unexpected) else unexpected(stream.failure)
     return Left(list(stream.outcomes), stream.refused, ended)

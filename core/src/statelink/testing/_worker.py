@@ -6,6 +6,7 @@ Run as ``python -m statelink.testing._worker DESCRIPTOR PATH``: a connected sock
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from statelink.backend import Transfer
 from statelink.errors import StatelinkError
 
 from ._window import view
@@ -22,11 +24,11 @@ from ._window import view
 if TYPE_CHECKING:
     import statelink
     from statelink._devices import DeviceMemory
-    from statelink.backend import Backend, Outcome, Transfer
+    from statelink.backend import Backend, Batch, Outcome
 
     from ._memory import Array
 
-__all__ = ["ENDED", "Host", "Hung", "Opened", "Unexpected"]
+__all__ = ["ENDED", "Finding", "Host", "Hung", "Opened", "Unexpected", "transfer_of", "unexpected"]
 
 ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
 """Errors of reading from a process that has ended."""
@@ -35,8 +37,40 @@ REST = 0.0002
 """Seconds between two polls of a transfer."""
 
 
+KIT = os.path.dirname(os.path.abspath(__file__))
+RAISED = "The backend raised what is no error of Statelink's: raise a `TransferError` with the library's reason."
+
+
+class Finding(AssertionError):
+    """What was found, in words. It may have a hint of its own, where that of the clause does not suit.
+
+    Args:
+        words: What was found.
+        todo: What to do about it; by default, the hint of the clause.
+    """
+
+    def __init__(self, words: str, todo: str = "") -> None:
+        super().__init__(words, todo)
+        self.todo = todo
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Unexpected(Exception):
-    """An error that is none of Statelink's own was raised."""
+    """A call did what no call may do: for example, it raised an error that is none of Statelink's own.
+
+    Args:
+        words: What it did.
+        todo: What to do about it; by default, the hint of the clause.
+    """
+
+    def __init__(self, words: str, todo: str = "") -> None:
+        super().__init__(words, todo)
+        self.todo = todo
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Hung(Unexpected):
@@ -50,6 +84,11 @@ class Opened:
         self.backend = backend
         free = backend.capabilities.thread_safe
         self.turn: AbstractContextManager[Any] = nullcontext() if free else threading.RLock()
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        """Submit a batch, and check that the result is a transfer."""
+        with self.turn:
+            return transfer_of("submit", self.backend.submit(peer, batch))
 
     def ended(self, transfer: Transfer, patience: float, *, rest: float = REST) -> Outcome:
         """Poll until a transfer has ended, and return its outcome. Sleeps ``rest`` seconds between two polls.
@@ -67,6 +106,18 @@ class Opened:
                 if rest:
                     time.sleep(rest)
         return transfer.outcome
+
+
+def transfer_of(method: str, made: Any) -> Transfer:
+    """The result of a method that returns a transfer.
+
+    Raises:
+        Unexpected: It is none.
+    """
+    if not isinstance(made, Transfer):
+        found = "None" if made is None else f"an object of type {type(made).__name__}"
+        raise Unexpected(f"`{method}` returned {found}, and not a `Transfer`", f"Return a `Transfer` from `{method}`.")
+    return made
 
 
 class Host:
@@ -133,10 +184,25 @@ def serve(pipe: Connection, path: str) -> None:
 def _call(function: Callable[..., Any], host: Host, arguments: Sequence[Any]) -> tuple[bool, Any]:
     try:
         return True, function(host, *arguments)
-    except (StatelinkError, Unexpected) as error:
+    except (StatelinkError, Unexpected, Finding) as error:
         return False, error
     except Exception as error:
-        return False, Unexpected(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        return False, unexpected(error)
+
+
+def unexpected(error: BaseException) -> Unexpected:
+    """An error that is none of Statelink's, with the part of its traceback that is not in the kit."""
+    told = traceback.TracebackException.from_exception(error)
+    outside = any(map(_is_outside, told.stack))
+    each: traceback.TracebackException | None = told
+    while outside and each is not None:
+        each.stack[:] = filter(_is_outside, each.stack)
+        each = each.__cause__ or each.__context__
+    return Unexpected(f"{type(error).__name__}: {error}\n{''.join(told.format())}", RAISED if outside else "")
+
+
+def _is_outside(frame: traceback.FrameSummary) -> bool:
+    return os.path.dirname(os.path.abspath(frame.filename)) != KIT
 
 
 if __name__ == "__main__":

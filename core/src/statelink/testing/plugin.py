@@ -17,7 +17,7 @@ from statelink import __version__
 from ._fixtures import memory_of, statelink_lab, statelink_pool, statelink_pools, subject
 from ._lab import FAILED, NOT_APPLICABLE
 from ._process import Died
-from ._worker import Hung, Unexpected
+from ._worker import Finding, Hung, Unexpected
 from .report import Cell, Clause, Report, Run, Verdict
 
 __all__ = ["statelink_lab", "statelink_pool", "statelink_pools", "subject"]
@@ -26,7 +26,7 @@ _RUNS = pytest.StashKey[dict[str, Run]]()
 _ENDED = pytest.StashKey[dict[str, str]]()
 """Why no more clauses of a test class are run."""
 MOST_ALIKE = 5
-"""The kit ends after this many clauses with one defect: a crash, or an error that is none of Statelink's."""
+"""The kit ends after this many clauses with one defect: a crash, or a call that did what no call may do."""
 _SEEN = pytest.StashKey[dict[tuple[str, str, str], str]]()
 """The first of several clauses that failed alike, by test class, verdict and kind of reason."""
 _PART = "statelink_runs"
@@ -174,8 +174,8 @@ def _todo(error: BaseException | None, todo: str) -> str:
         return f"{todo} See where it waits: `--verbose` shows every stack. {longer}"
     if isinstance(error, Died):
         return "The process of the backend ended. See what it printed last: most often, native code crashed."
-    if isinstance(error, Unexpected):
-        return "The backend raised what is no error of Statelink's: raise a `TransferError` with the library's reason."
+    if isinstance(error, Unexpected | Finding):
+        return error.todo or todo
     return todo
 
 

@@ -20,8 +20,8 @@ __all__ = ["Threads"]
 SPLIT = 1024
 """Fewest blocks of a transfer that NIXL's threads share, unless ``split_batch_size`` says another number."""
 GREETINGS = 3
-"""Over TCP, with one, UCX prints an error on the other side of every second connection that is closed soon, and with two of
-one in 14."""
+"""Over TCP, with one, UCX prints an error on the other side of every second connection that is closed soon. With two, it
+does so of one in 14."""
 NBYTES = 64
 PATIENCE = 0.5
 """Seconds to wait for a transfer within this process, which takes about a millisecond."""
@@ -41,8 +41,8 @@ class Threads:
 
     Attributes:
         blocks: Number of blocks of the smallest transfer in which every thread of the agent has a part.
-        greetings: Number of such transfers after which every connection to a new remote agent is complete. A thread works
-            on its connection only while it has a part of a transfer, and the first part may end before that.
+        greetings: Number of such transfers after which every connection to a new remote agent is complete. A thread
+            works on its connection only while it has a part of a transfer, and the first part may end before that.
     """
 
     def __init__(self, library: Library, agent: Any, name: str, options: Options) -> None:

@@ -211,6 +211,8 @@ def _print(found: list[Found], peer: str) -> None:
     for each in found:
         if each.transports:
             console.print(Text(f"{each.backend}: {', '.join(each.transports)}", style="dim"))
+        if each.raw:
+            console.print(Text(f"{each.backend}: raw: {each.raw}", style="dim"))
         if each.error:
             console.print(Text(f"{each.backend}: {each.error}", style="bold red"))
             if each.hint:

@@ -99,6 +99,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         backend: Its name.
         transports: What carried the bytes, as far as it is known.
         cells: In the order of the plan.
+        raw: Why the library was not measured by itself; empty if it was, or was not meant to be.
         error: Why it ended early; empty if it did not.
         hint: What to do about that.
     """
@@ -106,6 +107,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     transports: tuple[str, ...]
     cells: tuple[Cell, ...]
+    raw: str = ""
     error: str = ""
     hint: str = ""
 
@@ -118,6 +120,7 @@ class _Run:
         self._plan, self._source, self._target = plan, source, target
         self._room = 1
         self.transports: set[str] = set()
+        self.no_raw = ""
 
     def cells(self, config: Mapping[str, Any], host: str) -> Iterator[Cell]:
         """Measure each cell.
@@ -161,10 +164,17 @@ class _Run:
         return list(answer["seconds"])
 
     def _raw(self, rounds: int, pages: dict[str, Any], host: str) -> list[float]:
-        there = self._target.ask("raw", PATIENCE, host=host)
-        if there["raw"] is None:
+        """Times of the library by itself. If it cannot be measured, there are none, and ``no_raw`` says why."""
+        try:
+            return self._alone(rounds, pages, host)
+        except FailedError as error:
+            self.no_raw = str(error).partition("\nhint:")[0]
             return []
-        if self._source.ask("raw", PATIENCE, host=host)["raw"] is None:
+
+    def _alone(self, rounds: int, pages: dict[str, Any], host: str) -> list[float]:
+        there = self._target.ask("raw", PATIENCE, host=host)
+        if there["raw"] is None or self._source.ask("raw", PATIENCE, host=host)["raw"] is None:
+            self.no_raw = "the backend has no `raw`"
             return []
         self._source.ask("know", PATIENCE, raw=there["raw"], at=there["at"], **pages)
         self._source.ask("move", PATIENCE, rounds=WARM)
@@ -202,4 +212,5 @@ def measure(
             say(len(cells), cell)
     except FailedError as failed:
         error, hint = str(failed).partition("\nhint:")[0], failed.hint
-    return Found(backend=backend, transports=tuple(sorted(run.transports)), cells=tuple(cells), error=error, hint=hint)
+    transports = tuple(sorted(run.transports))
+    return Found(backend=backend, transports=transports, cells=tuple(cells), raw=run.no_raw, error=error, hint=hint)

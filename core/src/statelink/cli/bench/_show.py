@@ -56,6 +56,7 @@ def plain(found: Sequence[Found], plan: Plan, peer: str) -> dict[str, Any]:
             {
                 "backend": each.backend,
                 "transports": each.transports,
+                "raw": each.raw,
                 "error": each.error,
                 "hint": each.hint,
                 "cells": [

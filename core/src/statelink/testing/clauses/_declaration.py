@@ -64,6 +64,15 @@ class Declaration(Suite):
         assert ok, f"it said before that it can run here, and now that it cannot: {reason}"
         assert reason, "a probe that is ok says nothing of what it found"
 
+    def test_its_optional_protocols_answer(self, subject: Subject, lab: Lab) -> None:
+        """The optional protocols that it has answer: `transports`, `memory_kinds`, `diagnose` and `raw`.
+
+        Make these class methods that return what docs/backend.md says. Only `raw` may raise, and only an `OSError`.
+        """
+        end = lab.end(0)
+        wrong = end.worker(_inside.optional, subject.name, dict(subject.options), end.regions)
+        assert not wrong, "; ".join(wrong)
+
     def test_its_fence_is_implemented(self, subject: Subject, lab: Lab) -> None:
         """It has `grant` and `revoke` if, and only if, it declares an owner's fence for the target of a WRITE.
 

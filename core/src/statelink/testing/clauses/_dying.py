@@ -25,7 +25,8 @@ class Dying(Suite):
     def test_a_move_to_a_dead_peer_fails(self, lab: Lab, op: Op, moment: str) -> None:
         """A peer that died before a move, or after an earlier one: the move fails with a reason; others are served.
 
-        Fail the transfer with the library's words. Where it never gives up, look for the end of the connection.
+        Fail the transfer with the library's words, and never let it succeed before the peer has its bytes. If the
+        library never gives up, look for the end of the connection.
         """
         worker = lab.borrow()
         here = lab.end(0, side=MOVER[op]).open()

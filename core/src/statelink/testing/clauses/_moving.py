@@ -12,11 +12,14 @@ from .._bench import LAYOUT, Pair, Subject, scattered
 from .._lab import Lab, Suite, needs
 from .._memory import MIB
 from .._saying import all_moved, same
+from .._worker import Finding
 
 if TYPE_CHECKING:
     from statelink.backend import Op, Outcome
 
 __all__ = ["Moving"]
+
+PLACE = "Nothing was early: write the right bytes to the right place, as `source`, `target` and `nbytes` say."
 
 SHAPES = {
     "1 byte": (1, 1, 0),
@@ -85,7 +88,7 @@ class Moving(Suite):
         order = pair.order(op, blocks)
         outcome: Outcome = pair.mover(op).worker(_inside.submit_whole, order, pair.subject.patience)
         all_moved([outcome])
-        pair.verify(expected)
+        pair.verify(expected, blocks)
 
     def test_rooms_follow_each_other(self, pair: Pair, op: Op) -> None:
         """Rooms and generations of any number share one connection, and none disturbs another.
@@ -121,7 +124,10 @@ class Moving(Suite):
         ends = blocks.target + blocks.nbytes - np.uint64(1 + pair.target.worker.address)
         target = (pair.target.worker.arena.path, ends)
         order, rounds = pair.order(op, blocks), 60 if size < 100_000 else 20
-        wrong = pair.mover(op).worker(_inside.early, order, rounds, source, target, subject.patience)
+        wrong, came = pair.mover(op).worker(_inside.early, order, rounds, source, target, subject.patience)
+        if not came:
+            found = f"the last byte of a block is wrong, also {_inside.MOMENTS:g} s after its move was done"
+            raise Finding(found, PLACE)
         assert not wrong, f"{wrong} of {rounds} moves were reported done before their bytes were there"
 
     def test_a_transfer_ends_without_a_poll(self, subject: Subject, pair: Pair, op: Op) -> None:
@@ -150,7 +156,7 @@ class Moving(Suite):
             blocks = scattered(pair, 16, 4097, 0)
             expected = pair.expected(blocks)
             all_moved(pair.move(op, blocks, room, room))
-            pair.verify(expected)
+            pair.verify(expected, blocks)
 
     def test_a_target_is_not_touched_after_its_move_is_done(self, pair: Pair, op: Op) -> None:
         """After a transfer has ended, its target keeps what its owner writes there.

@@ -20,8 +20,8 @@ __all__ = ["Threads"]
 SPLIT = 1024
 """Fewest blocks of a transfer that NIXL's threads share, unless ``split_batch_size`` says another number."""
 GREETINGS = 3
-"""Over TCP, with one, UCX prints an error on the other side of every second connection that is closed soon. With two, it
-does so of one in 14."""
+"""Over TCP, with one, UCX prints an error on the other side of every second connection that is closed soon. With two,
+it does so of one in 14."""
 NBYTES = 64
 PATIENCE = 0.5
 """Seconds to wait for a transfer within this process, which takes about a millisecond."""

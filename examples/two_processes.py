@@ -23,8 +23,9 @@ def prefill(pipe: Connection) -> None:
         sending = link.send(room=7, tokens=1000)  # before or after decode asks
         sending.push({"kv": pages[:32]}, span=(0, 512))  # while the rest is still being computed
         sending.push({"kv": pages[32:]})  # reaches the end: the last push
-        sending.wait(timeout=30, quiesced=True)  # from then on, the pages may be used again
-        sending.check()
+        sending.wait(timeout=30, quiesced=True)  # or poll() from a scheduler's loop
+        sending.check()  # raises if the room failed, or has not ended by then
+        assert sending.quiesced  # now the pages may be used again
     pipe.send((k[pages], v[pages]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from tests.helpers.peers import until
 
 import statelink
 from statelink import Link, LinkConfig, Status, state
@@ -57,6 +59,13 @@ def test_the_inventory_of_two_ranks() -> None:
         inventory = Pools(seed=rank, rank=rank, width=2).inventory()
         assert [component.name for component in inventory.components] == ["kv", "mamba", "aux"]
         assert (inventory.rank, inventory.ranks) == (rank, 2)
+
+
+def test_the_default_names_of_components() -> None:
+    found = re.findall(r"^\| `(\w+)\(.*?\)` \| (`(\w+)`|its type's.*?) \|", PAGE, re.MULTILINE)
+    assert len(found) == 13
+    for constructor, _, name in found:
+        assert inspect.signature(getattr(state, constructor)).parameters["name"].default == name, constructor
 
 
 def test_a_pointer() -> None:
@@ -129,6 +138,70 @@ def test_a_request(links: tuple[Link, Pools, Link, Pools]) -> None:
     sending.check()
     for ours, theirs in zip(here.of(sent, 2, 1), there.of(got, 3, 0), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_window_in_two_pushes() -> None:
+    arrays = np.random.default_rng(3).random((2, 4, 70, PAGE_TOKENS, 2, 8), np.float32)
+    arrays[1] = 0
+    described = [
+        state.describe(
+            name,
+            [
+                state.kv_pages({0: (pools[0], pools[1])}, heads=2),
+                state.window_pages({1: (pools[2], pools[3])}, heads=2, window=64),
+            ],
+        )
+        for name, pools in zip(("prefill-0", "decode-0"), arrays, strict=True)
+    ]
+    pages, window = np.arange(63), np.arange(65, 70)
+    with (
+        statelink.open({"role": "prefill", "backend": "tcp"}, described[0]) as prefill,
+        statelink.open({"role": "decode", "backend": "tcp"}, described[1]) as decode,
+    ):
+        receiving = decode.receive(7, prefill.address, 1000, {"kv": pages, "swa": np.arange(5)})
+        sending = run("window", statelink=statelink, link=prefill, room=7, pages=pages, window=window)["sending"]
+        assert receiving.wait(60)
+        receiving.check()
+        sending.wait(60, quiesced=True)
+        sending.check()
+    np.testing.assert_array_equal(arrays[1, :2, :63], arrays[0, :2, :63])
+    np.testing.assert_array_equal(arrays[1, 2:, :5], arrays[0, 2:, 65:])
+    assert not arrays[1, :2, 63:].any()
+    assert not arrays[1, 2:, 5:].any()
+
+
+def test_an_abort_and_another_try(links: tuple[Link, Pools, Link, Pools]) -> None:
+    prefill, here, decode, there = links
+    items = {"kv": np.arange(13), "mamba": [0], "aux": [0]}
+    first = prefill.send(9, tokens=TOKENS)
+    receiving = decode.receive(9, "prefill-0", TOKENS, items)
+    until(lambda: first.status is Status.WAITING)
+    freed: list[Any] = []
+
+    class Ending:
+        """The room, with the time that passes where the page has dots."""
+
+        poll = receiving.poll
+
+        def abort(self, why: str) -> None:
+            receiving.abort(why)
+            receiving.wait(60, quiesced=True)
+            first.wait(60, quiesced=True)
+
+        @property
+        def quiesced(self) -> bool:
+            return receiving.quiesced
+
+    names = {"link": decode, "room": 9, "N": TOKENS, "pages": items["kv"], "free": freed.append, "Status": Status}
+    again = run("abort", receiving=Ending(), **names)["receiving"]
+    assert first.reason is not None
+    assert first.reason.cause == "its client left"
+    assert freed == [items["kv"]]
+    again.accept(items)
+    prefill.send(9, tokens=TOKENS, attempt=2).push(items)
+    assert again.wait(60)
+    again.check()
+    np.testing.assert_array_equal(here.k7[:13], there.k7[:13])
 
 
 def test_attempts(links: tuple[Link, Pools, Link, Pools]) -> None:

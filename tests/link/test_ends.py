@@ -182,7 +182,7 @@ def test_a_decode_that_gave_up_a_room_that_was_not_for_it(pair: Pair) -> None:
     receiving.abort("gone")
     receiving.failed()
     text = pair.send(case, deadline=0.5).failed(10)
-    assert "decode instance 'decode' gave it up before it asked (decode aborted the request)" in text
+    assert "decode instance 'decode' gave it up before it asked (decode aborted the request: gone)" in text
     assert "this room does not say that it is for that instance" in text
     pair.spoilt(case)
 

@@ -6,13 +6,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.helpers.fleet import Fleet, only
+from tests.helpers.pair import Pair
 from tests.helpers.pools import Kv, hybrid
+from tests.link.test_topology import sharded
 
 from statelink import Status
 
 if TYPE_CHECKING:
     from tests.helpers.engine import RoomHandle
-    from tests.helpers.pair import Pair
     from tests.link.conftest import TwoEngines
 
     from statelink.errors import Reason
@@ -91,7 +93,49 @@ def test_refused(two_engines: TwoEngines) -> None:
     case = made.case()
     reason = made.receive(case, deadline=20).why()
     stood(reason, "decode rank 0", "bootstrapping", "prefill, which is refused")
+    reason = made.send(case, deadline=0.5).why()
+    assert reason.code == "room.deadline"
+    assert "'decode' gave it up before it asked (prefill and decode do not describe the same state: " in reason.cause
+    assert "8 on decode, 16 on prefill" in reason.cause
     made.done(case)
+
+
+def test_the_last_refusal_of_a_peer_is_named_where_nobody_asked(two_engines: TwoEngines) -> None:
+    """Links that refused a handshake speak of no rooms."""
+    prefill = two_engines.open("prefill")
+    made = Pair(prefill, two_engines.open("decode", verify="digest"))
+    before = made.send(made.case(), deadline=0.2)
+    assert before.why().cause == "decode never asked for it"
+    case = made.case()
+    sending = made.send(case, deadline=5)
+    assert made.receive(case, deadline=20).why().code == "peer.verify"
+    reason = sending.why()
+    assert re.match(r"decode never asked for it; \d\.\d s ago, .* did not agree \(.*digest", reason.cause), reason.cause
+    made.done(case)
+
+
+def test_a_decode_rank_that_never_asks_is_thought_of(two_engines: TwoEngines) -> None:
+    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    case = fleet.case(64)
+    fleet.send(case)
+    first, _ = fleet.decode.links
+    room = first.receive(case.room, fleet.peer, 64, only(case.target, first), deadline=1.0)
+    assert room.why().hint == (
+        "prefill begins once every rank of this decode instance has opened and accepted the room: have they?"
+    )
+
+
+def test_nothing_is_missing_where_all_have_asked(two_engines: TwoEngines) -> None:
+    fleet = Fleet(two_engines, [hybrid()], [sharded(rank, 2) for rank in range(2)])
+    case = fleet.case(64)
+    (sending,) = fleet.send(case)
+    receiving = []
+    for link, each in zip(fleet.decode.links, (case, fleet.case(64, 16)), strict=True):
+        target = only(each.target, link)
+        receiving.append(link.receive(case.room, fleet.peer, 64, target, prefix=each.prefix, deadline=20))
+    reason = same(sending, *receiving)
+    assert reason.code == "room.prefix"
+    stood(reason, "prefill rank 0", "bootstrapping", "nothing")
 
 
 @pytest.mark.parametrize("lost", ["prefill", "decode"])
@@ -103,8 +147,6 @@ def test_peer_is_lost(two_engines: TwoEngines, lost: str) -> None:
         side: two_engines.open(side, None, **({"engine": doomed} if side == lost else {}), **quick)
         for side in ("prefill", "decode")
     }
-    from tests.helpers.pair import Pair
-
     made = Pair(links["prefill"], links["decode"])
     case = made.case()
     receiving, sending = made.begin(case)

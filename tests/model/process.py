@@ -196,7 +196,7 @@ class Process:
             held = self.world.users.get(use)
             right = held is not None and held.request.room == room and held.request.sent_by(self) == sends
             if right and held is not None and isinstance(held.handle, Receiving):
-                right = held.handle.generation == generation
+                right = held.handle._state.generation == generation
             if not right:
                 owner = held.request if held is not None else "nobody"
                 raise Defect(f"memory of {self.name} for room {room} belongs to {owner}")
@@ -209,7 +209,7 @@ class Process:
         held = self.world.users.get(next(iter(self._owners(address, nbytes))))
         if held is None or not isinstance(held.handle, Receiving):
             return 0, 0
-        return held.request.room, held.handle.generation
+        return held.request.room, held.handle._state.generation
 
     def _owners(self, address: int, nbytes: int) -> Iterator[int]:
         for pools, owners in ((self.kv, self.page_owner), (self.rows, self.slot_owner)):

@@ -224,17 +224,20 @@ def test_bare_lists_of_a_push_are_what_the_span_needs(
         (PAGED, 48, (0, 100), 5, "4 or 7 pages"),
         (WINDOWED, None, (0, 100), 7, "4 pages"),
         (WINDOWED, 64, (0, 100), 2, "3 or 4 pages"),
+        (WINDOWED, None, (64, 100), 2, "3 pages"),
         (PAGED, None, (32, 64), 3, "2 pages"),
     ],
 )
 def test_any_other_length_says_what_is_expected(
     component: Component, prefix: int | None, span: tuple[int, int], count: int, expected: str
 ) -> None:
+    windowed = component is WINDOWED and span[0] < 60
+    why = ": a request of 100 tokens needs only positions [60, 100)" if windowed else ""
     error = refused(component, 100, prefix, list(range(count)), push=span)
     assert error.code == "room.items"
     assert str(error) == (
         f"{count} items of component {component.name!r} for span [{span[0]}, {span[1]}): {expected} of 16 tokens are "
-        "expected there\n"
+        f"expected there{why}\n"
         "hint: name the position of the first page with statelink.Pages(ids, start) where the lists differ"
     )
 
@@ -251,7 +254,8 @@ def test_named_pages_outside_the_span_are_refused(start: int, count: int) -> Non
     assert error.code == "room.items"
     assert str(error) == (
         f"items of component 'kv' leave the pushed span: {count} pages of 16 tokens from position {start}, "
-        "span [32, 64)"
+        "span [32, 64)\n"
+        "hint: name a span that has the positions of all lists, and Pages for each list that has fewer"
     )
 
 

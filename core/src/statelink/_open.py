@@ -61,7 +61,8 @@ def open(
         config: A `LinkConfig`, a mapping, or the path of a TOML or JSON file. Environment variables take precedence
             over a file (``STATELINK_LISTEN`` over ``listen``). ``None`` takes everything from the environment, in which
             ``STATELINK_CONFIG`` may name a file.
-        inventory: What this rank holds. The memory must outlive the link.
+        inventory: What this rank holds. The link keeps no reference to its arrays: the caller keeps them until the link
+            is closed. If they are freed earlier, requests corrupt memory that is in use elsewhere, without an error.
         rendezvous: Finds instances. The default uses the configured addresses and server.
 
     Raises:

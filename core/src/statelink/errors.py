@@ -87,6 +87,11 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
             _sendable_pairs(self.diagnostics, 16),
         )
 
+    @property
+    def clause(self) -> str:
+        """What failed, and why, without the rest: to be put into another text."""
+        return f"{self.what}: {self.cause}" if self.cause else self.what
+
     def __str__(self) -> str:
         who = ", ".join(f"{key} {value}" for key, value in self.who.items())
         text = f"{self.what} ({who})" if who else self.what

@@ -265,7 +265,7 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
     (
         {"role": "prefill", "backend": "tcp", "options": {"port": "70"}},
         ConfigError,
-        "bad value in the options of backend 'tcp': Expected `int`, got `str` - at `$.port`",
+        "bad value in the options of backend 'tcp': port: a whole number is expected, got '70'",
     ),
     (
         {"role": "prefill", "backend": "tcp", "options": {"tcp": {"port": 70}}},
@@ -276,13 +276,13 @@ OPEN: list[tuple[dict[str, Any], type[StatelinkError], str]] = [
     (
         {"role": "neither", "backend": "tcp"},
         ConfigError,
-        "bad value in the configuration of a link: Invalid enum value 'neither' - at `$.role`\n"
+        "bad value in the configuration of a link: role: Invalid enum value 'neither'\n"
         "hint: 'role' is one of 'prefill', 'decode', 'both'",
     ),
     (
         {"role": "prefill"},
         ConfigError,
-        "bad value in the configuration of a link: Object missing required field `backend`",
+        "bad value in the configuration of a link: backend is missing",
     ),
     (
         {"role": "prefill", "backend": "tpc"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,6 +14,18 @@ from statelink.hints import did_you_mean
 from statelink.wire import Keys
 
 __all__ = ["Etcd", "LinkConfig", "Staging", "check_known", "read_options"]
+
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+"""The decoder's words for kinds of values, and those of an error."""
+SHOWN = frozenset({"int", "float", "bool"})
+"""Where only these are expected, an error shows the value."""
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,7 +198,34 @@ def read_options(type_: Any, given: Any, what: str, **who: Any) -> Any:
             named = {**reason.who, **{key: str(value) for key, value in who.items()}}
             raise ConfigError.of(msgspec.structs.replace(reason, who=named)) from None
         hint = _instead(type_, given)
-        raise ConfigError(f"bad value in the {what}", cause=str(error), hint=hint, code="config.type", **who) from error
+        cause = _plainly(str(error), given)
+        raise ConfigError(f"bad value in the {what}", cause=cause, hint=hint, code="config.type", **who) from error
+
+
+def _plainly(text: str, given: Mapping[str, Any]) -> str:
+    """What the decoder says of a value, in the words of a configuration.
+
+    The value is shown only where a number or a switch is expected: another one may be a key.
+    """
+    said, _, path = text.partition(" - at `$")
+    place = path.removesuffix("`").removeprefix(".")
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", said):
+        return f"{place}.{missing[1]} is missing".removeprefix(".")
+    if expected := re.fullmatch(r"Expected `([a-z |]+)`(.*?)(?:, got `(.+)`)?", said):
+        kinds = expected[1].removesuffix(" | null").split(" | ")
+        said = f"{' or '.join(KINDS.get(kind, kind) for kind in kinds)}{expected[2]} is expected"
+        got = KINDS.get(expected[3], expected[3])
+        if SHOWN.issuperset(kinds) and (found := _at(place, given)) is not None:
+            got = f"{found!r:.80}"
+        said += f", got {got}" if got else ""
+    return f"{place}: {said}" if place else said
+
+
+def _at(place: str, given: Any) -> Any:
+    """The value at a place such as ``staging.ring_bytes``; ``None`` if the place does not lead to one."""
+    for key in place.split("."):
+        given = given.get(key) if isinstance(given, Mapping) else None
+    return given
 
 
 def check_known(type_: Any, given: Mapping[str, Any], what: str, who: Mapping[str, Any]) -> None:

@@ -404,9 +404,10 @@ class Link:
             raise closed(self._context)
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Abort rooms that have not ended, wait for transfers, say goodbye, and free everything. May be called twice.
+        """Fail rooms that have not ended, wait for transfers, say goodbye, and free everything. May be called twice.
 
-        In a forked child it touches nothing: the link belongs to the parent process.
+        The rooms fail with ``peer.lost``, on both sides. In a forked child it touches nothing: the link belongs to the
+        parent process.
 
         Args:
             timeout: Seconds to wait, about, for transfers and threads to end.
@@ -430,8 +431,8 @@ class Link:
     def _close(self, timeout: float) -> bool:
         self._table.end()
         entries = self._table.all()
-        for _, room in entries:
-            room.abort("the link was closed")
+        for state, _ in entries:
+            self._context.post(state.link_closes)
         until = time.monotonic() + timeout
         for _, room in entries:
             room.wait(max(0.0, until - time.monotonic()), quiesced=True)

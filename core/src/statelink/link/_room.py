@@ -226,6 +226,11 @@ class RoomState:
         """The engine gives the room up. Control thread."""
         raise NotImplementedError
 
+    def link_closes(self) -> None:
+        """This side's link is closed, so that this side is lost to the other one. Control thread."""
+        link = self.context.name
+        self.fail(self.reason_for("peer.lost", f"{self.role} was lost", "its link was closed", link=link))
+
     def extend(self, seconds: float) -> None:
         """The engine sets a new deadline, ``seconds`` from now. Control thread."""
         self._term = seconds

@@ -106,7 +106,8 @@ class RoomTable:
                 raise RoomError(
                     f"room {state.room} is in use",
                     cause=f"it is {known.status.name.lower()}{holds}",
-                    hint="a room id may be used again once the room has ended and quiesced",
+                    hint="an id may be used again on this link once its room has ended and quiesced; "
+                    "another attempt does not help, another id does",
                     code="room.in_use",
                     **self._who(),
                 )

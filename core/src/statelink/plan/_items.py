@@ -167,6 +167,7 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
             raise RoomError(
                 f"items of component {component.name!r} leave the pushed span",
                 cause=f"{len(ids)} pages of {component.page} tokens from position {given.start}, span [{a}, {b})",
+                hint="name a span that has the positions of all lists, and Pages for each list that has fewer",
                 code="room.items",
             )
         return Items(ids, first)
@@ -179,9 +180,11 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
         allowed[last - first] = first
     if len(ids) not in allowed:
         wanted = " or ".join(str(n) for n in sorted(allowed))
+        low, high = required_span(component, tokens, 0, aligned=False)
+        why = "" if low <= a <= b <= high else f": a request of {tokens} tokens needs only positions [{low}, {high})"
         raise RoomError(
             f"{len(ids)} items of component {component.name!r} for span [{a}, {b})",
-            cause=f"{wanted} pages of {component.page} tokens are expected there",
+            cause=f"{wanted} pages of {component.page} tokens are expected there{why}",
             hint="name the position of the first page with statelink.Pages(ids, start) where the lists differ",
             code="room.items",
         )

@@ -208,6 +208,11 @@ def describe(
 
     An allocation that several components share is registered once, even if it is inside another allocation.
 
+    Warning:
+        The inventory keeps addresses, and no reference to an array. Keep the arrays for as long as a link uses them.
+        If Python frees them earlier, requests read and write memory that belongs to something else: wrong bytes, a
+        corrupt heap or a crash, and no error.
+
     Raises:
         StateError: The description contradicts itself.
     """

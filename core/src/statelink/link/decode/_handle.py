@@ -33,11 +33,6 @@ class Receiving(Room):
         """Admits one thread of the engine to `accept` at a time."""
 
     @property
-    def generation(self) -> int:
-        """The number that this side drew for this use of the room id."""
-        return self._state.generation
-
-    @property
     def prefix(self) -> int | None:
         """P: positions that this side already holds; ``None`` before `accept`."""
         return self._prefix
@@ -70,11 +65,11 @@ class Receiving(Room):
         context = state.context
         if context.forked:
             context.check_process()
-        accepted = self.check_accept(items, prefix, ready)
+        accepted = self._check_accept(items, prefix, ready)
         if accepted is not None:
             context.post(lambda: state.accepted(accepted))
 
-    def check_accept(self, items: Mapping[str, Any], prefix: int, ready: Ready | None) -> Accepted | None:
+    def _check_accept(self, items: Mapping[str, Any], prefix: int, ready: Ready | None) -> Accepted | None:
         """Check what an engine accepts, and note that it names memory. Returns what the control thread is told of it.
 
         ``None`` if the room has failed.

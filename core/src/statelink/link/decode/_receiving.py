@@ -324,6 +324,8 @@ class ReceivingState(RoomState):
             cause, hint = f"it still waits for {self.waits_for()}{hooks_wait_for(hooks)}", ""
         if self._accepted is None and not hint:
             hint = "call accept() once memory is allocated"
+        elif self._requested and self.context.inventory.ranks > 1 and not any(w.met for w in self._writers.values()):
+            hint = "prefill begins once every rank of this decode instance has opened and accepted the room: have they?"
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
 
     def _after_change(self) -> None:

@@ -91,7 +91,7 @@ class DecodeRole:
         )
         receiving = Receiving(state)
         # Items are checked before the room is entered, so that refused ones leave no trace of it.
-        accepted = None if items is None else receiving.check_accept(items, prefix, ready)
+        accepted = None if items is None else receiving._check_accept(items, prefix, ready)
         self._table.enter(state, receiving)
         self._context.post(lambda: self._open(state, peer, accepted))
         return receiving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._tombstones import AskingRank
+from ._tombstones import NAMED, AskingRank
 
 if TYPE_CHECKING:
     from statelink.errors import Reason
@@ -167,12 +167,19 @@ class Claims:
         instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
         given_up = [
             each
-            for each in (self._tombstones.given_up(room.key, (name,)) for name in sorted(instances))
+            for each in (self._tombstones.given_up(room.key, (name, NAMED + name)) for name in sorted(instances))
             if each is not None
         ]
         if given_up and room.to is None:
-            cause = f"decode instance {given_up[0].instance!r} gave it up before it asked ({given_up[0].reason.what})"
+            first = given_up[0]
+            cause = f"decode instance {first.instance!r} gave it up before it asked ({first.reason.clause})"
             return f"{cause}, and this room does not say that it is for that instance"
+        refusal = self._ranks.refusal
+        if refusal is not None and refusal.at > room.opened - self._tombstones.lifetime:
+            ago = self._context.now() - refusal.at
+            return f"decode never asked for it; {ago:.1f} s ago, {refusal.peer} and this link did not agree " + (
+                f"({refusal.reason.clause})"
+            )
         return "decode never asked for it"
 
     def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink import wire
 from statelink.backend import RegionTable
@@ -27,7 +27,7 @@ from ._joint import JointPushes
 if TYPE_CHECKING:
     from statelink.link._context import Context
 
-__all__ = ["DecodeRanks"]
+__all__ = ["DecodeRanks", "Refusal"]
 
 log = logging.getLogger("statelink.link")
 
@@ -38,13 +38,32 @@ FIND_OUT = 2.0
 backend may have connected before the peer's was ready."""
 
 
+class Refusal(NamedTuple):
+    """A peer and this link found that they do not fit.
+
+    Attributes:
+        at: When, on the link's clock.
+        peer: The peer's link name.
+        reason: Why.
+    """
+
+    at: float
+    peer: str
+    reason: Reason
+
+
 class DecodeRanks:
     """The decode ranks that introduced themselves. Belongs to the control thread.
 
     Args:
         context: The link's parts.
         lost: Called with a rank that was lost, and why.
+
+    Attributes:
+        refusal: The last refusal, by this link or of it; ``None`` if there was none.
     """
+
+    refusal: Refusal | None = None
 
     def __init__(self, context: Context, lost: Callable[[DecodeRank, str], None]) -> None:
         self._context = context
@@ -83,6 +102,7 @@ class DecodeRanks:
             self._attach(message, rank)
         elif isinstance(message, wire.Refuse):
             log.warning("%s refused this instance: %s", rank.name, message.reason)
+            self._note_refusal(rank.name, message.reason)
         elif isinstance(message, wire.Bye):
             if message.registration >= rank.handshake.registration:  # if not, it has come back before this came
                 self._lose(rank, "it was suspended" if message.suspended else "it closed")
@@ -123,6 +143,7 @@ class DecodeRanks:
                 reason = self._greet(message.sender, *made)
             if reason is not None:
                 log.warning("refused a peer: %s", reason)
+                self._note_refusal(message.sender, reason)
                 self._context.send(wire.Refuse(sender=self._context.name, to=message.sender, reason=reason))
 
         self._context.reader.read(message.sender, message.handshake, check, then)
@@ -212,11 +233,15 @@ class DecodeRanks:
         if plan is None or reason is not None:
             log.warning("refused %s: %s", rank.name, reason)
             if reason is not None:
+                self._note_refusal(rank.name, reason)
                 self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
             return
         joins = self._context.backend.capabilities.joins_rooms
         rank.attach(plan, message.destinations, JointPushes(self._context, rank.name) if joins else None)
         self._confirm(rank, plan)
+
+    def _note_refusal(self, peer: str, reason: Reason) -> None:
+        self.refusal = Refusal(self._context.now(), peer, reason)
 
     def _confirm(self, rank: DecodeRank, plan: PairPlan) -> None:
         transport = rank.transport()

@@ -55,10 +55,14 @@ class Sending(Room):
 
         Args:
             items: Component name to its indices (anything one-dimensional and integral; copied), or `Pages`.
-                A component that covers positions has one index for each page of the span. A component with a single
+                A bare list has one index for each page that holds positions which are both in the span and needed: all
+                positions for ``kv``, the last W before N for a window of W. If decode's prefix is known, a list without
+                the pages before it will do, too. `Pages` may name any pages inside the span. A component with a single
                 item for each request has that item, in pushes that reach the end.
             span: Token range ``[a, b)`` that the items cover; when not given, from the furthest end of the pushes so
-                far to N. It begins at the start of a page, and ends at the end of a page or at N.
+                far to N. It begins at the start of a page, and ends at the end of a page or at N. It has the positions
+                of all lists. A list of fewer positions, such as the last pages beside a window that begins before them,
+                is given as `Pages`.
             layers: ``[first, last)`` model layers whose buffers are pushed; all buffers when not given.
             ready: Guards the memory: nothing is read before ``ready.query()`` is true.
             last: Whether this is the last push. When not given, a push that reaches N and names no layers is the last.

@@ -438,7 +438,9 @@ class SendingState(RoomState):
         deliveries = self.deliveries
         if not deliveries:
             missing = self._admission.missing(self)
-            return "decode's request" if missing is None else f"the requests of {missing} more decode ranks"
+            if missing is None:
+                return "decode's request"
+            return f"the requests of {missing} more decode ranks" if missing else ""
         if self._queue:
             return "the engine's ready event"
         if not self._complete:

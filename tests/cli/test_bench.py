@@ -55,7 +55,9 @@ def test_two_processes_of_this_host(tmp_path: Path) -> None:
     drawn = picture.read_text()
     assert drawn.startswith("<?xml")
     assert "blocks of 64 KiB" in drawn
-    assert "tcp library alone" in drawn
+    assert "tcp: library alone" in drawn
+    assert "tcp: same blocks copied in one process" in drawn
+    assert "GiB a second" in drawn, "as in the table"
 
 
 def test_every_backend_is_measured_beside_its_library_alone(backend: str) -> None:

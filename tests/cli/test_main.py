@@ -115,7 +115,7 @@ def test_a_demo_that_is_not_installed_says_what_to_install(site: Site, bare_path
             assert said == "Error: 'demo' is brought by a package of its own"
             assert re.fullmatch(r"hint: pip install (statelink-demo|-e \S+/examples/demo)", hint)
         else:
-            assert re.search(r"demo +'demo' is brought by a package of its own", printed)
+            assert re.search(r"demo +Hand over requests of a small model\. Needs statelink-demo\.", printed)
 
 
 def test_a_demo_that_is_installed_is_the_packages_own(site: Site) -> None:

@@ -102,7 +102,9 @@ def test_rates_are_what_the_links_moved_in_between() -> None:
         assert rates["decode"] == {"sent": 0.0, "received": moved, "succeeded": 0.5, "failed": 0.25}
         assert (seen["prefill"]["rooms"], seen["decode"]["rooms"]) == (1, 1)
         assert seen["decode"]["held_bytes"] >= PAGE_BYTES
-        assert (seen["decode"]["ready"], seen["decode"]["peers"]) == (1, 1)
+        for each in seen.values():
+            assert (each["ready"], each["peers"]) == (1, 1), "prefill calls a peer attached that it may send to"
+            assert "changes" not in each["queued"], "these engines look at their rooms, and take no changes"
         lines = CliRunner().invoke(main, ["top", which, "--json", "--count", "2", "--every", "0.1"]).stdout.splitlines()
         assert [len(json.loads(line)["links"]) for line in lines] == [2, 2]
         shown = CliRunner().invoke(main, ["top", which, "--count", "2", "--every", "0.1"]).stdout
@@ -112,6 +114,13 @@ def test_rates_are_what_the_links_moved_in_between() -> None:
         assert not [name for name in seen["prefill"]["queued"] if name.endswith("_bytes")], (
             "bytes are no number of things"
         )
+
+
+def test_one_thing_is_one_thing() -> None:
+    with Rank("alone", 1).open({"backend": "tcp", "inspect": True}, role="prefill") as link:
+        link.send(1, 16)
+        shown = CliRunner().invoke(main, ["top", str(os.getpid()), "--count", "1"]).stdout
+    assert shown.startswith("1 link, 1 live room, ")
 
 
 def of(look: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -187,6 +187,13 @@ def test_a_missing_key_and_no_configuration_at_all(toml: Path) -> None:
     assert refusal(5).code == "config.type"
 
 
+def test_a_key_that_a_mapping_lacks_and_the_environment_has() -> None:
+    error = refusal({"role": "decode"}, {"STATELINK_BACKEND": "tcp"})
+    assert "`backend`" in str(error)
+    assert error.reason.hint == "STATELINK_BACKEND is not read beside a mapping; pass None"
+    assert "STATELINK" not in str(refusal({"role": "decode"}, {"STATELINK_ROLE": "decode"}))
+
+
 def test_values_that_a_reader_assumes_give_way_and_are_no_configuration(toml: Path) -> None:
     assumed = {"role": "prefill", "backend": "auto", "threads": 7}
     given = read_config(toml, {}, assumed=assumed)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.helpers.peers import until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operate.md").read_text()
@@ -69,6 +72,70 @@ def test_the_commands_show_a_program_at_work(short: Path, engine: bool) -> None:
     counted = [line for line in done.stdout.splitlines() if line.startswith("statelink_rooms_total{")]
     assert len(counted) == 2
     assert all('outcome="succeeded"' in line and float(line.rpartition(" ")[2]) >= 1 for line in counted)
+
+
+def test_one_side_of_the_program_is_killed_and_comes_back(short: Path) -> None:
+    """What the page says of it: each side names the peer that it lost, and goes on with the next one."""
+    command = shlex.split(block("sides").splitlines()[0].partition("#")[0])
+    assert command[:2] + command[4:] == ["python", "examples/one_minute.py", "--role", "prefill"]
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        at, *ports = [each.getsockname()[1] for each in taken]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("STATELINK_")}
+    env |= {"XDG_RUNTIME_DIR": str(short), "COLUMNS": "80", "PYTHONUNBUFFERED": "1"}
+    running = []
+
+    def side(role: str) -> tuple[int, Callable[[str], None]]:
+        """Start a side. Returns its process id, and a function that waits until it prints such a line."""
+        port = ports[role == "decode"]
+        arguments = ["600", str(port), "--role", role, "--address", f"tcp://127.0.0.1:{at}"]
+        program = [sys.executable, str(ROOT / "examples" / "one_minute.py"), *arguments]
+        process = subprocess.Popen(program, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        running.append(process)
+
+        def prints(pattern: str) -> None:
+            assert process.stdout is not None
+            seen = []
+            for line in process.stdout:
+                seen.append(line)
+                if re.search(pattern, line):
+                    return
+            raise AssertionError((pattern, seen))
+
+        return process.pid, prints
+
+    def shows(pid: int, pattern: str) -> str:
+        """What `statelink inspect` shows of a process, once it has such a line: no peer is shown between some rooms."""
+        script = COMMANDS.format(python=shlex.quote(sys.executable)) + f"statelink inspect {pid}"
+
+        def look() -> str:
+            shown = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+            return shown if re.search(pattern, shown) else ""
+
+        return str(until(look, 60, what=pattern))
+
+    try:
+        prefill, prefill_prints = side("prefill")
+        decode, decode_prints = side("decode")
+        decode_prints("succeeded")
+        prefill_prints("succeeded")
+        shows(prefill, r"decode +0 +decode-0 +attached")
+        shows(decode, r"prefill +0 +prefill-0 +ready")
+        os.kill(decode, signal.SIGKILL)
+        prefill_prints(r"lost decode rank decode-0\.0-\w+: its process has ended")
+        prefill_prints("decode never asked for it")
+        decode, decode_prints = side("decode")
+        decode_prints("succeeded")
+        os.kill(prefill, signal.SIGKILL)
+        decode_prints(r"lost prefill rank prefill-0\.0-\w+: its process has ended")
+        decode_prints("nothing listens there")
+        shown = shows(decode, r"tcp://\S* +prefill +- +- +greeting ")
+        assert re.search(r"peer +role +rank +instance +state +age +heard +transport", shown)
+        assert max(map(len, shown.splitlines())) <= 80
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
 
 
 def test_the_program_ends_with_equal_bytes() -> None:

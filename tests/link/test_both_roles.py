@@ -38,7 +38,7 @@ def test_one_id_goes_both_ways_at_once() -> None:
         assert seen["role"] == "both"
         assert sorted((rank["role"], rank["instance"]) for rank in seen["ranks"]) == [
             ("decode", "two"),
-            ("prefill", there.address),
+            ("prefill", "two"),
         ]
 
 

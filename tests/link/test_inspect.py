@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from tests.helpers.links import link_of
+from tests.helpers import peers
+from tests.helpers.links import DECODE, PREFILL, STRANGE, keys, link_of
 from tests.helpers.peers import until
 from tests.helpers.pools import Kv, hybrid
 
@@ -89,6 +91,16 @@ def test_room_that_waits(two_engines: TwoEngines) -> None:
     assert made.prefill.name in [seen["link"] for seen in of(two_engines.prefill.pid)]
     assert made.prefill.close()
     assert made.prefill.name not in inspect(str(two_engines.prefill.pid), "--json").stdout
+
+
+def test_keys_that_were_refused_are_in_the_text(alone: Path) -> None:
+    with link_of("prefill", keys=keys(PREFILL, DECODE)) as link:
+        shown = inspect(str(there(alone)[0])).stdout
+        assert "refused keys" not in shown
+        with peers.dialled(link.address, "stranger", STRANGE):
+            peers.until(lambda: link.snapshot()["refused_keys"] > 0)
+            shown = inspect(str(there(alone)[0])).stdout
+    assert re.search(r"refused keys +\d+ connection", shown)
 
 
 def test_bytes_of_keys_and_values_that_interlock_are_counted_once() -> None:

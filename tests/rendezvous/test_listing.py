@@ -158,7 +158,17 @@ def test_the_directory_of_a_link_here_is_asked(
             assert listed()["instances"][0]["instance"] == "p"
 
 
-def test_a_server_with_keys_lists_for_those_that_it_allows(tmp_path: Path) -> None:
+def test_an_instance_that_is_expected_and_not_there_is_an_error(directory: tuple[str, Register]) -> None:
+    address, register = directory
+    register("p", 0, 1)
+    peers.until(lambda: counts(address) == {"p": (1, 1)})
+    assert listed(address, "--expect", "p")["instances"][0]["complete"]
+    failed = CliRunner().invoke(main, ["rendezvous", "--list", address, "--expect", "p", "--expect", "decode-0"])
+    assert failed.exit_code == 1
+    assert failed.stderr == "instance 'decode-0' is not registered\n"
+
+
+def test_a_server_with_keys_lists_for_those_that_it_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed, secret = tmp_path / "allowed", tmp_path / "secret"
     allowed.write_text(f"{PREFILL['public']}\n{DECODE['public']}\n")
     secret.write_text(DECODE["secret"])
@@ -171,10 +181,18 @@ def test_a_server_with_keys_lists_for_those_that_it_allows(tmp_path: Path) -> No
         failed = CliRunner().invoke(main, ["rendezvous", "--list", server.address])
         assert failed.exit_code == 1
         assert "its address has a key and this link has none" in failed.output
+        # For what no option gives, the environment stands in.
+        with monkeypatch.context() as patch:
+            patch.setenv("STATELINK_ALLOW_FILE", str(allowed))
+            assert listed(server.address, *options[:2])["instances"] == []
+        with monkeypatch.context() as patch:
+            patch.setenv("STATELINK_SECRET_FILE", str(secret))
+            assert listed(server.address, *options[2:])["instances"] == []
     with RendezvousServer(keys=keys(PREFILL, PREFILL)) as server:
         failed = CliRunner().invoke(main, ["rendezvous", "--list", server.address, *options])
         assert failed.exit_code == 1
         assert "it does not allow this link's key" in failed.output
+        assert DECODE["public"] in failed.output, "what the other side has to allow"
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "etcd"])
@@ -215,6 +233,7 @@ def test_what_cannot_be_meant() -> None:
     for arguments, text in (
         (["--list", "--lifetime", "3"], "--lifetime is for a server, and --list runs none"),
         (["tcp://127.0.0.1:1"], "ADDRESS goes with --list"),
+        (["--expect", "p"], "--expect goes with --list"),
     ):
         failed = CliRunner().invoke(main, ["rendezvous", *arguments])
         assert failed.exit_code == 2

@@ -97,6 +97,23 @@ def test_every_label_that_is_asked_for_is_one_that_links_export() -> None:
         assert f"statelink_{name}" in seen
 
 
+def test_every_panel_says_what_it_shows() -> None:
+    for panel in dashboard()["panels"]:
+        assert len(panel["description"].split()) > 5, panel["title"]
+
+
+def test_what_waits_has_only_what_waits() -> None:
+    """A link's load has records of earlier rooms and bytes, too."""
+    (panel,) = [each for each in dashboard()["panels"] if each["title"] == "What waits"]
+    (left_out,) = re.findall(r'kind!~"([^"]*)"', panel["targets"][0]["expr"])
+    page = (ROOT / "docs" / "operate.md").read_text().partition("\n### What waits: `load`\n")[2].partition("\n### ")[0]
+    kinds = {kind for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for kind in re.findall(r"`(\w+)`", row)}
+    with Rank("p", 1).open({"backend": "tcp"}, role="both") as link:
+        assert set(link.snapshot()["load"]) == kinds, "the page explains each kind"
+    waiting = {"pushes", "moves", "setups", "fences", "checks", "handshakes", "pending_requests", "changes"}
+    assert kinds - set(left_out.split("|")) == waiting
+
+
 def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
     """Grafana's grid has 24 columns."""
     panels = dashboard()["panels"]

@@ -139,6 +139,23 @@ def test_prometheus_exports_what_the_link_counts() -> None:
     assert exposed() == {}
 
 
+def test_counters_begin_at_zero_where_their_labels_are_known() -> None:
+    """Prometheus sees no increase in the first sample of a series. Codes of failures are not known beforehand."""
+    with two(prometheus={}):
+        found = exposed()
+    for name, labels in (("rooms", ("role", "outcome", "reason")), ("given_back_rooms", ("role", "by"))):
+        samples = [each for each in found[f"statelink_{name}"].samples if each.name.endswith("_total")]
+        assert {each.value for each in samples} == {0}
+        shown = {tuple(each.labels[label] for label in labels) for each in samples}
+        assert (
+            shown
+            == {
+                "rooms": {("prefill", "succeeded", ""), ("decode", "succeeded", "")},
+                "given_back_rooms": {("prefill", "engine"), ("decode", "engine"), ("decode", "release_after")},
+            }[name]
+        )
+
+
 def test_names_and_units_are_prometheus_own_and_documented() -> None:
     """Counters end in ``_total``, units are base units, and the page has every metric with its labels."""
     with two(prometheus={}) as links:
@@ -170,6 +187,7 @@ def test_metrics_are_served_if_nobody_else_does() -> None:
         with pytest.raises(ConfigError, match="metrics cannot be served at") as refused:
             Two(prometheus={"port": port})
         assert refused.value.code == "config.telemetry"
+        assert "choose another 'port'" in refused.value.hint
     with two(prometheus={"port": port}) as links:
         links.run()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:

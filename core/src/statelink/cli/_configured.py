@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from statelink.config import Given, read_config
 from statelink.errors import StatelinkError
 
-__all__ = ["BY_ENGINE", "Configured", "configured"]
+__all__ = ["BY_ENGINE", "Configured", "configured", "key_fields"]
 
 BY_ENGINE: Final = {"role": "decode", "backend": "auto"}
 """Values for keys that have no default, and that an engine may set itself. Used if the environment has no value."""
@@ -44,3 +44,21 @@ def configured() -> Configured:
             # Without this variable, the next reading finds what else is wrong.
             if variables.pop(error.reason.who.get("variable", ""), None) is None:
                 return Configured(None, tuple(errors))
+
+
+def key_fields(secret_file: str, allow_file: str) -> dict[str, Any] | None:
+    """Fields of `Keys` from a command's options. For the secret, or for the allow-list, the environment stands in.
+
+    Returns:
+        The fields. ``None`` if neither option is given: then everything comes from elsewhere.
+    """
+    if not secret_file and not allow_file:
+        return None
+    read = os.environ.get
+    secret = {"secret": read("STATELINK_SECRET", ""), "secret_file": read("STATELINK_SECRET_FILE", "")}
+    words = tuple(read("STATELINK_ALLOW", "").replace(",", " ").split())
+    allow = {"allow": words, "allow_file": read("STATELINK_ALLOW_FILE", "")}
+    return {
+        **({"secret_file": secret_file} if secret_file else secret),
+        **({"allow_file": allow_file} if allow_file else allow),
+    }

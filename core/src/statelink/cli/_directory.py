@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
+import click
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +17,7 @@ from statelink.wire import Keys
 
 from ._configured import BY_ENGINE
 from ._output import print_json
+from ._words import counted
 
 __all__ = ["DEFAULT", "list_directory"]
 
@@ -22,17 +25,18 @@ DEFAULT = "tcp://127.0.0.1:7400"
 """Where a rendezvous server listens, and is looked for, if nothing else is said."""
 
 
-def list_directory(address: str, keys: Keys | None, *, insecure: bool, as_json: bool) -> int:
+def list_directory(address: str, keys: Keys | None, expected: Collection[str], *, insecure: bool, as_json: bool) -> int:
     """Print what is registered in a directory.
 
     Args:
         address: The directory's. If it is empty, the one that a link would use here, or `DEFAULT`.
         keys: Keys for a rendezvous server. ``None``: those that a link would use here.
+        expected: Instances that have to be there.
         insecure: Whether a password for etcd may travel beyond loopback without TLS.
         as_json: Whether to print JSON.
 
     Returns:
-        The exit status: 1 if links do not find one of the instances.
+        The exit status: 1 if links do not find one of the instances, or one that is expected.
 
     Raises:
         ConfigError: The address, a key, a file or an option cannot be used.
@@ -44,7 +48,10 @@ def list_directory(address: str, keys: Keys | None, *, insecure: bool, as_json: 
         print_json({"rendezvous": config.rendezvous, "instances": [_plain(each) for each in found]})
     else:
         Console().print(_render(config.rendezvous, found))
-    return 0 if all(each.complete for each in found) else 1
+    absent = sorted(set(expected) - {each.name for each in found})
+    for name in absent:
+        click.echo(f"instance {name!r} is not registered", err=True)
+    return 0 if not absent and all(each.complete for each in found) else 1
 
 
 def _config(address: str, insecure: bool) -> LinkConfig:
@@ -74,7 +81,7 @@ def _render(directory: str, found: list[Instance]) -> RenderableType:
     where = directory.partition("@")[0]
     if not found:
         return Text(f"{where}: nothing is registered")
-    head = f"{where}: {_count(len(found), 'instance')}, {_count(sum(len(each.registered) for each in found), 'rank')}"
+    head = f"{where}: {counted(len(found), 'instance')}, {counted(sum(len(each.registered) for each in found), 'rank')}"
     table = Table(box=None, pad_edge=False)
     table.add_column("instance", overflow="fold")
     table.add_column("present", no_wrap=True)
@@ -90,10 +97,6 @@ def _render(directory: str, found: list[Instance]) -> RenderableType:
         for number, (rank, address, style) in enumerate(rows):
             table.add_row(*map(Text, (*(first if not number else ("", "")), rank, address)), style=style)
     return Group(Text(head, style="bold"), table)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _short(address: str) -> str:

@@ -63,7 +63,7 @@ def _list_presets(context: click.Context, _: click.Parameter, wanted: bool) -> N
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=picture_path,
-    help="Draw the plan to this file, an SVG or PNG.",
+    help="Draw the plan to this file, an SVG or PNG (needs ./core[plot]).",
 )
 @json_option
 @click.option(

@@ -13,12 +13,15 @@ from rich.text import Text
 from ._output import json_option, print_json
 from ._snapshots import Answer, Answers, answers, named
 from ._watching import count_option, every_option, watch
-from ._words import duration, size
+from ._words import counted, duration, size
 
 __all__ = ["inspect"]
 
-REMEMBERED = frozenset({"tombstones", "gone", "seen", "unmet"})
+NOT_QUEUED = frozenset({"tombstones", "gone", "seen", "unmet", "given_back", "changes_dropped"})
 """Keys of the load that count records of earlier rooms, which wait for nothing."""
+
+NARROWEST = 6
+"""Least width of a column of which the text may take several lines: that of a peer's short name."""
 
 
 @click.command()
@@ -66,15 +69,19 @@ def _render(found: Answers) -> RenderableType:
 def _link(answer: Answer) -> list[RenderableType]:
     seen = answer.seen
     rooms = ", ".join(f"{count} {status}" for status, count in seen["rooms"].items() if count) or "none"
-    load = {name: depth for name, depth in seen["load"].items() if depth and name not in REMEMBERED}
+    load = {name: depth for name, depth in seen["load"].items() if depth and name not in NOT_QUEUED}
     facts = {
         "link": seen["link"],
         "address": seen["address"],
         "rooms": rooms,
         "held": _amounts(seen["held_bytes"]),
         "quarantined": _amounts(seen["quarantined_bytes"]),
-        "queues": ", ".join(f"{depth} {name.replace('_', ' ')}" for name, depth in load.items()) or "empty",
+        "queues": ", ".join(f"{name.replace('_', ' ')} {depth}" for name, depth in load.items()) or "empty",
     }
+    if seen["refused_keys"]:
+        facts["refused keys"] = counted(seen["refused_keys"], "connection")
+    if seen["dropped_frames"]:
+        facts["dropped frames"] = ", ".join(f"{code} {count}" for code, count in seen["dropped_frames"].items())
     about = Table(box=None, pad_edge=False, show_header=False)
     about.add_column(no_wrap=True, style="dim")
     about.add_column(overflow="fold")
@@ -92,10 +99,13 @@ def _link(answer: Answer) -> list[RenderableType]:
 
 
 def _ranks(ranks: list[dict[str, Any]]) -> Table:
-    table = _table("peer", "role", "rank", "instance", "state", "age", "heard", "transport", wide="instance")
+    table = _table("peer", "role", "rank", "instance", "state", "age", "heard", "transport", wide=("peer", "instance"))
     for each in ranks:
         rank = "-" if each["rank"] is None else str(each["rank"])
-        instance, transport = str(each["instance"] or "-"), each["transport"] or "-"
+        instance = (
+            "-" if each["instance"] in (None, each["peer"]) else each["instance"]
+        )  # its name may not be known yet
+        transport = each["transport"] or "-"
         heard = "never" if each["heard"] is None else duration(each["heard"])
         cells = (named(each["peer"]), each["role"], rank, instance, each["state"], duration(each["age"]), heard)
         table.add_row(*map(Text, (*cells, transport)))
@@ -103,7 +113,7 @@ def _ranks(ranks: list[dict[str, Any]]) -> Table:
 
 
 def _rooms(rooms: list[dict[str, Any]]) -> Table:
-    table = _table("room", "role", "status", "age", "memory", "waits for", wide="waits for")
+    table = _table("room", "role", "status", "age", "memory", "waits for", wide=("waits for",))
     for each in rooms:
         waits = f"{each['waits_for']} ({each['reason']})" if each["reason"] else each["waits_for"]
         memory = "held" if each["holds"] else "-"
@@ -112,11 +122,14 @@ def _rooms(rooms: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _table(*columns: str, wide: str) -> Table:
-    """A table of which one column has all the width that the others leave."""
+def _table(*columns: str, wide: tuple[str, ...]) -> Table:
+    """A table of which some columns share the width that the others leave, with room for a short name each."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, no_wrap=column != wide, overflow="fold" if column == wide else "ellipsis")
+        if column in wide:
+            table.add_column(column, min_width=max(len(column), NARROWEST), overflow="fold")
+        else:
+            table.add_column(column, no_wrap=True, overflow="ellipsis")
     return table
 
 

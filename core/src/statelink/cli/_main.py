@@ -30,8 +30,8 @@ __all__ = ["main"]
 GROUP = "statelink.commands"
 """Entry-point group of click commands that other packages add."""
 
-BROUGHT_BY = {"demo": "statelink-demo"}
-"""Commands of other packages that are listed even if the package is not installed."""
+BROUGHT_BY = {"demo": ("statelink-demo", "Hand over requests of a small model.")}
+"""Commands of other packages that are listed even if the package is not installed: the package, and what each does."""
 
 
 class _Commands(Program):
@@ -48,7 +48,7 @@ class _Commands(Program):
             if point.name == cmd_name:
                 return _load(point)
         if cmd_name in BROUGHT_BY:
-            return _absent(cmd_name, BROUGHT_BY[cmd_name])
+            return _absent(cmd_name, *BROUGHT_BY[cmd_name])
         return None
 
 
@@ -70,11 +70,12 @@ def _load(point: importlib.metadata.EntryPoint) -> click.Command:
     return loaded
 
 
-def _absent(name: str, distribution: str) -> click.Command:
-    return _failing(name, f"{name!r} is brought by a package of its own\nhint: {install_hint(distribution)}")
+def _absent(name: str, distribution: str, does: str) -> click.Command:
+    message = f"{name!r} is brought by a package of its own\nhint: {install_hint(distribution)}"
+    return _failing(name, message, f"{does} Needs {distribution}.")
 
 
-def _failing(name: str, message: str) -> click.Command:
+def _failing(name: str, message: str, does: str = "") -> click.Command:
     def fail(args: tuple[str, ...]) -> None:
         raise click.ClickException(message)
 
@@ -84,7 +85,7 @@ def _failing(name: str, message: str) -> click.Command:
         callback=fail,
         params=[arguments],
         help=message,
-        short_help=message.splitlines()[0],
+        short_help=does or message.splitlines()[0],
         context_settings={"ignore_unknown_options": True},
     )
 

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from statelink.rendezvous import RendezvousServer
 from statelink.wire import Keys
 
+from ._configured import key_fields
 from ._directory import DEFAULT, list_directory
 from ._output import json_option, print_json
 
@@ -41,6 +42,13 @@ SERVING = {"listen": "--listen", "advertise": "--advertise", "lifetime": "--life
 @click.option(
     "--lifetime", default=15.0, show_default=True, help="Forget a rank that was silent for this many seconds."
 )
+@click.option(
+    "--expect",
+    "expected",
+    metavar="NAME",
+    multiple=True,
+    help="With --list: exit with 1 unless this instance is there. May be repeated.",
+)
 @json_option
 @click.pass_context
 def rendezvous(
@@ -53,27 +61,32 @@ def rendezvous(
     allow_file: str,
     insecure: bool,
     lifetime: float,
+    expected: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Run a rendezvous server, or list what is registered.
 
     The server runs until SIGINT or SIGTERM, and then exits with 0. It prints the address that links configure as
-    `rendezvous`. Without options for keys, the keys come from the environment: STATELINK_SECRET_FILE or
+    `rendezvous`. What --secret-file or --allow-file does not give comes from the environment: STATELINK_SECRET_FILE or
     STATELINK_SECRET, STATELINK_ALLOW_FILE or STATELINK_ALLOW.
 
     With --list, prints the instances in the directory at ADDRESS, a rendezvous server or etcd, with the ranks that are
     present and their addresses. Without ADDRESS, it is the directory of STATELINK_RENDEZVOUS or of the file
     STATELINK_CONFIG, or else a server on this machine. Keys and options for etcd are those of a link, too. Exits with 1
-    if a rank of an instance is missing, or the directory does not answer.
+    if a rank of an instance is missing, an instance named with --expect is not there, or the directory does not answer.
+    A rank that was killed is listed for up to the --lifetime of the server.
     """
     given = [name for key, name in SERVING.items() if context.get_parameter_source(key) is not ParameterSource.DEFAULT]
     if listing and given:
         raise click.UsageError(f"{given[0]} is for a server, and --list runs none")
     if address and not listing:
         raise click.UsageError("ADDRESS goes with --list; a server listens at --listen")
-    keys = Keys(secret_file=secret_file, allow_file=allow_file) if secret_file or allow_file else None
+    if expected and not listing:
+        raise click.UsageError("--expect goes with --list")
+    named = key_fields(secret_file, allow_file)
+    keys = Keys(**named) if named else None
     if listing:
-        context.exit(list_directory(address, keys, insecure=insecure, as_json=as_json))
+        context.exit(list_directory(address, keys, expected, insecure=insecure, as_json=as_json))
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())

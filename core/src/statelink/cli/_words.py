@@ -1,8 +1,13 @@
-"""Amounts and times as words of a few characters, for tables."""
+"""Amounts, times and counts as a few words, for tables and their heads."""
 
 from __future__ import annotations
 
-__all__ = ["duration", "size"]
+__all__ = ["counted", "duration", "size"]
+
+
+def counted(number: int, word: str) -> str:
+    """So many things, such as ``1 link`` or ``2 links``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def size(nbytes: float) -> str:

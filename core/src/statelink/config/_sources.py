@@ -74,9 +74,9 @@ def read_config(
         ConfigError: The configuration cannot be read, a key is unknown or missing, or a value is of the wrong type. The
             error names the file or the variable, and the key.
     """
-    if isinstance(given, (LinkConfig, Mapping)):
-        return Given(LinkConfig.read(given), {})
     variables = os.environ if environment is None else environment
+    if isinstance(given, (LinkConfig, Mapping)):
+        return Given(_read_given(given, variables), {})
     if given is not None and not isinstance(given, (str, os.PathLike)):
         raise ConfigError(
             "a configuration is a mapping, a path, or None for the environment",
@@ -105,6 +105,20 @@ def read_config(
             code="config.file",
         )
     return Given(_convert({**(assumed or {}), **values}, origins), origins)
+
+
+def _read_given(given: LinkConfig | Mapping[str, Any], variables: Mapping[str, str]) -> LinkConfig:
+    """Read what the engine passes. If a key is missing, and the environment has it, the error says why that is so."""
+    try:
+        return LinkConfig.read(given)
+    except ConfigError as error:
+        needed = [field.name for field in msgspec.structs.fields(LinkConfig) if field.required]
+        names = [f"{PREFIX}{key.upper()}" for key in needed if isinstance(given, Mapping) and key not in given]
+        unread = [name for name in names if variables.get(name)]
+        if not unread:
+            raise
+        hint = f"{' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read beside a mapping; pass None"
+        raise ConfigError.of(msgspec.structs.replace(error.reason, hint=hint)) from error
 
 
 def _read_file(path: Path) -> dict[str, Any]:

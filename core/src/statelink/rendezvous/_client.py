@@ -120,7 +120,7 @@ class RendezvousClient:
         server = f"the rendezvous server at {self._server.address}"
         trouble = self._trouble
         if trouble is not None:
-            return f"{server} does not answer: {trouble.what}", trouble.hint
+            return f"{server} does not answer: {trouble.what}", self._channel.hint(trouble)
         if peer is None:
             return "", ""
         present, ranks = self._present.get(str(peer), (0, 0))
@@ -177,7 +177,7 @@ class RendezvousClient:
                     "the rendezvous server at %s does not answer: %s; %s",
                     self._server.address,
                     self._trouble.what,
-                    self._trouble.hint,
+                    self._channel.hint(self._trouble),
                 )
             self._silent = True
             # Messages that wait in the old connection are out of date, and would arrive all at once.

@@ -127,7 +127,7 @@ def _ask(channel: wire.Channel, question: wire.Browse, server: wire.Endpoint) ->
             if isinstance(message, wire.Browsed):
                 return message.listed
     trouble = channel.trouble(str(server)) or wire.Trouble.MUTE
-    raise _silent(f"the rendezvous server at {server.address}", trouble.what, trouble.hint)
+    raise _silent(f"the rendezvous server at {server.address}", trouble.what, channel.hint(trouble))
 
 
 def _of_listed(name: str, listed: list[wire.Listed]) -> Instance:

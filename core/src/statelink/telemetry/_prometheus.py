@@ -93,7 +93,7 @@ class Collector:
                 raise ConfigError(
                     f"metrics cannot be served at {host}:{port}",
                     cause=error.strerror or str(error),
-                    hint="each rank adds its number to 'port'",
+                    hint="choose another 'port'; each rank adds its number to it, so leave room for every rank",
                     code="config.telemetry",
                 ) from error
             self._servers[host, port] = server, thread, 1
@@ -172,7 +172,7 @@ def families(snapshots: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     quarantined = "Bytes of failed rooms that must not be used again yet."
     yield gauge("quarantined_bytes", quarantined, waits, lambda seen: _flat(seen["quarantined_bytes"]))
     given_back = "Rooms whose memory was given back without proof."
-    yield counter("given_back_rooms", given_back, ("role", "by"), lambda seen: _pairs(seen["totals"]["given_back"]))
+    yield counter("given_back_rooms", given_back, ("role", "by"), _given_back)
     yield gauge("peers", "Peers by state.", ("state",), lambda seen: _flat(Counter(seen["peers"].values())))
     yield gauge("load", "What waits, and records of earlier rooms.", ("kind",), lambda seen: _flat(seen["load"]))
     dropped = "Frames that were dropped."
@@ -199,11 +199,24 @@ def _info(seen: Mapping[str, Any]) -> Rows:
     yield (seen["role"], seen["backend"], seen["address"].partition("@")[0]), 1
 
 
+def _roles(seen: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("prefill", "decode") if seen["role"] == "both" else (seen["role"],)
+
+
 def _rooms(seen: Mapping[str, Any]) -> Rows:
-    for role, outcomes in seen["totals"]["rooms"].items():
-        for outcome, count in outcomes.items():
+    """Succeeded rooms also while there are none: Prometheus sees no increase in the first sample of a series."""
+    for role in _roles(seen):
+        for outcome, count in {"succeeded": 0, **seen["totals"]["rooms"].get(role, {})}.items():
             good = outcome == "succeeded"
             yield (role, "succeeded" if good else "failed", "" if good else outcome), count
+
+
+def _given_back(seen: Mapping[str, Any]) -> Rows:
+    """Also while there are none, for the same reason as `_rooms`. ``release_after`` is a setting of decode."""
+    for role in _roles(seen):
+        known = {"engine": 0, **({"release_after": 0} if role == "decode" else {})}
+        for by, count in {**known, **seen["totals"]["given_back"].get(role, {})}.items():
+            yield (role, by), count
 
 
 def _moved(seen: Mapping[str, Any]) -> Rows:
@@ -218,12 +231,6 @@ def _strategies(seen: Mapping[str, Any]) -> Rows:
         for kind in ("bytes", "in_use", "quarantined"):
             if isinstance(numbers.get(kind), int):
                 yield (strategy, kind), numbers[kind]
-
-
-def _pairs(numbers: Mapping[str, Mapping[str, float]]) -> Rows:
-    for first, inner in numbers.items():
-        for second, value in inner.items():
-            yield (first, second), value
 
 
 def _flat(numbers: Mapping[str, float]) -> Rows:

@@ -249,6 +249,10 @@ class Channel:
         dialling = self._unheard.get(address)
         return None if dialling is None else dialling.trouble()
 
+    def hint(self, trouble: Trouble) -> str:
+        """What to look at, with this link's public key if that is what the other side lacks."""
+        return f"{trouble.hint}: {self._keys.public}" if trouble is Trouble.KEY and self._keys else trouble.hint
+
     def _heard(self, address: str) -> None:
         """A message has come, or the connection is closed: stop watching its set-up."""
         dialling = self._unheard.pop(address, None)

@@ -27,7 +27,9 @@ class Trouble(enum.Enum):
     REFUSED = _Said(
         "the connection is refused: nothing listens there", "does it run, and listen at this host and this port?"
     )
-    KEY = _Said("it does not allow this link's key", "add this link's public key to 'allow' of its 'keys'")
+    KEY = _Said(
+        "it does not allow this link's key", "on the other side, add this link's public key to 'allow' of 'keys'"
+    )
     KEYS = _Said(
         "one of the two sides has keys and the other has none",
         "configure keys on both sides, and give its address with its public key",

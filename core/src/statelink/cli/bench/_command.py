@@ -18,6 +18,7 @@ from statelink.errors import StatelinkError
 from statelink.registry import load_backend
 from statelink.wire import Keys, host_of, parse_endpoint
 
+from .._configured import key_fields
 from .._output import ended_by_signal, json_option, print_json
 from .._pairs import pair
 from .._plots import picture_path
@@ -89,7 +90,7 @@ def _bytes(value: str | int) -> int:
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=picture_path,
-    help="Draw the curves to this file, an SVG or PNG.",
+    help="Draw the curves to this file, an SVG or PNG (needs ./core[plot]).",
 )
 @json_option
 def bench(
@@ -118,11 +119,10 @@ def bench(
     inside one process. The bytes of the first requests are compared. Both processes are on this host, unless --peer
     names a server: `statelink bench --serve tcp://HOST:PORT` on another host. Options that say BYTES take 4096, 64k or
     1m. --size and --blocks may be repeated. Keys also come from the environment, as for `statelink rendezvous`. Exits
-    with 1 if a backend could not be measured.
+    with 1 if a backend could not be measured. Pictures need matplotlib: pip install './core[plot]'.
     """
-    given = bool(secret_file or allow_file)
-    keys = Keys(secret_file=secret_file, allow_file=allow_file) if given else Keys.from_environment()
-    named = {"secret_file": secret_file, "allow_file": allow_file} if given else None
+    named = key_fields(secret_file, allow_file)
+    keys = Keys(**named) if named else Keys.from_environment()
     if listen:
         if names or peer:
             raise click.UsageError("--serve takes no BACKEND and no --peer")
@@ -226,7 +226,7 @@ def _serve(
     listen: str,
     host: str,
     keys: Keys | None,
-    named: dict[str, str] | None,
+    named: dict[str, Any] | None,
     insecure: bool,
     most: int,
     as_json: bool,
@@ -259,7 +259,7 @@ def _until_signal(server: Server) -> Iterator[None]:
         server.close()
 
 
-def _config(host: str, named: dict[str, str] | None, insecure: bool) -> dict[str, Any]:
+def _config(host: str, named: dict[str, Any] | None, insecure: bool) -> dict[str, Any]:
     """What links on this host are configured with, so that those of another host reach them."""
     shown = f"[{host}]" if ":" in host else host
     config: dict[str, Any] = {"listen": f"tcp://{shown}:0", "insecure": insecure}

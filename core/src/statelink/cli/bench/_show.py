@@ -98,15 +98,16 @@ def draw(found: Sequence[Found], path: Path) -> None:
             panel.xaxis.set_major_formatter(lambda value, _: _short(value))
             panel.tick_params(labelsize=7)
             panel.grid(alpha=0.3)
-        panels[0, 0].set_ylabel("GB a second")
-        panels[1, 0].set_ylabel("seconds")
+        figure.suptitle("Requests between two processes, and their ceilings", fontsize=11)
+        panels[0, 0].set_ylabel("goodput, GiB a second")
+        panels[1, 0].set_ylabel("median of requests, seconds")
         if sizes:
             panels[0, 0].legend(fontsize=7)
 
 
 def _curves(panels: Any, backend: str, colour: str, cells: Sequence[Cell]) -> None:
     """A backend's line in a panel of goodput and in one of latency, with the lines of its ceilings."""
-    ways = {"": "-", " library alone": "--", " copy": ":"}
+    ways = {"": "-", ": library alone": "--", ": same blocks copied in one process": ":"}
     columns: tuple[list[Times | None], ...] = (
         [each.request for each in cells],
         [each.raw for each in cells],
@@ -119,7 +120,7 @@ def _curves(panels: Any, backend: str, colour: str, cells: Sequence[Cell]) -> No
         label = f"{backend}{name}"
         panels[0].plot(
             [at for at, _ in points],
-            [at / took / 1e9 for at, took in points],
+            [at / took / 2**30 for at, took in points],
             style,
             color=colour,
             marker="o" if not name else None,

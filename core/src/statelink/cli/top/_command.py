@@ -13,7 +13,7 @@ from rich.text import Text
 from .._output import json_option
 from .._snapshots import answers
 from .._watching import count_option, every_option, watch
-from .._words import size
+from .._words import counted, size
 from ._looks import ROLES, Looks
 
 __all__ = ["top"]
@@ -38,7 +38,7 @@ def top(which: str | None, every: float, count: int | None, as_json: bool) -> No
 def _render(look: dict[str, Any]) -> RenderableType:
     links = sorted(look["links"], key=lambda link: (-_moved(link), link["instance"], link["rank"]))
     head = (
-        f"{len(links)} links, {sum(link['rooms'] for link in links)} live rooms, "
+        f"{counted(len(links), 'link')}, {counted(sum(link['rooms'] for link in links), 'live room')}, "
         f"{size(sum(map(_moved, links)))}/s, {size(sum(link['held_bytes'] for link in links))} held, "
         f"{size(sum(link['quarantined_bytes'] for link in links))} quarantined"
     )

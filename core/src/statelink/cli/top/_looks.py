@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .._inspect import REMEMBERED
+from .._inspect import NOT_QUEUED
 
 if TYPE_CHECKING:
     from .._snapshots import Answers
@@ -14,6 +14,10 @@ __all__ = ["ROLES", "Looks"]
 ENDED: Final = frozenset({"succeeded", "failed"})
 ROLES: Final = {"prefill": "sent", "decode": "received"}
 """Role of a link in a room, and what it does with the bytes."""
+READY: Final = frozenset({"ready", "attached"})
+"""States of a peer with which rooms can move: `ready` as decode sees prefill, `attached` as prefill sees decode."""
+UNCOUNTED: Final = NOT_QUEUED | {"changes"}
+"""An engine may look at each of its rooms instead, and never take the changes."""
 
 
 class Looks:
@@ -54,14 +58,14 @@ def _plain(seen: dict[str, Any]) -> dict[str, Any]:
         "role": seen["role"],
         "backend": seen["backend"],
         "peers": len(states),
-        "ready": states.count("ready"),
+        "ready": sum(state in READY for state in states),
         "rooms": sum(count for status, count in seen["rooms"].items() if status not in ENDED),
         "held_bytes": sum(seen["held_bytes"].values()),
         "quarantined_bytes": sum(seen["quarantined_bytes"].values()),
         "queued": {
             name: depth
             for name, depth in seen["load"].items()
-            if depth and name not in REMEMBERED and not name.endswith("_bytes")
+            if depth and name not in UNCOUNTED and not name.endswith("_bytes")
         },
     }
 

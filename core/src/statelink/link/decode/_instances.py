@@ -364,11 +364,10 @@ class Instances:
                 continue
             rank.count_sleep(late)
             silent = now - rank.heard
-            if rank.exited:
-                self._lose(instance, rank, "its process has ended")
-                return
-            if silent > liveness:
-                self._lose(instance, rank, f"it has been silent for {silent:.1f} s")
+            if rank.exited or silent > liveness:
+                why = "its process has ended" if rank.exited else f"it has been silent for {silent:.1f} s"
+                log.warning("lost prefill rank %s: %s", rank.name, why)
+                self._lose(instance, rank, why)
                 return
             instance.suspect_silence(instance.suspect or silent > liveness / 2)
             self._context.send(wire.Ping(sender=self._context.name, to=rank.name), rank.address)
@@ -409,7 +408,7 @@ class Instances:
                 "peer": rank.name or rank.endpoint.address,
                 "role": "prefill",
                 "rank": rank.rank,
-                "instance": instance.key,
+                "instance": rank.handshake.inventory.instance if rank.handshake else instance.key,
                 "state": instance.words,
                 "age": round(now - instance.since, 3),
                 "heard": round(now - rank.heard, 3) if rank.handshake else None,

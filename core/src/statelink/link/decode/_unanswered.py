@@ -79,4 +79,4 @@ class Unanswered:
         if other is not None:
             return f"instance {other!r:.80} is there", "has the instance moved, and not registered again yet?"
         trouble = self._context.channel.trouble(address) or Trouble.MUTE
-        return trouble.what, trouble.hint
+        return trouble.what, self._context.channel.hint(trouble)

@@ -254,7 +254,9 @@ class DecodeRanks:
         for rank in list(self._ranks.values()):
             rank.count_sleep(late)
             silent = now - rank.heard
-            if silent > self._context.config.liveness:
+            if rank.exited:
+                self._give_up(rank, "its process has ended")
+            elif silent > self._context.config.liveness:
                 self._give_up(rank, f"it has been silent for {silent:.1f} s")
             elif rank.needs_pong():  # its Ping may be queued behind large requests, so send a Pong without one
                 self._context.send(wire.Pong(sender=self._context.name, to=rank.name))
@@ -266,6 +268,7 @@ class DecodeRanks:
 
     def _give_up(self, rank: DecodeRank, why: str) -> None:
         """Lose a rank that may not know that it was lost."""
+        log.warning("lost decode rank %s: %s", rank.name, why)
         self._lose(rank, why)
         self._given_up[rank.name] = None
         if len(self._given_up) > MAX_PEERS:

@@ -109,6 +109,9 @@ class SimChannel:
     def trouble(self, address: str) -> wire.Trouble | None:
         return wire.Trouble.NO_ANSWER
 
+    def hint(self, trouble: wire.Trouble) -> str:
+        return trouble.hint
+
     def hang_up(self, address: str) -> None:
         connection = self._dialled.pop(address, None)
         if connection is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ENDED", "FOLLOWS", "Status", "follows"]
+__all__ = ["ENDED", "FOLLOWS", "Status"]
 
 
 class Status(enum.IntEnum):
@@ -40,9 +40,4 @@ FOLLOWS = {
     Status.SUCCEEDED: set(),
     Status.FAILED: set(),
 }
-"""For each status, those to which a room may go on from it."""
-
-
-def follows(before: Status, after: Status) -> bool:
-    """Whether a room may go from one status to the other. It never goes back, and an ended room keeps its status."""
-    return after in FOLLOWS[before]
+"""For each status, those to which a room may go on from it. It never goes back, and an ended room keeps its status."""

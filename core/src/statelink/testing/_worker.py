@@ -41,11 +41,11 @@ KIT = os.path.dirname(os.path.abspath(__file__))
 RAISED = "The backend raised what is no error of Statelink's: raise a `TransferError` with the library's reason."
 
 
-class Finding(AssertionError):
-    """What was found, in words. It may have a hint of its own, where that of the clause does not suit.
+class _Told(Exception):
+    """It may have a hint of its own, where that of the clause does not suit.
 
     Args:
-        words: What was found.
+        words: What happened.
         todo: What to do about it; by default, the hint of the clause.
     """
 
@@ -57,20 +57,12 @@ class Finding(AssertionError):
         return str(self.args[0])
 
 
-class Unexpected(Exception):
-    """A call did what no call may do: for example, it raised an error that is none of Statelink's own.
+class Finding(_Told, AssertionError):
+    """What was found, in words."""
 
-    Args:
-        words: What it did.
-        todo: What to do about it; by default, the hint of the clause.
-    """
 
-    def __init__(self, words: str, todo: str = "") -> None:
-        super().__init__(words, todo)
-        self.todo = todo
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+class Unexpected(_Told):
+    """A call did what no call may do: for example, it raised an error that is none of Statelink's own."""
 
 
 class Hung(Unexpected):

@@ -121,7 +121,7 @@ class Workers:
         else:
             self.run(self.fences.submit, key, job, then, **who)
 
-    def submit_promptly(self, key: Hashable, job: Job) -> None:
+    def submit_promptly(self, key: Hashable, job: Callable[[], None]) -> None:
         """Run a short job of `fences` that never blocks: in this call, unless something stands before it.
 
         Control thread.
@@ -129,7 +129,7 @@ class Workers:
         if not self._run_here(key, job):
             self.fences.submit(key, job)
 
-    def _run_here(self, key: Hashable, job: Job) -> bool:
+    def _run_here(self, key: Hashable, job: Callable[[], None]) -> bool:
         """Run a short job of `fences` on this thread, in its place among the jobs of its key. Returns whether it ran.
 
         Where the backend takes several calls at once, the job does not count among those of the executor.

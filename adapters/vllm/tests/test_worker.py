@@ -30,6 +30,15 @@ class Room:
         self.status, self.quiesced = Status.WAITING, False
         self.reason: Reason | None = None
         self.report = SimpleNamespace(transferred=0.001, moved={})
+        self.waits: list[bool] = []
+        self.soon = False
+
+    def wait(self, timeout: float, *, quiesced: bool) -> Status:
+        assert 0 < timeout <= 0.005
+        self.waits.append(quiesced)
+        if self.soon:
+            self.end()
+        return self.status
 
     def push(self, items: Mapping[str, Any]) -> None: ...
 
@@ -100,6 +109,40 @@ def test_what_decode_declines_and_cannot_is_declined_once(worker: WorkerSide, li
     worker.begin(ToWorker(receive={"a": Receive(7, PEER, 48, why="decode needs nothing")}))
     assert link.declined == [(7, PEER, "decode needs nothing")]
     assert worker.results() == (set(), set(), set())
+
+
+def receiving(worker: WorkerSide, link: Link, names: str) -> list[Room]:
+    """Rooms of requests that the worker receives from now on, one for each letter."""
+    rooms = [Room() for _ in names]
+    with mock.patch.object(link, "receive", side_effect=list(rooms)):
+        worker.begin(
+            ToWorker(receive={name: Receive(at, PEER, 16, 0, ([at],)) for at, name in enumerate(names, 3)}, idle=True)
+        )
+    return rooms
+
+
+def test_a_step_without_a_model_waits_a_moment_for_state(worker: WorkerSide, link: Link) -> None:
+    first, second = receiving(worker, link, "ab")
+    assert worker.results() == (set(), set(), set())
+    assert (first.waits, second.waits) == ([True], [])
+    first.soon = True
+    assert worker.results() == (set(), {"a"}, set())
+    assert worker.results() == (set(), set(), set())
+    assert second.waits == [True]
+
+
+@pytest.mark.parametrize("other", ["a model runs", "one has ended", "one cannot be received"])
+def test_nothing_waits_where_vllm_has_something_to_do(worker: WorkerSide, link: Link, other: str) -> None:
+    first, second = receiving(worker, link, "ab")
+    if other == "a model runs":
+        worker.begin(ToWorker())
+    elif other == "one has ended":
+        second.end("room.aborted")
+    else:
+        worker.begin(ToWorker(receive={"c": Receive(9, PEER, 16, 0, ([7],))}, idle=True))
+    failed = {"a model runs": set(), "one has ended": {"b"}}.get(other, {"c"})
+    assert worker.results() == (set(), failed, failed)
+    assert (first.waits, second.waits) == ([], [])
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -141,7 +141,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """See `SchedulerSide.step`."""
-        return self.scheduler_side.step()
+        return self.scheduler_side.step(idle=not scheduler_output.total_num_scheduled_tokens)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """See `SchedulerSide.told`."""

@@ -88,6 +88,7 @@ class ToWorker(KVConnectorMetadata):
         keep: Requests that will be received later.
         again: Requests whose state has not come, and which the worker has to report to vLLM in this step.
         addresses: Addresses of the links of all ranks of this server. Sent once, before the first request.
+        idle: Whether no model runs in this step.
     """
 
     send: dict[str, Send] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class ToWorker(KVConnectorMetadata):
     keep: dict[str, Keep] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
     addresses: tuple[str, ...] = ()
+    idle: bool = False
 
     def __bool__(self) -> bool:
         """Whether a worker has anything to do."""

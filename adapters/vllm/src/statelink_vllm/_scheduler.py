@@ -196,8 +196,9 @@ class SchedulerSide:
 
     # Each step.
 
-    def step(self) -> ToWorker:
-        """What the workers get with the next step."""
+    def step(self, *, idle: bool) -> ToWorker:
+        """What the workers get with the next step; ``idle`` says that no model runs in it."""
+        self._next.idle = idle
         self._next.again |= self.retries.ready()
         self._next.keep = self._leases.take()
         made, self._next = self._next, ToWorker()

@@ -1,6 +1,7 @@
 """A worker's side: the link, and the rooms of requests that are under way.
 
-vLLM calls everything here from the worker's main thread, in each step. Nothing blocks but `open` and `close`.
+vLLM calls everything here from the worker's main thread, in each step. Nothing blocks but `open` and `close`, and
+`WorkerSide.results` for a moment in a step that runs no model.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ __all__ = ["Results", "WorkerSide"]
 log = logging.getLogger("vllm.statelink")
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
+REST = 3e-3
+"""Seconds for which a step without a model waits for state at most. Otherwise vLLM would sleep a millisecond, run another
+such step, and hear of state that comes meanwhile a millisecond or two late. A request that arrives meanwhile waits as
+long, so this is no longer than what the state of a short prompt takes."""
 
 
 class Results(NamedTuple):
@@ -73,6 +78,7 @@ class WorkerSide:
         self._results = Results(set(), set(), set())
         self._said = FromWorker()
         self._stats = TransferStats()
+        self._idle = False
 
     @property
     def settled(self) -> bool:
@@ -81,6 +87,7 @@ class WorkerSide:
 
     def begin(self, step: ToWorker) -> None:
         """Begin what the scheduler asks for. What cannot begin fails alone."""
+        self._idle = step.idle
         if step.addresses and self._has_siblings:
             self.link.siblings([each for each in step.addresses if each != self.link.address])
         for name, send in step.send.items():
@@ -141,8 +148,15 @@ class WorkerSide:
         return {group.component.name: group.indices(tables[group.table], tokens, prefix) for group in self._groups}
 
     def results(self) -> Results:
-        """What has ended since the last call. Each request is named once."""
+        """What has ended since the last call. Each request is named once.
+
+        In a step that runs no model, this waits up to `REST` for the oldest request that is received, if nothing has
+        ended.
+        """
         made, self._results = self._results, Results(set(), set(), set())
+        rooms = self._receiving.values()
+        if self._idle and rooms and not any(made) and not any(room.status in ENDED for room in rooms):
+            next(iter(rooms)).wait(REST, quiesced=True)
         for name, room in list(self._sending.items()):
             if room.status in ENDED and room.quiesced:
                 del self._sending[name]

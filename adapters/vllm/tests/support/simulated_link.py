@@ -76,6 +76,9 @@ class SimulatedRoom:
         """For each room of prefill that writes to this one, what it has not written: ranges of positions."""
         self.nbytes: dict[str, int] = {}
 
+    def wait(self, timeout: float, *, quiesced: bool) -> Status:
+        return self.status  # nothing ends here while somebody waits
+
     def push(self, items: Mapping[str, Any]) -> None:
         self.items, self.quiesced = {name: list(map(int, found)) for name, found in items.items()}, False
 

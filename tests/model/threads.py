@@ -70,7 +70,7 @@ class SimLoop(Loop):
         self._count += 1
         heapq.heappush(self._timers, (self.now() + seconds, self._count, job))
 
-    def guard(self, job: Callable[..., None], *args: Any) -> None:
+    def guard(self, job: Callable[..., object], *args: Any) -> None:
         try:
             job(*args)
         except Exception as error:

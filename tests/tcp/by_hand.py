@@ -19,7 +19,7 @@ HEADER = struct.Struct("<4sBxxxI4xQQQQ")
 """Magic, mode, blocks, sequence, room, generation, bytes of all blocks; the blocks' places and sizes follow."""
 REPLY = struct.Struct("<4sBxHQ")
 """Magic, status, length of the reason that follows, sequence."""
-DONE, REFUSED, RESEND = 1, 2, 4
+DONE, REFUSED, FAILED, RESEND = 1, 2, 3, 4
 MAGIC = b"SLTCP\x02"
 Fields = dict[str, Any]
 
@@ -169,8 +169,8 @@ class Caller:
             raise
         return stream
 
-    def admit(self, called: socket.socket) -> Stream:
-        """Let in somebody who calls, as a data port does, and copy nothing of its memory.
+    def admit(self, called: socket.socket, *, copy: bool = False) -> Stream:
+        """Let in somebody who calls, as a data port does; ``copy`` says that it would read the caller's memory.
 
         Raises:
             Lost: It does not hold the key.
@@ -183,5 +183,5 @@ class Caller:
         parts = (*said, str(proof["pid"]).encode(), str(proof["address"]).encode())
         if proof["proof"] != digest(self.key, b"sender", *parts):
             raise Lost("it does not hold the key")
-        stream.write(frame("Welcome", copy=False))
+        stream.write(frame("Welcome", copy=copy))
         return stream

@@ -20,7 +20,9 @@ U64 = npt.NDArray[np.uint64]
 
 SPACE = 24 << 20
 POISON = 0xA5
-MODES = ("COPY", "SEND")
+MODES = ("COPY", "LOOP", "SEND")
+"""How a batch travels: the receiver reads it from the sender's memory; the same, where a link's control thread takes
+the replies; or the connection carries it."""
 SMALL_BUFFERS = {"send_buffer": 32 << 10, "receive_buffer": 32 << 10}
 
 
@@ -40,10 +42,15 @@ def extra_process(nbytes: int = SPACE) -> Iterator[Remote]:
 
 def join(source: Any, target: Any, mode: str = "COPY", *, a: str = "source", b: str = "target", **options: Any) -> None:
     """Open a link at both ends and connect them; everything at the target is claimed to be one region."""
-    options = {"same_host_copy": mode == "COPY", **options}
+    options = {**opening(mode), **options}
     ours, theirs = source.do("open", a, **options), target.do("open", b, **options)
     source.do("connect", a, b, theirs)
     target.do("connect", b, a, ours)
+
+
+def opening(mode: str) -> dict[str, bool]:
+    """What `Node.open` is given for a mode."""
+    return {"same_host_copy": mode != "SEND", "loop": mode == "LOOP"}
 
 
 def grant_all(target: Any, room: int = 1, generation: int = 1, *, a: str = "source", b: str = "target") -> None:

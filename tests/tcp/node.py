@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 from typing import Any
 
@@ -11,10 +12,15 @@ import numpy.typing as npt
 from tests.helpers.peers import until
 
 from statelink.backend import BackendContext, Batch, Blocks, Op, Outcome, Region, Transfer
+from statelink.link.runtime import Loop
 from statelink.tcp import TcpBackend
 
 U64 = npt.NDArray[np.uint64]
 EVERYTHING = (1, (1 << 64) - 1)
+
+
+def void(*_: object) -> None:
+    """Forget a result."""
 
 
 class Node:
@@ -25,13 +31,19 @@ class Node:
         self.address = self.memory.ctypes.data
         self.region = (self.address, self.memory.nbytes)
         self.backends: dict[str, TcpBackend] = {}
+        self._loops: dict[str, Loop] = {}
         self._transfers: list[Transfer] = []
 
     def where(self) -> int:
         return self.address
 
-    def open(self, link: str, **options: Any) -> bytes:
+    def open(self, link: str, *, loop: bool = False, **options: Any) -> bytes:
+        """Open a backend, with the control thread of a link or without one."""
         backend = TcpBackend(BackendContext(options=TcpBackend.Options(**options), link=link))
+        if loop:
+            self._loops[link] = made = Loop()
+            backend.use_loop(made.readers)
+            made.start(lambda timeout: void(select.select([made], [], [], timeout)), lambda: None)
         backend.register([Region(*self.region)])
         self.backends[link] = backend
         return backend.descriptor()
@@ -74,13 +86,16 @@ class Node:
 
     def mode(self, link: str, peer: str) -> str:
         """How bytes travel: the receiver copies them out of the sender's memory, or they are sent."""
-        return {"process_vm": "COPY", "socket": "SEND"}[self.backends[link].transport(peer)]
+        copies = "LOOP" if link in self._loops else "COPY"
+        return {"process_vm": copies, "socket": "SEND"}[self.backends[link].transport(peer)]
 
     def disconnect(self, link: str, peer: str) -> None:
         self.backends[link].disconnect(peer)
 
     def close(self, link: str) -> None:
         self.backends.pop(link).close()
+        if link in self._loops:
+            assert self._loops.pop(link).stop(20.0)
 
     def close_all(self) -> None:
         for link in list(self.backends):

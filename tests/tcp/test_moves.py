@@ -22,6 +22,7 @@ from .common import (
     batch_of,
     grant_all,
     join,
+    opening,
     u64,
     untouched,
     write,
@@ -119,11 +120,11 @@ def test_ipv6(here: Node) -> None:
 def test_several_senders_at_once(here: Node, mode: str) -> None:
     memory = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
     senders = [Node(memory) for _ in range(3)]
-    theirs = here.open("target", same_host_copy=mode == "COPY")
+    theirs = here.open("target", **opening(mode))
     transfers = []
     for number, sender in enumerate(senders):
         name = f"source-{number}"
-        here.connect("target", name, sender.open(name, same_host_copy=mode == "COPY"))
+        here.connect("target", name, sender.open(name, **opening(mode)))
         sender.connect(name, "target", theirs)
         at = u64(here.address + (number << 20))
         here.grant("target", name, 1, 1, at, u64(1 << 20))

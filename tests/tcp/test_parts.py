@@ -17,6 +17,7 @@ from .common import (
     batch_of,
     grant_all,
     join,
+    opening,
     u64,
 )
 from .node import Node
@@ -44,7 +45,7 @@ def test_close_twice(here: Node) -> None:
 def test_nothing_leaks(here: Node, mode: str) -> None:
     other = Node(np.zeros(4096, np.uint8))
     before = here.held()
-    ours, theirs = here.open("target"), other.open("source", same_host_copy=mode == "COPY")
+    ours, theirs = here.open("target"), other.open("source", **opening(mode))
     opened = here.held()
     for at in range(50):
         here.connect("target", "source", theirs)

@@ -13,6 +13,7 @@ from ._capabilities import ANY, Capabilities, Check, Fence, Op, Probe, Side, Sub
 from ._copying import CopyingBackend
 from ._descriptors import pack_descriptors, unpack_descriptors
 from ._ends import Ends
+from ._events import EventDriven, EventLoop
 from ._hooks import hookimpl
 from ._interface import (
     API_VERSION,
@@ -58,6 +59,8 @@ __all__ = [
     "CopyingBackend",
     "Diagnosing",
     "Ends",
+    "EventDriven",
+    "EventLoop",
     "Fence",
     "Fencing",
     "HookContext",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Fence, Fencing, Op, RegionTable, Side
+from statelink.backend import EventDriven, Fence, Fencing, Op, RegionTable, Side
 from statelink.errors import ClosedError, PeerError, TransferError, WireError
 from statelink.wire import write_handshake
 
@@ -102,6 +102,7 @@ class Context:
         self.fencing = _fencing(backend)
         self.loop = loop or Loop()
         self.now, self.post = self.loop.now, self.loop.post
+        self._give_loop(backend)
         self.workers = Workers(self.loop, backend, config.threads, make_executor)
         self.connections = Connections(backend, self.workers, explained)
         self.reader = HandshakeReader(channel, self.workers)
@@ -216,8 +217,13 @@ class Context:
         self.handshake, self.inventory = handshake, handshake.inventory
         self.announcement = write_handshake(handshake)
         self.fencing = _fencing(backend)
+        self._give_loop(backend)
         self.workers.use(backend)
         self.connections.use(backend)
+
+    def _give_loop(self, backend: Backend) -> None:
+        if isinstance(backend, EventDriven):
+            backend.use_loop(self.loop.readers)
 
     def close(self, timeout: float) -> bool:
         """End the data threads, and close the backend, the rendezvous and the strategies.

@@ -20,6 +20,7 @@ from statelink.backend import (
     BackendContext,
     Batch,
     Capabilities,
+    EventLoop,
     Fence,
     Op,
     Probe,
@@ -116,6 +117,7 @@ class TcpBackend(Backend):
         self._regions = RegionTable((), "tcp")
         self._grants = Grants(Ranges.of(()))
         self._lingering = Lingering()
+        self._loop: EventLoop | None = None
         host = self._options.host or context.host
         try:
             ipaddress.ip_address(context.host)
@@ -177,6 +179,10 @@ class TcpBackend(Backend):
             known.sender.want()
         return found
 
+    def use_loop(self, loop: EventLoop) -> None:
+        """See `statelink.backend.EventDriven`."""
+        self._loop = loop
+
     def register(self, regions: Sequence[Region]) -> None:
         """Store the region table. Nothing is pinned or mapped."""
         for at, region in enumerate(regions):
@@ -207,7 +213,7 @@ class TcpBackend(Backend):
             self.disconnect(peer)
         near = self._own.near(theirs)
         receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)
-        sender = Sender(self._own, theirs, key, self._options, self._lingering)
+        sender = Sender(self._own, theirs, key, self._options, self._lingering, self._loop)
         made = _Peer(RegionTable(regions, "tcp"), Known(key, receiver), sender, near)
         with self._lock:
             if not self._closed:

@@ -2,108 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from statelink.backend import Batch, Side, Transfer
+from statelink.backend import Side
 from statelink.errors import TransferError
 
-from ._frames import (
-    REPLY,
-    BadFrameError,
-    Header,
-    Mode,
-    Reply,
-    Status,
-    pack_write,
-    unpack_reply,
-)
+from ._frames import REPLY, BadFrameError, Mode, Reply, Status, unpack_reply
 from ._handshake import dial
-from ._iovec import SMALL, Vectors
 from ._lingering import Linger
 from ._stream import POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
+from ._write import Write
 
 if TYPE_CHECKING:
+    from statelink.backend import Batch, EventLoop
+
     from ._descriptor import Descriptor
     from ._lingering import Lingering
     from ._options import Options
 
-__all__ = ["Sender", "Write"]
+__all__ = ["Sender"]
 
 log = logging.getLogger("statelink.tcp")
 
 TRANSPORTS: Final = {Mode.COPY: "process_vm", Mode.SEND: "socket"}
 """The transports: the receiver reads this side's memory, or the connection carries the payload."""
-SLICE: Final = 4 << 20
-"""Most bytes that are offered to the socket in one call."""
 FEW: Final = 4
-"""Most such calls that `Sender.submit` makes."""
-
-
-class Write(Transfer):
-    """One submitted batch and its progress. Once it is queued, only its sender's thread uses it."""
-
-    __slots__ = ("_batch", "_frame", "_position", "_total", "_vectors", "mode", "sequence")
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__()
-        self.mode = Mode.SEND
-        self.sequence = 0
-        self._batch: Batch | None = batch
-        self._frame = b""
-        self._vectors: Vectors | None = None
-        """What to send, if it is more than a small frame."""
-        self._position = 0
-        self._total = 0
-
-    def begin(self, sequence: int, mode: Mode) -> None:
-        """Make what to send: the frame, and in mode SEND the payload."""
-        assert self._batch is not None
-        blocks = self._batch.blocks
-        nbytes = int(np.add.reduce(blocks.nbytes))
-        header = Header(mode, len(blocks.nbytes), sequence, self._batch.room, self._batch.generation, nbytes)
-        self._frame = frame = pack_write(header, blocks)
-        self._vectors, self._total = None, len(frame)
-        if mode is Mode.SEND or len(frame) > SMALL:
-            addresses = np.array([np.frombuffer(frame, np.uint8).ctypes.data], np.uint64)
-            lengths = np.array([len(frame)], np.uint64)
-            if mode is Mode.SEND:
-                addresses = np.concatenate((addresses, blocks.source))
-                lengths = np.concatenate((lengths, blocks.nbytes))
-            self._vectors = Vectors(addresses, lengths)
-            self._total = self._vectors.total
-        self.mode = mode
-        self.sequence = sequence
-        self._position = 0
-
-    def send(self, stream: Stream) -> bool:
-        """Send what the socket takes. Return whether it took anything."""
-        if self._vectors is not None:
-            sent = stream.send_vectors(self._vectors, self._position, SLICE)
-        else:
-            sent = stream.send(memoryview(self._frame)[self._position :] if self._position else self._frame)
-        self._position += sent
-        return sent > 0
-
-    @property
-    def sent(self) -> bool:
-        """Whether everything has been sent."""
-        return self._total > 0 and self._position == self._total
-
-    @property
-    def exposed(self) -> bool:
-        """Whether enough was sent for the receiver to read or write some of its bytes."""
-        return self._total > 0 and self._position >= len(self._frame)
-
-    def release(self) -> None:
-        """Free the arrays. The core may keep the transfer itself."""
-        self._batch = self._vectors = None
-        self._frame, self._total = b"", 0
+"""Most pieces that `Sender.submit` offers to the socket."""
 
 
 class Sender:
@@ -113,6 +42,9 @@ class Sender:
     socket takes it. The first batch starts a thread, which connects, sends what is left, and takes the replies. Several
     batches can be under way before the peer replies. If the connection is lost, these fail, and the next batch opens a
     new one.
+
+    If the payload does not travel through the connection, a link's control thread takes the replies (`attend`), so that
+    a transfer ends on the thread that waits for it. It leaves everything unusual to this object's own thread.
 
     A failed batch is *settled* only if the receiver has replied, or has closed the connection, which it does only after
     the last byte that it copied. Without this, bytes could still land from a socket's buffer. On the source's side, a
@@ -125,14 +57,24 @@ class Sender:
         key: The pair's key.
         options: The backend's options.
         lingering: Takes connections whose receivers have not confirmed that they stopped.
+        loop: The control thread of the link, if there is one.
     """
 
-    def __init__(self, own: Descriptor, peer: Descriptor, key: bytes, options: Options, lingering: Lingering) -> None:
+    def __init__(
+        self,
+        own: Descriptor,
+        peer: Descriptor,
+        key: bytes,
+        options: Options,
+        lingering: Lingering,
+        loop: EventLoop | None,
+    ) -> None:
         self._own = own
         self._peer = peer
         self._key = key
         self._options = options
         self._lingering = lingering
+        self._loop = loop
         self._lock = threading.Lock()
         """Guards `_queue` against batches after `stop`, and the start of the thread. Held for a moment only."""
         self._waker = Waker()
@@ -140,7 +82,7 @@ class Sender:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._turn = threading.Lock()
-        """Guards what follows, up to `_progress`. The thread may hold it for long; `submit` does not wait for it."""
+        """Guards what follows, up to `_trouble`. The thread may hold it for long; nobody else waits for it."""
         self._open = False
         """Whether batches may be sent over `_stream`."""
         self._stream: Stream | None = None
@@ -149,10 +91,16 @@ class Sender:
         self._current: Write | None = None
         self._unanswered: deque[Write] = deque()
         self._progress = 0.0
-        # Only the thread uses the rest.
-        self._known = False
         self._replies = bytearray()
         self._answers = memoryview(bytearray(4096))
+        self._attended = False
+        """Whether the control thread takes the replies."""
+        self._trouble: Exception | None = None
+        """What it met, for the thread to handle."""
+        self._missed = False
+        """Whether it left replies to the thread, which held the turn."""
+        # Only the thread uses the rest.
+        self._known = False
         self._dialled = threading.Event()
         """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
@@ -275,12 +223,40 @@ class Sender:
                 self._waker.wait()
             return
         with self._turn:
+            trouble, self._trouble = self._trouble, None
+            if trouble is not None:
+                raise trouble
+            if not self._open:  # the receiver refused a batch that was still being sent
+                self._disconnect()
+                return
             idle = self._flush(1)
-            deadline = self._deadline()
-        # While this waits without a deadline, `submit` may send a batch: look again before that one's deadline.
-        ready = self._stream.wait(POLLIN if idle else POLLIN | POLLOUT, deadline, self._options.stall_timeout)
+            deadline, attended = self._deadline(), self._attended
+        events = 0 if attended else POLLIN
+        if not idle:
+            events |= POLLOUT
+        if self._missed:
+            self._missed = False
+            ready = POLLIN
+        elif attended:
+            ready = self._stream.wait(events, None, self._until(deadline))
+        else:
+            # While this waits without a deadline, `submit` may send a batch: look again before that one's deadline.
+            ready = self._stream.wait(events, deadline, self._options.stall_timeout)
         if ready & ~POLLOUT:
             self._take_replies(self._stream)
+
+    def _until(self, deadline: float | None) -> float:
+        """Seconds until the thread looks at the deadline again, which moves while the control thread takes replies.
+
+        Raises:
+            Lost: The deadline is over.
+        """
+        if deadline is None:
+            return self._options.stall_timeout
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Lost("it made no progress in time")
+        return left
 
     def _connect(self) -> None:
         try:
@@ -288,13 +264,18 @@ class Sender:
             with self._turn:
                 self._stream, self._open = stream, True
                 self._mode, self._known = Mode.COPY if near else Mode.SEND, True
+                self._replies.clear()
+                self._trouble, self._missed = None, False
+                if near and self._loop is not None:
+                    with contextlib.suppress(OSError):  # the system watches no more descriptors
+                        self._loop.add_reader(stream.fileno(), self.attend)
+                        self._attended = True
         except Lost as lost:
             self._fail_queue(str(lost))
             return
         finally:
             self._wanted = False
             self._dialled.set()
-        self._replies.clear()
 
     def _begin(self, write: Write) -> None:
         self._sequence += 1
@@ -307,14 +288,51 @@ class Sender:
         waiting = self._current is not None or self._unanswered
         return self._progress + self._options.stall_timeout if waiting and self._options.stall_timeout else None
 
+    def attend(self) -> None:
+        """Take replies, and leave what is unusual to the thread. Called on the control thread; never blocks."""
+        if not self._turn.acquire(blocking=False):
+            self._missed = True
+            self._waker.wake()
+            return
+        ended: list[tuple[Write, str]] = []
+        try:
+            if self._attended and self._stream is not None and self._trouble is None:
+                self._receive(self._stream, ended)
+        except (Lost, BadFrameError) as error:
+            self._trouble = error
+        finally:
+            leaves = self._trouble is not None or not self._open or not self._attended
+            self._turn.release()
+        if leaves:
+            self._waker.wake()
+        _end(ended)
+
     def _take_replies(self, stream: Stream) -> None:
         """Receive and handle replies.
 
         Raises:
             Lost: The receiver closed the connection. Replies before that have been handled.
+            BadFrameError: So did those before a bad reply.
         """
-        received = stream.receive(self._answers)
-        self._replies += self._answers[:received]
+        ended: list[tuple[Write, str]] = []
+        try:
+            with self._turn:
+                self._receive(stream, ended)
+        finally:
+            _end(ended)
+
+    def _receive(self, stream: Stream, ended: list[tuple[Write, str]]) -> None:
+        """Handle all that has come, and add the batches that have ended to ``ended``. In one's turn.
+
+        Raises:
+            Lost: The stream ended.
+            BadFrameError: A reply is malformed, or no batch waits for it.
+        """
+        while received := stream.receive(self._answers):
+            self._replies += self._answers[:received]
+            self._handle_all(ended)
+
+    def _handle_all(self, ended: list[tuple[Write, str]]) -> None:
         while len(self._replies) >= REPLY.size:
             reply = unpack_reply(self._replies[: REPLY.size])
             end = REPLY.size + reply.length
@@ -323,38 +341,39 @@ class Sender:
             reason = self._replies[REPLY.size : end].decode("utf-8", "replace") if reply.length else ""
             del self._replies[:end]
             self._progress = time.monotonic()
-            self._handle(reply, reason)
+            self._handle(reply, reason, ended)
 
-    def _handle(self, reply: Reply, reason: str) -> None:
-        with self._turn:
-            write = self._unanswered[0] if self._unanswered else self._current
-            if write is None or write.sequence != reply.sequence or (reply.status is Status.DONE and not write.sent):
-                raise BadFrameError(
-                    f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one"
-                )
-            if self._unanswered:
-                self._unanswered.popleft()
-            if reply.status is Status.RESEND and write.mode is Mode.COPY and write.sent:
-                log.info("%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason)
-                self._mode = Mode.SEND
-                self._queue.appendleft(write)
-                return
-            if write is self._current:
-                # Refused while its payload was still being sent. A new connection is cheaper than the rest of the
-                # payload, and memory must not be read after its transfer has ended.
-                self._current = None
-                self._disconnect()
-        # Not in the turn: whoever is told of the end may submit the next batch.
-        if reply.status is Status.DONE:
-            write.succeed()
-        else:
-            write.fail(f"the receiver answered {reply.status.name.lower()}: {reason}", settled=True)
-        write.release()
+    def _handle(self, reply: Reply, reason: str, ended: list[tuple[Write, str]]) -> None:
+        write = self._unanswered[0] if self._unanswered else self._current
+        if write is None or write.sequence != reply.sequence or (reply.status is Status.DONE and not write.sent):
+            raise BadFrameError(f"reply {reply.status.name} to batch {reply.sequence}, which is not waiting for one")
+        if self._unanswered:
+            self._unanswered.popleft()
+        if reply.status is Status.RESEND and write.mode is Mode.COPY and write.sent:
+            log.info("%s cannot read our memory (%s): batches travel through the socket", self._peer.link, reason)
+            self._mode = Mode.SEND
+            self._leave()
+            self._queue.appendleft(write)
+            return
+        if write is self._current:
+            # Refused while its payload was still being sent. A new connection is cheaper than the rest of the
+            # payload, and memory must not be read after its transfer has ended. The thread closes this one.
+            self._current = None
+            self._open = False
+        done = reply.status is Status.DONE
+        ended.append((write, "" if done else f"the receiver answered {reply.status.name.lower()}: {reason}"))
+
+    def _leave(self) -> None:
+        """Let the thread take the replies from now on. In one's turn."""
+        if self._attended and self._loop is not None and self._stream is not None:
+            self._loop.remove_reader(self._stream.fileno())
+        self._attended = False
 
     def _give_up(self, reason: str, *, ended: bool) -> None:
         """Drop the connection, and fail its transfers."""
         with self._turn:
             self._open = False
+            self._leave()
         ended = ended or self._drain()
         with self._turn:
             failed = [*self._unanswered, *([self._current] if self._current is not None else [])]
@@ -391,6 +410,7 @@ class Sender:
         return True
 
     def _disconnect(self) -> None:
+        self._leave()
         self._open = False
         if self._stream is not None:
             self._stream.close()
@@ -402,3 +422,13 @@ class Sender:
             write = self._queue.popleft()
             write.fail(reason, settled=True)
             write.release()
+
+
+def _end(ended: list[tuple[Write, str]]) -> None:
+    """Say how batches have ended. Not in the turn: whoever is told may submit the next batch."""
+    for write, failure in ended:
+        if failure:
+            write.fail(failure, settled=True)
+        else:
+            write.succeed()
+        write.release()

@@ -95,6 +95,10 @@ class Stream:
         self._poll.register(sock, self._events)
         self.check = check
 
+    def fileno(self) -> int:
+        """To wait on."""
+        return self._fd
+
     def wait(self, events: int, deadline: float | None = None, most: float | None = None) -> int:
         """Wait for events of the socket, a wake, or the deadline. Return the socket's events, if there are any.
 

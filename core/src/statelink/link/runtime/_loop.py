@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._bell import Bell
+from ._readers import Readers
 
 __all__ = ["Loop"]
 
@@ -28,6 +29,7 @@ class Loop:
 
     Attributes:
         now: Seconds on a clock that never goes back. Any thread.
+        readers: Descriptors of a backend that the thread watches. Any thread adds and removes them.
         asleep: Whether the thread waits, or is about to. Only then, a thread that posts a job has to wake it, and sets
             this to false. The control thread itself sets it to false as soon as it handles a message.
     """
@@ -39,13 +41,17 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._bell = Bell()
+        self.readers = Readers(self._bell.fileno())
         self.asleep = False
         self._stop = False
         self._thread: threading.Thread | None = None
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when a job was posted. The wait for messages watches it too."""
-        return self._bell.fileno()
+        """A descriptor that becomes readable when a job was posted, or one of `readers` has something new.
+
+        The wait for messages watches it, too.
+        """
+        return self.readers.fileno()
 
     def start(self, receive: Callable[[float | None], None], end: Callable[[], None]) -> None:
         """Start the thread.
@@ -97,7 +103,7 @@ class Loop:
         """Run ``job`` when ``seconds`` have passed. Control thread only, or before the loop starts."""
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), job))
 
-    def guard(self, job: Callable[..., None], *args: Any) -> None:
+    def guard(self, job: Callable[..., object], *args: Any) -> None:
         """Run a job, and log what it raises: nothing may end the thread, not even a `SystemExit` of foreign code."""
         try:
             job(*args)
@@ -116,12 +122,18 @@ class Loop:
             self.asleep = False
             if self._bell.rung:
                 self._bell.silence()
+            for ready in self.readers.take():
+                self.guard(ready)
             if self._posted:
                 self._take_posted()
             if self._timers and self._timers[0][0] <= self.now():
                 self._take_timers()
         self.guard(end)
-        self._bell.close()  # only here nobody waits for it any more
+        self._close()  # only here nobody waits for it any more
+
+    def _close(self) -> None:
+        self.readers.close()
+        self._bell.close()
 
     def _take_posted(self) -> None:
         left = len(self._posted)  # what these jobs post, messages and timers have their turn, too
@@ -153,5 +165,5 @@ class Loop:
         if self._thread is not None:
             self._thread.join(timeout)
         else:
-            self._bell.close()
+            self._close()
         return not self.alive

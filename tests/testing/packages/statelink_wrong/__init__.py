@@ -6,26 +6,43 @@ from ._answers import (
     CannotStartAlone,
     ClosesOnce,
     Crashes,
+    DescribesAsText,
     ForgetsLine,
     ForgetsPeers,
     HidesFence,
+    NamesNoType,
     NeedsAnObject,
+    OutcomeIsTrue,
     RaisesInDiagnosis,
     RaisesInProbe,
     TakesAnyKind,
     TakesGarbage,
 )
 from ._base import Ungranted
-from ._bytes import DropsLast, Early, ForgetsOffset, OneRoom, ReturnsNothing, Sends, TakesReads, TooFar, Unchecked
+from ._bytes import (
+    DropsLast,
+    Early,
+    ForgetsOffset,
+    OneRoom,
+    ReturnsNothing,
+    Sends,
+    TakesReads,
+    TooFar,
+    TooFarByPages,
+    Unchecked,
+)
 from ._ends import EndsPolled, Hangs, SettledByDisconnect, SettledByTimeout, Silent, Swallows, Unsettled, Waiting
-from ._grants import AnyRoom, GrantsAll, KeepsGrants, Late, LateWhenStopped, ReplacesGrants, RevokesLast
-from ._leaks import LeaksFiles, LeaksMemory, LeaksShared, LeaksThreads
+from ._grants import AnyRoom, GrantsAll, GrantsByRegion, KeepsGrants, Late, LateWhenStopped, ReplacesGrants, RevokesLast
+from ._leaks import KeepsPayload, KeepsRooms, KeepsTransfers, LeaksFiles, LeaksMemory, LeaksShared, LeaksThreads
+from ._stalls import AsyncWaits, OneAtATime
 
 __all__ = [
     "AnyRoom",
+    "AsyncWaits",
     "CannotStartAlone",
     "ClosesOnce",
     "Crashes",
+    "DescribesAsText",
     "DropsLast",
     "Early",
     "EndsPolled",
@@ -33,17 +50,24 @@ __all__ = [
     "ForgetsOffset",
     "ForgetsPeers",
     "GrantsAll",
+    "GrantsByRegion",
     "Hangs",
     "HidesFence",
     "KeepsGrants",
+    "KeepsPayload",
+    "KeepsRooms",
+    "KeepsTransfers",
     "Late",
     "LateWhenStopped",
     "LeaksFiles",
     "LeaksMemory",
     "LeaksShared",
     "LeaksThreads",
+    "NamesNoType",
     "NeedsAnObject",
+    "OneAtATime",
     "OneRoom",
+    "OutcomeIsTrue",
     "RaisesInDiagnosis",
     "RaisesInProbe",
     "ReplacesGrants",
@@ -58,6 +82,7 @@ __all__ = [
     "TakesGarbage",
     "TakesReads",
     "TooFar",
+    "TooFarByPages",
     "Unchecked",
     "Ungranted",
     "Unsettled",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
-from statelink.backend import BackendContext, Check, Fence, Op, Probe, Region, Side
+from statelink.backend import BackendContext, Batch, Check, Fence, Op, Probe, Region, Side, Transfer
 from statelink.errors import TransferError
 from statelink.tcp import TcpBackend
 
@@ -100,3 +101,27 @@ class CannotStartAlone(Wrong):
     @classmethod
     def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> Any:
         raise OSError("the card is busy")
+
+
+class OutcomeIsTrue(Wrong):
+    """Says `True` where an `Outcome` has to be."""
+
+    capabilities = dataclasses.replace(TcpBackend.capabilities, ends_unpolled=False)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = super().submit(peer, batch)
+        while made.outcome is None:
+            time.sleep(0.001)
+        wrong: Any = made.outcome.ok
+        return Transfer(wrong)
+
+
+class DescribesAsText(Wrong):
+    def descriptor(self) -> bytes:
+        return super().descriptor().hex()  # type: ignore[return-value]
+
+
+class NamesNoType(Wrong):
+    """Declares a state type that there is not."""
+
+    capabilities = dataclasses.replace(TcpBackend.capabilities, state_types=frozenset({"kv", "kvv"}))

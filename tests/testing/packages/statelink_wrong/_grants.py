@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from statelink.backend import BackendContext, Outcome, Region, Transfer
+from statelink.errors import TransferError
 
 from ._base import Ungranted, Wrong, everything
 
@@ -75,6 +76,23 @@ class RevokesLast(Wrong):
         for ranges in self.granted.pop((peer, room, generation), [])[:-1]:
             super().grant(peer, room, generation, *ranges)
         return done
+
+
+class GrantsByRegion(Wrong):
+    """Refuses a grant that is not inside one region."""
+
+    regions: Sequence[Region] = ()
+
+    def register(self, regions: Sequence[Region]) -> None:
+        super().register(regions)
+        self.regions = regions
+
+    def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+        ends = [(region.address, region.address + region.nbytes) for region in self.regions]
+        for start, length in zip(addresses.tolist(), nbytes.tolist(), strict=True):
+            if not any(first <= start and start + length <= last for first, last in ends):
+                raise TransferError("a range is in no region")
+        super().grant(peer, room, generation, addresses, nbytes)
 
 
 class Late(Ungranted):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
 from collections.abc import Sequence
-
-from statelink.backend import Region
+from typing import TYPE_CHECKING, Any
 
 from ._base import Wrong
+
+if TYPE_CHECKING:
+    from statelink.backend import Batch, Region, Transfer
+
+U64 = Any
+KEPT: list[object] = []
 
 
 class LeaksThreads(Wrong):
@@ -39,3 +45,29 @@ class LeaksShared(Wrong):
         super().close()
         left = f"/dev/shm/{os.environ['STATELINK_TEST_LEFT']}-{os.getpid()}-{time.monotonic_ns()}"
         os.close(os.open(left, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+class KeepsPayload(Wrong):
+    """Copies the bytes of each batch, and frees no copy."""
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = super().submit(peer, batch)
+        copy = mmap.mmap(-1, batch.blocks.total)
+        copy.write(b"x" * batch.blocks.total)
+        KEPT.append(copy)
+        return made
+
+
+class KeepsTransfers(Wrong):
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = super().submit(peer, batch)
+        KEPT.append(made)
+        return made
+
+
+class KeepsRooms(Wrong):
+    """Keeps a line about each grant, on the side of the target."""
+
+    def grant(self, peer: str, room: int, generation: int, addresses: U64, nbytes: U64) -> None:
+        super().grant(peer, room, generation, addresses, nbytes)
+        KEPT.append((peer, room, generation, addresses.copy(), nbytes.copy()))

@@ -174,13 +174,16 @@ class Claims:
             first = given_up[0]
             cause = f"decode instance {first.instance!r} gave it up before it asked ({first.reason.clause})"
             return f"{cause}, and this room does not say that it is for that instance"
+        refusal = self.refusal(room)
+        return f"decode never asked for it; {refusal}" if refusal else "decode never asked for it"
+
+    def refusal(self, room: SendingState) -> str:
+        """The last peer that did not fit, if that may be why nobody asked for a room; empty for none. Any thread."""
         refusal = self._ranks.refusal
-        if refusal is not None and refusal.at > room.opened - self._tombstones.lifetime:
-            ago = self._context.now() - refusal.at
-            return f"decode never asked for it; {ago:.1f} s ago, {refusal.peer} and this link did not agree " + (
-                f"({refusal.reason.clause})"
-            )
-        return "decode never asked for it"
+        if refusal is None or refusal.at <= room.opened - self._tombstones.lifetime:
+            return ""
+        ago = self._context.now() - refusal.at
+        return f"{ago:.1f} s ago, {refusal.peer} and this link did not agree ({refusal.reason.clause})"
 
     def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
         """The ranks that asked for a key, with their requests. Given a room, only the ranks that can have it."""

@@ -81,7 +81,11 @@ EXPECTED = {
         "backend 'old' (statelink-old 0.1, statelink_old:Made) was built for plugin API 0, this core speaks 1",
         "pip install -U statelink-old",
     ),
-    "other@statelink-other": ("broken", "its `probe` raised RuntimeError: [bold]the probe[/bold] broke", ""),
+    "other@statelink-other": (
+        "broken",
+        "backend 'other' cannot say whether it runs here: its probe raised RuntimeError: [bold]the probe[/bold] broke",
+        "tell the author of the package; `statelink conform other -k Declaration` tests it",
+    ),
     "same@statelink-same": ("conflict", "several packages bring this name", "uninstall all but one of them"),
     "same@statelink-twin": ("conflict", "several packages bring this name", "uninstall all but one of them"),
 }

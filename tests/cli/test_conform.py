@@ -93,6 +93,14 @@ def test_numbers_of_a_group_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch)
     assert re.search(r"found by test_opening_often_leaves_nothing_behind: \d threads more after 3 times", said)
 
 
+def test_kinds_of_memory_that_were_not_tried_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    done = conform("anywhere", "--memory", "cpu:0", "-k", "class_is_complete")
+    assert done.exit_code == 0, done.output
+    assert "declared kind granite: not tested here; --memory moves it" in done.output
+    assert json.loads(conform("tcp", "-k", "class_is_complete", "--json").stdout)["runs"][0]["untested"] == []
+
+
 def test_names_are_listed() -> None:
     done = conform("tcp", "--list")
     assert done.exit_code == 0, done.output

@@ -47,7 +47,7 @@ def finish(backend: Backend, transfer: Transfer) -> Transfer:
 def move(backend: Backend, peer: str, blocks: Blocks, op: Op = Op.WRITE) -> list[Transfer]:
     """Move blocks as the core does: cut to the backend's limits."""
     limits = backend.capabilities
-    pieces = blocks.slices(limits.max_blocks, limits.max_bytes)
+    pieces = blocks.pieces(limits.max_blocks, limits.max_bytes)
     return [finish(backend, backend.submit(peer, Batch(op, piece, 1, 1))) for piece in pieces]
 
 

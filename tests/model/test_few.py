@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from statelink import state
+from statelink.backend import Ranges, _ranges
 from statelink.link.decode import _grant, _owed
 from statelink.link.decode._grant import Grantable
 from statelink.link.decode._owed import Owed
 from statelink.plan import Items, compile_pair, due, route
-from statelink.tcp import _ranges
-from statelink.tcp._ranges import Ranges
 
 if TYPE_CHECKING:
     from statelink.plan import PairPlan

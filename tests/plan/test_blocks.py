@@ -7,6 +7,8 @@ import pytest
 
 from statelink.plan import Blocks
 
+MIB = 1 << 20
+
 
 def blocks(*sizes: int) -> Blocks:
     n = len(sizes)
@@ -49,6 +51,31 @@ def test_slices_are_bounded_and_lose_nothing(
 def test_slices_of_large_blocks_do_not_overflow() -> None:
     whole = blocks(1 << 62, 1 << 61, 1)
     assert [part.count for part in whole.slices(10, 1 << 62)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_blocks", "max_bytes", "expected"),
+    [
+        ((5 * MIB + 3, 7), 9, 2 * MIB, [[2 * MIB], [2 * MIB], [MIB + 3, 7]]),
+        ((4 * MIB,), 1, 2 * MIB, [[2 * MIB]] * 2),
+        ((2 * MIB + 1,), 9, 100, [[MIB], [MIB], [1]]),
+        ((3, 4), 9, 5, [[3], [4]]),
+    ],
+)
+def test_pieces_cut_blocks_down_to_a_mebibyte(
+    sizes: tuple[int, ...], max_blocks: int, max_bytes: int, expected: list[list[int]]
+) -> None:
+    whole = blocks(*sizes)
+    parts = list(whole.pieces(max_blocks, max_bytes))
+    assert [part.nbytes.tolist() for part in parts] == expected
+    joined = Blocks.concatenate(parts)
+    for number in range(len(sizes)):
+        own = joined.source_region == number
+        offsets = np.cumsum(joined.nbytes[own]) - joined.nbytes[own]
+        assert joined.nbytes[own].sum() == sizes[number]
+        assert (joined.source[own] == whole.source[number] + offsets).all()
+        assert (joined.target[own] == whole.target[number] + offsets).all()
+        assert (joined.target_region[own] == whole.target_region[number]).all()
 
 
 def test_nothing_is_blocks_too() -> None:

@@ -108,6 +108,14 @@ def test_a_package_that_is_installed_but_not_allowed_is_not_to_be_installed_agai
     assert error.hint == "add statelink-nixl to the environment variable STATELINK_PLUGINS"
 
 
+def test_a_package_without_the_entry_point_that_its_name_promises_is_named(site: Site) -> None:
+    site.package("statelink-ghost", statelink_backends={"goast": "statelink_absent:Ghost"})
+    site.package("statelink-mute")
+    said = "the package statelink-{} is installed, and has no entry point '{}' in that group"
+    for name in ("ghost", "mute"):
+        assert failure(name, UnknownBackendError).hint == said.format(name, name)
+
+
 def test_an_import_that_fails_shows_the_real_cause(site: Site) -> None:
     site.backend("broken", source="import does_not_exist", value="statelink_broken:Nope")
     error = failure("broken", BackendLoadError)

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from tests.helpers.peers import until
 
-from statelink.tcp._write import Write
-
 from .by_hand import DONE, FAILED, HEADER, REFUSED, REPLY, RESEND, Caller, Stream
 from .common import batch_of, opening, u64
 from .node import Node
@@ -207,15 +205,17 @@ def test_a_reply_moves_the_deadline(mode: str) -> None:
 
 def test_a_reply_comes_while_somebody_sends(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control thread does not wait for that, and the reply is not forgotten."""
-    real, inside, goes_on = Write.send, threading.Event(), threading.Event()
+    batches: Any = type(receiver.transfers[0])
+    real, inside, goes_on = batches.send, threading.Event(), threading.Event()
 
-    def slow(self: Write, stream: Any) -> bool:
+    def slow(self: Any, stream: Any) -> bool:
         inside.set()
         assert goes_on.wait(10)
-        return real(self, stream)
+        sent: bool = real(self, stream)
+        return sent
 
     first = receiver.written().sequence
-    monkeypatch.setattr(Write, "send", slow)
+    monkeypatch.setattr(batches, "send", slow)
     sending = threading.Thread(target=receiver.more, args=(1,))
     sending.start()
     assert inside.wait(10)

@@ -10,3 +10,8 @@ class TestHonest(BackendTests):
     processes = 1
     patience = 10.0
     deviations = {"test_its_class_is_complete": "this is what a deviation that does not deviate looks like"}
+
+
+class TestBounded(BackendTests):
+    backend = "bounded"
+    patience = 10.0

@@ -39,8 +39,8 @@ BYTES_DO_NOT_ARRIVE = {"Early", "DropsLast", "TooFar", "HidesFence", "ForgetsOff
 TOGETHER = 6
 """Wrong backends that are run in one process."""
 HANGS = {"Hangs"}
-DEFECTIVE = {"ForgetsLine"}
-"""Those that keep no clause that opens a backend."""
+DEFECTIVE = {"ForgetsLine", "OutcomeIsTrue", "DescribesAsText"}
+"""Those that keep no clause that opens a backend, or that moves."""
 ALSO = {"TakesGarbage": {"test_a_descriptor_of_somebody_else_is_refused"}}
 """What else follows from the same defect."""
 
@@ -148,6 +148,24 @@ def test_what_is_wrong_with_bytes_is_said(tmp_path: Path) -> None:
     assert "never let it succeed before the peer has its bytes" in dead.todo
 
 
+@pytest.mark.timeout(420)
+def test_a_hint_fits_what_was_found(tmp_path: Path) -> None:
+    """What any clause could find has a hint of its own. That of the clause follows it, the first time."""
+    bytes_ = "Write each byte of each block to its place, and no other, before the transfer succeeds; change no source."
+    clauses = ("test_many_regions_can_be_registered", "test_every_alignment_arrives")
+    nodes = [f"{HERE / 'wrong.py'}::TestDropsLast::{clause}" for clause in clauses]
+    nodes.append(f"{HERE / 'wrong.py'}::TestSilent::test_a_move_fails_when_its_peer_dies")
+    nodes.append(f"{HERE / 'wrong.py'}::TestOutcomeIsTrue::test_every_alignment_arrives")
+    said = kit(tmp_path / "report.json", *nodes)
+    first, second = said["DropsLast"]
+    assert first.todo.startswith(f"{bytes_} If only this clause fails: Register all in one call")
+    assert second.todo == bytes_
+    (silent,) = said["Silent"]
+    assert silent.todo.startswith("Give each failure a reason: ")
+    (outcome,) = said["OutcomeIsTrue"]
+    assert outcome.todo == "Set `Transfer.outcome` to an `Outcome`; `succeed` and `fail` do so."
+
+
 def test_every_clause_says_what_to_do() -> None:
     """As the last paragraph of its docstring; and whatever it checks says in words what was found."""
     silent, bare = [], []
@@ -171,6 +189,15 @@ def test_failures_for_one_reason_are_one(found: Found) -> None:
     assert len(failed) == 5
     rest = [clause for clause in clauses if clause.verdict == "not run"]
     assert {clause.reason for clause in rest} == {f"5 clauses failed as {first.name} did: mend that first"}
+
+
+@pytest.mark.timeout(420)
+def test_a_backend_with_low_limits_passes(tmp_path: Path) -> None:
+    """It refuses more blocks and more bytes than it declares, and nothing more than that is given to it."""
+    choice = "(Moving or Stalling or Fencing or Leaking or Dying) and not thousand"
+    found = kit(tmp_path / "report.json", f"{HERE / 'honest.py'}::TestBounded", "-k", choice)["Bounded"]
+    assert not [clause for clause in found if clause.verdict in ("failed", "not run")]
+    assert "test_a_quarter_of_a_gibibyte_arrives[write]" in {clause.name for clause in found}
 
 
 @pytest.mark.timeout(420)

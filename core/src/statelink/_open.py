@@ -21,7 +21,7 @@ from statelink.config import LinkConfig, read_config, read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StateError, StatelinkError
 from statelink.link import Context, Link, Rendezvous, StaticRendezvous, check_verify, this_process
 from statelink.pointers import Checked, Platform, check, device_settings, hint_at_settings
-from statelink.registry import load_backend, plugin_manager
+from statelink.registry import load_backend, plugin_manager, probed
 from statelink.rendezvous import Directory, connect
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
@@ -205,9 +205,10 @@ def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
         UnknownBackendError: No such backend is installed.
         BackendLoadError: It does not load.
         ConfigError: An option is wrong.
+        BackendUnavailableError: Its ``probe`` raised, or returned no `Probe`.
     """
     backend_type = load_backend(backend)
-    return backend_type.probe(read_options(backend_type.Options, options or {}, f"options of backend {backend!r}"))
+    return probed(backend_type, read_options(backend_type.Options, options or {}, f"options of backend {backend!r}"))
 
 
 def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel) -> Backend:
@@ -237,13 +238,20 @@ def _own_handshake(
     inventory: Inventory,
 ) -> Handshake:
     try:
-        descriptor = backend.descriptor()
+        descriptor: object = backend.descriptor()
     except StatelinkError:
         raise
     except Exception as error:
         raise BackendUnavailableError(
             f"backend {backend.name!r} cannot say how it is reached", cause=f"{type(error).__name__}: {error}"
         ) from error
+    if not isinstance(descriptor, bytes):
+        raise BackendUnavailableError(
+            f"backend {backend.name!r} cannot say how it is reached",
+            cause=f"`descriptor` returned {descriptor!r:.60}, and not bytes",
+            hint=f"tell the author of the package; `statelink conform {backend.name} -k Connecting` tests it",
+            code="backend.defect",
+        )
     kinds: dict[str, StateType] = {component.kind.name: component.kind for component in inventory.components}
     return Handshake(
         link=name,

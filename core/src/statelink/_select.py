@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statelink.backend import Backend, Fence, Fencing, Op, Probe, Side, Strategy, Transports
+from statelink.backend import Backend, Fence, Fencing, Op, Side, Strategy, Transports
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import BackendUnavailableError, ConfigError, StatelinkError, UnsupportedError
 from statelink.hints import did_you_mean
-from statelink.registry import known_packages, list_backends, load_backend
+from statelink.registry import known_packages, list_backends, load_backend, probed
 
 if TYPE_CHECKING:
     import pluggy
@@ -73,8 +73,8 @@ def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Pic
             chosen = _fit(kind, parsed.get(each, {}), given, inventory, hooks)
         except StatelinkError as error:
             rejected[each] = str(error).replace("\nhint:", "; hint:")
-        except (Exception, SystemExit) as error:  # a probe that raises rejects only its own backend
-            rejected[each] = f"its probe raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # what a class method raises rejects only its own backend
+            rejected[each] = f"it raised {type(error).__name__}: {error}"
     why = "; ".join(f"{each}: {reason}" for each, reason in rejected.items())
     if chosen is None:
         raise BackendUnavailableError(
@@ -142,7 +142,7 @@ def _fit(kind: type[Backend], raw: Any, given: Given, inventory: Inventory, hook
     strategies = _strategies(kind, inventory, hooks)
     _check_role(kind, given.config.role)
     _check_declared(kind, options, given.config.direction, inventory)
-    probe: Probe = kind.probe(options)
+    probe = probed(kind, options)
     if not probe.ok:
         raise BackendUnavailableError(f"backend {kind.name!r} cannot run here", cause=probe.reason, hint=probe.hint)
     _check_required(kind, options, given.config.require)

@@ -27,6 +27,7 @@ from statelink.backend import (
     Transfer,
 )
 from statelink.errors import TransferError
+from statelink.tcp import TcpBackend
 
 OPEN: dict[str, Honest] = {}
 MARK = b"honest:"
@@ -106,3 +107,16 @@ class Anywhere(Honest):
 
     def register(self, regions: Sequence[Region]) -> None:
         self.regions = tuple(regions)
+
+
+class Bounded(TcpBackend):
+    """The embedded backend, over a library that takes few blocks and few bytes at once, and refuses more."""
+
+    name = "bounded"
+    capabilities = dataclasses.replace(TcpBackend.capabilities, max_blocks=1000, max_bytes=8 << 20)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        declared, blocks = self.capabilities, batch.blocks
+        if blocks.count > declared.max_blocks or blocks.total > declared.max_bytes:
+            raise TransferError(f"{blocks.count} blocks of {blocks.total} bytes are more than the library takes")
+        return super().submit(peer, batch)

@@ -28,6 +28,7 @@ from ._interface import (
     Transfer,
     Transports,
 )
+from ._ranges import Ranges
 from ._raw import RawLibrary, RawTransfers
 from ._regions import RegionTable
 from ._report import Moved, RoomReport
@@ -70,6 +71,7 @@ __all__ = [
     "Op",
     "Outcome",
     "Probe",
+    "Ranges",
     "RawLibrary",
     "RawTransfers",
     "ReceiveContext",

@@ -286,6 +286,12 @@ class Fencing(Protocol):
 
         Called before the peer learns of the ranges. Several calls for one use of a room add up. The backend refuses
         everything else that this peer wants to write.
+
+        Each range is inside registered memory, but not always inside one region: if two regions are side by side, a
+        range may begin in the first and end in the second. `Ranges` looks ranges up in all regions together.
+
+        Raises:
+            TransferError: A range is not in registered memory. Then nothing of this call is granted.
         """
 
     def revoke(self, peer: str, room: int, generation: int) -> Transfer:

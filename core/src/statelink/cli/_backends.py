@@ -13,7 +13,7 @@ from rich.text import Text
 from statelink.backend import ANY, Backend
 from statelink.config import read_options
 from statelink.errors import StatelinkError
-from statelink.registry import Listed, hidden_backends, list_backends, load_backend
+from statelink.registry import Listed, hidden_backends, list_backends, load_backend, probed
 
 from ._output import json_option, print_json
 
@@ -86,13 +86,13 @@ def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
             row.update(_probed(load_backend(listed.name)))
         except StatelinkError as error:
             row.update(state="broken", reason=str(error.reason).partition("\nhint:")[0], hint=error.hint)
-        except (Exception, SystemExit) as error:  # a probe must not raise; if one does, its backend is broken
-            row.update(state="broken", reason=f"its `probe` raised {type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # a class of a plugin may raise anything
+            row.update(state="broken", reason=f"it raised {type(error).__name__}: {error}")
     return row
 
 
 def _probed(backend: type[Backend]) -> dict[str, Any]:
-    found = backend.probe(read_options(backend.Options, {}, f"options of backend {backend.name!r}"))
+    found = probed(backend, read_options(backend.Options, {}, f"options of backend {backend.name!r}"))
     declared = backend.capabilities
     return {
         "state": "ready" if found.ok else "unavailable",

@@ -161,7 +161,7 @@ def conform(
     if as_json:
         print_json({"runs": runs})
     else:
-        _show(name, clauses)
+        _show(name, clauses, runs[0]["untested"])
         if exitfirst and any(clause["verdict"] == "failed" for clause in clauses):
             click.echo("stopped at the first clause that failed; without -x, the others run, too")
     raise SystemExit(_verdict(clauses))
@@ -249,8 +249,8 @@ def _verdict(clauses: list[dict[str, Any]]) -> int:
     return 1 if counts["failed"] else 0 if counts["passed"] else 2
 
 
-def _show(name: str, clauses: list[dict[str, Any]]) -> None:
-    """Print a summary."""
+def _show(name: str, clauses: list[dict[str, Any]], untested: list[str]) -> None:
+    """Print a summary, with the kinds of memory that are declared and were not moved."""
     console = Console()
     sentences: dict[tuple[str, str], Counter[str]] = {}
     for clause in clauses:
@@ -274,6 +274,8 @@ def _show(name: str, clauses: list[dict[str, Any]]) -> None:
             _explain(console, group)
     for reason in sorted({clause["reason"] for clause in clauses if clause["verdict"] == "not run"}):
         console.print(Text(f"\nnot run: {reason}", style=STYLES["not run"]))
+    for kind in untested:
+        console.print(Text(f"\ndeclared kind {kind}: not tested here; --memory moves it", style=STYLES["not run"]))
     counts = Counter(clause["verdict"] for clause in clauses)
     seconds = sum(clause["seconds"] for clause in clauses)
     console.print(Text(f"\n{name}: {', '.join(f'{n} {what}' for what, n in counts.most_common())} in {seconds:.0f} s"))

@@ -15,7 +15,7 @@ from rich.text import Text
 from statelink.backend import Backend, Check, Diagnosing, Verdict
 from statelink.config import read_options
 from statelink.errors import StatelinkError, UnknownBackendError
-from statelink.registry import list_backends, load_backend
+from statelink.registry import list_backends, load_backend, probed
 
 from ._configured import configured
 from ._loopback import Meant, loopback
@@ -120,10 +120,9 @@ def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: Map
     yield Check(what="backend", verdict=Verdict.OK, found=f"{listed[0]}; {priority}")
     looked, defects = _diagnosed(kind, parsed)
     try:
-        probe = kind.probe(parsed)
-    except (Exception, SystemExit) as error:  # a probe must not raise
-        found = f"it raised {type(error).__name__}: {error}"
-        yield from (*looked, *defects, _failed("probe", found, _author(kind)))
+        probe = probed(kind, parsed)
+    except StatelinkError as error:
+        yield from (*looked, *defects, _failed("probe", error.reason.cause, error.hint))
         return
     lacks = Verdict.PROBLEM if name in meant else Verdict.NOT_APPLICABLE
     if not probe.ok:
@@ -155,13 +154,14 @@ def _author(kind: type[Backend]) -> str:
 
 
 def _stalled(kind: type[Backend]) -> str:
-    """How stalled peers delay other peers."""
+    """How stalled peers delay other peers, as the backend declares it. Nobody measures it here."""
     most = kind.capabilities.most_stalled
     if most is None:
-        return "any number of them delays nobody else"
+        return "declared: any number of them delays nobody else"
     if most:
-        return f"up to {most} at once delay nobody else; beyond that, others wait until the library gives one up"
-    return "one may delay all others until the library gives it up"
+        said = f"up to {most} at once delay nobody else; beyond that, others wait until the library gives one up"
+        return f"declared: {said}"
+    return "declared: one may delay all others until the library gives it up"
 
 
 def _failed(what: str, found: str, hint: str) -> Check:

@@ -125,11 +125,13 @@ class Room:
             raise RoomError.of(state.reason)
         if status is not Status.SUCCEEDED:
             state.context.check_process()
+            cause = f"it is {status}, and waits for {state.waits_for() or 'its end'}"
+            refusal = state.refusal()
             raise RoomError.of(
                 state.reason_for(
                     "room.open",
                     "a room has not ended",
-                    f"it is {status}, and waits for {state.waits_for() or 'its end'}",
+                    f"{cause}; {refusal}" if refusal else cause,
                     "call check() once wait() or poll() says that it has; wait() returns early at its timeout",
                 )
             )

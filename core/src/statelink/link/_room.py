@@ -206,6 +206,10 @@ class RoomState:
         """What the room still waits for, in words; empty where there is nothing. Any thread."""
         raise NotImplementedError
 
+    def refusal(self) -> str:
+        """The refusal that may be why nobody has met the room, in words; empty for none. Any thread."""
+        return ""
+
     def quiet_within(self) -> float | None:
         """Seconds from a failure until the memory is quiet at the latest; ``None`` without a bound. Any thread."""
         raise NotImplementedError

@@ -14,6 +14,9 @@ __all__ = ["Blocks"]
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 
+LEAST = 1 << 20
+"""Bytes up to which `Blocks.pieces` never cuts a block, even if a limit is lower."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -90,3 +93,31 @@ class Blocks:
             stop = min(max(stop, first + 1), first + max_blocks, self.count)
             yield self[first:stop]
             first = stop
+
+    def pieces(self, max_blocks: int, max_bytes: int) -> Iterator[Blocks]:
+        """Cut into batches for a backend that takes at most ``max_blocks`` blocks and ``max_bytes`` bytes at once.
+
+        Unlike `slices`, it also cuts blocks: into parts of at most ``max_bytes``, but never below 1 MiB. So a block of
+        up to 1 MiB may be more than ``max_bytes``. It is then a batch of its own.
+        """
+        return self._narrow(max(max_bytes, LEAST)).slices(max_blocks, max_bytes)
+
+    def _narrow(self, most: int) -> Blocks:
+        """The same bytes in blocks of at most ``most`` bytes.
+
+        Pages that lie side by side make one block, however many they are. A library may refuse a block that large, and
+        an abort would have to wait for all of it.
+        """
+        if int(self.nbytes.max(initial=0)) <= most:
+            return self
+        wide = np.uint64(most)
+        counts = (self.nbytes - np.uint64(1)) // wide + np.uint64(1)
+        which = np.repeat(np.arange(self.count), counts.astype(np.int64))
+        offsets = (np.arange(len(which), dtype=np.uint64) - (np.cumsum(counts) - counts)[which]) * wide
+        return Blocks(
+            self.source[which] + offsets,
+            self.target[which] + offsets,
+            np.minimum(self.nbytes[which] - offsets, wide),
+            self.source_region[which],
+            self.target_region[which],
+        )

@@ -5,7 +5,7 @@ Listing backends reads package metadata and imports nothing. Only the backend th
 
 from __future__ import annotations
 
-from ._backends import Listed, entry_points, hidden_backends, known_packages, list_backends, load_backend
+from ._backends import Listed, entry_points, hidden_backends, known_packages, list_backends, load_backend, probed
 from ._plugins import PluginFailure, plugin_failures, plugin_manager
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "load_backend",
     "plugin_failures",
     "plugin_manager",
+    "probed",
 ]

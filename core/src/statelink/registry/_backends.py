@@ -14,11 +14,25 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from statelink.backend import API_VERSION, Backend
-from statelink.errors import BackendIncompatibleError, BackendLoadError, UnknownBackendError
+from statelink.backend import API_VERSION, Backend, Probe
+from statelink.errors import (
+    BackendIncompatibleError,
+    BackendLoadError,
+    BackendUnavailableError,
+    UnknownBackendError,
+)
 from statelink.hints import did_you_mean, install_hint
 
-__all__ = ["GROUP", "Listed", "entry_points", "hidden_backends", "known_packages", "list_backends", "load_backend"]
+__all__ = [
+    "GROUP",
+    "Listed",
+    "entry_points",
+    "hidden_backends",
+    "known_packages",
+    "list_backends",
+    "load_backend",
+    "probed",
+]
 
 log = logging.getLogger("statelink.registry")
 
@@ -136,6 +150,34 @@ def load_backend(name: str, among: Sequence[Listed] | None = None) -> type[Backe
     return backend
 
 
+def probed(backend: type[Backend], options: Any) -> Probe:
+    """Ask a backend whether it can run here.
+
+    Args:
+        backend: Its class.
+        options: An instance of its ``Options``.
+
+    Raises:
+        BackendUnavailableError: Its ``probe`` raised, or returned something else than a `Probe`.
+    """
+    try:
+        found: object = backend.probe(options)
+    except (Exception, SystemExit) as error:  # a probe must not raise
+        raise _defective(backend, f"its probe raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, Probe):
+        raise _defective(backend, f"its probe returned {found!r:.60}, and not a Probe")
+    return found
+
+
+def _defective(backend: type[Backend], cause: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"backend {backend.name!r} cannot say whether it runs here",
+        cause=cause,
+        hint=f"tell the author of the package; `statelink conform {backend.name} -k Declaration` tests it",
+        code="backend.defect",
+    )
+
+
 def _check(chosen: Listed, loaded: Any) -> None:
     who = f"backend {chosen.name!r} ({chosen})"
     if not isinstance(loaded, type) or not issubclass(loaded, Backend):
@@ -179,6 +221,11 @@ def _unknown(name: str) -> UnknownBackendError:
             hint = f"add {distribution} to the environment variable STATELINK_PLUGINS"
     else:
         hint = did_you_mean(name, {*installed, *known_packages()}, "see 'statelink backends'")
+        guessed = f"statelink-{normalized(name)}"
+        if _is_installed(guessed):
+            hint = f"the package {guessed} is installed, and has no entry point {name!r} in that group"
+            if name in hidden_backends():
+                hint = f"add {guessed} to the environment variable STATELINK_PLUGINS"
     return UnknownBackendError(
         f"no backend named {name!r} in group {GROUP!r} (installed: {', '.join(installed) or 'none'})",
         hint=hint,

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -24,6 +24,7 @@ from statelink.backend import (
     Fence,
     Op,
     Probe,
+    Ranges,
     RawLibrary,
     Region,
     RegionTable,
@@ -40,10 +41,12 @@ from ._frames import MAX_BLOCKS, MAX_BYTES
 from ._grants import Grants
 from ._lingering import Lingering
 from ._listener import Known, Listener, listen
-from ._ranges import U64, Ranges
 from ._raw import RawSocket
 from ._receiver import Receiver
 from ._sender import Sender
+
+if TYPE_CHECKING:
+    from ._ranges import U64
 
 __all__ = ["TcpBackend"]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
-from statelink.backend import Transfer
+from statelink.backend import Ranges, Transfer
 from statelink.errors import TransferError
 
-from ._ranges import U64, Ranges
+if TYPE_CHECKING:
+    from ._ranges import U64
 
 __all__ = ["Grant", "Grants"]
 

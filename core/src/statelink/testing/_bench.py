@@ -15,7 +15,7 @@ from statelink.backend import Backend, Blocks, Capabilities, Fence, Op, Outcome,
 from . import _inside
 from ._inside import Move
 from ._memory import MIB, POISON, Array
-from ._saying import all_moved, same
+from ._saying import BYTES, all_moved, given_reason, same
 from ._worker import Finding
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ NOISE = np.random.default_rng(7).integers(0, 256, 16 * MIB, dtype=np.uint8)
 TOP = 1 << 64
 
 EARLY = "Let a transfer succeed when the other side has its bytes, not when they are sent or queued."
+
+REVOKED = "Let the transfer of `revoke` succeed once nothing more can land; an unknown grant counts as revoked."
 
 NEEDLE, LEAST = 64, 8
 """Most and fewest bytes by which a block is found again."""
@@ -185,9 +187,13 @@ class Pair:
             part = source[start : start + 8 * MIB]
             part[:] = NOISE[first : first + len(part)]
 
+    def needs_grants(self, op: Op) -> bool:
+        """Whether the owner of the target grants what may be written."""
+        return self.subject.fence(op, Side.TARGET) is Fence.OWNER
+
     def grant(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> None:
         """Grant the target's ranges of blocks, if this backend needs grants."""
-        if self.subject.fence(op, Side.TARGET) is Fence.OWNER:
+        if self.needs_grants(op):
             order = np.argsort(blocks.target)
             ranges = blocks.target[order], blocks.nbytes[order]
             self.target.call(_inside.grant, self.source.link, room, generation, *ranges)
@@ -201,7 +207,9 @@ class Pair:
     def take_back(self, room: int = 1, generation: int = 1) -> None:
         """Revoke a grant. This must not fail."""
         outcome = self.revoke(room, generation)
-        assert outcome.ok, f"a revoke failed: {outcome.reason}"
+        if not outcome.ok:
+            given_reason(outcome.reason, "a revoke failed")
+            raise Finding(f"a revoke failed: {outcome.reason}", REVOKED, general=True)
 
     def order(self, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> Move:
         """A move, in the form that the mover's worker takes."""
@@ -218,7 +226,7 @@ class Pair:
         expected, before = self.expected(blocks), self.source.memory.copy()
         self.grant(op, blocks, room, generation)
         outcomes = self.move(op, blocks, room, generation)
-        if self.subject.fence(op, Side.TARGET) is Fence.OWNER:
+        if self.needs_grants(op):
             self.take_back(room, generation)
         all_moved(outcomes)
         self.verify(expected, blocks)
@@ -253,7 +261,7 @@ class Pair:
             self.target.worker(_inside.rest, _inside.MOMENTS)
             if (self.target.memory == expected).all():
                 raise Finding(f"{words}: they came after their move was reported done", EARLY)
-            raise Finding(words + self._why(expected, wrong, blocks))
+            raise Finding(words + self._why(expected, wrong, blocks), BYTES, general=True)
 
     def _why(self, expected: Array, wrong: npt.NDArray[np.intp], blocks: Blocks | None) -> str:
         """What is wrong with these bytes: they lie elsewhere, they are others, or there are none."""

@@ -17,7 +17,7 @@ from ._bench import Subject
 from ._lab import Lab
 from ._process import Pool, Worker
 
-__all__ = ["memory_of", "statelink_lab", "statelink_pool", "statelink_pools", "subject"]
+__all__ = ["memory_of", "statelink_lab", "statelink_pool", "statelink_pools", "subject", "untested"]
 
 CHOOSE = "say what memory to move: `memory` in the test class, --statelink-memory for pytest, --memory for conform"
 
@@ -25,6 +25,17 @@ CHOOSE = "say what memory to move: `memory` in the test class, --statelink-memor
 def memory_of(config: pytest.Config, suite: Any) -> str:
     """Kind of the memory that a test class moves: from the command line, or else from the class."""
     return str(config.getoption("statelink_memory") or suite.memory)
+
+
+def untested(suite: Any, memory: str) -> list[str]:
+    """Kinds of memory that a backend declares and can register, beside the one that a test class moves."""
+    try:
+        kind = _inside.kind_of(suite.backend)
+        options = read_options(kind.Options, suite.options, f"options of backend {suite.backend!r}")
+        others = sorted(kind.capabilities.memory_kinds - {memory.partition(":")[0]})
+        return [each for each in others if not cannot_register(kind, options, each)]
+    except Exception:  # a clause reports this
+        return []
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from statelink.backend import (
     BackendContext,
     Batch,
     Blocks,
+    Capabilities,
     Check,
     Fencing,
     Op,
@@ -33,7 +34,7 @@ from statelink.backend import (
 from statelink.config import read_options
 from statelink.registry import load_backend
 
-from ._worker import Finding, Host, Hung, Opened, Unexpected, transfer_of
+from ._worker import Finding, Host, Hung, Opened, Unexpected, outcome_of, transfer_of
 
 __all__ = ["MOMENTS", "Held", "Move", "kind_of"]
 
@@ -43,6 +44,9 @@ MOMENTS = 0.3
 """Seconds after which bytes that were not there count as never coming."""
 
 PROBE = "Let `probe` never raise. If the backend cannot run here, return `Probe(ok=False, reason=...)`."
+
+MOST = 1 << 40
+"""Bytes of which no region of the kit has so many."""
 
 SHARED = Path("/dev/shm")
 """The folder of named shared memory of all processes."""
@@ -182,7 +186,10 @@ def register(host: Host, link: str, regions: Sequence[Region]) -> None:
 
 def descriptor(host: Host, link: str) -> bytes:
     """What its peers get."""
-    return host.backends[link].backend.descriptor()
+    found: object = host.backends[link].backend.descriptor()
+    if not isinstance(found, bytes):
+        raise Unexpected(f"`descriptor` returned {found!r:.60}, and not bytes", "Return bytes from `descriptor`.")
+    return found
 
 
 def connect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Region]) -> None:
@@ -220,13 +227,22 @@ def revoke(host: Host, link: str, peer: str, room: int, generation: int, patienc
     return opened.ended(transfer_of("revoke", fencing.revoke(peer, room, generation)), patience)
 
 
+def pieces(blocks: Blocks, limits: Capabilities) -> Iterator[Blocks]:
+    """Cut blocks to the limits of a backend as the core does. A block that fits no memory stays whole: it is refused.
+
+    The core finds such a block before it cuts.
+    """
+    fits = blocks.nbytes.max(initial=0) < MOST
+    return (blocks.pieces if fits else blocks.slices)(limits.max_blocks, limits.max_bytes)
+
+
 def move(host: Host, each: Move, patience: float) -> list[Outcome]:
     """Move blocks as the core does, cut to the backend's limits, with at most as many transfers as it takes."""
     opened = host.backends[each.link]
     limits = opened.backend.capabilities
     waiting: list[Transfer] = []
     outcomes: list[Outcome] = []
-    for piece in each.blocks.slices(limits.max_blocks, limits.max_bytes):
+    for piece in pieces(each.blocks, limits):
         while len(waiting) >= limits.max_transfers:
             outcomes.append(opened.ended(waiting.pop(0), patience))
         waiting.append(opened.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
@@ -247,8 +263,8 @@ def unpolled(host: Host, each: Move, patience: float) -> str:
     transfer.notify(told.set)
     if not told.wait(patience):
         return f"its outcome was not set within {patience:g} s although nothing polled it"
-    outcome = transfer.outcome
-    return "" if outcome is not None and outcome.ok else f"it failed: {outcome}"
+    outcome = outcome_of(transfer)
+    return "" if outcome.ok else f"it failed: {outcome}"
 
 
 def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Outcome]]:

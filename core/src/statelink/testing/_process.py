@@ -19,6 +19,7 @@ from ._worker import ENDED, Host, Hung
 
 __all__ = ["ARENA", "Died", "Pool", "Worker"]
 
+RETURNS = "Let each call of the backend return, whatever its peers do: bound every wait."
 ARENA = 640 * MIB
 """Bytes of each worker's memory. Untouched memory takes no space."""
 
@@ -89,13 +90,17 @@ class Worker:
             raise self._died() from error
         self._pending = True
 
+    def returns(self, within: float) -> bool:
+        """Whether the call that `start` began returns within some seconds. `result` is still to be called."""
+        return self._pipe.poll(within)
+
     def result(self) -> Any:
         """Wait for the call that `start` began. Returns its result, or raises what it raised."""
         if not self._pipe.poll(self.patience):
             if self.alive:
                 self._process.send_signal(signal.SIGABRT)  # its fault handler prints all stacks
                 self._process.wait(10)
-            raise Hung(f"a call did not return within {self.patience:g} s\n{self.log()}")
+            raise Hung(f"a call did not return within {self.patience:g} s\n{self.log()}", RETURNS)
         try:
             good, answer = self._pipe.recv()
         except ENDED as error:

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._worker import Finding
+
 if TYPE_CHECKING:
     from statelink.backend import Outcome
 
     from ._memory import Array
 
-__all__ = ["all_moved", "refused", "same"]
+__all__ = ["BYTES", "all_moved", "given_reason", "refused", "same"]
+
+BYTES = "Write each byte of each block to its place, and no other, before the transfer succeeds; change no source."
+FAILS = "This batch can be moved: let its transfer succeed, or mend what the reason says."
+WORDLESS = "Give each failure a reason: `Transfer.fail` takes it, in the library's own words."
 
 
 @contextlib.contextmanager
@@ -41,7 +47,19 @@ def all_moved(outcomes: Sequence[Outcome]) -> None:
         AssertionError: A transfer failed.
     """
     failed = [outcome for outcome in outcomes if not outcome.ok]
-    assert not failed, f"a move failed: {failed[0].reason}" if failed else ""
+    if failed:
+        given_reason(failed[0].reason, "a move failed")
+        raise Finding(f"a move failed: {failed[0].reason}", FAILS, general=True)
+
+
+def given_reason(reason: str, what: str) -> None:
+    """Check that a failure has a reason. ``what`` says what failed.
+
+    Raises:
+        AssertionError: It has none.
+    """
+    if not reason:
+        raise Finding(f"{what} without a reason", WORDLESS, general=True)
 
 
 def same(found: Array, expected: Array, what: str) -> None:
@@ -52,4 +70,5 @@ def same(found: Array, expected: Array, what: str) -> None:
     """
     wrong = np.flatnonzero(found != expected)  # copied once, because a backend may still write
     if len(wrong):
-        raise AssertionError(f"{len(wrong)} bytes of {what} are not what they should be, the first at {wrong[0]}")
+        words = f"{len(wrong)} bytes of {what} are not what they should be, the first at {wrong[0]}"
+        raise Finding(words, BYTES, general=True)

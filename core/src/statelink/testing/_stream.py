@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from statelink.backend import Batch, Outcome, Transfer
 from statelink.errors import StatelinkError
 
-from ._worker import REST, Hung, Unexpected, unexpected
+from ._inside import pieces
+from ._worker import REST, Hung, Unexpected, outcome_of, unexpected
 
 if TYPE_CHECKING:
     from ._inside import Move
@@ -64,7 +65,7 @@ class Stream:
         limits = opened.backend.capabilities
         running: list[Transfer] = []
         try:
-            for piece in itertools.cycle(list(each.blocks.slices(limits.max_blocks, limits.max_bytes))):
+            for piece in itertools.cycle(list(pieces(each.blocks, limits))):
                 while len(running) >= limits.max_transfers:
                     self._look(running)
                 if self.stop.is_set() or not all(outcome.ok for outcome in self.outcomes):
@@ -77,9 +78,9 @@ class Stream:
     def _look(self, running: list[Transfer]) -> None:
         with self._opened.turn:
             self._opened.backend.poll([transfer for transfer in running if transfer.outcome is None])
-        ended = [(transfer, transfer.outcome) for transfer in running]
-        self.outcomes += [outcome for _, outcome in ended if outcome is not None]
-        running[:] = [transfer for transfer, outcome in ended if outcome is None]
+        left = [transfer for transfer in running if transfer.outcome is None]
+        self.outcomes += [outcome_of(transfer) for transfer in running if transfer not in left]
+        running[:] = left
         if running:
             time.sleep(REST)
 

@@ -12,6 +12,7 @@ from .clauses._packaging import Packaging
 from .clauses._refusing import Refusing
 from .clauses._registration import Registration
 from .clauses._rooms import Rooms
+from .clauses._stalling import Stalling
 from .clauses._states import StateTypes
 from .clauses._strategies import Strategies
 
@@ -19,7 +20,9 @@ __all__ = ["BackendTests", "PackageTests", "StrategyTests"]
 
 
 # pytest takes the last base first.
-class BackendTests(Rooms, StateTypes, Leaking, Dying, Fencing, Refusing, Moving, Connecting, Registration, Declaration):
+class BackendTests(
+    Rooms, StateTypes, Leaking, Dying, Stalling, Fencing, Refusing, Moving, Connecting, Registration, Declaration
+):
     """Every clause of the backend contract, against one backend.
 
     Derive a class whose name begins with ``Test``, and name the backend in it.

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from statelink.backend import Transfer
+from statelink.backend import Outcome, Transfer
 from statelink.errors import StatelinkError
 
 from ._window import view
@@ -24,11 +24,11 @@ from ._window import view
 if TYPE_CHECKING:
     import statelink
     from statelink._devices import DeviceMemory
-    from statelink.backend import Backend, Batch, Outcome
+    from statelink.backend import Backend, Batch
 
     from ._memory import Array
 
-__all__ = ["ENDED", "Finding", "Host", "Hung", "Opened", "Unexpected", "transfer_of", "unexpected"]
+__all__ = ["ENDED", "Finding", "Host", "Hung", "Opened", "Unexpected", "outcome_of", "transfer_of", "unexpected"]
 
 ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
 """Errors of reading from a process that has ended."""
@@ -38,6 +38,7 @@ REST = 0.0002
 
 
 KIT = os.path.dirname(os.path.abspath(__file__))
+ENDLESS = "Set the outcome of every transfer once it has ended or failed, on a thread of yours or in `poll`."
 RAISED = "The backend raised what is no error of Statelink's: raise a `TransferError` with the library's reason."
 
 
@@ -47,11 +48,13 @@ class _Told(Exception):
     Args:
         words: What happened.
         todo: What to do about it; by default, the hint of the clause.
+        general: Whether any clause could have found this. The clause's own hint then only counts if no other does.
     """
 
-    def __init__(self, words: str, todo: str = "") -> None:
-        super().__init__(words, todo)
+    def __init__(self, words: str, todo: str = "", general: bool = False) -> None:
+        super().__init__(words, todo, general)
         self.todo = todo
+        self.general = general
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -67,6 +70,9 @@ class Unexpected(_Told):
 
 class Hung(Unexpected):
     """Nothing happened for too long. The kit ends, because later clauses would wait as long."""
+
+    def __init__(self, words: str, todo: str = ENDLESS, general: bool = True) -> None:
+        super().__init__(words, todo, general)
 
 
 class Opened:
@@ -87,6 +93,7 @@ class Opened:
 
         Raises:
             Hung: It did not end within ``patience`` seconds.
+            Unexpected: Its outcome is no `Outcome`.
         """
         until = time.monotonic() + patience
         while transfer.outcome is None:
@@ -97,7 +104,7 @@ class Opened:
                     raise Hung(f"a transfer did not end within {patience:g} s")
                 if rest:
                     time.sleep(rest)
-        return transfer.outcome
+        return outcome_of(transfer)
 
 
 def transfer_of(method: str, made: Any) -> Transfer:
@@ -110,6 +117,19 @@ def transfer_of(method: str, made: Any) -> Transfer:
         found = "None" if made is None else f"an object of type {type(made).__name__}"
         raise Unexpected(f"`{method}` returned {found}, and not a `Transfer`", f"Return a `Transfer` from `{method}`.")
     return made
+
+
+def outcome_of(transfer: Transfer) -> Outcome:
+    """The outcome of a transfer that has ended.
+
+    Raises:
+        Unexpected: It is no `Outcome`.
+    """
+    outcome: object = transfer.outcome
+    if not isinstance(outcome, Outcome):
+        todo = "Set `Transfer.outcome` to an `Outcome`; `succeed` and `fail` do so."
+        raise Unexpected(f"`Transfer.outcome` is {outcome!r:.60}, and not an `Outcome`", todo)
+    return outcome
 
 
 class Host:

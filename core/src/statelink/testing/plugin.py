@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from statelink import __version__
 
-from ._fixtures import memory_of, statelink_lab, statelink_pool, statelink_pools, subject
+from ._fixtures import memory_of, statelink_lab, statelink_pool, statelink_pools, subject, untested
 from ._lab import FAILED, NOT_APPLICABLE
 from ._process import Died
 from ._worker import Finding, Hung, Unexpected
@@ -115,6 +115,7 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport, error: BaseE
             backend=suite.backend,
             options=dict(suite.options),
             memory=memory_of(item.config, suite),
+            untested=untested(suite, memory_of(item.config, suite)),
             clauses=[],
             states=[],
         ),
@@ -131,7 +132,7 @@ def _keep(item: pytest.Item, suite: Any, report: pytest.TestReport, error: BaseE
         says=" ".join(says.split()),
         verdict=verdict,
         reason=reason,
-        todo=_todo(error, " ".join(todo.split())) if verdict == "failed" else "",
+        todo=_todo(error, " ".join(todo.split()), run.clauses) if verdict == "failed" else "",
         like=first if first != item.name else "",
         seconds=round(report.duration, 3),
     )
@@ -167,16 +168,23 @@ def _words_of(error: BaseException) -> str:
     return words if ours and words else f"{type(error).__name__}: {words}"
 
 
-def _todo(error: BaseException | None, todo: str) -> str:
-    """What to do about a failure. If the clause is broken, this is the hint in its docstring."""
-    if isinstance(error, Hung):
-        longer = "If the library needs longer, make `patience` larger."
-        return f"{todo} See where it waits: `--verbose` shows every stack. {longer}"
+def _todo(error: BaseException | None, todo: str, before: Sequence[Clause]) -> str:
+    """What to do about a failure.
+
+    If any clause could have found it, this depends on what was found. The hint in the clause's docstring comes after
+    that, unless an earlier clause found the same. Otherwise it is the hint in the docstring.
+    """
     if isinstance(error, Died):
         return "The process of the backend ended. See what it printed last: most often, native code crashed."
-    if isinstance(error, Unexpected | Finding):
-        return error.todo or todo
-    return todo
+    if not isinstance(error, Unexpected | Finding):
+        return todo
+    told = error.todo or todo
+    if error.general and not any(each.todo.startswith(told) for each in before):
+        told += f" If only this clause fails: {todo}"
+    if isinstance(error, Hung):
+        longer = "If the library needs longer, make `patience` larger."
+        told += f" See where it waits: `--verbose` shows every stack. {longer}"
+    return told
 
 
 def _end_early(item: pytest.Item, clause: Clause, error: BaseException | None) -> None:
@@ -265,6 +273,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         report = Report(statelink=__version__, runs=[runs[each] for each in sorted(runs)])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which declared kinds of memory no test class has moved."""
+    runs = list(config.stash[_RUNS].values())
+    moved = {(run.backend, run.memory.partition(":")[0]) for run in runs}
+    lacks = {(run.backend, kind) for run in runs for kind in run.untested} - moved
+    for backend, kind in sorted(lacks):
+        terminalreporter.write_line(f"{backend}: declared kind {kind}: not tested here; --statelink-memory moves it")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -59,6 +59,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         backend: Name of the backend.
         options: Its options.
         memory: Kind of the memory that was moved.
+        untested: Other kinds that it declares, and that this run has not moved.
         clauses: Every clause that was run.
         states: State types that were moved through real links.
     """
@@ -67,6 +68,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     options: Mapping[str, Any]
     memory: str = "dram"
+    untested: list[str] = []
     clauses: list[Clause]
     states: list[Cell]
 

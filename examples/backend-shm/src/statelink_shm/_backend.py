@@ -109,8 +109,8 @@ class ShmBackend(Backend):
                 raise TransferError(
                     f"memory of kind {region.kind!r} cannot be registered", hint="'dram' can", backend=self.name
                 )
-        self._regions = RegionTable(regions, self.name)
         self.inbound.grants = Grants(regions)
+        self._regions = RegionTable(regions, self.name)
 
     def descriptor(self) -> bytes:
         """Where we listen, and what to show there."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from statelink.backend import Ranges
 from statelink.errors import TransferError
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ class Grants:
 
     def __init__(self, regions: Sequence[Region] = ()) -> None:
         self.lock = threading.Lock()
-        self._registered = _Ranges(
-            np.array([region.address for region in regions], np.uint64),
-            np.array([region.nbytes for region in regions], np.uint64),
-        )
-        self._granted: dict[Key, _Ranges] = {}
+        try:
+            self._registered = Ranges.of([(region.address, region.nbytes) for region in regions])
+        except ValueError as error:
+            raise TransferError("memory cannot be registered", cause=str(error), backend="shm") from error
+        self._granted: dict[Key, Ranges] = {}
 
     def add(self, key: Key, addresses: U64, nbytes: U64) -> None:
         """Grant ranges, beside those that this use of the room has.
@@ -41,11 +42,12 @@ class Grants:
         Raises:
             TransferError: They are not registered.
         """
-        if not self._registered.hold(addresses, nbytes):
+        if self._registered.outside(addresses, nbytes) is not None:
             raise TransferError("memory cannot be granted", cause="it is not registered", backend="shm")
+        more = Ranges(addresses, nbytes)
         with self.lock:
             known = self._granted.get(key)
-            self._granted[key] = _Ranges(addresses, nbytes) if known is None else known.and_also(addresses, nbytes)
+            self._granted[key] = more if known is None else known.union(more)
 
     def remove(self, key: Key) -> None:
         """Take a grant back. Once this returns nothing lands under it any more."""
@@ -66,32 +68,4 @@ class Grants:
     def hold(self, key: Key, addresses: U64, nbytes: U64) -> bool:
         """Whether all of these blocks may be written; the lock is held."""
         known = self._granted.get(key)
-        return known is not None and known.hold(addresses, nbytes)
-
-
-class _Ranges:
-    """A set of bytes, as ranges that are sorted and apart."""
-
-    def __init__(self, addresses: U64, nbytes: U64) -> None:
-        order = np.argsort(addresses)
-        first, last = addresses[order], (addresses + nbytes - np.uint64(1))[order]
-        reach = np.maximum.accumulate(last)
-        apart = np.ones(len(first), np.bool_)
-        apart[1:] = first[1:] > reach[:-1] + np.uint64(1)
-        self._first: U64 = first[apart]
-        self._last: U64 = reach[np.append(apart[1:], True)[: len(first)]]
-
-    def and_also(self, addresses: U64, nbytes: U64) -> _Ranges:
-        """This set, and more."""
-        sizes = self._last - self._first + np.uint64(1)
-        return _Ranges(np.concatenate((self._first, addresses)), np.concatenate((sizes, nbytes)))
-
-    def hold(self, addresses: U64, nbytes: U64) -> bool:
-        """Whether every block lies inside one range."""
-        if not len(self._first):
-            return not len(addresses)
-        after = np.searchsorted(self._first, addresses, side="right")
-        last = self._last[np.maximum(after, 1) - 1]
-        # A difference that wraps around is masked by the comparison before it.
-        fits = (addresses <= last) & (nbytes - np.uint64(1) <= last - addresses)
-        return bool(((after > 0) & (nbytes > 0) & fits).all())
+        return known is not None and known.outside(addresses, nbytes) is None

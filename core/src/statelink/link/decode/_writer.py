@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statelink import wire
-from statelink.backend import MAX_PREPARED, UNKNOWN, Arrival, Moved, ReceiveHook
+from statelink.backend import MAX_PREPARED, UNKNOWN, Arrival, Moved, ReceiveHook, Transfer
 from statelink.errors import Reason, StatelinkError
 from statelink.link._header import RoomHeader
 from statelink.link._room import room_reason
 from statelink.link._verify import differing
+from statelink.link.runtime import BackendDefect
 
 from ._receive_context import ReceiveHookContext
 
 if TYPE_CHECKING:
-    from statelink.backend import Transfer
     from statelink.link._context import Context
     from statelink.link.runtime import Flag
 
@@ -309,7 +309,9 @@ class Writer:
 
         # Runs after the job that grants, since the two have the same key: on a data thread, or here if it never blocks.
         def job() -> None:
-            transfer = fencing.revoke(name, accepted.room, accepted.generation)
+            transfer: object = fencing.revoke(name, accepted.room, accepted.generation)
+            if not isinstance(transfer, Transfer):
+                raise BackendDefect.returned(self._context.backend, "`revoke` returned", transfer, "a Transfer")
             if transfer.outcome is None or not self.drained:
                 workers.watch(transfer, lambda ok: closed(name) if ok else None)
 

@@ -327,6 +327,10 @@ class Requests:
         """See `Claims.missing`. Any thread."""
         return self._claims.missing(room)
 
+    def refusal(self, room: SendingState) -> str:
+        """See `Claims.refusal`. Any thread."""
+        return self._claims.refusal(room)
+
     def unasked(self, room: SendingState) -> str:
         """See `Claims.unasked`."""
         return self._claims.unasked(room)

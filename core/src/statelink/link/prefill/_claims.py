@@ -164,9 +164,9 @@ class Claims:
         if waiting:
             names = ", ".join(rank.name for rank, _ in waiting[:4])
             return f"{len(waiting)} decode ranks have asked for it ({names}), which are not all of their instance"
-        others = [each for each in self._pending.attempts(room.room) if each != room.attempt]
-        if others:
-            return f"decode asked for attempt {others[0]} of it, and this is attempt {room.attempt}"
+        attempts = [each for each in self._pending.attempts(room.room) if each != room.attempt]
+        if attempts:
+            return f"decode asked for attempt {attempts[0]} of it, and this is attempt {room.attempt}"
         instances = {rank.handshake.inventory.instance for rank in self._ranks.known}
         given_up = [
             each
@@ -180,16 +180,21 @@ class Claims:
                 f"{cause}, and this room does not say that it is for that instance: with to={first.instance!r} for "
                 "send(), or sole=True for receive(), it would have failed then"
             )
-        refusal = self._ranks.refusal
-        if refusal is not None and refusal.at > room.opened - self._tombstones.lifetime:
-            ago = self._context.now() - refusal.at
-            return f"decode never asked for it; {ago:.1f} s ago, {refusal.peer} and this link did not agree " + (
-                f"({refusal.reason.clause})"
-            )
-        waiting_for = self._pending.rooms(MOST_NAMED)
-        if waiting_for:
-            return f"decode never asked for it; requests for other rooms wait here: {', '.join(waiting_for)}"
+        refusal = self.refusal(room)
+        if refusal:
+            return f"decode never asked for it; {refusal}"
+        others = self._pending.rooms(MOST_NAMED)
+        if others:
+            return f"decode never asked for it; requests for other rooms wait here: {', '.join(others)}"
         return "decode never asked for it"
+
+    def refusal(self, room: SendingState) -> str:
+        """The last peer that did not fit, if that may be why nobody asked for a room; empty for none. Any thread."""
+        refusal = self._ranks.refusal
+        if refusal is None or refusal.at <= room.opened - self._tombstones.lifetime:
+            return ""
+        ago = self._context.now() - refusal.at
+        return f"{ago:.1f} s ago, {refusal.peer} and this link did not agree ({refusal.reason.clause})"
 
     def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:
         """The ranks that asked for a key, with their requests. Given a room, only the ranks that can have it."""

@@ -56,6 +56,9 @@ class Admission(Protocol):
     def unasked(self, room: SendingState) -> str:
         """Why the room belongs to no instance, as a text."""
 
+    def refusal(self, room: SendingState) -> str:
+        """The last peer that did not fit, if that may be why; empty for none. Any thread."""
+
 
 class OtherRanks(Protocol):
     """The other ranks of this link's own instance. On the control thread, unless a method says otherwise."""
@@ -449,6 +452,10 @@ class SendingState(RoomState):
             push = "the engine's last push" if self._pushes else "the engine's first push"
             return push + (f", with {', '.join(lacking)}" if lacking else "")
         return "; ".join(filter(None, (each.waits_for() for each in deliveries)))
+
+    def refusal(self) -> str:
+        """See `RoomState.refusal`."""
+        return self._admission.refusal(self) if self.status is Status.BOOTSTRAPPING else ""
 
     def quiet_within(self) -> float | None:
         """See `RoomState.quiet_within`. Nobody bounds how long a transfer takes that was given to a library."""

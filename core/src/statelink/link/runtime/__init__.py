@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from ._bell import Bell
 from ._executor import HELD_AFTER, Job, KeyedExecutor, KeyOrder
-from ._failure import reason_of
+from ._failure import BackendDefect, reason_of
 from ._flag import Flag
 from ._forks import note_forks
 from ._loop import Loop
@@ -28,6 +28,7 @@ from ._workers import MakeExecutor, Workers
 
 __all__ = [
     "HELD_AFTER",
+    "BackendDefect",
     "Bell",
     "Flag",
     "Job",

@@ -7,8 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import numpy as np
-
 from statelink.backend import Backend, Batch, Blocks, Op, Outcome, RegionTable, Side, Transfer
 from statelink.errors import Reason, StatelinkError, TransferError
 
@@ -29,8 +27,6 @@ FIRST_NAP, NAP, LONGEST_NAP = 20e-6, 1e-3, 0.05
 that they grow with the time that went by, up to the third, so that many stalled peers cost little."""
 PATIENCE = 1 / 64
 """How long such a nap may be, as a fraction of the time that this wait took so far."""
-LEAST = 1 << 20
-"""Bytes up to which a block is never cut, even if a limit is lower."""
 
 
 class Moving(NamedTuple):
@@ -109,7 +105,7 @@ def move(
             total = part.total
             pieces: Iterable[Blocks] = (part,)
             if total > most or not 0 < len(part.nbytes) <= limits.max_blocks:
-                pieces = _cut(part, max(most, LEAST)).slices(limits.max_blocks, most)
+                pieces = part.pieces(limits.max_blocks, most)
             for piece in pieces:
                 if blocks:
                     yield 0.0
@@ -131,7 +127,7 @@ def move(
     except BaseException as error:
         reason = reason_of(error, backend=backend.name, peer=peer)
         if isinstance(error, BackendDefect):
-            unsettled = frozenset(Side)
+            unsettled, running = frozenset(Side), _running(running)
         elif isinstance(error, _Failed):
             strays += error.strays
     try:
@@ -143,29 +139,10 @@ def move(
     except GeneratorExit:
         raise
     except BaseException as error:  # ``poll`` raised: it is not known how the transfers end; they are polled later
+        if isinstance(error, BackendDefect):
+            unsettled, running = frozenset(Side), _running(running)
         reason = reason or reason_of(error, backend=backend.name, peer=peer)
     return Moving(nbytes, blocks, reason, unsettled, tuple(running), tuple(strays))
-
-
-def _cut(part: Blocks, most: int) -> Blocks:
-    """The same bytes in blocks of at most ``most`` bytes.
-
-    Pages that lie side by side make one block, however many they are. A library may refuse a block that large, and an
-    abort would have to wait for all of it.
-    """
-    if int(part.nbytes.max(initial=0)) <= most:
-        return part
-    wide = np.uint64(most)
-    counts = (part.nbytes - np.uint64(1)) // wide + np.uint64(1)
-    which = np.repeat(np.arange(part.count), counts.astype(np.int64))
-    offsets = (np.arange(len(which), dtype=np.uint64) - (np.cumsum(counts) - counts)[which]) * wide
-    return Blocks(
-        part.source[which] + offsets,
-        part.target[which] + offsets,
-        np.minimum(part.nbytes[which] - offsets, wide),
-        part.source_region[which],
-        part.target_region[which],
-    )
 
 
 class _Failed(TransferError):
@@ -183,13 +160,16 @@ def submitted(backend: Backend, peer: str, batch: Batch) -> Transfer | BaseExcep
         Its transfer; or what ``submit`` raised, which is a `BackendDefect` unless the contract allows it.
     """
     try:
-        return backend.submit(peer, batch)
+        made: object = backend.submit(peer, batch)
     except StatelinkError as error:
         return error  # by contract, nothing of the batch was or will be moved
     except BaseException as error:
         defect = BackendDefect()
         defect.__cause__ = error
         return defect
+    if isinstance(made, Transfer):
+        return made
+    return BackendDefect.returned(backend, "`submit` returned", made, "a Transfer")
 
 
 def submit_together(backend: Backend, peer: str, batches: Sequence[Batch]) -> list[Transfer | BaseException]:
@@ -219,15 +199,15 @@ def _wait(
 ) -> Steps[tuple[list[Transfer], _Failed | None]]:
     """Wait until ``ends`` transfers ended, one failed, or the room was cancelled.
 
-    Returns the transfers that still run, and the failure if there was one.
+    Returns the transfers that still run, and the failure if there was one. Raises what `_split` raises.
     """
     unpolled = backend.capabilities.ends_unpolled
     began, nap = 0.0, FIRST_NAP
     while True:
-        ended, remaining = _split(running)
+        ended, remaining = _split(backend, running)
         if len(ended) < ends and not unpolled:  # even if some ended: a library may move others only while it is polled
             backend.poll(remaining)
-            ended, remaining = _split(running)
+            ended, remaining = _split(backend, running)
         for _, outcome in ended:
             if not outcome.ok:
                 return remaining, _failure(backend, ended, outcome.reason)
@@ -249,10 +229,18 @@ def _failure(backend: Backend, ended: list[tuple[Transfer, Outcome]], reason: st
     return _Failed(f"backend {backend.name!r} could not move a batch", reason, strays)
 
 
-def _split(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
+def _running(transfers: list[Transfer]) -> list[Transfer]:
+    """The transfers that have no outcome, not even a wrong one."""
+    return [each for each in transfers if each.outcome is None]
+
+
+def _split(backend: Backend, running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], list[Transfer]]:
     """Split transfers into those that have ended, with their outcomes, and the others.
 
     Each outcome is read once, since a thread of the backend may set it meanwhile.
+
+    Raises:
+        BackendDefect: An outcome is no `Outcome`.
     """
     ended: list[tuple[Transfer, Outcome]] = []
     remaining: list[Transfer] = []
@@ -260,6 +248,8 @@ def _split(running: list[Transfer]) -> tuple[list[tuple[Transfer, Outcome]], lis
         outcome = transfer.outcome
         if outcome is None:
             remaining.append(transfer)
-        else:
+        elif isinstance(outcome, Outcome):
             ended.append((transfer, outcome))
+        else:
+            raise BackendDefect.returned(backend, "`Transfer.outcome` is", outcome, "an Outcome")
     return ended, remaining

@@ -8,8 +8,10 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from statelink.backend import Outcome
+
 from ._executor import Job, KeyedExecutor, KeyOrder
-from ._failure import reason_of
+from ._failure import BackendDefect, reason_of
 
 if TYPE_CHECKING:
     from statelink.backend import Backend, Transfer
@@ -205,6 +207,8 @@ class Workers:
         polled = transfer.outcome is not None or self._poll([transfer])
         outcome = transfer.outcome
         if outcome is not None:
+            if not isinstance(outcome, Outcome):
+                raise BackendDefect.returned(self._backend, "`Transfer.outcome` is", outcome, "an Outcome")
             self._loop.post(lambda: then(outcome.ok))
             return
         again: Job = partial(self.watch, transfer, then)

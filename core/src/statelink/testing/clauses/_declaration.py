@@ -8,12 +8,15 @@ import msgspec
 
 from statelink.backend import ANY, Fence, Fencing, Op, Side, Strategy
 from statelink.config import read_options
-from statelink.errors import BackendUnavailableError, ConfigError
+from statelink.errors import BackendUnavailableError, ConfigError, StateError
+from statelink.registry import plugin_manager
+from statelink.state import state_type
 
 from .. import _inside
 from .._lab import FOR_LINKS, Lab, Suite, needs
 from .._rooms import LinkEnd
 from .._saying import refused
+from .._worker import Finding
 
 if TYPE_CHECKING:
     from .._bench import Subject
@@ -72,6 +75,19 @@ class Declaration(Suite):
         end = lab.end(0)
         wrong = end.worker(_inside.optional, subject.name, dict(subject.options), end.regions)
         assert not wrong, "; ".join(wrong)
+
+    def test_its_state_types_exist(self) -> None:
+        """Each state type that it declares by name is registered: a built-in one, or one that a plugin brings.
+
+        Correct the name in `state_types`, or install the package whose hook `statelink_state_types` brings the type.
+        """
+        declared = _inside.kind_of(self.backend).capabilities.state_types
+        plugin_manager()
+        for name in () if declared == ANY else sorted(declared):
+            try:
+                state_type(name)
+            except StateError as error:
+                raise Finding(str(error)) from error
 
     def test_its_fence_is_implemented(self, subject: Subject, lab: Lab) -> None:
         """It has `grant` and `revoke` if, and only if, it declares an owner's fence for the target of a WRITE.

@@ -10,12 +10,12 @@ from statelink.errors import BackendError
 from .. import _inside
 from .._bench import MOVER, PEER, End, Pair
 from .._lab import Lab, Suite
-from .._saying import refused
+from .._saying import given_reason, refused
 from ._fencing import SIZE, flood
 
 __all__ = ["Dying"]
 
-WORDLESS = "a move to a dead peer failed without a reason"
+DEAD = "a move to a dead peer failed"
 
 
 class Dying(Suite):
@@ -37,7 +37,7 @@ class Dying(Suite):
         worker.kill()
         order = pair.order(op, pair.blocks([(0, 0, 0, 0, 1 << 20)]))
         _, reason = here.worker(_inside.pump, order, lab.subject.patience)
-        assert reason, WORDLESS
+        given_reason(reason, DEAD)
         self._healthy(lab, here, op)
         here.call(_inside.disconnect, "mortal")
         with refused("a move to a dead peer that was disconnected", BackendError):
@@ -55,7 +55,7 @@ class Dying(Suite):
         flood(pair, op)
         worker.kill()
         _, reason = here.worker.result()
-        assert reason, WORDLESS
+        given_reason(reason, DEAD)
         self._healthy(lab, here, op)
 
     def test_memory_outlives_its_mover(self, lab: Lab, op: Op) -> None:
@@ -89,7 +89,7 @@ class Dying(Suite):
             _, reason = here.worker(_inside.pump, order, lab.subject.patience)
         except BackendError as error:
             reason = str(error)
-        assert reason, WORDLESS
+        given_reason(reason, DEAD)
         self._healthy(lab, here, op)
 
     def _flow(self, op: Op, mover: End, peer: End) -> Pair:

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .. import _inside
+from .. import _inside, _kept
 from .._lab import Lab, Suite
 from .._memory import MIB
+from .._saying import all_moved
+from .._worker import Finding
 
 if TYPE_CHECKING:
+    from statelink.backend import Op
+
     from .._bench import Pair
     from .._inside import Held
+    from .._kept import Kept
     from .._process import Worker
 
 __all__ = ["Leaking"]
@@ -22,12 +27,24 @@ __all__ = ["Leaking"]
 ALLOWED = 24 * MIB
 """Bytes by which a process may grow while it repeats something, because allocators and libraries keep some."""
 
+A_FEW = 32
+"""Transfers and batches that may be alive after all have ended, because a library may keep the last ones."""
+PER_TRANSFER = 128
+"""Bytes of Python's that a process may keep of each transfer, on average: rounded up, what caches and tables take."""
+
 
 class Leaking(Suite):
-    """Threads, descriptors, memory and files of shared memory, over many connections."""
+    """Threads, descriptors, memory and files of shared memory, over many connections and many transfers.
+
+    Attributes:
+        connects: How often the clauses connect.
+        reopens: How often they open.
+        moves: How many batches they move over one connection.
+    """
 
     connects: int = 40
     reopens: int = 3
+    moves: int = 300
 
     def test_connecting_often_leaves_nothing_behind(self, lab: Lab) -> None:
         """A process that connects and disconnects many times has as much as before.
@@ -55,6 +72,51 @@ class Leaking(Suite):
         end.worker(_inside.reopen, *arguments, 1)
         self._no_more([end.worker], self.reopens, lambda: end.worker(_inside.reopen, *arguments, self.reopens))
 
+    def test_moving_often_leaves_no_memory_behind(self, lab: Lab, main_op: Op) -> None:
+        """Both processes have as much memory as before, after hundreds of batches of 1 MiB over one connection.
+
+        That is their resident memory. Threads and descriptors are counted, too. Less than 24 MiB more is allowed.
+
+        Free what you allocate for a batch, such as its bytes, handles and mappings, when its transfer has ended.
+        """
+        pair = lab.pair(((2 * MIB,),))
+        self._repeat(pair, main_op, MIB, 1, self.moves // 4)
+        workers = [pair.source.worker, pair.target.worker]
+        self._no_more(workers, self.moves, lambda: self._repeat(pair, main_op, MIB, self.moves, self.moves))
+
+    def test_moving_often_leaves_no_objects_behind(self, lab: Lab, main_op: Op) -> None:
+        """Nothing is kept in Python of transfers that have ended, each of its own room, over one connection.
+
+        The side that submits keeps at most a few of their `Transfer`, `Batch` and `Blocks`. Each process keeps less
+        than 128 bytes for each of them, of what Python and numpy allocate.
+
+        Forget a transfer when it has ended, and a room when it is revoked. Lists and dicts by transfer, batch or room
+        need an end.
+        """
+        pair = lab.pair(((2 * MIB,),))
+        sides = {"the source": pair.source.worker, "the target": pair.target.worker}
+        for worker in set(sides.values()):
+            worker(_kept.trace)
+        try:
+            self._repeat(pair, main_op, 100, 1, self.moves // 2)
+            before = {side: self._kept(worker) for side, worker in sides.items()}
+            self._repeat(pair, main_op, 100, self.moves, self.moves)
+            after = {side: self._kept(worker) for side, worker in sides.items()}
+        finally:
+            for worker in set(sides.values()):
+                worker(_kept.trace_no_more)
+        mover = "the source" if pair.mover(main_op) is pair.source else "the target"
+        for name, count in after[mover].alive.items():
+            more = count - before[mover].alive.get(name, 0)
+            if more > A_FEW:
+                raise Finding(f"{more} objects of type {name} more are alive after {self.moves} transfers have ended")
+        for side in sides:
+            grown = after[side].nbytes - before[side].nbytes
+            if grown > PER_TRANSFER * self.moves:
+                objects = after[side].objects - before[side].objects
+                each = f"{grown / self.moves:.0f} bytes for each of {self.moves} transfers that have ended"
+                raise Finding(f"{side} keeps {each}, and {objects} objects more in all")
+
     @pytest.mark.soak
     def test_connecting_a_thousand_times_leaves_nothing_behind(self, lab: Lab) -> None:
         """The same a thousand times, with moves in between.
@@ -70,6 +132,19 @@ class Leaking(Suite):
             pair.source.disconnect(pair.target)
             pair.connect()
             pair.works()
+
+    def _repeat(self, pair: Pair, op: Op, nbytes: int, first: int, times: int) -> None:
+        """Move one block many times, each time for another room."""
+        blocks = pair.blocks([(0, 3, 0, 5, nbytes)])
+        for room in range(first, first + times):
+            pair.grant(op, blocks, room)
+            all_moved(pair.move(op, blocks, room))
+            if pair.needs_grants(op):
+                pair.take_back(room)
+
+    def _kept(self, worker: Worker) -> Kept:
+        kept: Kept = worker(_kept.kept)
+        return kept
 
     def _held(self, worker: Worker) -> Held:
         held: Held = worker(_inside.held)

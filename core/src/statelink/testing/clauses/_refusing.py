@@ -13,7 +13,8 @@ from statelink.errors import BackendError, TransferError
 from .. import _inside
 from .._bench import Pair, Row, Subject, blocks_of
 from .._lab import Lab, Suite, needs
-from .._saying import refused, same
+from .._saying import all_moved, given_reason, refused, same
+from .._worker import Finding
 
 __all__ = ["Refusing"]
 
@@ -42,7 +43,7 @@ def not_moved(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int
         return str(error)
     failed = [outcome for outcome in outcomes if not outcome.ok]
     assert failed, "it was reported done"
-    assert failed[0].reason, "it failed without a reason"
+    given_reason(failed[0].reason, "it failed")
     return failed[0].reason
 
 
@@ -181,6 +182,25 @@ class Refusing(Suite):
             with refused(f"a grant of {nbytes} bytes at {start:#x}, outside registered memory", TransferError):
                 pair.target.call(_inside.grant, pair.source.link, 31, 1, *ranges)
         pair.works()
+
+    def test_a_grant_may_span_adjacent_regions(self, subject: Subject, pair: Pair) -> None:
+        """One range of a grant may begin in a region and end in the next, if the two are side by side.
+
+        Look for a range in all registered memory together: `statelink.backend.Ranges` joins adjacent regions.
+        """
+        needs(subject.fence(Op.WRITE, Side.TARGET) is Fence.OWNER, "no owner's fence is declared")
+        first = pair.target.regions[0]
+        blocks = pair.blocks([(3, 0, 0, first.nbytes - 50, 50), (3, 100, 1, 0, 70)])
+        pair.fill()
+        ranges = np.array([first.address + first.nbytes - 50], np.uint64), np.array([120], np.uint64)
+        try:
+            pair.target.call(_inside.grant, pair.source.link, 51, 1, *ranges)
+        except BackendError as error:
+            raise Finding(f"a grant over the border of two adjacent regions was refused: {error}") from error
+        expected = pair.expected(blocks)
+        all_moved(pair.move(Op.WRITE, blocks, 51))
+        pair.take_back(51)
+        pair.verify(expected, blocks)
 
     def test_grants_of_one_room_add_up(self, subject: Subject, pair: Pair) -> None:
         """Several grants for one use of a room hold together, until one revoke takes them all.

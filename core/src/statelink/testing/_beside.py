@@ -1,0 +1,69 @@
+"""Functions that run in a worker: calls of a backend while a peer of it is stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from statelink.backend import Batch, Transfer
+
+from . import _inside
+from ._worker import REST, Unexpected, unexpected
+
+if TYPE_CHECKING:
+    from statelink.backend import Outcome
+
+    from ._inside import Move
+    from ._worker import Host, Opened
+
+__all__ = ["BRIEFLY"]
+
+BRIEFLY = 0.5
+"""Seconds for which transfers to a stopped peer are polled."""
+
+
+def submitted(host: Host, each: Move) -> None:
+    """Submit as much to a peer as it may have under way at once, and poll it for a moment. Waits for no transfer."""
+    opened = host.backends[each.link]
+    running = _submit(opened, each)
+    until = time.monotonic() + BRIEFLY
+    while time.monotonic() < until:
+        with opened.turn:
+            opened.backend.poll([transfer for transfer in running if transfer.outcome is None])
+        time.sleep(REST)
+
+
+def others(host: Host, stuck: Move, other: Move, patience: float) -> list[Outcome]:
+    """Submit batches to one peer on a thread of their own, and then move one to another peer. Returns how that ended.
+
+    Args:
+        host: This process.
+        stuck: The batches that may hang.
+        other: What has to move meanwhile.
+        patience: Most seconds for that.
+    """
+    opened, failures = host.backends[stuck.link], list[BaseException]()
+
+    def work() -> None:
+        try:
+            _submit(opened, stuck)
+        except Unexpected as error:
+            failures.append(error)
+        except Exception as error:
+            failures.append(unexpected(error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(BRIEFLY)
+    if failures:
+        raise failures[0]
+    return _inside.move(host, other, patience)
+
+
+def _submit(opened: Opened, each: Move) -> list[Transfer]:
+    """Submit pieces of a move until a backend has as many transfers to the peer as it takes."""
+    limits = opened.backend.capabilities
+    cut = _inside.pieces(each.blocks, limits)
+    batches = [Batch(each.op, piece, each.room, each.generation) for piece in cut]
+    return [opened.submit(each.peer, batch) for batch in batches[: limits.max_transfers]]

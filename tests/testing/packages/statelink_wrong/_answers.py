@@ -1,0 +1,127 @@
+"""Backends that declare, answer or refuse something wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+from statelink.backend import BackendContext, Batch, Check, Fence, Op, Probe, Region, Side, Transfer
+from statelink.errors import TransferError
+from statelink.tcp import TcpBackend
+
+from ._base import Wrong
+
+
+class TakesGarbage(Wrong):
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        try:
+            super().connect(peer, descriptor, regions)
+        except TransferError:
+            if peer != "nobody":
+                raise
+
+
+class Crashes(Wrong):
+    """Raises what is no error of Statelink's."""
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        assert descriptor[:5] == b"SLTCP"
+        super().connect(peer, descriptor, regions)
+
+
+class ClosesOnce(Wrong):
+    is_closed = False
+
+    def close(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("closed already")
+        self.is_closed = True
+        super().close()
+
+
+class TakesAnyKind(Wrong):
+    def register(self, regions: Sequence[Region]) -> None:
+        super().register([Region(region.address, region.nbytes) for region in regions])
+
+
+class HidesFence(Wrong):
+    """Declares a fence that is not the one it has."""
+
+    capabilities = dataclasses.replace(
+        TcpBackend.capabilities,
+        fences=MappingProxyType({(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.MOVER}),
+    )
+
+
+class ForgetsPeers(Wrong):
+    """Cannot connect a peer again."""
+
+    def disconnect(self, peer: str) -> None:
+        super().disconnect(peer)
+        self.seen = {*getattr(self, "seen", ()), peer}
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        if peer in getattr(self, "seen", ()):
+            raise TransferError("this peer was here before")
+        super().connect(peer, descriptor, regions)
+
+
+class ForgetsLine(Wrong):
+    """Lacks one line of its constructor."""
+
+    def __init__(self, context: BackendContext) -> None:
+        self.context = context
+
+
+class RaisesInProbe(Wrong):
+    @classmethod
+    def probe(cls, options: Any) -> Probe:
+        raise RuntimeError("boom")
+
+
+class RaisesInDiagnosis(Wrong):
+    @classmethod
+    def diagnose(cls, options: Any) -> list[Check]:
+        raise RuntimeError("boom")
+
+
+class NeedsAnObject(Wrong):
+    """Has a method where a class method has to be."""
+
+    def transports(self, options: Any) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"tcp"})
+
+
+class CannotStartAlone(Wrong):
+    """Has a library that does not start without a link, and says so as it may."""
+
+    @classmethod
+    def raw(cls, name: str, options: Any, host: str, regions: Sequence[Region]) -> Any:
+        raise OSError("the card is busy")
+
+
+class OutcomeIsTrue(Wrong):
+    """Says `True` where an `Outcome` has to be."""
+
+    capabilities = dataclasses.replace(TcpBackend.capabilities, ends_unpolled=False)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = super().submit(peer, batch)
+        while made.outcome is None:
+            time.sleep(0.001)
+        wrong: Any = made.outcome.ok
+        return Transfer(wrong)
+
+
+class DescribesAsText(Wrong):
+    def descriptor(self) -> bytes:
+        return super().descriptor().hex()  # type: ignore[return-value]
+
+
+class NamesNoType(Wrong):
+    """Declares a state type that there is not."""
+
+    capabilities = dataclasses.replace(TcpBackend.capabilities, state_types=frozenset({"kv", "kvv"}))

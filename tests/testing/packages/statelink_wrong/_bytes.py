@@ -1,0 +1,126 @@
+"""Backends whose bytes are wrong, missing, too many or too late."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from statelink.backend import BackendContext, Batch, Op, Outcome, Region, Transfer
+from statelink.errors import TransferError
+
+from ._base import Ungranted, Wrong
+from ._grants import GrantsAll
+
+U64 = Any
+
+
+class Early(Wrong):
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        super().submit(peer, batch)
+        return Transfer(Outcome(True))
+
+
+class DropsLast(Wrong):
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if batch.blocks.count > 1:
+            batch = batch._replace(blocks=batch.blocks[:-1])
+        return super().submit(peer, batch)
+
+
+class TooFar(GrantsAll):
+    """Writes one byte too far."""
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        longer = batch.blocks.nbytes.copy()
+        longer[-1] += np.uint64(longer[-1] > 50)
+        try:
+            return super().submit(peer, batch._replace(blocks=dataclasses.replace(batch.blocks, nbytes=longer)))
+        except TransferError:
+            return super().submit(peer, batch)
+
+
+class TooFarByPages(GrantsAll):
+    """Writes one byte too far, if all blocks are pages."""
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if (batch.blocks.nbytes == 4096).all():
+            longer = batch.blocks.nbytes + np.uint64(1)
+            batch = batch._replace(blocks=dataclasses.replace(batch.blocks, nbytes=longer))
+        return super().submit(peer, batch)
+
+
+class ForgetsOffset(Ungranted):
+    """Writes each block to the beginning of its region."""
+
+    name = "wrong-forgets-offset"
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.begins: dict[str, U64] = {}
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        super().connect(peer, descriptor, regions)
+        self.begins[peer] = np.array([region.address for region in regions], np.uint64)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if peer in self.begins:
+            target = self.begins[peer][batch.blocks.target_region]
+            batch = batch._replace(blocks=dataclasses.replace(batch.blocks, target=target))
+        return super().submit(peer, batch)
+
+
+class Sends(Ungranted):
+    """Reports a batch as done when it is sent. Several blocks arrive later."""
+
+    name = "wrong-sends"
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if batch.blocks.count == 1:
+            super().submit(peer, batch)
+        else:
+            threading.Timer(0.05, self.send, [peer, batch]).start()
+        return Transfer(Outcome(True))
+
+    def send(self, peer: str, batch: Batch) -> None:
+        with contextlib.suppress(TransferError):
+            super().submit(peer, batch)
+
+
+class ReturnsNothing(Wrong):
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        super().submit(peer, batch)
+        return None  # type: ignore[return-value]
+
+
+class Unchecked(Wrong):
+    """Takes whatever it is told to move to a peer that it knows."""
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        try:
+            return super().submit(peer, batch)
+        except TransferError as error:
+            if "not connected" in str(error):
+                raise
+            return Transfer(Outcome(True))
+
+
+class TakesReads(Wrong):
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        return Transfer(Outcome(True)) if batch.op is Op.READ else super().submit(peer, batch)
+
+
+class OneRoom(Ungranted):
+    """Says that a batch may carry several rooms, and refuses one that names none."""
+
+    name = "wrong-one-room"
+    capabilities = dataclasses.replace(Ungranted.capabilities, joins_rooms=True)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if not batch.room:
+            raise TransferError("a batch needs its room")
+        return super().submit(peer, batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ._client import RendezvousClient
 from ._cluster import Cluster
-from ._connect import Directory, connect
+from ._connect import Directory, check_directory, connect
 from ._etcd import EtcdClient
 from ._gateway import Waits
 from ._listing import Instance, Rank, list_instances
@@ -26,6 +26,7 @@ __all__ = [
     "RendezvousClient",
     "RendezvousServer",
     "Waits",
+    "check_directory",
     "connect",
     "list_instances",
 ]

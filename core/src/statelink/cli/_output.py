@@ -26,6 +26,7 @@ __all__ = [
     "Program",
     "ended_by_signal",
     "json_option",
+    "plain_error",
     "print_json",
     "unwritable",
 ]
@@ -49,6 +50,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 def print_json(value: Any) -> None:
     """Print a value of plain types or `msgspec` structs as indented JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+def plain_error(error: StatelinkError) -> dict[str, Any]:
+    """An error as plain types, for JSON: its code, and the parts of its text."""
+    return {key: getattr(error.reason, key) for key in ("code", "what", "who", "cause", "hint")}
 
 
 class _FullError(click.ClickException):

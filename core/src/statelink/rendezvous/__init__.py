@@ -8,7 +8,7 @@ either may die and come back.
 from __future__ import annotations
 
 from ._client import RendezvousClient
-from ._cluster import Cluster
+from ._cluster import Cluster, is_etcd
 from ._connect import Directory, check_directory, connect
 from ._etcd import EtcdClient
 from ._gateway import Waits
@@ -28,5 +28,6 @@ __all__ = [
     "Waits",
     "check_directory",
     "connect",
+    "is_etcd",
     "list_instances",
 ]

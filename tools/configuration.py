@@ -33,8 +33,8 @@ blanks between them. A table in a variable is a JSON object.
 TCP = """\
 ## The options of the backend `tcp`
 
-With `backend = "tcp"` they stand in `options`; with `auto`, in the table `tcp` of `options`. Times are in seconds, sizes in
-bytes. The README of each plugin has the options of its backend.
+With `backend = "tcp"` they stand in `options`; with `auto`, in the table `tcp` of `options`. Times are in seconds,
+sizes in bytes. The README of each plugin has the options of its backend.
 """
 TABLES: dict[str, type[msgspec.Struct]] = {"etcd": Etcd, "keys": Keys, "staging": Staging}
 VARIABLES = {field: variable for variable, field in ENVIRONMENT.items()}

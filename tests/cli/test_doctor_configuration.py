@@ -78,7 +78,8 @@ def test_what_open_refuses_is_a_problem(
     if code != "backend.transport":
         place = "(file " if where == "file" else f"(variable STATELINK_{next(iter(keys)).upper()}"
         assert place in problems[0]["found"]
-    inventory = state.describe("p", [state.kv_pages({0: np.zeros((2, 2, 4, 2, 8), np.uint8)}, heads=2)])
+    keys_and_values = np.zeros((2, 4, 2, 8), np.uint8), np.zeros((2, 4, 2, 8), np.uint8)
+    inventory = state.describe("p", [state.kv_pages({0: keys_and_values}, heads=2)])
     monkeypatch.setenv("STATELINK_ROLE", "prefill")
     with pytest.raises(StatelinkError) as refused:
         statelink.open(None, inventory)

@@ -31,9 +31,9 @@ log = logging.getLogger("vllm.statelink")
 
 ENDED = (Status.SUCCEEDED, Status.FAILED)
 REST = 3e-3
-"""Seconds for which a step without a model waits for state at most. Otherwise vLLM would sleep a millisecond, run another
-such step, and hear of state that comes meanwhile a millisecond or two late. A request that arrives meanwhile waits as
-long, so this is no longer than what the state of a short prompt takes."""
+"""Seconds for which a step without a model waits for state at most. Otherwise vLLM would sleep a millisecond, run
+another such step, and hear of state that comes meanwhile a millisecond or two late. A request that arrives meanwhile
+waits as long, so this is no longer than what the state of a short prompt takes."""
 
 
 class Results(NamedTuple):

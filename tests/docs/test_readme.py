@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import textwrap
 from pathlib import Path
 
 import msgspec
@@ -67,6 +68,12 @@ def test_an_engine_needs_four_lines_and_packages_of_this_checkout(name: str) -> 
     command, *packages = shlex.split(lines[0])[1:]
     assert command == "install"
     assert [each for each in packages if not (ROOT / each / "pyproject.toml").exists()] == []
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_the_adapter_has_the_same_lines(name: str) -> None:
+    adapter = (ROOT / "adapters" / name / "README.md").read_text()
+    assert textwrap.indent(block(name), "    ") in adapter
 
 
 def test_the_line_for_sglang_is_a_configuration() -> None:

@@ -167,9 +167,23 @@ def test_deadlines(pair: Pair, never: str, side: str, cause: str, status: str, m
         assert room.wait(quiesced=True).quiesced
     reason = same(*rooms)
     stood(reason, f"{side} rank 0", status, missing, heard="never" if never == "asked" else r"\d+\.\d s ago")
+    if never == "sent":
+        assert reason.hint == "did prefill's engine call send() with this room id, and push()?"
     if never == "pushed":
         assert reason.diagnostics["peer"] == pair.decode.name
         assert reason.diagnostics["rank"] == "0"
+    pair.spoilt(case)
+
+
+@TCP
+def test_the_two_sides_name_different_rooms(pair: Pair) -> None:
+    case, other = pair.case(200), pair.case(200)
+    receiving, sending = pair.receive(case, deadline=60), pair.send(other, deadline=0.5)
+    receiving.reach(Status.WAITING)
+    text = sending.failed(10)
+    assert f"decode never asked for it; requests for other rooms wait here: {case.room} (of {pair.decode.name})" in text
+    receiving.abort("gone")
+    receiving.failed()
     pair.spoilt(case)
 
 
@@ -183,7 +197,7 @@ def test_a_decode_that_gave_up_a_room_that_was_not_for_it(pair: Pair) -> None:
     receiving.failed()
     text = pair.send(case, deadline=0.5).failed(10)
     assert "decode instance 'decode' gave it up before it asked (decode aborted the request: gone)" in text
-    assert "this room does not say that it is for that instance" in text
+    assert "this room does not say that it is for that instance: with to='decode' for send(), or sole=True" in text
     pair.spoilt(case)
 
 

@@ -250,3 +250,9 @@ def test_an_array_whose_axes_are_in_another_order_is_called_transposed(
         make()
     there, extent, wanted = axes
     assert f"the array looks transposed: its axis {there!r} has the {extent} of axis {wanted!r}" in str(caught.value)
+
+
+def test_an_array_of_the_whole_model_is_not_called_transposed() -> None:
+    """Even if another of its axes happens to have the extent of this rank's share."""
+    with pytest.raises(StateError, match="as many on axis 'channel' as the whole model is said to have"):
+        state.mamba_slots(conv={7: zeros(4, 8, 4)}, ssm={}, conv_groups=(8,), tp=(0, 2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -226,6 +228,40 @@ def test_grants_add_up_and_are_taken_back(source: Remote, target: Remote) -> Non
     assert untouched(target.memory)
     grant_all(target)
     assert write(source, target).ok
+
+
+# Memory that has gone.
+
+
+@pytest.fixture
+def unmapped() -> int:
+    """An address where `GONE` bytes were mapped, and where nothing may be read or written."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    # Such a mapping keeps the addresses, so that nothing else comes there.
+    return int(libc.mmap(None, GONE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
+
+
+GONE = 1 << 16
+
+
+@pytest.mark.parametrize("whose", ["sender", "receiver"])
+def test_the_error_says_whose_memory_has_gone(here: Node, unmapped: int, whose: str) -> None:
+    other = Node(np.zeros(GONE, np.uint8))
+    nodes = {"sender": here, "receiver": other}
+    nodes[whose].region = (unmapped, GONE)
+    join(here, other)
+    places = {name: unmapped if name == whose else node.address for name, node in nodes.items()}
+    other.grant("target", "source", 1, 1, u64(places["receiver"]), u64(GONE))
+    columns = u64(places["sender"], places["sender"] + 5000), u64(places["receiver"], places["receiver"] + 5000)
+    outcome = here.outcome(here.write("source", "target", 1, 1, *columns, u64(5000, 100)))
+    assert (outcome.ok, outcome.settled) == (False, True)
+    assert outcome.reason.endswith(
+        f"process_vm_readv: Bad address: the {whose}'s memory is not mapped any more; it must outlive its link: was it "
+        "freed?"
+    )
+    other.close_all()
 
 
 # What cannot be started is an error at once.

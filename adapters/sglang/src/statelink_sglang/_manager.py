@@ -149,7 +149,7 @@ class Manager(BaseKVManager):
                 "metadata rows are optional, and the server has a draft model",
                 cause="the draft starts from what prefill puts into the rows",
                 hint="start the server without a draft model, or without 'rows'",
-                code="config.value",
+                code="config.engine",
             )
         components, self.lists = describe_pools(pools, args)
         self._inventory = state.describe(

@@ -65,7 +65,7 @@ def read_options(kv_role: str | None, given: Mapping[str, Any] | None) -> Option
     """
     if kv_role not in ROLES:
         raise ConfigError(
-            f"kv_role is {kv_role!r}", cause=f"one of {', '.join(ROLES)} is expected", code="config.value"
+            f"kv_role is {kv_role!r}", cause=f"one of {', '.join(ROLES)} is expected", code="config.engine"
         )
     keys = dict(given or {})
     own = keys.pop(OWN_TABLE, {})

@@ -160,7 +160,7 @@ def check_installed() -> None:
             "statelink_vllm was not tested with the installed vLLM",
             cause="; ".join(found),
             hint=f"install vllm=={VERSION}, or the statelink-vllm for this vLLM",
-            code="config.value",
+            code="config.engine",
         )
 
 

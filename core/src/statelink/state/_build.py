@@ -151,7 +151,9 @@ def _layout(component: str, view: View) -> Layout:
         raise StateError(
             f"buffer {view.name!r} of component {component!r} does not hold the share it should",
             cause=f"an item of the array is {said}; this rank's share is {wanted}",
-            hint=_transposed(view.axes, counts, expected) or _wider(view, shape, counts, expected),
+            hint=_whole(view, shape, counts, expected)
+            or _transposed(view.axes, counts, expected)
+            or (view.wider if _is_wider(counts, expected) else ""),
         )
     try:
         return Layout(memory.dtype, memory.itemsize, shape, view.axes, tuple(slabs), view.position, view.blocks)
@@ -173,17 +175,22 @@ def _transposed(axes: Sequence[str], counts: Sequence[int], expected: Sequence[i
     return ""
 
 
-def _wider(view: View, shape: Sequence[int], counts: Sequence[int], expected: Sequence[int]) -> str:
-    """A hint if the array holds more than this rank's share. It is about the first axis with a wrong extent."""
+def _whole(view: View, shape: Sequence[int], counts: Sequence[int], expected: Sequence[int]) -> str:
+    """A hint if the array holds the whole model's share, on the first axis with a wrong extent."""
     for axis, whole, count, wanted in zip(view.axes, shape, counts, expected, strict=True):
-        if count == whole != wanted:
+        if count != wanted:
             return (
                 f"the array has as many on axis {axis!r} as the whole model is said to have: 'heads', 'conv_groups' "
                 "and the like are the whole model's numbers, not this rank's; tp=(rank, width) says which share"
+                if count == whole
+                else ""
             )
-        if count != wanted:
-            return view.wider if count > wanted else ""
     return ""
+
+
+def _is_wider(counts: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether the array holds more than this rank's share, on the first axis with a wrong extent."""
+    return next((count > wanted for count, wanted in zip(counts, expected, strict=True) if count != wanted), False)
 
 
 def describe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ __all__ = ["Copier"]
 
 WORTHWHILE = 2
 """Pieces that a batch has at least, if several threads copy it."""
+PARTS = 4
+"""Into so many parts the last pieces are cut, so that the threads end at about the same time."""
 
 
 class Copier:
@@ -52,8 +54,9 @@ class Copier:
             How many bytes were copied, and why the kernel copied no more, if it is that. Without an error, and with
             fewer bytes than there are, the grant was revoked.
         """
-        batch = _Batch(pid, grant, target.total, self._piece)
-        if target.total < WORTHWHILE * self._piece:
+        alone = target.total < WORTHWHILE * self._piece
+        batch = _Batch(pid, grant, _pieces(target.total, self._piece, 0 if alone else self._others + 1))
+        if alone:
             return batch.work(source, target, look), batch.failed
         helpers = self._help(batch, source, target)
         try:
@@ -90,21 +93,20 @@ class _Batch:
         failed: Why the kernel copied no more.
     """
 
-    def __init__(self, pid: int, grant: Grant, total: int, piece: int) -> None:
+    def __init__(self, pid: int, grant: Grant, pieces: Iterator[tuple[int, int]]) -> None:
         self.ended = False
         self.failed: OSError | None = None
         self._pid = pid
         self._grant = grant
-        self._total = total
-        self._piece = piece
-        self._starts = iter(range(0, total, piece))
-        """Where pieces begin. Taking one is a single step of the interpreter, so that no two threads take the same."""
+        self._pieces = pieces
+        """Where pieces begin and end. Taking one is a single step of the interpreter, so that no two threads take the
+        same."""
 
     def work(self, source: Vectors, target: Vectors, look: Callable[[], None]) -> int:
         """Copy pieces until there are none left. Returns how many bytes. One of the threads that copy runs this."""
         moved = 0
-        for start in self._starts:
-            position, stop = start, min(start + self._piece, self._total)
+        for start, stop in self._pieces:
+            position = start
             while position < stop:
                 if self.ended:
                     return moved
@@ -122,6 +124,13 @@ class _Batch:
                 position += done
                 moved += done
         return moved
+
+
+def _pieces(total: int, piece: int, threads: int) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a batch begin and end. If threads share it, the last piece of each is cut in parts."""
+    whole = max(0, total // piece - threads) * piece if threads > 1 else total
+    starts = [*range(0, whole, piece), *range(whole, total, max(1, piece // PARTS))]
+    return zip(starts, [*starts[1:], total], strict=True)
 
 
 def _nothing() -> None:

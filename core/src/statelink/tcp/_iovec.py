@@ -14,7 +14,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
     "can_copy",
     "copy",
     "happened",
+    "is_mapped",
     "permit_ptrace",
     "read_memory",
     "receive",
@@ -137,6 +138,10 @@ class Vectors:
         made._ends, made._window = self._ends, None
         return made
 
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Address and length of each range."""
+        return zip(self._vectors[:, 0].tolist(), self._vectors[:, 1].tolist(), strict=True)
+
     def window(self, position: int, limit: int) -> tuple[int, int]:
         """Make a window: address and number of the vectors for at most ``limit`` bytes from byte ``position`` on."""
         count = len(self._vectors)
@@ -245,6 +250,17 @@ def read_memory(pid: int, address: int, nbytes: int) -> bytes:
     while position < nbytes:
         position += copy(pid, source, target, position, nbytes)
     return buffer.tobytes()
+
+
+def is_mapped(vectors: Vectors) -> bool:
+    """Whether the first and the last byte of each range can be read, in this process. For errors; it takes a while."""
+    try:
+        for address, nbytes in vectors.ranges():
+            for place in (address, address + nbytes - 1):
+                read_memory(os.getpid(), place, 1)
+    except OSError:
+        return False
+    return True
 
 
 def can_copy() -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from . import _iovec
 from ._copying import Copier
 from ._frames import (
     HEADER,
@@ -213,7 +214,8 @@ class _Connection:
         if failed is not None:
             resend = failed.errno in CANNOT_READ
             self._inbox.ahead = self._inbox.ahead and not resend  # payload follows from now on
-            self._reply(header, Status.RESEND if resend else Status.FAILED, f"process_vm_readv: {failed.strerror}")
+            status = Status.RESEND if resend else Status.FAILED
+            self._reply(header, status, f"process_vm_readv: {failed.strerror}{_whose(failed, target)}")
         elif moved < target.total:
             self._reply(header, Status.REFUSED, _revoked(header, moved))
         else:
@@ -238,6 +240,14 @@ class _Connection:
             if not received:
                 self._stream.wait(POLLIN)
             left -= received
+
+
+def _whose(failed: OSError, target: Vectors) -> str:
+    """Which side's memory is missing, for an error that does not say it; empty for another error."""
+    if failed.errno != errno.EFAULT:
+        return ""
+    side = "the sender's" if _iovec.is_mapped(target) else "the receiver's"
+    return f": {side} memory is not mapped any more; it must outlive its link: was it freed?"
 
 
 def _revoked(header: Header, position: int) -> str:

@@ -326,6 +326,8 @@ class ReceivingState(RoomState):
             hint = "call accept() once memory is allocated"
         elif self._requested and self.context.inventory.ranks > 1 and not any(w.met for w in self._writers.values()):
             hint = "prefill begins once every rank of this decode instance has opened and accepted the room: have they?"
+        elif self._requested and not any(writer.met for writer in self._writers.values()):
+            hint = "did prefill's engine call send() with this room id, and push()?"
         self.fail(self.reason_for("room.deadline", "a room passed its deadline on decode", cause, hint))
 
     def _after_change(self) -> None:
@@ -377,7 +379,9 @@ class ReceivingState(RoomState):
         if instance.state is not InstanceState.READY or instance.suspect:
             silent = instance.silent()
             how = "silent" if instance.state is InstanceState.READY else instance.state.value
-            return f"prefill, which is {how}" + (f", and an answer from {silent}" if silent else "")
+            return f"prefill, which is {how}" + (
+                f", and an answer from {silent}" if silent and instance.reason is None else ""
+            )
         return "the engine's accept()" if self._accepted is None else "the engine's ready event"
 
     def quiet_within(self) -> float | None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Claims", "Group", "Stale"]
 
+MOST_NAMED = 4
+"""Most rooms that the cause of a passed deadline names."""
+
 
 class Stale(NamedTuple):
     """A request and a room that may belong to different uses of the id.
@@ -173,13 +176,19 @@ class Claims:
         if given_up and room.to is None:
             first = given_up[0]
             cause = f"decode instance {first.instance!r} gave it up before it asked ({first.reason.clause})"
-            return f"{cause}, and this room does not say that it is for that instance"
+            return (
+                f"{cause}, and this room does not say that it is for that instance: with to={first.instance!r} for "
+                "send(), or sole=True for receive(), it would have failed then"
+            )
         refusal = self._ranks.refusal
         if refusal is not None and refusal.at > room.opened - self._tombstones.lifetime:
             ago = self._context.now() - refusal.at
             return f"decode never asked for it; {ago:.1f} s ago, {refusal.peer} and this link did not agree " + (
                 f"({refusal.reason.clause})"
             )
+        waiting_for = self._pending.rooms(MOST_NAMED)
+        if waiting_for:
+            return f"decode never asked for it; requests for other rooms wait here: {', '.join(waiting_for)}"
         return "decode never asked for it"
 
     def asked(self, key: RoomKey, room: SendingState | None) -> list[tuple[DecodeRank, Asked]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,6 +91,11 @@ class PendingRequests:
     def asked_for(self, room: int) -> bool:
         """Whether there is a request for a room id, of any attempt. Any thread."""
         return room in self._rooms
+
+    def rooms(self, most: int) -> list[str]:
+        """Some of the rooms for which there are requests, each with the peer that asked last."""
+        found = itertools.islice(self._rooms.items(), most)
+        return [f"{room} (of {next(reversed(asked))})" for room, by in found for asked in by.values()][:most]
 
     def attempts(self, room: int) -> list[int]:
         """Attempts of a room id for which there are requests."""

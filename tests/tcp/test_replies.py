@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.helpers.peers import until
 
-from statelink.tcp._write import Write
+from statelink.tcp import Write
 
 from .by_hand import DONE, FAILED, HEADER, REFUSED, REPLY, RESEND, Caller, Stream
 from .common import batch_of, opening, u64

@@ -25,5 +25,6 @@ from __future__ import annotations
 
 from ._backend import TcpBackend
 from ._options import Options
+from ._write import Write
 
-__all__ = ["Options", "TcpBackend"]
+__all__ = ["Options", "TcpBackend", "Write"]

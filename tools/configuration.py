@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from statelink.config import Etcd, LinkConfig, Staging
+from statelink.tcp import TcpBackend
 from statelink.wire import ENVIRONMENT, Keys
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -28,6 +29,12 @@ matter](production.md#settings-that-matter) says which to change, and when.
 
 A variable holds JSON, with two exceptions: a text or a word is written as it is, and a list of texts may have commas or
 blanks between them. A table in a variable is a JSON object.
+"""
+TCP = """\
+## The options of the backend `tcp`
+
+With `backend = "tcp"` they stand in `options`; with `auto`, in the table `tcp` of `options`. Times are in seconds,
+sizes in bytes. The README of each plugin has the options of its backend.
 """
 TABLES: dict[str, type[msgspec.Struct]] = {"etcd": Etcd, "keys": Keys, "staging": Staging}
 VARIABLES = {field: variable for variable, field in ENVIRONMENT.items()}
@@ -43,6 +50,7 @@ def render() -> str:
             lines += list(_table(kind, lambda key: f"`{VARIABLES[key]}`"))
         else:
             lines += [f"`STATELINK_{name.upper()}` holds the whole table.", "", *_table(kind, None)]
+    lines += ["", TCP, *_table(TcpBackend.Options, None)]
     return "\n".join(lines) + "\n"
 
 

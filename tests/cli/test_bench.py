@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -149,6 +150,14 @@ def served(*arguments: str) -> Iterator[str]:
 
 def made(folder: Path, name: str) -> None:
     assert CliRunner().invoke(main, ["keys", "new", str(folder / name)]).exit_code == 0
+
+
+def test_one_host_needs_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment has of them."""
+    monkeypatch.setenv("STATELINK_ALLOW_FILE", "absent")
+    done = bench("tcp", "--size", "64k", "--blocks", "1", "--seconds", "0.01", "--json")
+    assert (done.exit_code, os.environ["STATELINK_ALLOW_FILE"]) == (0, "absent"), done.output
+    assert not measured(done)[0]["error"]
 
 
 def test_two_hosts_with_keys(tmp_path: Path) -> None:

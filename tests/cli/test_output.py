@@ -240,7 +240,7 @@ def test_an_error_of_the_library_is_an_error_of_the_command(tmp_path: Path) -> N
     (tmp_path / "none").chmod(0o600)
     result = CliRunner().invoke(main, ["keys", "show", str(tmp_path / "none")])
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ")
+    assert result.stderr.startswith("Error [config.keys]: ")
     assert "does not hold one secret key" in result.stderr
 
 

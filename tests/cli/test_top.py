@@ -138,5 +138,11 @@ def test_a_link_that_was_replaced_has_no_rate_yet() -> None:
 
 def test_who_does_not_answer_is_named(alone: Path) -> None:
     shown = CliRunner().invoke(main, ["top", str(alone / "no.sock"), "--count", "1"])
-    assert shown.exit_code == 0
+    assert shown.exit_code == 1
     assert "no.sock does not answer: No such file" in " ".join(shown.stdout.split())
+    for command in (["inspect"], ["inspect", "--count", "2", "--every", "0.1"], ["inspect", "--count", "1", "--json"]):
+        assert CliRunner().invoke(main, [*command, str(alone / "no.sock")]).exit_code == 1
+    assert CliRunner().invoke(main, ["top", str(alone / "no.sock"), "--count", "1", "--json"]).exit_code == 1
+    with Rank("p").open({"backend": "tcp", "inspect": True}, role="prefill"):
+        for name in ("top", "inspect"):
+            assert CliRunner().invoke(main, [name, str(os.getpid()), "--count", "1"]).exit_code == 0

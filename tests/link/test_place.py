@@ -15,6 +15,7 @@ from statelink import state
 from statelink.backend import DIRECT, ReceiveHook, SendHook, Strategy
 from statelink.errors import BackendUnavailableError, ConfigError, TransferError, UnsupportedError
 from statelink.registry import load_backend
+from statelink.rendezvous import RendezvousClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,8 +124,13 @@ def test_a_link_that_does_not_open_leaves_nothing_open(narrow: type[Backend], mo
     made = [state.kv_pages({0: (pages, pages.copy())}, heads=1), state.aux_rows({"rows": rows})]
     monkeypatch.setattr(narrow, "close", closing)
     monkeypatch.setattr(narrow, "strategies", {"aux": Held(), "kv": Held()})
-    config = {"role": "decode", "backend": "tcp", "peers": {"p": ["nowhere"]}}
-    with pytest.raises(ConfigError, match="'nowhere' is not an address"):
+
+    def refuse(self: RendezvousClient, *_: object, **__: object) -> None:
+        raise ConfigError("no thread can be started")
+
+    monkeypatch.setattr(RendezvousClient, "__init__", refuse)
+    config = {"role": "decode", "backend": "tcp", "rendezvous": "tcp://127.0.0.1:1"}
+    with pytest.raises(ConfigError, match="no thread can be started"):
         statelink.open(config, state.describe("d", made))
     closed = [("close", "backend"), ("close", "held"), ("close", "held")]
     assert calls == [("open", "kv"), ("open", "aux"), *closed]

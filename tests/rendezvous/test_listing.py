@@ -208,6 +208,20 @@ def test_nobody_answers(scheme: str) -> None:
     assert caught.value.code == "rendezvous.silent"
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "etcd"])
+def test_an_error_is_json_too(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only a rendezvous server wants keys: half of them in the environment concerns etcd in no way."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("STATELINK_ALLOW_FILE", "absent")
+    said = CliRunner().invoke(main, ["rendezvous", "--list", f"{scheme}://127.0.0.1:{port}", "--json"])
+    error = json.loads(said.stdout)["error"]
+    assert said.exit_code == 1
+    assert error["code"] == ("config.keys" if scheme == "tcp" else "rendezvous.silent")
+    assert error.keys() == {"code", "what", "who", "cause", "hint"}
+    assert said.stderr.startswith(f"Error [{error['code']}]: {error['what']}")
+
+
 def test_etcd_wants_a_user(tmp_path: Path, etcd_program: None, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Etcd(tmp_path)
     try:

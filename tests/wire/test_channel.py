@@ -165,8 +165,27 @@ def test_ipv6_addresses_keep_their_brackets(channel: Open) -> None:
 
 def test_an_address_in_use_is_a_configuration_error(channel: Open) -> None:
     first = channel("first")
-    with pytest.raises(ConfigError, match=r"cannot listen on tcp://127\.0\.0\.1:"):
+    port = first.endpoint.address.rpartition(":")[2]
+    with pytest.raises(
+        ConfigError, match=r"cannot listen on tcp://127\.0\.0\.1:\d+: Address already in use"
+    ) as refused:
         channel("second", first.endpoint.address)
+    assert refused.value.code == "config.listen"
+    assert refused.value.hint == f"`ss -ltnp 'sport = :{port}'` shows who listens there; port 0 picks a free port"
+
+
+@pytest.mark.parametrize(
+    ("host", "hint"),
+    [
+        ("192.0.2.1", "192.0.2.1 is no address of this host: "),
+        ("nowhere.invalid", "nowhere.invalid is neither an address nor a network interface of this host"),
+    ],
+)
+def test_an_address_of_another_host_is_a_configuration_error(host: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen on tcp://{host}:0") as refused:
+        wire.Channel("first", f"tcp://{host}:0", advertise="", keys=None, insecure=True)
+    assert refused.value.code == "config.listen"
+    assert refused.value.hint.startswith(hint)
 
 
 def test_a_sender_that_is_not_who_is_connected_is_dropped_and_counted(channel: Open) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from statelink._checks import check_config
 from statelink._select import pick
 from statelink._slots import LinkSlot
 from statelink._staging import choose_staging, open_strategies
@@ -25,8 +26,8 @@ from statelink.registry import load_backend, plugin_manager, probed
 from statelink.rendezvous import Directory, connect
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
-from statelink.telemetry import attach, prepare
-from statelink.wire import PROTOCOL, Channel, Handshake, Keys, check_descriptors, is_loopback, no_descriptors
+from statelink.telemetry import attach
+from statelink.wire import PROTOCOL, Channel, Handshake, check_descriptors, is_loopback, no_descriptors
 
 if TYPE_CHECKING:
     import os
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from statelink._select import Picked
     from statelink.state import StateType
+    from statelink.wire import Keys
 
 __all__ = ["__version__", "open", "probe"]
 
@@ -88,7 +90,7 @@ def _open(
     rendezvous: Rendezvous | None,
 ) -> Link:
     given = read_config(config)
-    telemetry = prepare(given.config.telemetry)
+    settled = check_config(given)
     described: object = inventory  # without a type checker, an engine may pass what `describe` takes
     if not isinstance(described, Inventory):
         got = f"got {type(described).__name__}"
@@ -123,11 +125,13 @@ def _open(
             return check(inventory, role=settings.role, platform=Platform.here())
 
         checks = checked, check_again
-        directory, context = _prepare(settings, picked, name, whole, rendezvous, hooks, slot, checks, opened)
+        directory, context = _prepare(
+            settings, picked, name, whole, rendezvous, hooks, slot, checks, settled["keys"], opened
+        )
         link = Link(context)
         opened.pop_all()
     try:
-        attach(telemetry, link, hooks)
+        attach(settled["telemetry"], link, hooks)
     except BaseException:
         link.close()
         raise
@@ -146,6 +150,7 @@ def _prepare(
     hooks: pluggy.PluginManager,
     slot: LinkSlot,
     checks: tuple[Checked, Callable[[], Checked]],
+    keys: Keys | None,
     opened: contextlib.ExitStack,
 ) -> tuple[Directory | None, Context]:
     """Prepare everything, and start nothing. ``opened`` closes what this opens.
@@ -155,7 +160,6 @@ def _prepare(
     ``checks``: what was found out about the memory, and how to find it out again.
     """
     checked, check_again = checks
-    keys = settings.keys or Keys.from_environment()
     channel = Channel(name, settings.listen, advertise=settings.advertise, keys=keys, insecure=settings.insecure)
     opened.callback(channel.close)
 

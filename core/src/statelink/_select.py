@@ -18,10 +18,10 @@ from statelink.registry import known_packages, list_backends, load_backend, prob
 if TYPE_CHECKING:
     import pluggy
 
-    from statelink.config import Given
+    from statelink.config import Given, LinkConfig
     from statelink.state import Inventory
 
-__all__ = ["AUTO", "Picked", "pick"]
+__all__ = ["AUTO", "Picked", "check_options", "check_transport", "pick"]
 
 log = logging.getLogger("statelink.open")
 
@@ -59,10 +59,7 @@ def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Pic
         _check_flat(kind, options, given)
         return _fit(kind, options, given, inventory, hooks)
     candidates, rejected = _candidates()
-    _check_tables(options, candidates.keys() | rejected.keys(), given)
-    parsed = {
-        each: _options(kind, options.get(each, {}), given) for each, kind in candidates.items() if each in options
-    }
+    parsed = _parse_tables(options, candidates, candidates.keys() | rejected.keys(), given)
     chosen: Picked | None = None
     for each, kind in candidates.items():
         if chosen is not None:
@@ -89,6 +86,33 @@ def pick(given: Given, inventory: Inventory, hooks: pluggy.PluginManager) -> Pic
     return chosen._replace(rejected=rejected)
 
 
+def check_options(given: Given) -> None:
+    """Check the options of the backend, or with ``auto`` those of every installed backend. Opens nothing.
+
+    Raises:
+        ConfigError: An option is wrong, or with ``auto`` a key is no backend.
+        BackendError: The backend is not installed, or does not load.
+    """
+    name, options = given.config.backend, given.config.options
+    if name != AUTO:
+        kind = load_backend(name)
+        _check_flat(kind, options, given)
+        _options(kind, options, given)
+        return
+    candidates, rejected = _candidates()
+    _parse_tables(options, candidates, candidates.keys() | rejected.keys(), given)
+
+
+def check_transport(kind: type[Backend], options: Any, config: LinkConfig) -> None:
+    """Check what a configuration asks of a backend, and what needs no inventory: the role, and `require`.
+
+    Raises:
+        UnsupportedError: The backend cannot do it.
+    """
+    _check_role(kind, config.role)
+    _check_required(kind, options, config.require)
+
+
 def _candidates() -> tuple[dict[str, type[Backend]], dict[str, str]]:
     """The backends that load, best first, and for those that do not load the reason."""
     loaded: dict[str, type[Backend]] = {}
@@ -101,6 +125,14 @@ def _candidates() -> tuple[dict[str, type[Backend]], dict[str, str]]:
             rejected[name] = str(error).replace("\nhint:", "; hint:")
     order = sorted(loaded, key=lambda name: (-loaded[name].capabilities.priority, name))
     return {name: loaded[name] for name in order}, rejected
+
+
+def _parse_tables(
+    options: Mapping[str, Any], candidates: Mapping[str, type[Backend]], installed: Collection[str], given: Given
+) -> dict[str, Any]:
+    """With ``auto``, the options of each backend that loads and has some."""
+    _check_tables(options, installed, given)
+    return {each: _options(kind, options[each], given) for each, kind in candidates.items() if each in options}
 
 
 def _check_tables(options: Mapping[str, Any], installed: Collection[str], given: Given) -> None:

@@ -6,8 +6,10 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import pytest
 from plugins.nixl.tests import stub
 from tests.helpers.backend_peer import make
 
+import statelink
+from statelink import state
 from statelink.backend import Batch, Blocks, Op, Region
 from statelink.errors import BackendUnavailableError, TransferError
 from statelink.testing import PackageTests
@@ -54,7 +58,8 @@ def test_torch_that_is_imported_already_is_left_to_the_library() -> None:
 def test_probe_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
     probe = NixlBackend.probe(Options())
-    assert (probe.ok, probe.reason, probe.hint) == (False, "NIXL is not installed", "pip install nixl")
+    assert (probe.ok, probe.reason) == (False, "NIXL is not installed")
+    assert probe.hint.startswith("pip install nixl, ")
 
 
 @needs_nixl
@@ -112,6 +117,39 @@ def test_plugin_whose_libraries_are_absent(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(BackendUnavailableError, match="LIBFABRIC, which cannot be loaded"):
         make(NixlBackend, "nobody", {"backends": {"LIBFABRIC": {}}})
     assert NixlBackend.probe(Options()).ok
+
+
+@needs_nixl
+def test_ucx_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A wheel without UCX's own libraries: the loader names the first, and `auto` takes the next backend."""
+    import nixl._api as api
+
+    real = Path(api.__file__).parent
+    plugin = Path("nixl", "libplugin_UCX.so")
+    alone = tmp_path / "made.libs" / plugin
+    alone.parent.mkdir(parents=True)
+    alone.write_bytes((real.with_name(f"{real.name}.libs") / plugin).read_bytes())
+    monkeypatch.setattr(api, "__file__", str(tmp_path / "made" / "_api.py"))
+    probe = NixlBackend.probe(Options())
+    assert not probe.ok
+    assert re.search(r"a backend UCX, which cannot be loaded: lib\S+: cannot open shared object file", probe.reason)
+    assert probe.hint.startswith("install what it needs, or NIXL again; ")
+    with pytest.raises(BackendUnavailableError, match="UCX, which cannot be loaded"):
+        make(NixlBackend, "nobody")
+    monkeypatch.setenv("STATELINK_PLUGINS", "statelink-nixl")
+    pages = np.zeros((2, 2, 4, 2, 8), np.uint8)
+    inventory = state.describe("p", [state.kv_pages({0: (pages[0], pages[1])}, heads=2)])
+    with statelink.open({"role": "prefill", "backend": "auto", "inspect": False}, inventory) as link:
+        assert link.snapshot()["backend"] == "tcp"
+        assert "UCX, which cannot be loaded" in link.snapshot()["rejected"]["nixl"]
+
+
+@needs_nixl
+def test_a_start_that_fails_says_how_to_see_more() -> None:
+    """The library's own log is off, unless the user turns it on."""
+    with pytest.raises(BackendUnavailableError, match="NIXL could not be started") as refused:
+        make(NixlBackend, "nobody", {"ucx": {"TLS": "no_such_transport"}})
+    assert refused.value.hint.startswith("with NIXL_LOG_LEVEL=INFO and UCX_LOG_LEVEL=info in the environment, ")
 
 
 @needs_nixl

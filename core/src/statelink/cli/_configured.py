@@ -2,48 +2,90 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from statelink.config import Given, read_config
-from statelink.errors import StatelinkError
+from statelink._checks import CHECKS
+from statelink.config import CONFIG_VARIABLE, PREFIX, Given, LinkConfig, read_config
+from statelink.errors import BackendError, StatelinkError
+from statelink.wire import ENVIRONMENT
 
-__all__ = ["BY_ENGINE", "Configured", "configured", "key_fields"]
+__all__ = ["BY_ENGINE", "Configured", "configured", "key_fields", "no_keys"]
 
 BY_ENGINE: Final = {"role": "decode", "backend": "auto"}
 """Values for keys that have no default, and that an engine may set itself. Used if the environment has no value."""
+
+
+UNKNOWN: Final = {"rendezvous": "etcd://127.0.0.1:2379", "heartbeat": 1e-9, "liveness": 1e9}
+"""Values for keys of a file that cannot be read. With these, the keys of variables that are checked together with them
+are right."""
 
 
 class Configured(NamedTuple):
     """What was found.
 
     Attributes:
-        given: The configuration without the variables that are wrong. ``None`` if there is none, or if its file is
-            wrong. `BY_ENGINE` has the values of keys without an origin.
-        errors: What is wrong, one error for each variable or for the file.
+        given: The configuration without what is wrong. ``None`` if nothing is left. Keys without an origin have
+            defaults, or the values of `BY_ENGINE`.
+        errors: What is wrong, one error for each variable and for the file.
+        lost: Keys whose values are not known, because a variable or the file is wrong.
     """
 
     given: Given | None
     errors: tuple[StatelinkError, ...]
+    lost: frozenset[str] = frozenset()
 
     def place(self, key: str) -> str:
         """The variable or the file that has a key; empty if none has it."""
         return ", ".join(self.given.origin(key).values()) if self.given else ""
 
+    def problems(self) -> Iterator[StatelinkError]:
+        """Everything for which a link does not open with this configuration, whatever its inventory is.
+
+        What depends on a lost key is not checked. Whether the backend is installed and loads is not checked, either.
+        """
+        yield from self.errors
+        if self.given is None:
+            return
+        lost = set(self.lost)
+        for check in CHECKS:
+            if check.reads & lost:
+                continue
+            try:
+                check(self.given)
+            except BackendError:  # the checks of the backend say so
+                pass
+            except StatelinkError as error:
+                lost.add(check.key)
+                yield error
+
 
 def configured() -> Configured:
     """Read the environment, and the file that it names. Returns the errors in them, and does not raise them."""
     variables, errors = dict(os.environ), list[StatelinkError]()
+    assumed: dict[str, Any] = {**BY_ENGINE}
+    lost, whole = set[str](), False
     while True:
         try:
-            return Configured(read_config(None, variables, assumed=BY_ENGINE), tuple(errors))
+            given = read_config(None, variables, assumed=assumed)
         except StatelinkError as error:
-            if error.code == "config.file" and not variables.get("STATELINK_CONFIG"):  # no key is given
+            if error.code == "config.file" and not variables.get(CONFIG_VARIABLE):  # no key is given
                 return Configured(None, tuple(errors))
             errors.append(error)
-            # Without this variable, the next reading finds what else is wrong.
-            if variables.pop(error.reason.who.get("variable", ""), None) is None:
+            # Without this variable, or without the file, the next reading finds what else is wrong.
+            name = error.reason.who.get("variable", CONFIG_VARIABLE)
+            if variables.pop(name, None) is None:
                 return Configured(None, tuple(errors))
+            lost.add(name.removeprefix(PREFIX).lower())
+            if name == CONFIG_VARIABLE:
+                whole = True
+                assumed.update(UNKNOWN)
+            continue
+        if whole:
+            lost |= set(LinkConfig.__struct_fields__) - given.origins.keys()
+        return Configured(given, tuple(errors), frozenset(lost))
 
 
 def key_fields(secret_file: str, allow_file: str) -> dict[str, Any] | None:
@@ -62,3 +104,13 @@ def key_fields(secret_file: str, allow_file: str) -> dict[str, Any] | None:
         **({"secret_file": secret_file} if secret_file else secret),
         **({"allow_file": allow_file} if allow_file else allow),
     }
+
+
+@contextlib.contextmanager
+def no_keys() -> Iterator[None]:
+    """Within the block, the environment of this process has no keys. Links of one host need none."""
+    kept = {name: os.environ.pop(name) for name in ENVIRONMENT if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)

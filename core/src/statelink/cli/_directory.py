@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import click
@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from statelink.config import LinkConfig, read_config
-from statelink.rendezvous import Instance, list_instances
+from statelink.errors import StatelinkError
+from statelink.rendezvous import Instance, is_etcd, list_instances
 from statelink.wire import Keys
 
 from ._configured import BY_ENGINE
-from ._output import print_json
+from ._output import plain_error, print_json
 from ._words import counted
 
 __all__ = ["DEFAULT", "list_directory"]
@@ -25,12 +26,14 @@ DEFAULT = "tcp://127.0.0.1:7400"
 """Where a rendezvous server listens, and is looked for, if nothing else is said."""
 
 
-def list_directory(address: str, keys: Keys | None, expected: Collection[str], *, insecure: bool, as_json: bool) -> int:
+def list_directory(
+    address: str, named: Mapping[str, Any] | None, expected: Collection[str], *, insecure: bool, as_json: bool
+) -> int:
     """Print what is registered in a directory.
 
     Args:
         address: The directory's. If it is empty, the one that a link would use here, or `DEFAULT`.
-        keys: Keys for a rendezvous server. ``None``: those that a link would use here.
+        named: Fields of the keys for a rendezvous server. ``None``: the keys that a link would use here.
         expected: Instances that have to be there.
         insecure: Whether a password for etcd may travel beyond loopback without TLS.
         as_json: Whether to print JSON.
@@ -42,8 +45,13 @@ def list_directory(address: str, keys: Keys | None, expected: Collection[str], *
         ConfigError: The address, a key, a file or an option cannot be used.
         PeerError: The directory does not answer, or refuses.
     """
-    config = _config(address, insecure)
-    found = list_instances(config, keys=keys or config.keys or Keys.from_environment())
+    try:
+        config = _config(address, insecure)
+        found = list_instances(config, keys=_keys(config, named))
+    except StatelinkError as error:
+        if as_json:
+            print_json({"rendezvous": address, "error": plain_error(error)})
+        raise
     if as_json:
         print_json({"rendezvous": config.rendezvous, "instances": [_plain(each) for each in found]})
     else:
@@ -52,6 +60,13 @@ def list_directory(address: str, keys: Keys | None, expected: Collection[str], *
     for name in absent:
         click.echo(f"instance {name!r} is not registered", err=True)
     return 0 if not absent and all(each.complete for each in found) else 1
+
+
+def _keys(config: LinkConfig, named: Mapping[str, Any] | None) -> Keys | None:
+    """The keys for a rendezvous server. Etcd has users and certificates instead."""
+    if is_etcd(config.rendezvous):
+        return None
+    return Keys(**named) if named is not None else config.keys or Keys.from_environment()
 
 
 def _config(address: str, insecure: bool) -> LinkConfig:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from statelink._select import AUTO, check_options, check_transport
 from statelink.backend import Backend, Check, Diagnosing, Verdict
-from statelink.config import read_options
+from statelink.config import LinkConfig, read_options
 from statelink.errors import StatelinkError, UnknownBackendError
 from statelink.registry import list_backends, load_backend, probed
 
-from ._configured import configured
+from ._configured import Configured, configured
 from ._loopback import Meant, loopback
 from ._machine import look
 from ._output import json_option, print_json
 from ._pairs import pair
+from ._words import counted
 
 __all__ = ["doctor"]
 
@@ -66,15 +68,25 @@ def doctor(
     if (pairs or memory) and name is None:
         raise click.UsageError("--option and --memory need a backend NAME")
     options = dict(pair(each) for each in pairs)
-    wanted = _wanted()
+    found = configured()
+    wanted = _wanted(found)
     names = [name] if name else sorted({each.name for each in list_backends()} | wanted.keys())
     meant = {name: ""} if name else wanted
     console = Console()
     seen: list[tuple[str, Check]] = []
-    for about in ("machine", *names):
-        rows = []
+
+    def checks(about: str) -> Iterable[Check]:
+        if about == "machine":
+            return look(found)
+        if about == AUTO:
+            return _auto(seen)
         moved = Meant(memory, allocator) if transfer else None
-        for check in look() if about == "machine" else _backend(about, options, moved, meant):
+        return _backend(about, Asked.of(about, found, options), moved, meant)
+
+    chosen = name is None and found.given is not None and found.given.config.backend == AUTO
+    for about in ("machine", *names, *((AUTO,) if chosen else ())):
+        rows = []
+        for check in checks(about):
             rows.append(check)
             seen.append((about, check))
         if not as_json:
@@ -83,33 +95,61 @@ def doctor(
     if as_json:
         _write(seen, not counts[Verdict.PROBLEM])
     else:
-        console.print(Text(", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)))
+        console.print(Text(", ".join(_counted(verdict, counts[verdict]) for verdict in Verdict)))
     raise SystemExit(1 if counts[Verdict.PROBLEM] else 0)
 
 
-def _wanted() -> dict[str, str]:
+class Asked(NamedTuple):
+    """What a link would ask of one backend.
+
+    Attributes:
+        options: Its options: those of the configuration, and over them those of the command.
+        config: The configuration. ``None`` if it does not concern this backend.
+    """
+
+    options: dict[str, Any]
+    config: LinkConfig | None = None
+
+    @classmethod
+    def of(cls, name: str, found: Configured, given: Mapping[str, Any]) -> Asked:
+        """What is configured for backend ``name``, with the options of the command."""
+        if found.given is None or found.given.config.backend not in (AUTO, name):
+            return cls(dict(given))
+        config = found.given.config
+        options = config.options.get(name, {}) if config.backend == AUTO else config.options
+        try:
+            check_options(found.given)
+        except StatelinkError:  # a problem of the configuration, or of another backend; here, the defaults are checked
+            options = {}
+        return cls({**options, **given}, config)
+
+
+def _counted(verdict: Verdict, count: int) -> str:
+    return counted(count, verdict.value) if verdict is Verdict.PROBLEM else f"{count} {verdict.value}"
+
+
+def _wanted(found: Configured) -> dict[str, str]:
     """The backend that the configuration in the environment names, and the variable or the file that names it."""
-    found = configured()
-    if found.given is None or found.given.config.backend == "auto":
+    if found.given is None or found.given.config.backend == AUTO:
         return {}
     return {found.given.config.backend: found.place("backend")}
 
 
-def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: Mapping[str, str]) -> Iterator[Check]:
+def _backend(name: str, asked: Asked, moved: Meant | None, meant: Mapping[str, str]) -> Iterator[Check]:
     """Check a backend, from its package to a transfer. Stops at the first check on which the others depend.
 
     If nobody wants to use the backend, it is no problem that it cannot run, because hosts often have all packages.
 
     Args:
         name: The backend's name.
-        options: Options for it.
+        asked: Its options, and the configuration.
         moved: The memory for a transfer. ``None``: no transfer.
         meant: The backend that somebody wants to use, and where its name stands if it is in no argument.
     """
     listed = [each for each in list_backends() if each.name == name]
     try:
         kind = load_backend(name, listed or None)
-        parsed = read_options(kind.Options, options, f"options of backend {name!r}")
+        parsed = read_options(kind.Options, asked.options, f"options of backend {name!r}")
     except StatelinkError as error:
         found = str(error).partition("\nhint:")[0]
         if isinstance(error, UnknownBackendError) and meant.get(name):
@@ -135,8 +175,41 @@ def _backend(name: str, options: dict[str, Any], moved: Meant | None, meant: Map
         return
     yield Check(what="probe", verdict=Verdict.OK, found=probe.reason)
     yield Check(what="stopped peers", verdict=Verdict.OK, found=_stalled(kind))
-    if moved is not None:
-        yield loopback(kind, options, moved)
+    refused = list(_refused(kind, parsed, asked.config, lacks))
+    yield from refused
+    if any(each.verdict is not Verdict.OK for each in refused):
+        found = "no link opens over it with this configuration"
+        yield Check(what="loopback transfer", verdict=Verdict.NOT_APPLICABLE, found=found)
+    elif moved is not None:
+        yield loopback(kind, asked.options, moved, require=asked.config.require if asked.config else ())
+
+
+def _refused(kind: type[Backend], options: Any, config: LinkConfig | None, lacks: Verdict) -> Iterator[Check]:
+    """Check what the configuration asks of the backend. ``lacks`` is the verdict if the backend cannot do it."""
+    if config is None:
+        return
+    try:
+        check_transport(kind, options, config)
+    except StatelinkError as error:
+        what = "role" if error.code == "backend.roles" else "require"
+        found = f"{error.reason.clause} [{error.code}]"
+        yield Check(what=what, verdict=lacks, found=found, hint=error.hint)
+        return
+    if config.require:
+        found = f"it may use {' or '.join(config.require)}"
+        yield Check(what="require", verdict=Verdict.OK, found=found)
+
+
+def _auto(seen: Sequence[tuple[str, Check]]) -> Iterator[Check]:
+    """Whether ``auto`` has a backend to take, by the checks of all of them."""
+    probed = {about for about, check in seen if check.what == "probe" and check.verdict is Verdict.OK}
+    asked = ("role", "require")
+    refused = {about for about, check in seen if check.what in asked and check.verdict is not Verdict.OK}
+    if usable := sorted(probed - refused):
+        yield Check(what="backend", verdict=Verdict.OK, found=f"it may take {', '.join(usable)}")
+    else:
+        found = "no installed backend can run here and do what the configuration asks [backend.none]"
+        yield _failed("backend", found, "the lines of each backend say why")
 
 
 def _diagnosed(kind: type[Backend], options: Any) -> tuple[list[Check], list[Check]]:

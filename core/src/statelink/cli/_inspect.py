@@ -34,13 +34,13 @@ def inspect(which: str | None, as_json: bool, watching: bool, every: float, coun
     """Show what running links do.
 
     Shows peers, rooms, held memory and queues of this user's links, or of one process or socket. With --json, prints an
-    array of snapshots; with --watch, too, one on each line. Exits with 1 if a link does not answer.
+    array of snapshots; with --watch, too, one on each line. Exits with 1 if a link does not answer; with --count,
+    if one does not answer the last time.
     """
     if watching or count is not None:
-        if as_json:
-            watch(lambda: _plain(answers(which)), None, every, count)
-        else:
-            watch(lambda: answers(which), _render, every, count)
+        last = watch(lambda: answers(which), _render, every, count, _plain if as_json else None)
+        if last is not None and last.silent:
+            raise SystemExit(1)
         return
     found = answers(which)
     for line in found.silent:
@@ -102,9 +102,8 @@ def _ranks(ranks: list[dict[str, Any]]) -> Table:
     table = _table("peer", "role", "rank", "instance", "state", "age", "heard", "transport", wide=("peer", "instance"))
     for each in ranks:
         rank = "-" if each["rank"] is None else str(each["rank"])
-        instance = (
-            "-" if each["instance"] in (None, each["peer"]) else each["instance"]
-        )  # its name may not be known yet
+        unknown = each["instance"] in (None, each["peer"]) or each["instance"].startswith("tcp://")
+        instance = "-" if unknown else each["instance"]  # an unmet instance has only addresses
         transport = each["transport"] or "-"
         heard = "never" if each["heard"] is None else duration(each["heard"])
         cells = (named(each["peer"]), each["role"], rank, instance, each["state"], duration(each["age"]), heard)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from statelink.backend import Backend, Check, Op, Verdict
 from statelink.backend._interface import cannot_register
 from statelink.config import read_options
 from statelink.errors import StatelinkError
+from statelink.wire import ENVIRONMENT
 
 from ._output import ended_by_signal
 
@@ -57,9 +58,18 @@ HOST = Meant()
 
 
 def loopback(
-    kind: type[Backend], options: Mapping[str, Any], memory: Meant = HOST, patience: float = PATIENCE
+    kind: type[Backend],
+    options: Mapping[str, Any],
+    memory: Meant = HOST,
+    patience: float = PATIENCE,
+    *,
+    require: Sequence[str] = (),
 ) -> Check:
-    """Move a request between two processes of this machine over a backend, and compare every byte."""
+    """Move a request between two processes of this machine over a backend, and compare every byte.
+
+    If none of the transports in ``require`` carries the bytes, that is no problem: between two hosts, another transport
+    may carry them.
+    """
     declared, of = kind.capabilities, memory.kind or "dram"
     if Op.WRITE not in declared.ops or not declared.moves("kv"):
         return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found="it does not write pages, which are moved here")
@@ -73,10 +83,19 @@ def loopback(
     seed = secrets.randbits(60)
     with ended_by_signal(), tempfile.TemporaryDirectory(prefix="statelink-doctor-") as name:
         folder = Path(name)
-        job = {"backend": kind.name, "options": dict(options), "seed": seed, "memory": [of, memory.allocator]}
+        job = {
+            "backend": kind.name,
+            "options": dict(options),
+            "require": list(require),
+            "seed": seed,
+            "memory": [of, memory.allocator],
+        }
         said = _run(folder, job, patience)
         noise = _noise(folder)
     hint = said.get("hint") or "statelink conform runs every clause of the contract"
+    if said.get("code") == "peer.transport":
+        hint = "`statelink bench --peer` moves bytes between two hosts, where another transport may carry them"
+        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found=f"on one host: {said['clause']}", hint=hint)
     if "error" in said:
         found = f"{said['error']}{noise}"
         return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=hint)
@@ -117,7 +136,9 @@ def _run(folder: Path, job: dict[str, Any], patience: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _process(folder: Path, role: str, job: dict[str, Any]) -> Any:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # On loopback, the links need no keys. Those of the environment need not allow each other.
+    kept = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with open(folder / f"{role}.txt", "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import serve; serve()", role, str(folder), json.dumps(job)],
@@ -193,7 +214,12 @@ def serve() -> None:
     try:
         said = _prefill(folder, job) if role == "prefill" else _decode(job)
     except StatelinkError as error:
-        said = {"error": str(error).partition("\nhint:")[0], "hint": error.hint}
+        said = {
+            "error": str(error).partition("\nhint:")[0],
+            "hint": error.hint,
+            "code": error.code,
+            "clause": error.reason.clause,
+        }
     if said:
         _say(folder, role, said)
 
@@ -227,7 +253,7 @@ class _Pages:
 
 
 def _open(role: str, job: dict[str, Any], pages: _Pages) -> statelink.Link:
-    config = {"role": role, "backend": job["backend"], "options": job["options"], "inspect": False}
+    config = {"role": role, "inspect": False, **{key: job[key] for key in ("backend", "options", "require")}}
     keys, values = pages.described
     inventory = state.describe(f"doctor-{role}", [state.kv_pages({0: (keys, values)}, heads=8)])
     return statelink.open(config, inventory)

@@ -15,7 +15,7 @@ from statelink.hints import install_hint
 from statelink.pointers import LOCKED, segments
 from statelink.registry import plugin_failures, plugin_manager
 
-from ._configured import BY_ENGINE, configured
+from ._configured import BY_ENGINE, Configured
 
 __all__ = ["look"]
 
@@ -25,11 +25,16 @@ LEAST_SHARED = 64 << 20
 OK, PROBLEM, NOT_APPLICABLE = Verdict.OK, Verdict.PROBLEM, Verdict.NOT_APPLICABLE
 
 
-def look(root: Path = Path("/")) -> Iterator[Check]:
-    """Every check, in order. ``root`` contains ``/sys``, ``/proc`` and ``/dev``."""
+def look(found: Configured, root: Path = Path("/")) -> Iterator[Check]:
+    """Every check, in order.
+
+    Args:
+        found: The configuration in the environment.
+        root: Contains ``/sys``, ``/proc`` and ``/dev``.
+    """
     yield _python()
     yield from _plugins()
-    yield from _configuration()
+    yield from _configuration(found)
     devices = sorted(path.name for path in _entries(root / "sys/class/infiniband"))
     yield from _rdma(root, devices)
     yield _locked(devices)
@@ -63,21 +68,24 @@ def _plugins() -> Iterator[Check]:
     yield Check(what="hook packages", verdict=OK, found=f"{names}{only}")
 
 
-def _configuration() -> Iterator[Check]:
-    """Check the configuration in the environment."""
-    what, (given, errors) = "configuration", configured()
-    for error in errors:
-        yield Check(what=what, verdict=PROBLEM, found=str(error).partition("\nhint:")[0], hint=error.hint)
-    if errors:
+def _configuration(found: Configured) -> Iterator[Check]:
+    """Check the configuration in the environment, as far as `statelink.open` does without an inventory."""
+    what = "configuration"
+    problems = list(found.problems())
+    for error in problems:
+        said = str(error).partition("\nhint:")[0]
+        yield Check(what=what, verdict=PROBLEM, found=f"{said} [{error.code}]", hint=error.hint)
+    if problems:
         return
+    given = found.given
     if given is None:
         yield Check(what=what, verdict=NOT_APPLICABLE, found="none in the environment")
         return
     places = sorted({f"{kind} {name}" for place in given.origins.values() for kind, name in place.items()})
-    said = [f"{key} {getattr(given.config, key)}" for key in BY_ENGINE if given.origin(key)]
+    said = ", ".join(f"{key} {getattr(given.config, key)}" for key in BY_ENGINE if given.origin(key))
     left = " and ".join(repr(key) for key in BY_ENGINE if not given.origin(key))
-    found = f"{', '.join(said)}{', ' if said else ''}from {', '.join(places)}"
-    yield Check(what=what, verdict=OK, found=f"{found}; the engine sets {left}" if left else found)
+    text = f"{said}{', ' if said else ''}from {', '.join(places)}"
+    yield Check(what=what, verdict=OK, found=f"{text}; the engine sets {left}" if left else text)
 
 
 def _rdma(root: Path, devices: list[str]) -> Iterator[Check]:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, NoReturn, TextIO
+from typing import IO, Any, Final, NoReturn, TextIO
 
 import click
 import msgspec
@@ -26,6 +26,7 @@ __all__ = [
     "Program",
     "ended_by_signal",
     "json_option",
+    "plain_error",
     "print_json",
     "unwritable",
 ]
@@ -51,8 +52,24 @@ def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
+def plain_error(error: StatelinkError) -> dict[str, Any]:
+    """An error as plain types, for JSON: its code, and the parts of its text."""
+    return {key: getattr(error.reason, key) for key in ("code", "what", "who", "cause", "hint")}
+
+
 class _FullError(click.ClickException):
     exit_code = UNWRITABLE
+
+
+class _CodedError(click.ClickException):
+    """A `StatelinkError`, printed with its code."""
+
+    def __init__(self, error: StatelinkError) -> None:
+        super().__init__(str(error))
+        self.code = error.code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"Error [{self.code}]: {self.message}", file=file, err=file is None)
 
 
 def unwritable(error: OSError, file: object) -> click.ClickException:
@@ -111,7 +128,7 @@ def _status(run: Callable[[], Any]) -> int:
         error.show()
         return error.exit_code
     except StatelinkError as error:
-        click.ClickException(str(error)).show()
+        _CodedError(error).show()
         return 1
     except click.Abort:  # click makes it of KeyboardInterrupt
         click.echo("Interrupted.", err=True)

@@ -84,13 +84,12 @@ def rendezvous(
     if expected and not listing:
         raise click.UsageError("--expect goes with --list")
     named = key_fields(secret_file, allow_file)
-    keys = Keys(**named) if named else None
     if listing:
-        context.exit(list_directory(address, keys, expected, insecure=insecure, as_json=as_json))
+        context.exit(list_directory(address, named, expected, insecure=insecure, as_json=as_json))
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    keys = keys or Keys.from_environment()
+    keys = Keys(**named) if named else Keys.from_environment()
     with RendezvousServer(listen, advertise=advertise, keys=keys, insecure=insecure, lifetime=lifetime) as server:
         if as_json:
             print_json({"address": server.address})

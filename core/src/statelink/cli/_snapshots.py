@@ -13,6 +13,10 @@ from statelink.link import ask, sockets
 __all__ = ["Answer", "Answers", "answers", "named"]
 
 
+LONGEST = 15
+"""Most characters of an unmet peer's address that are shown: so many fit into a line of 80 columns."""
+
+
 class Answer(NamedTuple):
     """What one link answered.
 
@@ -62,10 +66,13 @@ def answers(which: str | None) -> Answers:
     return Answers(given, silent)
 
 
-def named(link: str) -> str:
-    """The end of a link name, which tells incarnations of one rank apart."""
-    incarnation = link.rpartition("-")[2]
-    return incarnation[-6:] if len(incarnation) == 16 else link
+def named(peer: str) -> str:
+    """The end of a peer's link name, which tells incarnations of one rank apart, or of the address of an unmet peer."""
+    if peer.startswith("tcp://"):
+        place = peer.removeprefix("tcp://").partition("@")[0]
+        return place if len(place) <= LONGEST else f"...{place[3 - LONGEST :]}"
+    incarnation = peer.rpartition("-")[2]
+    return incarnation[-6:] if len(incarnation) == 16 else peer
 
 
 def _paths(which: str | None) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["count_option", "every_option", "watch"]
 
+Seen = TypeVar("Seen")
+
 every_option = click.option(
     "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Wait this many seconds in between."
 )
@@ -26,46 +28,51 @@ count_option = click.option(
 
 
 def watch(
-    look: Callable[[], Any],
-    render: Callable[[Any], RenderableType] | None,
+    look: Callable[[], Seen],
+    render: Callable[[Seen], RenderableType],
     every: float,
     count: int | None,
-) -> None:
+    plain: Callable[[Seen], Any] | None = None,
+) -> Seen | None:
     """Look, and show what was seen, every few seconds. An interrupt ends it, and is no error.
 
     Args:
         look: Returns what is seen at this moment.
-        render: Turns that into something for the terminal. ``None``: print it as one line of JSON.
+        render: Turns that into something for the terminal.
         every: Seconds between two looks.
         count: Number of looks; without end if ``None``.
+        plain: Turns what is seen into plain types, to print it as one line of JSON instead.
+
+    Returns:
+        What was seen last. ``None`` if an interrupt ended it.
     """
     console = Console()
     numbers = itertools.count(1) if count is None else range(1, count + 1)
+    seen: Seen | None = None
     try:
-        if render is None or not console.is_terminal:
+        if plain is not None or not console.is_terminal:
             for number in numbers:
-                _print(console, look(), render)
+                seen = look()
+                if plain is not None:
+                    click.echo(msgspec.json.encode(plain(seen)).decode())
+                else:
+                    console.print(render(seen))
                 _rest(every, number, count)
-            return
+            return seen
         shown: RenderableType = ""
         with Live(console=console, screen=True, auto_refresh=False) as live:
             try:
                 for number in numbers:
-                    shown = render(look())
+                    seen = look()
+                    shown = render(seen)
                     live.update(shown, refresh=True)
                     _rest(every, number, count)
             except KeyboardInterrupt:
-                pass
+                seen = None
         console.print(shown)  # the last one stays on the terminal
     except KeyboardInterrupt:
-        pass
-
-
-def _print(console: Console, seen: Any, render: Callable[[Any], RenderableType] | None) -> None:
-    if render is None:
-        click.echo(msgspec.json.encode(seen).decode())
-    else:
-        console.print(render(seen))
+        return None
+    return seen
 
 
 def _rest(every: float, number: int, count: int | None) -> None:

@@ -22,9 +22,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["CONFIG_VARIABLE", "Given", "read_config"]
+__all__ = ["CONFIG_VARIABLE", "PREFIX", "Given", "read_config"]
 
 PREFIX = "STATELINK_"
+"""What the names of variables begin with."""
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 """The variable that names the file if the engine names none."""
 OTHERS = frozenset({CONFIG_VARIABLE, *ENVIRONMENT, *(f"{PREFIX}{name}PLUGINS" for name in ("", "STRICT_", "TRACE_"))})

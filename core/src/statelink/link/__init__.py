@@ -18,7 +18,7 @@ from ._inspect import ask, sockets
 from ._link import Link
 from ._room import Ready
 from ._status import Status
-from ._verify import check_verify
+from ._verify import check_hash, check_verify
 from .decode import LANDING_ROUND, Receiving
 from .peers import Peer, Rendezvous, StaticRendezvous, this_process
 from .prefill import Sending
@@ -36,6 +36,7 @@ __all__ = [
     "StaticRendezvous",
     "Status",
     "ask",
+    "check_hash",
     "check_verify",
     "sockets",
     "this_process",

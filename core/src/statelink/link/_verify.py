@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from statelink.plan import Items, PairPlan
     from statelink.state import Inventory
 
-__all__ = ["check_verify", "differing", "digest_of", "packed"]
+__all__ = ["check_hash", "check_verify", "differing", "digest_of", "packed"]
 
 MODULUS = 1 << 128
 
 Bytes = npt.NDArray[np.uint8]
 
 
-def check_verify(inventory: Inventory) -> None:
-    """Check that this rank can compute digests.
+def check_hash() -> None:
+    """Check that the hash library is installed.
 
     Raises:
-        ConfigError: The hash library is not installed.
-        UnsupportedError: Some registered memory is not host memory.
+        ConfigError: It is not.
     """
     try:
         import xxhash  # noqa: F401 - an extra; nothing else needs it
@@ -45,6 +44,16 @@ def check_verify(inventory: Inventory) -> None:
             hint=install_hint("statelink[verify]"),
             code="config.verify",
         ) from error
+
+
+def check_verify(inventory: Inventory) -> None:
+    """Check that this rank can compute digests.
+
+    Raises:
+        ConfigError: The hash library is not installed.
+        UnsupportedError: Some registered memory is not host memory.
+    """
+    check_hash()
     foreign = sorted({region.kind for region in inventory.regions if region.kind != "dram"})
     if foreign:
         raise UnsupportedError(

@@ -216,7 +216,7 @@ def _unknown(name: str) -> UnknownBackendError:
     installed = sorted({each.name for each in list_backends()})
     distribution = known_packages().get(name)
     if distribution is not None:
-        hint = install_hint(distribution)
+        hint = "; ".join(filter(None, (install_hint(distribution), _data("notes.json").get(distribution))))
         if os.environ.get("STATELINK_PLUGINS") is not None and _is_installed(distribution):
             hint = f"add {distribution} to the environment variable STATELINK_PLUGINS"
     else:
@@ -244,9 +244,13 @@ def _is_installed(distribution: str) -> bool:
 @functools.cache
 def known_packages() -> dict[str, str]:
     """Backend name to the package that has it. It is a data file, because the code of the core names no backend."""
-    text = importlib.resources.files(__package__ or "statelink.registry").joinpath("known.json").read_text()
-    known: dict[str, str] = json.loads(text)
-    return known
+    return _data("known.json")
+
+
+def _data(name: str) -> dict[str, str]:
+    text = importlib.resources.files(__package__ or "statelink.registry").joinpath(name).read_text()
+    found: dict[str, str] = json.loads(text)
+    return found
 
 
 def _span(versions: range) -> str:

@@ -8,8 +8,8 @@ either may die and come back.
 from __future__ import annotations
 
 from ._client import RendezvousClient
-from ._cluster import Cluster
-from ._connect import Directory, connect
+from ._cluster import Cluster, is_etcd
+from ._connect import Directory, check_directory, connect
 from ._etcd import EtcdClient
 from ._gateway import Waits
 from ._listing import Instance, Rank, list_instances
@@ -26,6 +26,8 @@ __all__ = [
     "RendezvousClient",
     "RendezvousServer",
     "Waits",
+    "check_directory",
     "connect",
+    "is_etcd",
     "list_instances",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from statelink import wire
 from statelink.link import Rendezvous
 
 from ._client import RendezvousClient
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from statelink.config import LinkConfig
     from statelink.wire import Keys
 
-__all__ = ["Directory", "connect"]
+__all__ = ["Directory", "check_directory", "connect"]
 
 
 class Directory(Rendezvous, Protocol):
@@ -39,3 +40,15 @@ def connect(config: LinkConfig, *, link: str, keys: Keys | None) -> Directory:
         cluster = Cluster.of(config.rendezvous, config.etcd, insecure=config.insecure)
         return EtcdClient(cluster, link=link, peers=config.peers)
     return RendezvousClient(config.rendezvous, link=link, keys=keys, peers=config.peers)
+
+
+def check_directory(config: LinkConfig, *, keys: Keys | None) -> None:
+    """Check that a link can use ``config.rendezvous``, without asking the directory. Opens nothing.
+
+    Raises:
+        ConfigError: As `connect`.
+    """
+    if is_etcd(config.rendezvous):
+        Cluster.of(config.rendezvous, config.etcd, insecure=config.insecure)
+    elif config.rendezvous:
+        wire.check_dial(wire.parse_endpoint(config.rendezvous), keys)

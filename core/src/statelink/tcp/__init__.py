@@ -6,7 +6,7 @@ An author of a backend reads it first, as the reference. Read the modules in thi
     the methods of the interface, and how each works.
 ``_descriptor``, ``_handshake``, ``_listener``
     how two processes find each other and prove who they are.
-``_frames``, ``_sender``, ``_receiver``
+``_frames``, ``_write``, ``_sender``, ``_inbox``, ``_receiver``
     one WRITE: its frames, its sender and its receiver.
 ``_copying``
     what copies a batch out of a sender's memory, on several threads.
@@ -18,7 +18,9 @@ An author of a backend reads it first, as the reference. Read the modules in thi
     sockets and the three system calls underneath.
 
 Threads: one thread listens. For each peer, at most one thread sends and one receives. The thread that uses a connection
-also closes it. Other threads only wake it. The receiving thread has others copy large batches of this host with it.
+also closes it. Other threads only wake it, with two exceptions: whoever submits a batch sends it if nobody else is
+sending, and a link's control thread takes replies (`Sender.attend`). The receiving thread has others copy large batches
+of this host with it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from ._rendezvous import (
     Resolve,
     Resolved,
 )
-from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
+from ._security import Endpoint, Gate, check_dial, check_listen, host_of, is_loopback, parse_endpoint, unbound
 
 __all__ = [
     "ENVIRONMENT",
@@ -102,6 +102,8 @@ __all__ = [
     "Unmet",
     "Welcome",
     "check_descriptors",
+    "check_dial",
+    "check_listen",
     "check_private",
     "decode",
     "encode",
@@ -113,6 +115,7 @@ __all__ = [
     "parse_endpoint",
     "read_handshake",
     "read_secret",
+    "unbound",
     "unpack_items",
     "write_handshake",
 ]

@@ -20,7 +20,7 @@ from ._frames import Frames, Watch
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
 from ._parts import PART, Parts, cut
-from ._security import Endpoint, Gate, host_of, is_loopback, parse_endpoint
+from ._security import Endpoint, Gate, check_dial, check_listen, host_of, parse_endpoint, unbound
 
 if TYPE_CHECKING:
     from ._keys import Keys
@@ -83,20 +83,7 @@ class Channel:
         max_frame: int = MAX_FRAME,
         kinds: Mapping[bytes, type[Message]] = KINDS,
     ) -> None:
-        endpoint = parse_endpoint(listen or "tcp://127.0.0.1:0")
-        if keys is None and not insecure and not is_loopback(endpoint.address):
-            raise ConfigError(
-                f"this link would listen on {endpoint.address} without keys",
-                cause="anyone who reaches that address could read and change requests",
-                hint="configure keys, or set insecure = true on a network that you trust wholly",
-                code="config.insecure",
-            )
-        if host_of(endpoint.address) in ("*", "0.0.0.0", "::") and not advertise:
-            raise ConfigError(
-                f"this link would listen on {endpoint.address}, which is no address that a peer can dial",
-                hint="set 'advertise' to the host under which peers reach this process",
-                code="config.advertise",
-            )
+        endpoint = check_listen(listen or "tcp://127.0.0.1:0", advertise=advertise, keys=keys, insecure=insecure)
         check_descriptors()
         self.name = name
         self._knows: Callable[[str], bool] = lambda name: True
@@ -130,7 +117,7 @@ class Channel:
             self._router.bind(endpoint.address)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"cannot listen on {endpoint.address}", cause=str(error)) from error
+            raise unbound(endpoint.address, error) from error
         bound = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         host = advertise or host_of(endpoint.address)
         port = bound.rpartition(":")[2]
@@ -203,24 +190,7 @@ class Channel:
         address = str(endpoint)
         if address in self._dialled:
             return
-        if bool(endpoint.key) != bool(self._keys):
-            raise ConfigError(
-                f"cannot dial {endpoint.address}",
-                cause="its address has a key and this link has none"
-                if endpoint.key
-                else "this link has keys and its address has none",
-                hint="write the address as tcp://host:port@public-key, and configure keys on both sides",
-                code="config.keys",
-            )
-        if self._keys is not None and endpoint.key not in self._keys.allow:
-            # The peer proves that it holds the key in its address. But whoever gave us the address must not decide that
-            # the peer may learn where our memory is. So the key has to be allowed, too.
-            raise ConfigError(
-                f"cannot dial {endpoint.address}",
-                cause=f"its public key, {endpoint.key}, is not in this link's allow-list",
-                hint="add it to 'allow' of 'keys', or to the allow file",
-                code="config.keys",
-            )
+        check_dial(endpoint, self._keys)
         try:
             socket = self._socket(zmq.DEALER)
         except zmq.ZMQError as error:  # the process has no file descriptor left

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import ipaddress
 import logging
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 import zmq.utils.z85
@@ -15,7 +16,10 @@ from statelink.errors import ConfigError
 
 from ._keys import key_from_url, key_to_url
 
-__all__ = ["Endpoint", "Gate", "host_of", "is_loopback", "parse_endpoint"]
+if TYPE_CHECKING:
+    from ._keys import Keys
+
+__all__ = ["Endpoint", "Gate", "check_dial", "check_listen", "host_of", "is_loopback", "parse_endpoint", "unbound"]
 
 log = logging.getLogger("statelink.wire")
 
@@ -63,6 +67,79 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bool) -> Endpoint:
+    """Check where a link would listen. Opens nothing.
+
+    Args:
+        listen: The address.
+        advertise: Host under which peers reach it; the listening host when empty.
+        keys: The link's keys.
+        insecure: Whether to listen beyond loopback without keys.
+
+    Raises:
+        ConfigError: It is no address, would be open to all without keys, or is no address that a peer can dial.
+    """
+    endpoint = parse_endpoint(listen)
+    if keys is None and not insecure and not is_loopback(endpoint.address):
+        raise ConfigError(
+            f"this link would listen on {endpoint.address} without keys",
+            cause="anyone who reaches that address could read and change requests",
+            hint="configure keys, or set insecure = true on a network that you trust wholly",
+            code="config.insecure",
+        )
+    if host_of(endpoint.address) in ("*", "0.0.0.0", "::") and not advertise:
+        raise ConfigError(
+            f"this link would listen on {endpoint.address}, which is no address that a peer can dial",
+            hint="set 'advertise' to the host under which peers reach this process",
+            code="config.advertise",
+        )
+    return endpoint
+
+
+def check_dial(endpoint: Endpoint, keys: Keys | None) -> None:
+    """Check that a link with these keys may dial an address. Opens nothing.
+
+    Raises:
+        ConfigError: Only one side has keys, or the address's key is not allowed.
+    """
+    if bool(endpoint.key) != bool(keys):
+        raise ConfigError(
+            f"cannot dial {endpoint.address}",
+            cause="its address has a key and this link has none"
+            if endpoint.key
+            else "this link has keys and its address has none",
+            hint="write the address as tcp://host:port@public-key, and configure keys on both sides",
+            code="config.keys",
+        )
+    if keys is not None and endpoint.key not in keys.allow:
+        # The peer proves that it holds the key in its address. But whoever gave us the address must not decide that
+        # the peer may learn where our memory is. So the key has to be allowed, too.
+        raise ConfigError(
+            f"cannot dial {endpoint.address}",
+            cause=f"its public key, {endpoint.key}, is not in this link's allow-list",
+            hint="add it to 'allow' of 'keys', or to the allow file",
+            code="config.keys",
+        )
+
+
+def unbound(address: str, error: zmq.ZMQError) -> ConfigError:
+    """The error that says why nobody can listen on ``tcp://host:port``."""
+    host, port = host_of(address), address.rpartition(":")[2]
+    hints = {
+        errno.EADDRINUSE: f"`ss -ltnp 'sport = :{port}'` shows who listens there; port 0 picks a free port",
+        errno.EADDRNOTAVAIL: f"{host} is no address of this host: `ip address` shows those that are; where peers reach "
+        "it under another host, listen on 0.0.0.0 and set 'advertise'",
+        errno.ENODEV: f"{host} is neither an address nor a network interface of this host: see `ip address`",
+        errno.EACCES: "ports below 1024 need a privilege: take a higher one, or port 0",
+    }
+    return ConfigError(
+        f"cannot listen on {address}",
+        cause=str(error),
+        hint=hints.get(error.errno or 0, "name an address of this host; port 0 picks a free port"),
+        code="config.listen",
+    )
 
 
 class Gate:

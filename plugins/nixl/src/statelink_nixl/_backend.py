@@ -124,8 +124,9 @@ class NixlBackend(PostingBackend[_Peer]):
         except self._library.errors as error:
             raise BackendUnavailableError(
                 "NIXL could not be started",
-                cause=f"{error}; UCX prints what it missed",
-                hint="see `backends` and `ucx` in the options, and UCX_* in the environment",
+                cause=str(error),
+                hint="with NIXL_LOG_LEVEL=INFO and UCX_LOG_LEVEL=info in the environment, NIXL and UCX print why; see "
+                "also `backends` and `ucx` in the options",
                 backend=self.name,
                 library=self._library.version,
             ) from error
@@ -370,5 +371,8 @@ class NixlBackend(PostingBackend[_Peer]):
 def _absent(error: Exception) -> tuple[str, str]:
     """Why NIXL cannot be imported, and what helps."""
     if isinstance(error, ModuleNotFoundError) and error.name == "nixl":
-        return "NIXL is not installed", "pip install nixl"
+        return (
+            "NIXL is not installed",
+            "pip install nixl, which also installs torch with CUDA if there is no torch: 6 GB",
+        )
     return f"NIXL is installed, and its import fails: {error}", ""

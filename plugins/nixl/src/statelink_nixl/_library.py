@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.metadata
 import logging
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from statelink.backend.native import environment, lacking, rdma_devices
+
+from ._loading import loading_error
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -90,11 +91,12 @@ class Library:
             what = f"NIXL's {', '.join(options.backends)} moves bytes to files or object stores, not to another process"
             return what, "add UCX, or another that reaches a process, to `backends`"
         for name in options.backends:
-            # Some need libraries that are not in the wheel. NIXL then only says that it found nothing.
+            # Some need libraries that are not in the wheel, or files of the wheel are missing.
             cause = self._unloadable(name)
             if cause:
                 usable = ", ".join(other for other in plugins if other not in STORES and not self._unloadable(other))
-                hint = f"install what it needs; of those that reach another process, {usable or 'none'} can be loaded"
+                able = f"of those that reach another process, {usable or 'none'} can be loaded"
+                hint = f"install what it needs, or NIXL again; {able}"
                 return f"{self.version} has a backend {name}, which cannot be loaded: {cause}", hint
         return "", ""
 
@@ -102,15 +104,14 @@ class Library:
         """The loader's error for a plugin of this wheel; nothing if it loads, or is not in the wheel."""
         package = Path(self._api.__file__).parent
         path = package.with_name(f"{package.name}.libs") / "nixl" / f"libplugin_{plugin}.so"
-        # UCX is complete in the wheel. It reads its global settings when it is loaded, so the first link has to load
-        # it.
-        if plugin == "UCX" or "NIXL_PLUGIN_DIR" in os.environ or not path.exists():
+        if "NIXL_PLUGIN_DIR" in os.environ or not path.exists():
             return ""
-        try:
-            ctypes.CDLL(str(path))
-        except OSError as error:
-            return str(error)
-        return ""
+        if plugin != "UCX":
+            return loading_error(path)
+        # UCX reads its global settings when it is loaded, so in this process the first link has to load it. It needs
+        # what the bindings bring.
+        bindings = getattr(self._api.nixlBind, "__file__", None)
+        return loading_error(path, after=bindings) if bindings else ""
 
     def agent(self, name: str, options: Options) -> Any:
         """An agent with its backends. Devices are open, and the progress thread runs."""

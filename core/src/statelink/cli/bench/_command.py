@@ -18,7 +18,7 @@ from statelink.errors import StatelinkError
 from statelink.registry import load_backend
 from statelink.wire import Keys, host_of, parse_endpoint
 
-from .._configured import key_fields
+from .._configured import key_fields, no_keys
 from .._output import ended_by_signal, json_option, print_json
 from .._pairs import pair
 from .._plots import picture_path
@@ -122,11 +122,10 @@ def bench(
     with 1 if a backend could not be measured. Pictures need matplotlib: pip install './core[plot]'.
     """
     named = key_fields(secret_file, allow_file)
-    keys = Keys(**named) if named else Keys.from_environment()
     if listen:
         if names or peer:
             raise click.UsageError("--serve takes no BACKEND and no --peer")
-        _serve(listen, host, keys, named, insecure, most, as_json)
+        _serve(listen, host, _keys(named), named, insecure, most, as_json)
         return
     if not names:
         raise click.UsageError("name at least one BACKEND; `statelink backends` lists them")
@@ -149,8 +148,8 @@ def bench(
         raise click.UsageError(f"--most leaves out every request: it allows {size(most)}")
     here = host or (_address_towards(peer) if peer else "127.0.0.1")
     config = _config(here, named, insecure) if peer else {}
-    via = Via(peer, keys if peer else None, config, here)
-    with ended_by_signal():
+    via = Via(peer, _keys(named) if peer else None, config, here)
+    with ended_by_signal(), contextlib.nullcontext() if peer else no_keys():
         found = [_measure(name, options, plan, via) for name in names]
     if as_json:
         print_json(plain(found, plan, peer))
@@ -161,6 +160,10 @@ def bench(
         click.echo(f"wrote {plot}", err=True)
     if any(each.error for each in found):
         raise SystemExit(1)
+
+
+def _keys(named: dict[str, Any] | None) -> Keys | None:
+    return Keys(**named) if named else Keys.from_environment()
 
 
 class Via:

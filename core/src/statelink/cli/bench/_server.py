@@ -10,7 +10,7 @@ import msgspec
 import zmq
 
 from statelink.errors import ConfigError, StatelinkError
-from statelink.wire import Endpoint, Gate, Keys, host_of, is_loopback, parse_endpoint
+from statelink.wire import Endpoint, Gate, Keys, host_of, is_loopback, parse_endpoint, unbound
 
 from ._ends import MOST_BYTES, Local
 
@@ -71,7 +71,7 @@ class Server:
             self._socket.bind(endpoint.address)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"cannot listen on {endpoint.address}", cause=str(error)) from error
+            raise unbound(endpoint.address, error) from error
         port = bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0").rpartition(":")[2]
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self.address = str(Endpoint(f"tcp://{shown}:{port}", keys.public if keys is not None else ""))

@@ -29,10 +29,13 @@ def top(which: str | None, every: float, count: int | None, as_json: bool) -> No
 
     Shows live rooms, ready peers, bytes and ended rooms a second, held memory and queues of this user's links, or of
     one process or socket, until an interrupt. Bytes count when their room ends. With --json, prints one line for each
-    look. What is counted a second is unknown at the first look.
+    look. What is counted a second is unknown at the first look. With --count, exits with 1 if a link does not answer
+    the last time.
     """
     looks = Looks()
-    watch(lambda: looks.add(answers(which), time.monotonic()), None if as_json else _render, every, count)
+    last = watch(lambda: looks.add(answers(which), time.monotonic()), _render, every, count, dict if as_json else None)
+    if last is not None and last["silent"]:
+        raise SystemExit(1)
 
 
 def _render(look: dict[str, Any]) -> RenderableType:

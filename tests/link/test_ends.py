@@ -167,6 +167,8 @@ def test_deadlines(pair: Pair, never: str, side: str, cause: str, status: str, m
         assert room.wait(quiesced=True).quiesced
     reason = same(*rooms)
     stood(reason, f"{side} rank 0", status, missing, heard="never" if never == "asked" else r"\d+\.\d s ago")
+    if never == "the last" and side == "prefill":
+        assert "unless it says last=True" in reason.hint
     if never == "sent":
         assert reason.hint == "did prefill's engine call send() with this room id, and push()?"
     if never == "pushed":
@@ -184,6 +186,16 @@ def test_the_two_sides_name_different_rooms(pair: Pair) -> None:
     assert f"decode never asked for it; requests for other rooms wait here: {case.room} (of {pair.decode.name})" in text
     receiving.abort("gone")
     receiving.failed()
+    pair.spoilt(case)
+
+
+@TCP
+def test_a_decode_that_asked_for_a_room_that_is_for_another(pair: Pair) -> None:
+    case = pair.case(200)
+    sending = pair.send(case, deadline=1.0, to="decod")
+    assert pair.receive(case).why().code == "room.instances"
+    text = sending.failed(10)
+    assert "decode instance 'decode' asked for it, and send() says that it is for decod" in text
     pair.spoilt(case)
 
 

@@ -123,7 +123,7 @@ WRONG_PUSHES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"span": (-16, 200)},
         "the start of the span of a push is -16: a whole number from 0 to 200 is expected",
     ),
-    ({"kv": 13}, {"span": (200, 0)}, "span [200, 0) of a push: the room has 200 tokens"),
+    ({"kv": 13}, {"span": (200, 0)}, "span [200, 0) of a push: it ends before it begins"),
     ({"kv": 5}, {"span": (8, 80)}, "span [8, 80) splits a page of component 'kv': a page has 16 tokens"),
     ({"kv": 5}, {"span": (0, 72)}, "span [0, 72) splits a page of component 'kv'"),
     ({"kv": 13}, {"span": (0.0, 200.0)}, "span"),
@@ -156,6 +156,8 @@ def test_pushes_that_do_not_fit(pair: Pair) -> None:
         reason = error.value.reason
         assert text in f"{reason.what}: {reason.cause}", (counts, named)
         assert reason.who == {"room": str(case.room), "backend": pair.backend}
+    with pytest.raises(RoomError, match=r"begins at 0 and ends at 200: name span=\(first, last\) in a push of a part"):
+        sending.push({"kv": list(range(5))})
     for bad in ([48] * 13, [-1] * 13, np.arange(13.0), np.zeros((13, 1), int)):
         with pytest.raises(RoomError, match="component 'kv'"):
             sending.push({**case.whole(pair.prefill.memory.pools), "kv": bad})

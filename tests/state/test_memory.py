@@ -210,3 +210,15 @@ def test_what_has_no_bytes_of_its_own_is_refused() -> None:
 def test_arrays_whose_elements_share_bytes_or_run_backwards_are_refused(array: Any) -> None:
     with pytest.raises(StateError):
         described(array)
+
+
+@pytest.mark.parametrize(
+    ("array", "why"),
+    [
+        (np.broadcast_to(np.zeros((1, 4), np.int16), (6, 4)), "zero, as of an expanded array"),
+        (np.zeros((6, 4), np.int16)[::-1], "negative, as of a reversed view"),
+    ],
+)
+def test_items_that_are_not_one_after_the_other(array: Any, why: str) -> None:
+    with pytest.raises(StateError, match=why):
+        described(array)

@@ -88,6 +88,13 @@ def component(
         layout = layouts.setdefault(layout, layout)
         memory = view.memory
         count = memory.shape[0]
+        if count > 1 and memory.strides[0] <= 0:
+            raise StateError(
+                f"the items of buffer {view.name!r} of component {name!r} are not one after the other in memory",
+                cause=f"its strides are {memory.strides} bytes: the first one is "
+                + ("zero, as of an expanded array" if not memory.strides[0] else "negative, as of a reversed view"),
+                hint="pass the pool itself",
+            )
         if count > 1 and memory.strides[0] < layout.nbytes and memory.strides[0] < max(memory.strides[1:]):
             raise StateError(
                 f"buffer {view.name!r} of component {name!r} is a transposed array",

@@ -296,7 +296,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         if len(names) > MAX_COMPONENTS:
             raise StateError(f"an inventory has at most {MAX_COMPONENTS} components", cause=f"{len(names)} given")
         if len(set(names)) != len(names):
-            raise StateError("every component has a name of its own", cause=_twice(names))
+            raise StateError(
+                "every component has a name of its own", cause=_twice(names), hint="name= of a constructor sets it"
+            )
         layouts = {id(buffer.layout): buffer.layout for each in self.components for buffer in each.buffers}
         effort = sum({layout.geometry(): layout.effort for layout in layouts.values()}.values())
         if effort > MAX_EFFORT:

@@ -95,7 +95,7 @@ class Requests:
         """A rank asks for an open room that belongs to no instance yet."""
         reason_not = self._claims.not_for(room, rank)
         if reason_not is not None:
-            self.answer(rank, message, reason_not)
+            self._refuse_other(room, message, rank, reason_not)
         elif not self._claims.sole(message, rank):
             self._keep(message, rank)
             self.bind(room)
@@ -264,7 +264,12 @@ class Requests:
             reason = self._claims.not_for(room, rank)
             if reason is not None:
                 self._pending.drop(room.key, rank.name)
-                self.answer(rank, asked.request, reason)
+                self._refuse_other(room, asked.request, rank, reason)
+
+    def _refuse_other(self, room: SendingState, message: wire.Request, rank: DecodeRank, reason: Reason) -> None:
+        """Refuse a rank that the room is not for."""
+        room.turned_away = rank.handshake.inventory.instance
+        self.answer(rank, message, reason)
 
     def bind(self, room: SendingState) -> None:
         """Bind a room to the instance of which every rank has asked for it, if there is one.

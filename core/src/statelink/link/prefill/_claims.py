@@ -180,6 +180,8 @@ class Claims:
                 f"{cause}, and this room does not say that it is for that instance: with to={first.instance!r} for "
                 "send(), or sole=True for receive(), it would have failed then"
             )
+        if room.turned_away:
+            return f"decode instance {room.turned_away!r} asked for it, and send() says that it is for {room.to}"
         refusal = self.refusal(room)
         if refusal:
             return f"decode never asked for it; {refusal}"

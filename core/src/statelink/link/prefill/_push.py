@@ -59,6 +59,8 @@ class Pushes:
     def __init__(self, room: RoomState) -> None:
         self._room = room
         self._named: dict[str, list[Items]] = {}
+        self._unspanned = False
+        """Whether the push that is checked names no span."""
 
     def check_span(
         self, span: tuple[int, int] | None, layers: tuple[int, int] | None
@@ -72,7 +74,9 @@ class Pushes:
             a, b = span
             tokens = self._room.tokens
             if type(a) is int and type(b) is int and 0 <= a <= b <= (MAX_TOKENS if tokens is None else tokens):
+                self._unspanned = False
                 return span, None
+        self._unspanned = span is None
         a, b = self._checked_span(span)
         layers = None if layers is None else self._pair("layers", layers, MAX_LAYERS)
         if layers is not None and layers[0] >= layers[1]:
@@ -130,7 +134,7 @@ class Pushes:
         most = MAX_TOKENS if tokens is None else tokens
         a, b = (self._reach, most) if span is None else self._pair("span", span, most)
         if a > b:
-            raise self.error(f"span [{a}, {b}) of a push", cause=f"the room has {tokens or 'yet unknown'} tokens")
+            raise self.error(f"span [{a}, {b}) of a push", cause="it ends before it begins")
         return a, b
 
     def _pair(self, what: str, given: Any, high: int) -> tuple[int, int]:
@@ -170,20 +174,33 @@ class Pushes:
                 step = component.page if component.partition.kind == "all" else item_positions(component)
                 if begin % step or (stop % step and not reaches):
                     raise self.error(
-                        f"span [{begin}, {stop}) splits a page of component {name!r}", cause=f"a page has {step} tokens"
+                        f"span [{begin}, {stop}) splits a page of component {name!r}",
+                        f"a page has {step} tokens",
+                        self._no_span(span),
                     )
             elif not reaches or not final:
                 self._check_final(component, span, reaches)
             try:
                 checked[name] = pushed(component, end, prefix, span, given)
             except RoomError as error:
-                raise self.error(error.reason.what, error.reason.cause, error.reason.hint, error.code) from None
+                hint = self._no_span(span) or error.reason.hint
+                raise self.error(error.reason.what, error.reason.cause, hint, error.code) from None
         if final:
             if len(checked) < len(known):
                 self._check_complete(known.keys() - checked.keys() - self._named.keys())
             if self._named:
                 self._check_pieces(checked, end)
         return checked
+
+    def _no_span(self, span: tuple[int, int]) -> str:
+        """A hint for a push that names no span; empty for another one."""
+        if not self._unspanned:
+            return ""
+        begins = "where the last push ended" if self._reach else "at 0"
+        return (
+            f"the push names no span, so it begins {begins} and ends at {span[1]}: name span=(first, last) in a push "
+            "of a part of the request, and in all pushes by layers"
+        )
 
     def _check_final(self, component: Component, span: tuple[int, int], reaches: bool) -> None:
         """Refuse an item of the whole request in a push that is not the last one, or does not reach the end."""

@@ -101,11 +101,13 @@ class SendingState(RoomState):
     Attributes:
         standings: How the room stands on the other ranks; ``None`` before the engine asks.
         begun: Whether the control thread knows the room.
+        turned_away: The last decode instance that asked for the room, and for which it is not; empty for none.
     """
 
     role = "prefill"
     standings: Standings | None = None
     begun = False
+    turned_away = ""
     _pushes = 0
     _complete = False
     _first: Delivery | None = None
@@ -375,6 +377,8 @@ class SendingState(RoomState):
             if isinstance(rendezvous, Explaining):
                 why, hint = rendezvous.explain(None)
                 cause += f"; {why}" if why else ""
+        elif self._pushes and not self._complete and not self._queue:
+            hint = "a push with layers=, and one that ends before N, is not the last one, unless it says last=True"
         hooks = (
             (f"{key}: {name}", hook) for key, each in self._deliveries.items() for name, hook in each.hooks.items()
         )

@@ -47,6 +47,7 @@ class Stream:
         self.outcomes: list[Outcome] = []
         self.refused = ""
         self.failure: BaseException | None = None
+        self._ended: list[Transfer] = []
         self._opened = opened
         self._each = each
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -79,9 +80,23 @@ class Stream:
         with self._opened.turn:
             self._opened.backend.poll([transfer for transfer in running if transfer.outcome is None])
         left = [transfer for transfer in running if transfer.outcome is None]
-        self.outcomes += [outcome_of(transfer) for transfer in running if transfer not in left]
+        ended = [transfer for transfer in running if transfer not in left]
+        self.outcomes += [outcome_of(transfer) for transfer in ended]
+        self._ended += [transfer for transfer in ended if not outcome_of(transfer).ok]
         running[:] = left
         if running:
+            time.sleep(REST)
+
+
+    def settle(self, patience: float) -> None:
+        """Poll the transfers that failed until all have stopped, for so many seconds at most. The stream has ended."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            unsettled = [transfer for transfer in self._ended if outcome_of(transfer).unsettled]
+            if not unsettled:
+                return
+            with self._opened.turn:
+                self._opened.backend.poll(unsettled)
             time.sleep(REST)
 
 
@@ -109,3 +124,9 @@ def look(host: Host, patience: float, stop: bool = False, must: bool = False) ->
     if stream.failure is not None:
         raise stream.failure if isinstance(stream.failure, Unexpected) else unexpected(stream.failure)
     return Left(list(stream.outcomes), stream.refused, ended)
+
+
+def settle(host: Host, patience: float) -> None:
+    """Wait until nothing of the stream, which has ended, can land any more; for so many seconds at most."""
+    stream: Stream = host.kept["stream"]
+    stream.settle(patience)

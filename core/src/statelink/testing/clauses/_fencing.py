@@ -193,6 +193,7 @@ class Fencing(Suite):
             assert not read, f"the source was read after {trouble}, and after its transfer was called settled there"
         mover.worker(_stream.look, pair.subject.patience, True, True)
         if trouble != "a stopped peer":
+            mover.worker(_stream.settle, LATE)  # what failed may still land, and is to be over before the next move
             pair.connect()
             pair.works_small(op)
         needs(bool(settled), "it does not call such a transfer settled on any side")

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from statelink.rendezvous import RendezvousServer
 from statelink.wire import Keys
 
-from ._configured import key_fields
+from ._configured import key_fields, serving
 from ._directory import DEFAULT, list_directory
 from ._output import json_option, print_json
 
@@ -90,7 +90,9 @@ def rendezvous(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     keys = Keys(**named) if named else Keys.from_environment()
-    with RendezvousServer(listen, advertise=advertise, keys=keys, insecure=insecure, lifetime=lifetime) as server:
+    with serving("--advertise"):
+        made = RendezvousServer(listen, advertise=advertise, keys=keys, insecure=insecure, lifetime=lifetime)
+    with made as server:
         if as_json:
             print_json({"address": server.address})
         else:

@@ -7,14 +7,12 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from statelink._checks import CHECKS
 from statelink.config import CONFIG_VARIABLE, PREFIX, Given, LinkConfig, read_config
-from statelink.errors import BackendError, ConfigError, StatelinkError
+from statelink.errors import BackendError, StatelinkError
 from statelink.wire import ENVIRONMENT
 
-__all__ = ["BY_ENGINE", "Configured", "configured", "key_fields", "no_keys", "serving"]
+__all__ = ["BY_ENGINE", "Configured", "configured", "key_fields", "no_keys"]
 
 BY_ENGINE: Final = {"role": "decode", "backend": "auto"}
 """Values for keys that have no default, and that an engine may set itself. Used if the environment has no value."""
@@ -106,28 +104,6 @@ def key_fields(secret_file: str, allow_file: str) -> dict[str, Any] | None:
         **({"secret_file": secret_file} if secret_file else secret),
         **({"allow_file": allow_file} if allow_file else allow),
     }
-
-
-@contextlib.contextmanager
-def serving(advertise: str) -> Iterator[None]:
-    """Within the block, errors about where a server listens name the options of its command.
-
-    Args:
-        advertise: The option that has the host under which others reach it.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        hints = {
-            "config.insecure": "give it keys with --secret-file and --allow-file, or set --insecure on a network that "
-            "you trust wholly",
-            "config.advertise": f"set {advertise} to the host under which others reach it",
-        }
-        if error.code not in hints:
-            raise
-        what = error.reason.what.replace("this link", "this server")
-        reason = msgspec.structs.replace(error.reason, what=what, hint=hints[error.code])
-        raise ConfigError.of(reason) from error
 
 
 @contextlib.contextmanager

@@ -236,8 +236,7 @@ def _serve(
 ) -> None:
     at = host or host_of(parse_endpoint(listen).address)
     config = _config(at, named, insecure)
-    with serving("--host"):
-        server = Server(listen, advertise=host, keys=keys, insecure=insecure, config=config, most=most)
+    server = Server(listen, advertise=host, keys=keys, insecure=insecure, config=config, most=most)
     with _until_signal(server):
         if as_json:
             print_json({"address": server.address})

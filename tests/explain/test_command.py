@@ -95,7 +95,7 @@ def test_a_mismatch_is_refused_in_the_words_of_connecting(files: Path) -> None:
     sides = [inventories(read_side(files / f"{name}.toml", name)) for name in ("prefill", "decode")]
     with pytest.raises(MismatchError) as expected:
         match(sides[0], sides[1])
-    assert printed == f"Error: {expected.value}\n"
+    assert printed == f"Error [mismatch]: {expected.value}\n"
     assert "kv/layers.0-1.{k,v}: dtype: float16 on decode, bfloat16 on prefill" in printed
     refused = json.loads(run(TINY, f'{TINY}dtype = "float16"', "--json", expect=1))["refused"]
     assert refused["message"] == str(expected.value)

@@ -23,8 +23,7 @@ __all__ = ["rendezvous"]
 SERVING = {"listen": "--listen", "advertise": "--advertise", "lifetime": "--lifetime"}
 """Options that only a server has."""
 HINTS = {
-    "config.insecure": "give it keys with --secret-file and --allow-file, or set --insecure on a network that you trust "
-    "wholly",
+    "config.insecure": "set --secret-file and --allow-file, or --insecure on a network that you trust wholly",
     "config.advertise": "set --advertise to the host under which links reach it",
 }
 """What to do about errors of a link that is configured in this way, in the options of this command."""

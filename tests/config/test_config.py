@@ -190,7 +190,7 @@ def test_a_missing_key_and_no_configuration_at_all(toml: Path) -> None:
     error = refusal(toml)
     assert error.reason.who == {"file": str(toml)}
     assert "backend is missing" in str(error)
-    assert error.hint == "set STATELINK_BACKEND, or backend = \"auto\" in the file"
+    assert error.hint == 'set STATELINK_BACKEND, or backend = "auto" in the file'
     assert refusal(None).code == "config.file"
     assert refusal(None, {"STATELINK_BACKEND": "tcp"}).reason.who == {}
     assert refusal(5).code == "config.type"

@@ -99,7 +99,9 @@ def test_a_name_that_only_this_host_reaches_is_in_the_log(
         ({"listen": "tcp://worker-7:0"}, "config.listen"),
     ],
 )
-def test_a_host_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], code: str) -> None:
+def test_a_host_that_cannot_be_used_is_refused(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, str], code: str
+) -> None:
     def unknown(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

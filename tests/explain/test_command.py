@@ -163,7 +163,7 @@ def test_a_file_that_is_wrong_says_where(case: str, files: Path) -> None:
 
 def test_a_wrong_file_ends_the_command_with_the_error(files: Path) -> None:
     printed = run(f"{TINY}tpp = 2", TINY, expect=1)
-    assert printed.startswith("Error: unknown key 'tpp' in the layout (file prefill.toml): known keys: ")
+    assert printed.startswith("Error [config.key]: unknown key 'tpp' in the layout (file prefill.toml): known keys: ")
     assert "hint: did you mean 'tp'?" in printed
     (files / "binary.toml").write_bytes(b"\xff\xfe")
     result = CliRunner().invoke(main, ["explain", "binary.toml", "prefill.toml"])

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -227,7 +226,8 @@ def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
 
 def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel) -> Backend:
     hosts = data_hosts(channel.bound, settings.advertise)
-    if ip_address(hosts.host).is_loopback and not is_loopback(channel.endpoint.address):
+    loopback = is_loopback(channel.endpoint.address)
+    if is_loopback(f"tcp://{hosts.host}:0") and not loopback:
         said = "%s is %s on this host, so no other host reaches its data; set 'advertise' to an IP address of this host"
         log.warning(said, host_of(channel.endpoint.address), hosts.host)
     context = BackendContext(
@@ -235,7 +235,7 @@ def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel
         link=name,
         host=hosts.host,
         listen=hosts.listen,
-        loopback=is_loopback(channel.endpoint.address),
+        loopback=loopback,
         role=settings.role,
         require=frozenset(settings.require),
     )

@@ -26,6 +26,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"options": {"hosst": 1}}, "config.key", "did you mean 'host'?"),
     ({"listen": "tcp://0.0.0.0:0"}, "config.insecure", "configure keys, or "),
     ({"listen": "tcp://0.0.0.0:0", "insecure": True}, "config.advertise", "set 'advertise'"),
+    ({"advertise": "a..b"}, "config.advertise", "write a host name"),
+    ({"listen": "tcp://a..b:0", "insecure": True}, "config.listen", "write an IP address"),
     ({"rendezvous": "foo"}, "config", "tcp://host:port"),
     ({"rendezvous": "etcd://nowhere"}, "config.etcd", "write etcd://host:2379"),
     ({"peers": {"p": ["10.0.0.1:5"]}}, "config", "tcp://host:port"),
@@ -73,7 +75,7 @@ def test_what_open_refuses_is_a_problem(
     """`statelink.open` and `doctor` agree, and the problem says where the key stands."""
     status, problems = with_configuration(monkeypatch, tmp_path, where, keys)
     assert (status, len(problems)) == (1, 1), problems
-    assert problems[0]["found"].endswith(f" [{code}]")
+    assert problems[0]["code"] == code
     assert problems[0]["hint"].startswith(hint)
     if code != "backend.transport":
         place = "(file " if where == "file" else f"(variable STATELINK_{next(iter(keys)).upper()}"
@@ -91,13 +93,14 @@ def test_keys_that_cannot_be_used_are_one_problem(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("STATELINK_SECRET_FILE", str(tmp_path / "absent"))
     status, problems = with_configuration(monkeypatch, tmp_path, "environment", keys)
     assert (status, len(problems)) == (1, 1), problems
-    assert problems[0]["found"].endswith(" [config.keys]")
+    assert problems[0]["code"] == "config.keys"
+    assert problems[0]["what"] == "configuration"
     for name in ("SECRET_FILE", *(key.upper() for key in keys), "BACKEND"):
         monkeypatch.delenv(f"STATELINK_{name}")
     inside = {**keys, "keys": {"secret_file": str(tmp_path / "absent")}}
     status, problems = with_configuration(monkeypatch, tmp_path, "file", inside)
     assert (status, len(problems)) == (1, 1), problems
-    assert problems[0]["found"].endswith(" [config.keys]")
+    assert problems[0]["code"] == "config.keys"
 
 
 @pytest.mark.parametrize("text", ["threads = ", 'backend = "tcp"\nthreads = "many"\n'])
@@ -157,3 +160,41 @@ def test_auto_has_to_find_a_backend(
     (check,) = (each for each in json.loads(result.stdout)["checks"] if each["about"] == "auto")
     assert (check["verdict"], result.exit_code) == (verdict, int(verdict == "problem"))
     assert not takes or check["found"] == f"it may take {takes}"
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(None, "not applicable"), (0, "problem"), (3, "ok")])
+@pytest.mark.parametrize("configured", [False, True])
+def test_keys_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int | None, verdict: str, configured: bool
+) -> None:
+    """Also where the environment has keys alone, since an engine has the rest."""
+    monkeypatch.delenv("STATELINK_CONFIG", raising=False)
+    if configured:
+        monkeypatch.setenv("STATELINK_BACKEND", "tcp")
+    if count is not None:
+        monkeypatch.setenv("STATELINK_SECRET", zmq.curve_keypair()[1].decode())
+        monkeypatch.setenv("STATELINK_ALLOW", " ".join(zmq.curve_keypair()[0].decode() for _ in range(count)))
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    with System(tmp_path):
+        result = CliRunner().invoke(main, ["doctor", "tcp", "--no-loopback", "--json"])
+    (keys,) = (each for each in json.loads(result.stdout)["checks"] if each["what"] == "keys")
+    assert (keys["verdict"], result.exit_code) == (verdict, int(verdict == "problem"))
+    assert keys["found"].startswith("none" if count is None else f"yes, {count} allowed")
+    assert keys["code"] == ("config.keys" if verdict == "problem" else "")
+
+
+def test_keys_that_nobody_else_looks_at_are_a_problem_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STATELINK_SECRET_FILE", str(tmp_path / "absent"))
+    checks = json.loads(CliRunner().invoke(main, ["doctor", "tcp", "--no-loopback", "--json"]).stdout)["checks"]
+    (keys,) = (each for each in checks if each["what"] == "keys")
+    assert (keys["verdict"], keys["code"]) == ("problem", "config.keys")
+
+
+def test_a_backend_that_is_not_there_has_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(main, ["doctor", "tpc", "--no-loopback", "--json"])
+    (check,) = (each for each in json.loads(result.stdout)["checks"] if each["about"] == "tpc")
+    assert (check["verdict"], check["code"]) == ("problem", "backend.unknown")
+    assert "[backend.unknown]" in CliRunner().invoke(main, ["doctor", "tpc", "--no-loopback"]).output

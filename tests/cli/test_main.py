@@ -126,3 +126,13 @@ def test_a_demo_that_is_installed_is_the_packages_own(site: Site) -> None:
 
 def test_the_installed_command_is_this_one() -> None:
     assert (Path(sys.executable).parent / "statelink").exists()
+
+
+def test_a_server_that_would_be_open_to_all_names_the_options_of_its_command() -> None:
+    said = " ".join(run("rendezvous", "--listen", "tcp://0.0.0.0:0", expect=1).split())
+    assert said.startswith("Error [config.insecure]: this server would listen on tcp://0.0.0.0:0 without keys")
+    assert "--insecure on a network" in said
+    assert "insecure = true" not in said
+    said = run("rendezvous", "--listen", "tcp://0.0.0.0:0", "--insecure", expect=1)
+    assert said.startswith("Error [config.advertise]: ")
+    assert "set --advertise to the host" in said

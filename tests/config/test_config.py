@@ -172,6 +172,14 @@ def test_a_wrong_variable_is_named(toml: Path) -> None:
     assert (error.code, error.hint) == ("config.key", "did you mean STATELINK_PEERS?")
 
 
+def test_keys_have_variables_of_their_own(toml: Path) -> None:
+    error = refusal(toml, {"STATELINK_KEYS": '{"secret_file": "/run/secret"}'})
+    assert (error.code, error.reason.who) == ("config.key", {"variable": "STATELINK_KEYS"})
+    assert "STATELINK_SECRET_FILE and STATELINK_ALLOW_FILE" in error.hint
+    assert "/run/secret" not in str(error)
+    assert read_config(toml, {"STATELINK_KEYS": ""}) == read_config(toml, {})
+
+
 def test_variables_that_a_platform_makes_up_are_left_alone(toml: Path) -> None:
     names = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_7400_TCP", "PORT_7400_TCP_ADDR", "PORT_7400_TCP_PROTO")
     assert read_config(toml, {f"STATELINK_{name}": "x" for name in names}) == read_config(toml, {})
@@ -182,6 +190,7 @@ def test_a_missing_key_and_no_configuration_at_all(toml: Path) -> None:
     error = refusal(toml)
     assert error.reason.who == {"file": str(toml)}
     assert "backend is missing" in str(error)
+    assert error.hint == 'set STATELINK_BACKEND, or backend = "auto" in the file'
     assert refusal(None).code == "config.file"
     assert refusal(None, {"STATELINK_BACKEND": "tcp"}).reason.who == {}
     assert refusal(5).code == "config.type"

@@ -95,7 +95,7 @@ def test_a_mismatch_is_refused_in_the_words_of_connecting(files: Path) -> None:
     sides = [inventories(read_side(files / f"{name}.toml", name)) for name in ("prefill", "decode")]
     with pytest.raises(MismatchError) as expected:
         match(sides[0], sides[1])
-    assert printed == f"Error: {expected.value}\n"
+    assert printed == f"Error [mismatch]: {expected.value}\n"
     assert "kv/layers.0-1.{k,v}: dtype: float16 on decode, bfloat16 on prefill" in printed
     refused = json.loads(run(TINY, f'{TINY}dtype = "float16"', "--json", expect=1))["refused"]
     assert refused["message"] == str(expected.value)
@@ -163,7 +163,7 @@ def test_a_file_that_is_wrong_says_where(case: str, files: Path) -> None:
 
 def test_a_wrong_file_ends_the_command_with_the_error(files: Path) -> None:
     printed = run(f"{TINY}tpp = 2", TINY, expect=1)
-    assert printed.startswith("Error: unknown key 'tpp' in the layout (file prefill.toml): known keys: ")
+    assert printed.startswith("Error [config.key]: unknown key 'tpp' in the layout (file prefill.toml): known keys: ")
     assert "hint: did you mean 'tp'?" in printed
     (files / "binary.toml").write_bytes(b"\xff\xfe")
     result = CliRunner().invoke(main, ["explain", "binary.toml", "prefill.toml"])

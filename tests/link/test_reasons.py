@@ -158,3 +158,13 @@ def test_peer_is_lost(two_engines: TwoEngines, lost: str) -> None:
     missing = f"the engine's first push, with {EVERYTHING}" if lost == "decode" else f"{EVERYTHING} from rank 0"
     stood(reason, f"{side} rank 0", "waiting", missing, heard=r"\d+\.\d s ago")
     assert reason.who["peer"] == links[lost].name
+
+
+def test_the_directory_is_named_only_where_no_decode_rank_is_connected(two_engines: TwoEngines) -> None:
+    """The two are given each other's address. Nothing listens where prefill would register."""
+    prefill = two_engines.open("prefill", rendezvous="tcp://127.0.0.1:1")
+    made = Pair(prefill, two_engines.open("decode"))
+    alone = made.send(made.case(), deadline=3).why()
+    assert "the rendezvous server at tcp://127.0.0.1:1 does not answer" in alone.cause
+    made.run()
+    assert made.send(made.case(), deadline=0.5).why().cause == "decode never asked for it"

@@ -15,7 +15,7 @@ from statelink.errors import StatelinkError
 from statelink.link import check_hash
 from statelink.rendezvous import check_directory
 from statelink.telemetry import prepare
-from statelink.wire import Keys, check_listen, parse_endpoint
+from statelink.wire import Keys, check_advertised, check_host, check_listen, host_of, parse_endpoint
 
 if TYPE_CHECKING:
     from statelink.config import Given
@@ -67,7 +67,8 @@ def _keys(given: Given) -> Keys | None:
 
 def _listen(given: Given) -> None:
     config = given.config
-    check_listen(config.listen, advertise=config.advertise, keys=_keys(given), insecure=config.insecure)
+    endpoint = check_listen(config.listen, advertise=config.advertise, keys=_keys(given), insecure=config.insecure)
+    check_host(host_of(endpoint.address))
 
 
 def _peers(given: Given) -> None:
@@ -91,6 +92,7 @@ CHECKS: Final = tuple(
         (("telemetry",), lambda given: prepare(given.config.telemetry)),
         (("keys",), _keys),
         (("listen", "advertise", "insecure", "keys"), _listen),
+        (("advertise",), lambda given: check_advertised(given.config.advertise)),
         (("peers",), _peers),
         (("siblings",), _siblings),
         (("rendezvous", "etcd", "insecure", "keys"), lambda given: check_directory(given.config, keys=_keys(given))),

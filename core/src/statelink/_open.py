@@ -27,7 +27,16 @@ from statelink.rendezvous import Directory, connect
 from statelink.state import Inventory
 from statelink.state._types import load_types_with
 from statelink.telemetry import attach
-from statelink.wire import PROTOCOL, Channel, Handshake, check_descriptors, is_loopback, no_descriptors
+from statelink.wire import (
+    PROTOCOL,
+    Channel,
+    Handshake,
+    check_descriptors,
+    data_hosts,
+    host_of,
+    is_loopback,
+    no_descriptors,
+)
 
 if TYPE_CHECKING:
     import os
@@ -216,11 +225,17 @@ def probe(backend: str, options: Mapping[str, Any] | None = None) -> Probe:
 
 
 def _construct(picked: Picked, name: str, settings: LinkConfig, channel: Channel) -> Backend:
+    hosts = data_hosts(channel.bound, settings.advertise)
+    loopback = is_loopback(channel.endpoint.address)
+    if is_loopback(f"tcp://{hosts.host}:0") and not loopback:
+        said = "%s is %s on this host, so no other host reaches its data; set 'advertise' to an IP address of this host"
+        log.warning(said, host_of(channel.endpoint.address), hosts.host)
     context = BackendContext(
         options=picked.options,
         link=name,
-        host=channel.host,
-        loopback=is_loopback(channel.endpoint.address),
+        host=hosts.host,
+        listen=hosts.listen,
+        loopback=loopback,
         role=settings.role,
         require=frozenset(settings.require),
     )

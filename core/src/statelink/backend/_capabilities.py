@@ -187,9 +187,11 @@ class Check:
         verdict: The result.
         found: What was found. For a problem: exactly what is wrong.
         hint: What to do about a problem.
+        code: Code of the error with which a link fails for it; empty for none.
     """
 
     what: str
     verdict: Verdict
     found: str
     hint: str = ""
+    code: str = ""

@@ -47,6 +47,8 @@ class BackendContext:
         options: An instance of the backend's ``Options``.
         link: Name of this link. No other process ever has the same name. Peers use it.
         host: IP address at which peers can reach this process.
+        listen: IP address at which to listen for them; ``host`` if empty. It is another one where peers reach this
+            process under an address that this machine does not have. ``0.0.0.0`` and ``::`` are every interface.
         loopback: Whether all peers are on this machine.
         role: ``prefill``, ``decode`` or ``both``, for a library whose sides start differently; empty where nobody said.
         require: The engine requires one of these transports; empty for any. If it is not empty, ``connect`` finds out
@@ -59,6 +61,7 @@ class BackendContext:
     loopback: bool = True
     role: str = ""
     require: frozenset[str] = frozenset()
+    listen: str = ""
 
 
 class Outcome(NamedTuple):

@@ -154,7 +154,7 @@ def _backend(name: str, asked: Asked, moved: Meant | None, meant: Mapping[str, s
         found = str(error).partition("\nhint:")[0]
         if isinstance(error, UnknownBackendError) and meant.get(name):
             found = f"backend {name!r} (from {meant[name]}) is not installed"
-        yield _failed("backend", found, error.hint)
+        yield _failed("backend", found, error.hint, error.code)
         return
     priority = f"priority {kind.capabilities.priority}"
     yield Check(what="backend", verdict=Verdict.OK, found=f"{listed[0]}; {priority}")
@@ -162,14 +162,16 @@ def _backend(name: str, asked: Asked, moved: Meant | None, meant: Mapping[str, s
     try:
         probe = probed(kind, parsed)
     except StatelinkError as error:
-        yield from (*looked, *defects, _failed("probe", error.reason.cause, error.hint))
+        yield from (*looked, *defects, _failed("probe", error.reason.cause, error.hint, error.code))
         return
     lacks = Verdict.PROBLEM if name in meant else Verdict.NOT_APPLICABLE
     if not probe.ok:
         looked = [replace(each, verdict=lacks) if each.verdict is Verdict.PROBLEM else each for each in looked]
     yield from (*looked, *defects)
     if not probe.ok:
-        yield Check(what="probe", verdict=lacks, found=f"not usable here: {probe.reason}", hint=probe.hint)
+        said = f"not usable here: {probe.reason}"
+        code = "backend.unavailable" if lacks is Verdict.PROBLEM else ""
+        yield Check(what="probe", verdict=lacks, found=said, hint=probe.hint, code=code)
         found = "the backend cannot run here"
         yield Check(what="loopback transfer", verdict=Verdict.NOT_APPLICABLE, found=found)
         return
@@ -192,8 +194,7 @@ def _refused(kind: type[Backend], options: Any, config: LinkConfig | None, lacks
         check_transport(kind, options, config)
     except StatelinkError as error:
         what = "role" if error.code == "backend.roles" else "require"
-        found = f"{error.reason.clause} [{error.code}]"
-        yield Check(what=what, verdict=lacks, found=found, hint=error.hint)
+        yield Check(what=what, verdict=lacks, found=error.reason.clause, hint=error.hint, code=error.code)
         return
     if config.require:
         found = f"it may use {' or '.join(config.require)}"
@@ -208,8 +209,8 @@ def _auto(seen: Sequence[tuple[str, Check]]) -> Iterator[Check]:
     if usable := sorted(probed - refused):
         yield Check(what="backend", verdict=Verdict.OK, found=f"it may take {', '.join(usable)}")
     else:
-        found = "no installed backend can run here and do what the configuration asks [backend.none]"
-        yield _failed("backend", found, "the lines of each backend say why")
+        found = "no installed backend can run here and do what the configuration asks"
+        yield _failed("backend", found, "the lines of each backend say why", "backend.none")
 
 
 def _diagnosed(kind: type[Backend], options: Any) -> tuple[list[Check], list[Check]]:
@@ -237,13 +238,20 @@ def _stalled(kind: type[Backend]) -> str:
     return "declared: one may delay all others until the library gives it up"
 
 
-def _failed(what: str, found: str, hint: str) -> Check:
-    return Check(what=what, verdict=Verdict.PROBLEM, found=found, hint=hint)
+def _failed(what: str, found: str, hint: str, code: str = "") -> Check:
+    return Check(what=what, verdict=Verdict.PROBLEM, found=found, hint=hint, code=code)
 
 
 def _write(seen: list[tuple[str, Check]], fine: bool) -> None:
     checks = [
-        {"about": about, "what": each.what, "verdict": each.verdict.value, "found": each.found, "hint": each.hint}
+        {
+            "about": about,
+            "what": each.what,
+            "verdict": each.verdict.value,
+            "found": each.found,
+            "hint": each.hint,
+            "code": each.code,
+        }
         for about, each in seen
     ]
     print_json({"ok": fine, "checks": checks})
@@ -258,7 +266,8 @@ def _print(console: Console, about: str, rows: list[Check]) -> None:
     for check in rows:
         # As text, not markup, because texts of libraries may contain brackets.
         hint = "" if check.verdict is Verdict.OK else check.hint
-        found = f"{check.found}\nhint: {hint}" if hint else check.found
+        found = f"{check.found} [{check.code}]" if check.code else check.found
+        found += f"\nhint: {hint}" if hint else ""
         table.add_row(Text(f"  {check.what}"), Text(check.verdict.value, style=STYLES[check.verdict]), Text(found))
     console.print(table)
     console.print()

@@ -17,7 +17,7 @@ from statelink.explain import explain as report_of
 from statelink.registry import load_backend
 
 from ._flows import draw_flows
-from ._output import json_option, print_json
+from ._output import CodedError, json_option, print_json
 from ._plots import picture_path
 from ._words import duration, size
 
@@ -106,7 +106,7 @@ def explain(
 
 def _refuse(error: StatelinkError, as_json: bool) -> NoReturn:
     if not as_json:
-        raise click.ClickException(str(error))
+        raise CodedError(error)
     refused = {"refused": {**msgspec.to_builtins(error.reason), "message": str(error)}}
     print_json(refused)
     raise SystemExit(1)

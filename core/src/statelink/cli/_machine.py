@@ -11,9 +11,11 @@ from pathlib import Path
 
 from statelink import __version__
 from statelink.backend import Check, Verdict
+from statelink.errors import StatelinkError
 from statelink.hints import install_hint
 from statelink.pointers import LOCKED, segments
 from statelink.registry import plugin_failures, plugin_manager
+from statelink.wire import Keys
 
 from ._configured import BY_ENGINE, Configured
 
@@ -35,6 +37,7 @@ def look(found: Configured, root: Path = Path("/")) -> Iterator[Check]:
     yield _python()
     yield from _plugins()
     yield from _configuration(found)
+    yield from _keys(found)
     devices = sorted(path.name for path in _entries(root / "sys/class/infiniband"))
     yield from _rdma(root, devices)
     yield _locked(devices)
@@ -74,7 +77,7 @@ def _configuration(found: Configured) -> Iterator[Check]:
     problems = list(found.problems())
     for error in problems:
         said = str(error).partition("\nhint:")[0]
-        yield Check(what=what, verdict=PROBLEM, found=f"{said} [{error.code}]", hint=error.hint)
+        yield Check(what=what, verdict=PROBLEM, found=said, hint=error.hint, code=error.code)
     if problems:
         return
     given = found.given
@@ -86,6 +89,28 @@ def _configuration(found: Configured) -> Iterator[Check]:
     left = " and ".join(repr(key) for key in BY_ENGINE if not given.origin(key))
     text = f"{said}{', ' if said else ''}from {', '.join(places)}"
     yield Check(what=what, verdict=OK, found=f"{text}; the engine sets {left}" if left else text)
+
+
+def _keys(found: Configured) -> Iterator[Check]:
+    """Say whether links have keys, and how many others these allow. `_configuration` says what is wrong with them."""
+    what = "keys"
+    try:
+        keys = (found.given.config.keys if found.given else None) or Keys.from_environment()
+    except StatelinkError as error:
+        if found.given is None:  # nothing has looked at them
+            said = str(error).partition("\nhint:")[0]
+            yield Check(what=what, verdict=PROBLEM, found=said, hint=error.hint, code=error.code)
+        return
+    if keys is None:
+        if "keys" not in found.lost:
+            yield Check(what=what, verdict=NOT_APPLICABLE, found="none in the environment")
+        return
+    said = f"yes, {len(keys.allow)} allowed"
+    if keys.allow:
+        yield Check(what=what, verdict=OK, found=said)
+        return
+    hint = "put the public keys of the peers into STATELINK_ALLOW_FILE, or 'allow' or 'allow_file' of 'keys'"
+    yield Check(what=what, verdict=PROBLEM, found=f"{said}: no peer can connect", hint=hint, code="config.keys")
 
 
 def _rdma(root: Path, devices: list[str]) -> Iterator[Check]:

@@ -23,6 +23,7 @@ __all__ = [
     "INTERRUPTED",
     "PIPE_CLOSED",
     "UNWRITABLE",
+    "CodedError",
     "Program",
     "ended_by_signal",
     "json_option",
@@ -61,7 +62,7 @@ class _FullError(click.ClickException):
     exit_code = UNWRITABLE
 
 
-class _CodedError(click.ClickException):
+class CodedError(click.ClickException):
     """A `StatelinkError`, printed with its code."""
 
     def __init__(self, error: StatelinkError) -> None:
@@ -128,7 +129,7 @@ def _status(run: Callable[[], Any]) -> int:
         error.show()
         return error.exit_code
     except StatelinkError as error:
-        _CodedError(error).show()
+        CodedError(error).show()
         return 1
     except click.Abort:  # click makes it of KeyboardInterrupt
         click.echo("Interrupted.", err=True)

@@ -6,8 +6,10 @@ import signal
 import threading
 
 import click
+import msgspec
 from click.core import ParameterSource
 
+from statelink.errors import ConfigError
 from statelink.rendezvous import RendezvousServer
 from statelink.wire import Keys
 
@@ -20,6 +22,11 @@ __all__ = ["rendezvous"]
 
 SERVING = {"listen": "--listen", "advertise": "--advertise", "lifetime": "--lifetime"}
 """Options that only a server has."""
+HINTS = {
+    "config.insecure": "set --secret-file and --allow-file, or --insecure on a network that you trust wholly",
+    "config.advertise": "set --advertise to the host under which links reach it",
+}
+"""What to do about errors of a link that is configured in this way, in the options of this command."""
 
 
 @click.command()
@@ -90,9 +97,21 @@ def rendezvous(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     keys = Keys(**named) if named else Keys.from_environment()
-    with RendezvousServer(listen, advertise=advertise, keys=keys, insecure=insecure, lifetime=lifetime) as server:
+    try:
+        made = RendezvousServer(listen, advertise=advertise, keys=keys, insecure=insecure, lifetime=lifetime)
+    except ConfigError as error:
+        raise _in_options(error) from error
+    with made as server:
         if as_json:
             print_json({"address": server.address})
         else:
             click.echo(server.address)
         ended.wait()
+
+
+def _in_options(error: ConfigError) -> ConfigError:
+    """The error of a server, where its words are those of a link."""
+    if error.code not in HINTS:
+        return error
+    what = error.reason.what.replace("this link", "this server")
+    return ConfigError.of(msgspec.structs.replace(error.reason, what=what, hint=HINTS[error.code]))

@@ -86,8 +86,10 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         options: Options of that backend. With ``auto``: backend name to a table of its options.
         require: Transports, such as ``rdma``. A peer is refused if another transport carries its bytes, or if nobody
             knows which. Empty, the default, allows any.
-        listen: Where the control channel listens; port 0 picks a free port.
-        advertise: Host or IP address under which peers reach this process; the listening host if empty.
+        listen: Where the control channel listens: an IP address, a host name or a network interface of this host, and a
+            port; port 0 picks a free one.
+        advertise: Host name or IP address under which peers reach this process; the listening host if empty. This host
+            must be able to resolve a name: backends tell peers the IP address.
         peers: Static rendezvous: instance name to the addresses of all of its ranks.
         siblings: Addresses of the other ranks of this link's own instance. Decode needs them to route, and prefill for
             `Sending.poll_all`. A rendezvous server can find them instead.

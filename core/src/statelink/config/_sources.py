@@ -30,11 +30,15 @@ CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 """The variable that names the file if the engine names none."""
 OTHERS = frozenset({CONFIG_VARIABLE, *ENVIRONMENT, *(f"{PREFIX}{name}PLUGINS" for name in ("", "STRICT_", "TRACE_"))})
 """Variables that do not stand for a key of `LinkConfig`."""
+EXAMPLES = {"role": '"prefill"', "backend": '"auto"'}
+"""Values for the keys that have no default, for hints."""
 LISTS = frozenset({"siblings", "require"})
 TEXTS = frozenset({"role", "backend", "listen", "advertise", "rendezvous", "direction", "verify"})
 SWITCHES = frozenset({"insecure", "inspect"})
 ELSEWHERE = frozenset({"keys"})
 """Keys that have variables of their own, because these read secrets with care."""
+REFUSED = frozenset(f"{PREFIX}{key.upper()}" for key in ELSEWHERE)
+"""Variables that look like keys of `LinkConfig`, and that nobody reads."""
 
 
 class Given(NamedTuple):
@@ -145,6 +149,14 @@ def _read_environment(variables: Mapping[str, str]) -> dict[str, tuple[str, Any]
     known = {f"{PREFIX}{key.upper()}": key for key in LinkConfig.__struct_fields__ if key not in ELSEWHERE}
     found = {}
     for name, text in variables.items():
+        if name in REFUSED and text:
+            raise ConfigError(
+                f"{name} is set, and no such variable is read",
+                cause="keys have variables of their own, which keep a secret out of the configuration",
+                hint="set STATELINK_SECRET_FILE and STATELINK_ALLOW_FILE instead",
+                code="config.key",
+                variable=name,
+            )
         if not name.startswith(PREFIX) or name in OTHERS or not text:
             continue
         if name in known:
@@ -196,7 +208,10 @@ def _convert(values: Mapping[str, Any], origins: Mapping[str, Mapping[str, str]]
                 raise _placed(error, where) from whole
         # A missing key has no origin. It could be added to the file.
         missing = next((origin for origin in origins.values() if "file" in origin), {})
-        raise _placed(whole, missing) from whole
+        lacks = [key for key in EXAMPLES if key not in values]
+        hints = [f"set {PREFIX}{key.upper()}, or {key} = {EXAMPLES[key]} in the file" for key in lacks]
+        hinted = msgspec.structs.replace(whole.reason, hint=whole.reason.hint or "; ".join(hints))
+        raise _placed(ConfigError.of(hinted), missing) from whole
     return config
 
 

@@ -121,7 +121,7 @@ class TcpBackend(Backend):
         self._grants = Grants(Ranges.of(()))
         self._lingering = Lingering()
         self._loop: EventLoop | None = None
-        host = self._options.host or context.host
+        host = self._options.host or context.listen or context.host
         try:
             ipaddress.ip_address(context.host)
             self._listener = Listener(context.link, host, self._options, self._find)

@@ -15,7 +15,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Options of the ``tcp`` backend. Times are in seconds, sizes in bytes.
 
     Attributes:
-        host: IP address at which to listen; the link's own host if empty. Peers always get the link's own host, so
+        host: IP address at which to listen; if empty, where the link listens. Peers always get the link's own host, so
             ``0.0.0.0`` can be used to listen on all interfaces.
         port: Data port to listen at; 0 lets the system choose.
         same_host_copy: Whether the receiver may read batches directly from the sender's memory, if both are on one

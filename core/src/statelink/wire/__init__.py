@@ -6,6 +6,7 @@ from ._channel import Channel
 from ._codec import MAX_EFFORT, decode, encode, pack_items, read_handshake, unpack_items, write_handshake
 from ._descriptors import check_descriptors, no_descriptors
 from ._dialling import Trouble
+from ._hosts import check_advertised, check_host, data_hosts
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
 from ._limits import MAX_FRAME, MAX_HANDSHAKE, MAX_INVENTORY, limit_of
 from ._messages import (
@@ -101,10 +102,13 @@ __all__ = [
     "Unknown",
     "Unmet",
     "Welcome",
+    "check_advertised",
     "check_descriptors",
     "check_dial",
+    "check_host",
     "check_listen",
     "check_private",
+    "data_hosts",
     "decode",
     "encode",
     "host_of",

@@ -17,6 +17,7 @@ from ._codec import decode, encode
 from ._descriptors import check_descriptors
 from ._dialling import Dialling, Trouble
 from ._frames import Frames, Watch
+from ._hosts import is_interface, numeric
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
 from ._parts import PART, Parts, cut
@@ -109,7 +110,7 @@ class Channel:
         self._frames, self._watch = Frames(named=keys is not None), Watch()
         if self._gate is not None:
             self._watch.add(self._gate.socket)
-        self.host, self.endpoint = "", Endpoint("")
+        self.bound, self.endpoint = "", Endpoint("")
         if not listen:
             return
         self._watch.add(self._router)
@@ -119,9 +120,10 @@ class Channel:
             self.close()
             raise unbound(endpoint.address, error) from error
         bound = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        host = advertise or host_of(endpoint.address)
+        self.bound = numeric(host_of(bound))
+        listening = host_of(endpoint.address)
+        host = advertise or (self.bound if is_interface(listening) else listening)
         port = bound.rpartition(":")[2]
-        self.host = host
         self.endpoint = Endpoint(
             f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", keys.public if keys else ""
         )

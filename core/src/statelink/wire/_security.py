@@ -14,6 +14,7 @@ import zmq.utils.z85
 
 from statelink.errors import ConfigError
 
+from ._hosts import WILDCARDS
 from ._keys import key_from_url, key_to_url
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def check_listen(listen: str, *, advertise: str, keys: Keys | None, insecure: bo
             hint="configure keys, or set insecure = true on a network that you trust wholly",
             code="config.insecure",
         )
-    if host_of(endpoint.address) in ("*", "0.0.0.0", "::") and not advertise:
+    if host_of(endpoint.address) in WILDCARDS and not advertise:
         raise ConfigError(
             f"this link would listen on {endpoint.address}, which is no address that a peer can dial",
             hint="set 'advertise' to the host under which peers reach this process",

@@ -374,7 +374,8 @@ class SendingState(RoomState):
         if self.status is Status.BOOTSTRAPPING:
             cause = self._admission.unasked(self)
             rendezvous = self.context.rendezvous
-            if isinstance(rendezvous, Explaining):
+            # A decode rank that is connected has found this one: the directory is not why it did not ask.
+            if not self._ranks.known and isinstance(rendezvous, Explaining):
                 why, hint = rendezvous.explain(None)
                 cause += f"; {why}" if why else ""
         elif self._pushes and not self._complete and not self._queue:

@@ -92,8 +92,8 @@ EXPECTED = {
 
 
 def test_the_name_of_one_that_is_built_in_is_not_free(site: Site) -> None:
-    site.package("statelink-mine", statelink_backends={"tcp": "statelink_mine:Made"})
-    hint = "'tcp' is built in: rename yours in statelink-mine, or uninstall it"
+    site.package("statelink-twin", statelink_backends={"tcp": "statelink_twin:Made"})
+    hint = "'tcp' is built in: rename yours in statelink-twin, or uninstall it"
     assert {row["hint"] for row in rows().values() if row["state"] == "conflict"} == {hint}
 
 

@@ -91,6 +91,12 @@ EXPECTED = {
 }
 
 
+def test_the_name_of_one_that_is_built_in_is_not_free(site: Site) -> None:
+    site.package("statelink-twin", statelink_backends={"tcp": "statelink_twin:Made"})
+    hint = "'tcp' is built in: rename yours in statelink-twin, or uninstall it"
+    assert {row["hint"] for row in rows().values() if row["state"] == "conflict"} == {hint}
+
+
 def test_json_has_every_backend_with_its_state_and_reason(full: Site) -> None:
     found = rows()
     tcp = found.pop("tcp@statelink")

@@ -98,6 +98,44 @@ def test_decode_alone_may_require_and_refuses_what_nobody_knows() -> None:
     assert "the transport is socket" in str(error)
 
 
+def test_a_backend_that_fails_to_tell_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: TcpBackend, peer: str) -> str:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(TcpBackend, "transport", broken)
+    error = refused_at_connect({"require": "process_vm"}, {})
+    assert error.code == "peer.transport"
+    assert "process_vm is required, and the backend's `transport` raised RuntimeError: boom" in str(error)
+    assert error.hint == "tell the author of the package; `statelink conform tcp -k Connecting` tests it"
+    monkeypatch.setattr(TcpBackend, "transport", lambda self, peer: 42)
+    error = refused_at_connect({"require": "process_vm"}, {})
+    assert "and the backend's `transport` returned 42, and not a str" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["process_vm"], r"its `transports` returned \['process_vm'\], and not a frozenset of str"),
+        ("process_vm", "its `transports` returned 'process_vm', and not"),
+        (frozenset({1}), r"its `transports` returned frozenset\(\{1\}\), and not"),
+        (RuntimeError("boom"), "its `transports` raised RuntimeError: boom"),
+    ],
+)
+def test_a_wrong_answer_of_transports_names_backend_and_method(
+    given: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def transports(options: Any) -> object:
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    monkeypatch.setattr(TcpBackend, "transports", transports)
+    with pytest.raises(UnsupportedError, match=f"backend 'tcp' cannot tell .*{said}") as refused:
+        Rank("p").open(TCP, require="process_vm")
+    assert refused.value.code == "backend.defect"
+    assert "statelink conform tcp -k Declaration" in refused.value.hint
+
+
 def test_a_transport_that_will_not_be_used_is_refused_at_open() -> None:
     for changes in ({"require": "rdma"}, {"require": "process_vm", **SOCKETS}):
         with pytest.raises(UnsupportedError, match="does not use a required transport") as refused:

@@ -241,6 +241,13 @@ def test_one_name_from_two_packages_is_listed_twice_and_refused(site: Site) -> N
     assert load_backend("good").name == "good"
 
 
+def test_the_name_of_one_that_is_built_in_is_not_free(site: Site) -> None:
+    site.package("statelink-twin", "0.2", statelink_backends={"tcp": "statelink_twin:Made"})
+    error = failure("tcp", BackendLoadError)
+    assert error.code == "backend.conflict"
+    assert error.hint == "'tcp' is built in: rename yours in statelink-twin, or uninstall it"
+
+
 def test_a_copy_further_down_the_path_does_not_count(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.backend("same")
     second = Site(site.folder.parent / "second")

@@ -156,6 +156,8 @@ def test_a_hint_fits_what_was_found(tmp_path: Path) -> None:
     nodes = [f"{HERE / 'wrong.py'}::TestDropsLast::{clause}" for clause in clauses]
     nodes.append(f"{HERE / 'wrong.py'}::TestSilent::test_a_move_fails_when_its_peer_dies")
     nodes.append(f"{HERE / 'wrong.py'}::TestOutcomeIsTrue::test_every_alignment_arrives")
+    nodes.append(f"{HERE / 'wrong.py'}::TestRefusesStrangers::test_disconnecting_twice_or_from_nobody_is_ignored")
+    nodes.append(f"{HERE / 'wrong.py'}::TestClosesOnce::test_a_backend_can_be_closed_twice")
     said = kit(tmp_path / "report.json", *nodes)
     first, second = said["DropsLast"]
     assert first.todo.startswith(f"{bytes_} If only this clause fails: Register all in one call")
@@ -164,6 +166,10 @@ def test_a_hint_fits_what_was_found(tmp_path: Path) -> None:
     assert silent.todo.startswith("Give each failure a reason: ")
     (outcome,) = said["OutcomeIsTrue"]
     assert outcome.todo == "Set `Transfer.outcome` to an `Outcome`; `succeed` and `fail` do so."
+    (stranger,) = said["RefusesStrangers"]
+    assert stranger.todo.startswith("Let `disconnect` never raise: ")
+    (twice,) = said["ClosesOnce"]
+    assert twice.todo.startswith("Let `close` never raise: ")
 
 
 def test_every_clause_says_what_to_do() -> None:

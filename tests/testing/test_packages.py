@@ -26,3 +26,11 @@ def test_a_wrong_package_fails_for_the_right_reasons(clauses: dict[str, list[Cla
     for clause, reason in BROKEN[name].items():
         assert reason in failed[clause].reason
     assert all(each.todo for each in failed.values())
+
+
+def test_a_package_without_an_entry_point_is_told_so(clauses: dict[str, list[Clause]]) -> None:
+    said = {each.name: each for each in clauses["Unnamed"]}
+    for name in ("test_it_names_its_library", "test_its_metadata_is_complete", "test_importing_it_imports_no_library"):
+        reason = "no installed package has an entry point 'unnamed' in the group 'statelink.backends'"
+        assert said[name].reason == reason
+        assert said[name].todo.startswith('Write `NAME = "module:Class"` below')

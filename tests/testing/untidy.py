@@ -31,6 +31,13 @@ BROKEN: dict[str, dict[str, str]] = {
 """Name of the test class, to the clauses that its package breaks, each with a part of what the kit says."""
 
 
+class TestUnnamed(PackageTests):
+    """There is no such entry point."""
+
+    backend = "unnamed"
+    library = ("vendor",)
+
+
 class TestUntidy(PackageTests):
     backend = "untidy"
     library = ("vendor",)

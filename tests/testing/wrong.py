@@ -67,6 +67,23 @@ BROKEN: dict[str, tuple[str, str]] = {
         "bytes of the target are not what they should be",
     ),
     "GrantsByRegion": ("test_a_grant_may_span_adjacent_regions", "was refused"),
+    "TransportIsNumber": (
+        "test_it_tells_the_transport_of_a_peer",
+        "after a move, at the prefill side: `transport` returned 42, and not a str",
+    ),
+    "TransportIsOther": (
+        "test_it_tells_the_transport_of_a_peer",
+        "after a connect, at the prefill side: `transport` returned 'socket+pigeon', and `transports` says ",
+    ),
+    "TransportRaises": (
+        "test_it_tells_the_transport_of_a_peer",
+        "after a connect, at the prefill side: `transport` raised RuntimeError: boom",
+    ),
+    "RefusesStrangers": ("test_disconnecting_twice_or_from_nobody_is_ignored", "KeyError: 'nobody'"),
+    "SharesStaging": (
+        "test_several_peers_are_served_at_once",
+        "bytes of the target are not what they should be",
+    ),
     "ForgetsPeers": ("test_a_peer_can_be_forgotten_and_connected_again", "this peer was here before"),
 }
 """Class of the backend, to the clause that it breaks, and to a part of what the kit says of it."""

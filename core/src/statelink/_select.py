@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -211,7 +211,7 @@ def _check_required(kind: type[Backend], options: Any, require: Collection[str])
             cause=f"{wanted} is required",
             code="backend.transport",
         )
-    possible = kind.transports(options)
+    possible = _possible(kind, options)
     if possible and not possible & set(require):
         raise UnsupportedError(
             f"backend {kind.name!r} does not use a required transport here",
@@ -219,6 +219,34 @@ def _check_required(kind: type[Backend], options: Any, require: Collection[str])
             hint="see 'statelink doctor' for the devices of this machine",
             code="backend.transport",
         )
+
+
+def _possible(kind: type[Transports], options: Any) -> Set[str]:
+    """The transports that a backend says it could use; empty if it cannot tell.
+
+    Raises:
+        UnsupportedError: Its ``transports`` raised, or returned something else than a set of words.
+    """
+    name = getattr(kind, "name", kind.__name__)
+    found: object = None
+    try:
+        found = kind.transports(options)
+        problem = "" if _is_words(found) else f"its `transports` returned {found!r:.60}, and not a frozenset of str"
+    except (Exception, SystemExit) as error:  # it must not raise
+        problem = f"its `transports` raised {type(error).__name__}: {error}"
+    if problem:
+        raise UnsupportedError(
+            f"backend {name!r} cannot tell which transports it could use",
+            cause=problem,
+            hint=f"tell the author of the package; `statelink conform {name} -k Declaration` tests it",
+            code="backend.defect",
+        )
+    words: Any = found
+    return frozenset(words)
+
+
+def _is_words(found: object) -> bool:
+    return isinstance(found, Set) and all(isinstance(each, str) for each in found)
 
 
 def _strategies(backend_type: type[Backend], inventory: Inventory, hooks: pluggy.PluginManager) -> dict[str, Strategy]:

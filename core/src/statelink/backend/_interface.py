@@ -218,8 +218,9 @@ class Backend(ABC):
         """Register memory with the library. Called once, before ``descriptor``.
 
         Args:
-            regions: This rank's region table; `Blocks` refer to it by index. Regions do not overlap. The memory
-                belongs to the engine and outlives the backend.
+            regions: This rank's region table; `Blocks` refer to it by index. `statelink.state.describe` makes regions
+                of which no two overlap. Those of an inventory that is built by hand may overlap: serve all of them, or
+                refuse the table. The memory belongs to the engine and outlives the backend.
 
         Raises:
             TransferError: A region cannot be registered. The error names it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from rich.text import Text
 from statelink.backend import ANY, Backend
 from statelink.config import read_options
 from statelink.errors import StatelinkError
-from statelink.registry import Listed, hidden_backends, list_backends, load_backend, probed
+from statelink.registry import Listed, conflict_hint, hidden_backends, list_backends, load_backend, probed
 
 from ._output import json_option, print_json
 
@@ -30,8 +29,8 @@ def backends(as_json: bool, probe: bool) -> None:
     the reason, and does not stop the command.
     """
     listed = list_backends()
-    shared = {name for name, count in Counter(each.name for each in listed).items() if count > 1}
-    rows = [_row(each, each.name in shared, probe) for each in listed]
+    alike = {each.name: [other for other in listed if other.name == each.name] for each in listed}
+    rows = [_row(each, conflict_hint(alike[each.name]) if len(alike[each.name]) > 1 else "", probe) for each in listed]
     if as_json:
         print_json(rows)
         return
@@ -67,7 +66,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             console.print(Text(f"  hint: {row['hint']}"))
 
 
-def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
+def _row(listed: Listed, conflict: str, probe: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": listed.name,
         "distribution": listed.distribution,
@@ -80,7 +79,7 @@ def _row(listed: Listed, conflict: bool, probe: bool) -> dict[str, Any]:
         "details": {},
     }
     if conflict:
-        row.update(state="conflict", reason="several packages bring this name", hint="uninstall all but one of them")
+        row.update(state="conflict", reason="several packages bring this name", hint=conflict)
     elif probe:
         try:
             row.update(_probed(load_backend(listed.name)))

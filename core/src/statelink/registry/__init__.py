@@ -5,12 +5,22 @@ Listing backends reads package metadata and imports nothing. Only the backend th
 
 from __future__ import annotations
 
-from ._backends import Listed, entry_points, hidden_backends, known_packages, list_backends, load_backend, probed
+from ._backends import (
+    Listed,
+    conflict_hint,
+    entry_points,
+    hidden_backends,
+    known_packages,
+    list_backends,
+    load_backend,
+    probed,
+)
 from ._plugins import PluginFailure, plugin_failures, plugin_manager
 
 __all__ = [
     "Listed",
     "PluginFailure",
+    "conflict_hint",
     "entry_points",
     "hidden_backends",
     "known_packages",

@@ -26,6 +26,7 @@ from statelink.hints import did_you_mean, install_hint
 __all__ = [
     "GROUP",
     "Listed",
+    "conflict_hint",
     "entry_points",
     "hidden_backends",
     "known_packages",
@@ -37,6 +38,8 @@ __all__ = [
 log = logging.getLogger("statelink.registry")
 
 GROUP = "statelink.backends"
+CORE = "statelink"
+"""The core's own distribution, whose backends are built in."""
 _unreadable: set[str] = set()
 SUPPORTED = range(1, API_VERSION + 1)
 """Versions of the plugin API that this core supports."""
@@ -106,7 +109,7 @@ def entry_points(group: str, *, every: bool = False) -> Iterator[tuple[importlib
 def _allowed(distribution: str) -> bool:
     """Whether the environment allows plugins of this package."""
     listed = os.environ.get("STATELINK_PLUGINS")
-    if listed is None or normalized(distribution) == "statelink":
+    if listed is None or normalized(distribution) == CORE:
         return True
     return normalized(distribution) in {normalized(name.strip()) for name in listed.split(",")}
 
@@ -135,7 +138,7 @@ def load_backend(name: str, among: Sequence[Listed] | None = None) -> type[Backe
         raise BackendLoadError(
             f"backend {name!r} is brought by {len(listed)} packages",
             cause="; ".join(map(str, listed)),
-            hint="uninstall all but one of them",
+            hint=conflict_hint(listed),
             code="backend.conflict",
         )
     (chosen,) = listed
@@ -148,6 +151,14 @@ def load_backend(name: str, among: Sequence[Listed] | None = None) -> type[Backe
     _check(chosen, loaded)
     backend: type[Backend] = loaded
     return backend
+
+
+def conflict_hint(listed: Sequence[Listed]) -> str:
+    """What to do about several backends of one name. One of the core's own cannot be uninstalled."""
+    others = [each.distribution for each in listed if normalized(each.distribution) != CORE]
+    if len(others) == len(listed):
+        return "uninstall all but one of them"
+    return f"{listed[0].name!r} is built in: rename yours in {', '.join(others)}, or uninstall it"
 
 
 def probed(backend: type[Backend], options: Any) -> Probe:

@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statelink.backend import (
+    UNKNOWN,
     Backend,
     BackendContext,
     Batch,
@@ -34,7 +36,7 @@ from statelink.backend import (
 from statelink.config import read_options
 from statelink.registry import load_backend
 
-from ._worker import Finding, Host, Hung, Opened, Unexpected, outcome_of, transfer_of
+from ._worker import Finding, Host, Hung, Opened, Unexpected, outcome_of, returning, transfer_of
 
 __all__ = ["MOMENTS", "Held", "Move", "kind_of"]
 
@@ -44,6 +46,9 @@ MOMENTS = 0.3
 """Seconds after which bytes that were not there count as never coming."""
 
 PROBE = "Let `probe` never raise. If the backend cannot run here, return `Probe(ok=False, reason=...)`."
+
+SWITCH = 0.00002
+"""Seconds after which Python changes threads while moves run at once. Its own 5 ms hide what is not locked."""
 
 MOST = 1 << 40
 """Bytes of which no region of the kit has so many."""
@@ -199,14 +204,31 @@ def connect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Regi
 
 def disconnect(host: Host, link: str, peer: str) -> None:
     """Disconnect a peer. A ``submit`` to it may run on another thread."""
-    with host.backends[link].turn:
+    with host.backends[link].turn, returning("disconnect"):
         host.backends[link].backend.disconnect(peer)
 
 
 def close(host: Host, link: str, times: int = 1) -> None:
     """Close a backend. It is kept, so that a test can call it again."""
     for _ in range(times):
-        host.backends[link].backend.close()
+        with returning("close"):
+            host.backends[link].backend.close()
+
+
+def transport(host: Host, link: str, peer: str, options: Mapping[str, Any]) -> str:
+    """What is wrong with the answer of ``transport`` for a peer that is connected, as a text; empty for nothing."""
+    backend: Any = host.backends[link].backend
+    try:
+        told: object = backend.transport(peer)
+    except (Exception, SystemExit) as error:
+        return f"`transport` raised {type(error).__name__}: {error}"
+    if not isinstance(told, str):
+        return f"`transport` returned {told!r:.60}, and not a str"
+    kind = type(backend)
+    possible = kind.transports(read_options(kind.Options, options, f"options of backend {kind.name!r}"))
+    if told == UNKNOWN or (told and not possible) or (possible and possible.issuperset(told.split("+"))):
+        return ""
+    return f"`transport` returned {told!r:.60}, and `transports` says {', '.join(sorted(possible)) or 'nothing'}"
 
 
 def is_fencing(host: Host, link: str) -> bool:
@@ -267,22 +289,36 @@ def unpolled(host: Host, each: Move, patience: float) -> str:
     return "" if outcome.ok else f"it failed: {outcome}"
 
 
-def at_once(host: Host, moves: Sequence[Move], patience: float) -> list[list[Outcome]]:
-    """Make several moves to different peers, each in a thread of its own."""
+def at_once(host: Host, moves: Sequence[Move], blocks: int, patience: float) -> list[list[Outcome]]:
+    """Make several moves to different peers, each in a thread of its own, in batches of so many ``blocks``.
+
+    The threads begin together, and change often, so that a call meets calls for the other peers.
+    """
     outcomes: dict[int, list[Outcome]] = {}
     failures: list[BaseException] = []
+    begin = threading.Barrier(len(moves))
 
     def work(number: int, each: Move) -> None:
         try:
-            outcomes[number] = move(host, each, patience)
+            begin.wait(patience)
+            outcomes[number] = [
+                outcome
+                for first in range(0, each.blocks.count, blocks)
+                for outcome in move(host, each._replace(blocks=each.blocks[first : first + blocks]), patience)
+            ]
         except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(moves)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(patience)
+    finally:
+        sys.setswitchinterval(usual)
     if failures:
         raise failures[0]
     if len(outcomes) < len(moves):
@@ -365,7 +401,8 @@ def reconnect(host: Host, link: str, peer: str, raw: bytes, regions: Sequence[Re
     """Connect and disconnect many times."""
     backend = host.backends[link].backend
     for _ in range(times):
-        backend.disconnect(peer)
+        with returning("disconnect"):
+            backend.disconnect(peer)
         backend.connect(peer, raw, regions)
 
 
@@ -397,7 +434,8 @@ def forget(host: Host, links: Sequence[str]) -> None:
     for link in links:
         opened = host.backends.pop(link, None)
         if opened is not None:
-            opened.backend.close()
+            with returning("close"):
+                opened.backend.close()
 
 
 def rest(host: Host, seconds: float) -> None:

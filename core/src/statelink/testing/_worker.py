@@ -5,13 +5,14 @@ Run as ``python -m statelink.testing._worker DESCRIPTOR PATH``: a connected sock
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,18 @@ if TYPE_CHECKING:
 
     from ._memory import Array
 
-__all__ = ["ENDED", "Finding", "Host", "Hung", "Opened", "Unexpected", "outcome_of", "transfer_of", "unexpected"]
+__all__ = [
+    "ENDED",
+    "Finding",
+    "Host",
+    "Hung",
+    "Opened",
+    "Unexpected",
+    "outcome_of",
+    "returning",
+    "transfer_of",
+    "unexpected",
+]
 
 ENDED = (EOFError, ConnectionResetError, BrokenPipeError)
 """Errors of reading from a process that has ended."""
@@ -40,6 +52,11 @@ REST = 0.0002
 KIT = os.path.dirname(os.path.abspath(__file__))
 ENDLESS = "Set the outcome of every transfer once it has ended or failed, on a thread of yours or in `poll`."
 RAISED = "The backend raised what is no error of Statelink's: raise a `TransferError` with the library's reason."
+RETURNS = {
+    "disconnect": "Let `disconnect` never raise: it forgets a peer, and ignores one that it does not know.",
+    "close": "Let `close` never raise: it frees what there is, and the second time there is nothing.",
+}
+"""What to do about a method that raises although it must return."""
 
 
 class _Told(Exception):
@@ -172,7 +189,7 @@ class Host:
         self._views.clear()
         failures: list[BaseException] = []
         closers: list[Callable[[], object]] = [link.close for link in links.values()]
-        closers += [held.backend.close for held in backends.values()]
+        closers += [returning("close")(held.backend.close) for held in backends.values()]
         for close in closers:
             try:
                 close()
@@ -202,15 +219,33 @@ def _call(function: Callable[..., Any], host: Host, arguments: Sequence[Any]) ->
         return False, unexpected(error)
 
 
-def unexpected(error: BaseException) -> Unexpected:
-    """An error that is none of Statelink's, with the part of its traceback that is not in the kit."""
+@contextlib.contextmanager
+def returning(method: str) -> Iterator[None]:
+    """Call a method of a backend that must not raise.
+
+    Raises:
+        Unexpected: It raised what is no error of Statelink's.
+    """
+    try:
+        yield
+    except (StatelinkError, Unexpected, Finding):
+        raise
+    except Exception as error:
+        raise unexpected(error, RETURNS[method]) from None
+
+
+def unexpected(error: BaseException, todo: str = RAISED) -> Unexpected:
+    """An error that is none of Statelink's, with the part of its traceback that is not in the kit.
+
+    ``todo`` says what to do about it.
+    """
     told = traceback.TracebackException.from_exception(error)
     outside = any(map(_is_outside, told.stack))
     each: traceback.TracebackException | None = told
     while outside and each is not None:
         each.stack[:] = filter(_is_outside, each.stack)
         each = each.__cause__ or each.__context__
-    return Unexpected(f"{type(error).__name__}: {error}\n{''.join(told.format())}", RAISED if outside else "")
+    return Unexpected(f"{type(error).__name__}: {error}\n{''.join(told.format())}", todo if outside else "")
 
 
 def _is_outside(frame: traceback.FrameSummary) -> bool:

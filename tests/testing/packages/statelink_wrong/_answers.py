@@ -103,6 +103,46 @@ class CannotStartAlone(Wrong):
         raise OSError("the card is busy")
 
 
+class TransportIsNumber(Wrong):
+    """Says a number where the transport's name has to be, once bytes have moved."""
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        self.moved = True
+        return super().submit(peer, batch)
+
+    def transport(self, peer: str) -> str:
+        wrong: Any = 42
+        return wrong if getattr(self, "moved", False) else super().transport(peer)
+
+
+class TransportIsOther(Wrong):
+    """Says that it could use sockets, and that it uses something else with them."""
+
+    def transport(self, peer: str) -> str:
+        return "socket+pigeon"
+
+
+class TransportRaises(Wrong):
+    def transport(self, peer: str) -> str:
+        raise RuntimeError("boom")
+
+
+class RefusesStrangers(Wrong):
+    """Raises where a peer is disconnected that it does not know."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.known: set[str] = set()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        super().connect(peer, descriptor, regions)
+        self.known.add(peer)
+
+    def disconnect(self, peer: str) -> None:
+        self.known.remove(peer)
+        super().disconnect(peer)
+
+
 class OutcomeIsTrue(Wrong):
     """Says `True` where an `Outcome` has to be."""
 

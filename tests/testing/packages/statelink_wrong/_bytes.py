@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from statelink.backend import BackendContext, Batch, Op, Outcome, Region, Transfer
+from statelink.backend import BackendContext, Batch, Op, Outcome, Region, RegionTable, SubmitMode, Transfer
 from statelink.errors import TransferError
+from statelink.tcp import TcpBackend
 
 from ._base import Ungranted, Wrong
 from ._grants import GrantsAll
@@ -112,6 +115,35 @@ class Unchecked(Wrong):
 class TakesReads(Wrong):
     def submit(self, peer: str, batch: Batch) -> Transfer:
         return Transfer(Outcome(True)) if batch.op is Op.READ else super().submit(peer, batch)
+
+
+class SharesStaging(Wrong):
+    """Says that calls may overlap, and copies each batch through one buffer, without a lock."""
+
+    capabilities = dataclasses.replace(
+        TcpBackend.capabilities, submit_mode=SubmitMode.BLOCKING, stalled_peers=0, max_transfers=1, max_bytes=1 << 20
+    )
+
+    def register(self, regions: Sequence[Region]) -> None:
+        self.buffer = np.zeros(1 << 20, np.uint8)
+        staging = [Region(self.buffer.ctypes.data, self.buffer.nbytes)] if regions else []
+        self.table, self.place = RegionTable(regions, self.name), len(regions)
+        super().register([*regions, *staging])
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        blocks = batch.blocks
+        self.table.check("here", blocks.source, blocks.nbytes, blocks.source_region)
+        if blocks.total > len(self.buffer):
+            return super().submit(peer, batch)
+        staged = np.cumsum(blocks.nbytes) - blocks.nbytes + np.uint64(self.buffer.ctypes.data)
+        for source, to, nbytes in zip(blocks.source.tolist(), staged.tolist(), blocks.nbytes.tolist(), strict=True):
+            ctypes.memmove(to, source, nbytes)
+        places = np.full(blocks.count, self.place, np.uint32)
+        blocks = dataclasses.replace(blocks, source=staged, source_region=places)
+        made = super().submit(peer, batch._replace(blocks=blocks))
+        while made.outcome is None:
+            time.sleep(0)
+        return made
 
 
 class OneRoom(Ungranted):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from statelink import wire
 from statelink.backend import UNKNOWN
 from statelink.errors import PeerError, Reason
-from statelink.link.peers import InstanceEvent, InstanceState, Witness, check_transport
+from statelink.link.peers import Carrier, InstanceEvent, InstanceState, Witness, check_transport
 
 from ._route import Part, plan_instance
 
@@ -127,7 +127,7 @@ class Attaching:
         transport = message.transport or UNKNOWN
         rank.carry_by(transport)
         try:
-            check_transport(self._context.config.require, transport, self._context.backend.name, rank.name)
+            check_transport(self._context.config.require, Carrier(transport), self._context.backend.name, rank.name)
         except PeerError as error:
             self._refuse(instance, error.reason)
             return

@@ -14,11 +14,12 @@ from ._process import Witness, this_process
 from ._reader import HandshakeReader
 from ._rendezvous import Explaining, Naming, Peer, Rendezvous, StaticRendezvous
 from ._states import DECODE_RANK, INSTANCE, InstanceEvent, InstanceState, RankEvent, RankState
-from ._transport import check_transport, known_transport, transport_of
+from ._transport import Carrier, check_transport, known_transport, transport_of
 
 __all__ = [
     "DECODE_RANK",
     "INSTANCE",
+    "Carrier",
     "Connection",
     "Connections",
     "Explaining",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from statelink.backend import UNKNOWN, RegionTable
 from statelink.link._diagnostics import PeerInfo
-from statelink.link.peers import DECODE_RANK, RankEvent, RankState, transport_of
+from statelink.link.peers import DECODE_RANK, Carrier, RankEvent, RankState, transport_of
 
 if TYPE_CHECKING:
     from statelink import wire
@@ -70,8 +70,13 @@ class DecodeRank:
 
     def transport(self) -> str:
         """The transport that carries this side's bytes to it, as far as the backend knows it. Any thread."""
+        return self.carrier().transport
+
+    def carrier(self) -> Carrier:
+        """The same, with what is wrong with the backend's answer. Any thread."""
         connection = self.connection
-        return transport_of(self._backend, self.name) if connection is not None and connection.made else UNKNOWN
+        made = connection is not None and connection.made
+        return transport_of(self._backend, self.name) if made else Carrier(UNKNOWN)
 
     def step(self, event: RankEvent) -> bool:
         """Take the step that an event leads to. Returns whether the table has one for the present state."""

@@ -194,8 +194,8 @@ class DecodeRanks:
 
         def connect() -> None:
             context.connections.make(connection)
-            transport = known_transport(context.config.require, rank.transport, patience)
-            check_transport(context.config.require, transport, context.backend.name, rank.name)
+            carrier = known_transport(context.config.require, rank.carrier, patience)
+            check_transport(context.config.require, carrier, context.backend.name, rank.name)
 
         def connected(plan: PairPlan, reason: Reason | None) -> None:
             self._attached(rank, message, plan, reason)

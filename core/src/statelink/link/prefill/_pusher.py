@@ -206,7 +206,7 @@ class Pusher:
         try:
             require = context.config.require
             if require:  # the backend may have connected again since the rank was attached, over another transport
-                check_transport(require, self._rank.transport(), context.backend.name, peer)
+                check_transport(require, self._rank.carrier(), context.backend.name, peer)
             whole = self._whole(push)
             if whole is not None:
                 granules, parts = whole.grains, (whole.blocks,)

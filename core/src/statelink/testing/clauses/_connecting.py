@@ -17,6 +17,9 @@ __all__ = ["Connecting"]
 
 MAX_DESCRIPTOR = 16 << 20
 
+FEW = 8
+"""Blocks of each batch of moves that run at once: more than a hundred calls for each peer meet those for the other."""
+
 
 class Connecting(Suite):
     """Connecting and disconnecting peers."""
@@ -135,6 +138,19 @@ class Connecting(Suite):
         pair.fill(8)
         pair.carry(op, pair.blocks([(0, 1, 0, 2, 70_001)]))
 
+    def test_it_tells_the_transport_of_a_peer(self, subject: Subject, lab: Lab, op: Op) -> None:
+        """`transport` answers for a connected peer, on both sides, before and after a move, and never raises.
+
+        Return words from `transports(options)`, joined by `+`, or `UNKNOWN` where it cannot be found out.
+        """
+        needs(hasattr(subject.kind, "transport"), "it does not tell its transport")
+        pair, options = lab.pair(), dict(subject.options)
+        for when in ("after a connect", "after a move"):
+            for end, peer in ((pair.source, pair.target), (pair.target, pair.source)):
+                problem = end.call(_inside.transport, peer.link, options)
+                assert not problem, f"{when}, at the {end.role} side: {problem}"
+            pair.works(op)
+
     def test_several_peers_are_served_at_once(self, lab: Lab, op: Op) -> None:
         """Moves to several peers run side by side, each peer's in a thread of its own.
 
@@ -143,15 +159,14 @@ class Connecting(Suite):
         here = lab.end(0, side=MOVER[op]).open()
         there = [lab.end(1, side=PEER[op]).open() for _ in range(2)]
         pairs = [Pair(here, each) if op is Op.WRITE else Pair(each, here) for each in there]
-        for pair in pairs:
+        for number, pair in enumerate(pairs):
             pair.connect()
-            pair.fill(1)
+            pair.fill(1 + number)
         half = here.regions[0].nbytes // 2
-        # Readers share one target. Each gets a half of it.
-        shift = [0, half if op is Op.READ else 0]
+        # Each moves its own half, so that no byte of one peer is that of the other. Readers share one target.
         blocks = [
-            pair.blocks([(0, at, 0, at + by, 4099) for at in range(0, half - 5000, 4111)])
-            for pair, by in zip(pairs, shift, strict=True)
+            pair.blocks([(0, at + by, 0, at + by, 4099) for at in range(0, half - 5000, 4111)])
+            for pair, by in zip(pairs, (0, half), strict=True)
         ]
         expected = [pair.target.memory.copy() for pair in pairs]
         if op is Op.READ:
@@ -160,7 +175,7 @@ class Connecting(Suite):
             pair.grant(op, each)
             pair.expected(each, wanted)
         orders = [pair.order(op, each) for pair, each in zip(pairs, blocks, strict=True)]
-        found = here.worker(_inside.at_once, orders, pairs[0].subject.patience)
+        found = here.worker(_inside.at_once, orders, FEW, pairs[0].subject.patience)
         all_moved([outcome for outcomes in found for outcome in outcomes])
         for pair, wanted in zip(pairs, expected, strict=True):
             pair.verify(wanted)

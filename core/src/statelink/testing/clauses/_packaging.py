@@ -16,11 +16,12 @@ import msgspec
 
 from statelink.config import read_options
 from statelink.errors import ConfigError
-from statelink.registry import Listed, list_backends
+from statelink.registry import Listed, conflict_hint, list_backends
 
 from .. import _alone, _inside
 from .._lab import Suite, needs
 from .._saying import refused
+from .._worker import Finding
 
 if TYPE_CHECKING:
     import pytest
@@ -32,6 +33,11 @@ __all__ = ["Packaging"]
 TENSORS = frozenset({"cupy", "jax", "mindspore", "paddle", "tensorflow", "torch"})
 """Libraries whose import takes seconds, or starts a device."""
 NO_LIBRARY = "the test class names no library"
+GROUP = "statelink.backends"
+NO_ENTRY = (
+    f'Write `NAME = "module:Class"` below `[project.entry-points."{GROUP}"]` in `pyproject.toml`, and install the '
+    "package again (`pip install -e .`). `backend` of the test class is that NAME."
+)
 
 
 class Packaging(Suite):
@@ -96,8 +102,8 @@ class Packaging(Suite):
 
         Write a row for each: `| name | default | meaning |`, with the name in backticks.
         """
-        kind = _inside.kind_of(self.backend)
-        documented = sorted(_rows(_readme(type(self), _listed(self.backend).distribution)))
+        listed, kind = _listed(self.backend), _inside.kind_of(self.backend)
+        documented = sorted(_rows(_readme(type(self), listed.distribution)))
         fields = sorted(field.encode_name for field in msgspec.structs.fields(kind.Options))
         assert documented == fields, f"the README documents the options {documented}, and there are {fields}"
 
@@ -180,13 +186,23 @@ class Packaging(Suite):
         _silent(found, "a process that ends with open links")
 
     def _alone(self, step: Any, absent: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> _alone.Found:
+        _listed(self.backend)  # that there is no such package is no fault of the step
         return _alone.run(step, self.backend, self.options, self.environment, absent, broken)
 
 
 def _listed(name: str) -> Listed:
-    """The one package that brings a backend."""
+    """The one package that brings a backend.
+
+    Raises:
+        AssertionError: No package brings it, or several do.
+    """
     found = [each for each in list_backends() if each.name == name]
-    assert len(found) == 1, f"{len(found)} packages bring a backend {name!r}: {', '.join(map(str, found)) or 'none'}"
+    if not found:
+        raise Finding(f"no installed package has an entry point {name!r} in the group {GROUP!r}", NO_ENTRY)
+    if len(found) > 1:
+        hint = conflict_hint(found)
+        words = f"{len(found)} packages bring a backend {name!r}: {', '.join(map(str, found))}"
+        raise Finding(words, f"{hint[0].upper()}{hint[1:]}.")
     return found[0]
 
 

@@ -58,7 +58,7 @@ class Registration(Suite):
 
     @pytest.mark.parametrize("case", ["overlapping", "the same twice"])
     def test_regions_that_overlap_are_refused_or_work(self, lab: Lab, case: str) -> None:
-        """Regions that share bytes are refused with a reason, or all of them can be used.
+        """Regions that share bytes, as in an inventory built by hand, are refused with a reason, or all can be used.
 
         Raise a `TransferError` that names the region, and register none of the others.
         """

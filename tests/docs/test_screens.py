@@ -28,8 +28,9 @@ def at_work() -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def words(line: str) -> list[str]:
-    """The words of a line that are the same in each run: no numbers, and no units."""
-    return [word for word in line.split() if not re.search(r"\d", word) and not UNIT.fullmatch(word)]
+    """The words of a line that are the same in each run: no numbers, no units, and no plurals, which follow numbers."""
+    kept = [word for word in line.split() if not re.search(r"\d", word) and not UNIT.fullmatch(word)]
+    return [re.sub(r"s(,?)$", r"\1", word) for word in kept]
 
 
 def line_of(lines: list[str], head: str) -> str:

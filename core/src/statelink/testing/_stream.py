@@ -87,7 +87,6 @@ class Stream:
         if running:
             time.sleep(REST)
 
-
     def settle(self, patience: float) -> None:
         """Poll the transfers that failed until all have stopped, for so many seconds at most. The stream has ended."""
         until = time.monotonic() + patience

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ ALLOWED = 24 * MIB
 
 A_FEW = 32
 """Transfers and batches that may be alive after all have ended, because a library may keep the last ones."""
+LINGERS = 2.0
+"""Seconds for which a backend may keep what belongs to a transfer after its end, because its library still uses it."""
 PER_TRANSFER = 128
 """Bytes of Python's that a process may keep of each transfer, on average: rounded up, what caches and tables take."""
 
@@ -88,7 +91,8 @@ class Leaking(Suite):
         """Nothing is kept in Python of transfers that have ended, each of its own room, over one connection.
 
         The side that submits keeps at most a few of their `Transfer`, `Batch` and `Blocks`. Each process keeps less
-        than 128 bytes for each of them, of what Python and numpy allocate.
+        than 128 bytes for each of them, of what Python and numpy allocate. A backend has two seconds, and some more
+        transfers, to forget the others.
 
         Forget a transfer when it has ended, and a room when it is revoked. Lists and dicts by transfer, batch or room
         need an end.
@@ -101,6 +105,8 @@ class Leaking(Suite):
             self._repeat(pair, main_op, 100, 1, self.moves // 2)
             before = {side: self._kept(worker) for side, worker in sides.items()}
             self._repeat(pair, main_op, 100, self.moves, self.moves)
+            time.sleep(LINGERS)
+            self._repeat(pair, main_op, 100, 2 * self.moves, 5)
             after = {side: self._kept(worker) for side, worker in sides.items()}
         finally:
             for worker in set(sides.values()):

@@ -188,8 +188,11 @@ def test_what_others_wrote_is_named_and_not_believed(fleet: Fleet, server: Etcd)
         server.put(f"{folder}0001", wrong)
         says(asks, "the entry of rank 0001 is not one of Statelink")
         assert hosts(asks) == []
-    server.put(f"{folder}0001", b'{"link": "x", "address": "tcp://10.0.0.9:1", "ranks": 3}')
-    says(asks, "disagree about their number: rank 0 that there are 2, rank 1 that there are 3")
+    # Of another instance: a real rank whose lease ends meanwhile would not come back beside such an entry.
+    for rank, ranks in ((0, 2), (1, 3)):
+        entry = f'{{"link": "x{rank}", "address": "tcp://10.0.0.9:1", "ranks": {ranks}}}'
+        server.put(f"{fleet.prefix}/instances/q/000{rank}", entry.encode())
+    says(asks, "disagree about their number: rank 0 that there are 2, rank 1 that there are 3", instance="q")
     server.put(f"{folder}0001", b'{"link": "x", "address": "tcp://10.0.0.9:1", "ranks": 2, "later": "field"}')
     finds(asks, "0", "9")
     server.put(f"{folder}odd", b"x")

@@ -1,14 +1,22 @@
-"""vLLM's own NIXL connector and Statelink's in turn, each between two real engines on the CPU.
+"""vLLM's own NIXL connectors and Statelink's in turn, each between two real engines on the CPU.
 
-    python -m benchmarks.vllm [--backend nixl tcp] [--length 100 1000 4000] [--rounds 15] [--out build/bench]
+    python -m benchmarks.vllm [--backend nixl tcp] [--against NixlConnector NixlPushConnector]
+                              [--length 100 1000 4000] [--rounds 15] [--out build/bench]
 
 What is timed is decode's part of a request, as vLLM's scheduler sees it: from the moment when decode gets the request
 with prefill's answer until vLLM knows that the state is here. Prefill computes each prompt once, and keeps it. Decode
 keeps nothing. Each engine has a process of its own; those whose turn it is not stand still.
 
-A ratio is Statelink's time over NIXL's: the median of pairs that were taken in turn, with the bounds of 95 of 100
-resamples. ``noise`` is the ratio of Statelink to itself. The tokens of both are compared with those of one engine.
-Nothing is asserted on time.
+vLLM has two connectors for NIXL. With ``NixlConnector``, decode reads from prefill's memory. With
+``NixlPushConnector``, decode tells prefill its blocks, and prefill writes, as with Statelink.
+
+``at_once`` is Statelink behind a router that gives both engines the request at the same time; the others are behind a
+serial one. The time begins when prefill gives its answer, because decode has the request before that. So the way of the
+answer through the router is in neither time.
+
+A ratio is Statelink's time over that of vLLM's connector: the median of pairs that were taken in turn, with the bounds
+of 95 of 100 resamples. ``noise`` is the ratio of Statelink to itself. The tokens of both are compared with those of one
+engine. Nothing is asserted on time.
 """
 
 from __future__ import annotations
@@ -23,8 +31,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_processes import running
-from support.engines import Ended, Pair, prompt_of
+from engine_processes import free_port, running
+from support.engines import PREFILL, Ended, Pair, prompt_of
 from support.models import make_wide
 
 from benchmarks.pairs import in_turn, ratio
@@ -34,29 +42,39 @@ WARM = 2
 BLOCK = 32
 TOKEN = 8 * 8 * 2 * 64 * 4
 """Bytes of a token's state in the model: layers, KV heads, key and value, numbers of a head, bytes of each."""
-OWN_CONNECTOR = {"kv_connector": "NixlConnector", "kv_connector_module_path": None}
+PREFILL_NAME = "prefill-0"
+OWN_CONNECTORS = ("NixlConnector", "NixlPushConnector")
 
 
 class Way:
     """A prefill and a decode engine with one connector.
 
     Args:
-        backend: Statelink's, or an empty text for vLLM's own NIXL connector.
+        moves: Statelink's backend, or one of vLLM's own connectors.
         model: The folder of a model.
         folder: For logs.
         longest: Tokens of the longest prompt.
     """
 
-    def __init__(self, backend: str, model: Path, folder: Path, longest: int) -> None:
+    def __init__(self, moves: str, model: Path, folder: Path, longest: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        side = {} if backend else dict(OWN_CONNECTOR)
+        prefill: dict[str, Any]
+        decode: dict[str, Any]
+        if moves in OWN_CONNECTORS:
+            config, prefill = {}, {"kv_connector": moves, "kv_connector_module_path": None}
+            decode = prefill
+        else:
+            listen = f"tcp://127.0.0.1:{free_port()}"
+            # Whoever stands still is not lost.
+            config = {"backend": moves, "liveness": 600.0, "deadline": 600.0}
+            prefill = {"engine_id": PREFILL_NAME, "more": {"listen": listen}}
+            decode = {"more": {"peers": {PREFILL_NAME: [listen]}}}
         self.pair = Pair(
             folder,
             model,
-            # Whoever stands still is not lost.
-            {"backend": backend, "liveness": 600.0, "deadline": 600.0} if backend else {},
-            prefill=side,
-            decode=side,
+            config,
+            prefill=prefill,
+            decode=decode,
             policy="fail",
             own=({}, {"enable_prefix_caching": False}),
             max_model_len=longest + 2 * BLOCK,
@@ -76,42 +94,68 @@ class Way:
 
     def hand(self, prompt: Sequence[int]) -> Ended:
         """One request; what decode says of it."""
-        _, second = self.pair.hand(prompt, 2, f"timed{next(self._numbers)}")
-        if second.loaded is None or second.why != "length":
-            raise AssertionError(f"state was not loaded: {second}\n{self.pair.decode.logged()[-6000:]}")
-        return second
+        return self.pair.hand(prompt, 2, f"timed{next(self._numbers)}")[1]
+
+    def hand_at_once(self, prompt: Sequence[int]) -> tuple[Ended, Ended]:
+        """One request, which a router gives both engines at the same time; what each says of it."""
+        name = f"timed{next(self._numbers)}"
+        asks = {"do_remote_prefill": True, "transfer_id": name, "remote_engine_id": PREFILL_NAME}
+        self.pair.decode.add(name, prompt, 2, asks)
+        first = self.pair.prefill.run(name, prompt, 1, {**PREFILL, "transfer_id": name})
+        return first, self.pair.decode.result(name)
 
     def turn(self, prompt: Sequence[int]) -> float:
-        """Seconds that the state of a request took."""
+        """Seconds from decode's arrival of a request until its state was there."""
         self.go_on()
-        took: float | None = self.hand(prompt).loaded
+        second = self.hand(prompt)
         self.rest()
-        assert took is not None
-        return took
+        began: float = second.began
+        return self._loaded(second) - began
+
+    def turn_at_once(self, prompt: Sequence[int]) -> float:
+        """Seconds from prefill's answer until the state of a request was there."""
+        self.go_on()
+        first, second = self.hand_at_once(prompt)
+        self.rest()
+        ended: float = first.ended_at
+        return self._loaded(second) - ended
+
+    def _loaded(self, second: Ended) -> float:
+        loaded: float | None = second.loaded
+        if loaded is None or second.why != "length":
+            raise AssertionError(f"state was not loaded: {second}\n{self.pair.decode.logged()[-6000:]}")
+        return loaded
 
 
-def measure(ours: Way, theirs: Way, backend: str, length: int, rounds: int) -> Row:
+def measure(ours: Way, theirs: Way, length: int, rounds: int) -> Row:
     prompt = prompt_of(length, length)
     for way in (ours, theirs):
         way.go_on()
         alone = way.pair.alone(prompt, 2)
-        if way.hand(prompt).tokens != alone:
+        handed = [way.hand(prompt)] + ([way.hand_at_once(prompt)[1]] if way is ours else [])
+        if any(each.tokens != alone for each in handed):
             raise AssertionError(f"the tokens of {length} are not those of one engine")
         way.rest()
 
-    def timed(way: Way) -> Callable[[], float]:
-        return lambda: way.turn(prompt)
+    def timed(turn: Callable[[Sequence[int]], float]) -> Callable[[], float]:
+        return lambda: turn(prompt)
 
-    ways = {"ours": timed(ours), "again": timed(ours), "theirs": timed(theirs)}
+    ways = {
+        "ours": timed(ours.turn),
+        "again": timed(ours.turn),
+        "theirs": timed(theirs.turn),
+        "at_once": timed(ours.turn_at_once),
+    }
     found = list(in_turn(ways, rounds, WARM))
     took = {name: [row[name] for row in found] for name in ways}
     return {
         "tokens": length,
         "MiB": round(-(-length // BLOCK) * BLOCK * TOKEN / (1 << 20), 1),
-        "statelink": backend,
         "ratio": str(ratio(took["ours"], took["theirs"])),
+        "at_once": str(ratio(took["at_once"], took["theirs"])),
         "noise": str(ratio(took["ours"], took["again"])),
         "ms_ours": _ms(took["ours"]),
+        "ms_at_once": _ms(took["at_once"]),
         "ms_theirs": _ms(took["theirs"]),
     }
 
@@ -121,12 +165,12 @@ def _ms(took: Sequence[float]) -> float:
 
 
 @contextlib.contextmanager
-def ways(backend: str, model: Path, folder: Path, longest: int) -> Iterator[tuple[Way, Way]]:
-    """Statelink's engines, and those of vLLM's connector."""
+def ways(backend: str, against: str, model: Path, folder: Path, longest: int) -> Iterator[tuple[Way, Way]]:
+    """Statelink's engines, and those of one of vLLM's connectors."""
     ours = Way(backend, model, folder / f"statelink-{backend}", longest)
     with running(ours.pair):
         ours.rest()
-        theirs = Way("", model, folder / "nixl", longest)
+        theirs = Way(against, model, folder / against, longest)
         with running(theirs.pair):
             theirs.rest()
             yield ours, theirs
@@ -134,10 +178,11 @@ def ways(backend: str, model: Path, folder: Path, longest: int) -> Iterator[tupl
 
 def measured(arguments: argparse.Namespace, model: Path) -> Iterator[Row]:
     """Every row that was asked for."""
-    for backend in arguments.backend:
-        with ways(backend, model, arguments.out / "vllm-logs", max(arguments.length)) as (ours, theirs):
+    logs = arguments.out / "vllm-logs"
+    for backend, against in itertools.product(arguments.backend, arguments.against):
+        with ways(backend, against, model, logs, max(arguments.length)) as (ours, theirs):
             for length in arguments.length:
-                yield measure(ours, theirs, backend, length, arguments.rounds)
+                yield {"statelink": backend, "vllm": against} | measure(ours, theirs, length, arguments.rounds)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -151,6 +196,7 @@ def main() -> None:
     """Parse arguments, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", nargs="+", default=["nixl"], help="Statelink's backends")
+    parser.add_argument("--against", nargs="+", default=OWN_CONNECTORS, help="vLLM's connectors")
     parser.add_argument("--length", nargs="+", type=int, default=[100, 1000, 4000], help="tokens of a prompt")
     parser.add_argument("--rounds", type=int, default=15, help="pairs of each ratio")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))

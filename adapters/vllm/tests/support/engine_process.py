@@ -113,19 +113,19 @@ def main() -> None:
             if executed == [False] and core.scheduler.has_requests():
                 time.sleep(0.001)
             for name in core.scheduler.finished_recving_kv_req_ids:
-                given = name.rsplit("-", 1)[0]
-                loaded.setdefault(given, now - began[given])
+                loaded.setdefault(name.rsplit("-", 1)[0], now)
             for each in made:
                 if each.finished:
                     end, given = each.outputs[0], each.request_id.rsplit("-", 1)[0]
-                    began.pop(given, None)
                     say(
                         ended=each.request_id,
                         tokens=list(end.token_ids),
                         why=end.finish_reason,
                         params=each.kv_transfer_params,
                         cached=each.num_cached_tokens,
+                        began=began[given],
                         loaded=loaded.pop(given, None),
+                        ended_at=now,
                     )
 
 

@@ -71,14 +71,18 @@ class Ended(NamedTuple):
         why: Why it ended.
         params: What a router gets.
         cached: How many tokens came from a cache.
-        loaded: Seconds from its arrival until vLLM knew that its state was here; None if nothing was loaded.
+        began: When it arrived. This and the next two are seconds on one clock, which the processes of a machine share.
+        loaded: When vLLM knew that its state was here; None if nothing was loaded.
+        ended_at: When vLLM gave its last token.
     """
 
     tokens: list[int]
     why: str
     params: dict[str, Any] | None
     cached: int | None
+    began: float
     loaded: float | None
+    ended_at: float
 
 
 class Engine(OwnProcess):

@@ -112,6 +112,7 @@ def _open(
             instance=inventory.instance,
             rank=inventory.rank,
         )
+    _check_ranks(inventory)
     hooks = plugin_manager()
     picked = pick(given, inventory, hooks)
     checked = check(inventory, role=given.config.role, platform=Platform.here())
@@ -148,6 +149,21 @@ def _open(
         directory.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
     context.tell("statelink_link_opened", link=link)
     return link
+
+
+def _check_ranks(inventory: Inventory) -> None:
+    """Refuse a component that belongs to more ranks than there are. Nobody would bring the shares of the others."""
+    for component in inventory.components:
+        shared = [("tp", component.share)] if component.share else []
+        for name, part in (*shared, ("partition", component.partition)):
+            if part.size > inventory.ranks:
+                raise StateError(
+                    f"component {component.name!r} is a part of what {part.size} ranks hold together",
+                    cause=f"its {name} is ({part.index}, {part.size}), and the inventory has ranks={inventory.ranks}",
+                    hint="pass rank= and ranks= to describe()",
+                    instance=inventory.instance,
+                    rank=inventory.rank,
+                )
 
 
 def _prepare(

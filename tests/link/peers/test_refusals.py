@@ -185,10 +185,12 @@ def test_ranks_of_two_instances(pair: Pair, two_engines: TwoEngines) -> None:
 
 
 def test_a_rank_without_its_part_of_the_heads(pair: Pair, two_engines: TwoEngines) -> None:
-    half = two_engines.open("prefill", hybrid(kv=Kv(tp=(0, 2))))
-    text = pair.decode.receive(58, half.address, 64, deadline=20).failed()
+    kv = Kv(tp=(0, 2), replicated=True)
+    halves = [two_engines.open("prefill", hybrid(kv=kv) if rank == 0 else (kv,), rank=rank, ranks=2) for rank in (0, 1)]
+    addresses = [each.address for each in halves]
+    text = pair.decode.receive(58, addresses, 64, deadline=20).failed()
     assert text == (
-        f"no source holds a part of buffer 'layers.0.k' (backend tcp, peer {half.address}, component kv, "
+        f"no source holds a part of buffer 'layers.0.k' (backend tcp, peer {','.join(addresses)}, component kv, "
         "decode decode, rank 0): head [2, 4), dim [0, 16) is held by no prefill rank\n"
         "hint: every rank of the prefill instance must be present, and describe what it holds in global coordinates"
     )

@@ -209,7 +209,7 @@ class Instances:
         """
         if not self._step(instance, InstanceEvent.REFUSED):
             return
-        log.warning("refused prefill instance %s: %s", instance.key, reason)
+        log.warning("refused prefill instance %s: %s", instance.key, reason.coded)
         instance.explain(reason)
         for each in instance.parts:
             self._attaching.detach(each)
@@ -310,6 +310,7 @@ class Instances:
                 if rank.handshake is not None and instance.state is not InstanceState.REFUSED:
                     self._lose(instance, rank, "it does not know this link: it was restarted, or gave it up")
             elif isinstance(message, wire.Refuse):
+                rank.hear(self._context.now())
                 self._refuse(instance, message.reason)
             elif ours and isinstance(message, wire.Attached):
                 self._attaching.attached(instance, rank, message)

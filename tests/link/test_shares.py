@@ -47,7 +47,7 @@ class Fleet:
                 part = heads(*share)
                 made = {each: np.zeros((SLOTS, RING, part.stop - part.start, DIM), np.uint8) for each in "kv"}
                 described = state.ring_rows({3: made}, type="swa_ring", window=WINDOW, heads=HEADS, tp=share)
-                inventory = state.describe(role, [described], rank=number, ranks=len(ranks))
+                inventory = state.describe(role, [described], rank=number, ranks=len(ranks), axes={"tp": share})
                 config: dict[str, Any] = {"role": role, "backend": "tcp", "listen": listen[number], "verify": "digest"}
                 if role == "decode":
                     config["siblings"] = [address for address in listen if address != listen[number]]
@@ -92,7 +92,8 @@ def test_rings_go_head_by_head(prefill: int, decode: int) -> None:
 
 def test_a_share_of_more_ranks_than_there_are_is_refused_at_once() -> None:
     """Both sides may make this mistake, and would then agree on a part of the heads."""
-    layers = {0: tuple(np.zeros((2, 4, 8, 2, 16), np.uint8))}
+    keys, values = np.zeros((2, 4, 8, 2, 16), np.uint8)
+    layers = {0: (keys, values)}
     halves = state.describe("prefill", [state.kv_pages(layers, heads=4, tp=(1, 2))])
     cyclic = state.Partition("cyclic", size=2, index=0, block=8)
     stripes = state.describe("prefill", [state.kv_pages(layers, heads=2, partition=cyclic)])
@@ -101,6 +102,17 @@ def test_a_share_of_more_ranks_than_there_are_is_refused_at_once() -> None:
             statelink.open({"role": "prefill", "backend": "tcp"}, inventory)
         assert "'kv' is a part of what 2 ranks hold together (instance prefill, rank 0)" in str(error.value)
         assert "ranks=1" in str(error.value)
+
+
+def test_a_share_of_another_rank_is_refused_unless_the_axes_confirm_it() -> None:
+    keys, values = np.zeros((2, 4, 8, 2, 16), np.uint8)
+    kv = state.kv_pages({0: (keys, values)}, heads=4, tp=(1, 2))
+    config = {"role": "prefill", "backend": "tcp"}
+    with pytest.raises(StateError, match=r"its tp is \(1, 2\), and this is rank 0 of 2") as error:
+        statelink.open(config, state.describe("prefill", [kv], rank=0, ranks=2))
+    assert "pass axes={'tp': (1, 2)} to describe()" in error.value.hint
+    statelink.open(config, state.describe("prefill", [kv], rank=0, ranks=2, axes={"tp": (1, 2)})).close()
+    statelink.open(config, state.describe("prefill", [kv], rank=0, ranks=4)).close()
 
 
 def test_a_decode_without_all_heads_is_refused_before_any_room_starts() -> None:

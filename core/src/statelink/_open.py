@@ -152,18 +152,31 @@ def _open(
 
 
 def _check_ranks(inventory: Inventory) -> None:
-    """Refuse a component that belongs to more ranks than there are. Nobody would bring the shares of the others."""
+    """Compare the parts that components are said to be with the rank. The other side cannot see such a mistake."""
+    rank, ranks = inventory.rank, inventory.ranks
     for component in inventory.components:
-        shared = [("tp", component.share)] if component.share else []
-        for name, part in (*shared, ("partition", component.partition)):
-            if part.size > inventory.ranks:
+        parts = {"partition": (component.partition.index, component.partition.size)}
+        if component.share:
+            parts["tp"] = (component.share.index, component.share.size)
+        for name, (index, size) in parts.items():
+            if size > ranks:
                 raise StateError(
-                    f"component {component.name!r} is a part of what {part.size} ranks hold together",
-                    cause=f"its {name} is ({part.index}, {part.size}), and the inventory has ranks={inventory.ranks}",
+                    f"component {component.name!r} is a part of what {size} ranks hold together",
+                    cause=f"its {name} is ({index}, {size}), and the inventory has ranks={ranks}",
                     hint="pass rank= and ranks= to describe()",
                     instance=inventory.instance,
-                    rank=inventory.rank,
+                    rank=rank,
                 )
+        index, size = parts.get("tp", (rank, ranks))
+        if size == ranks and index != rank and not inventory.axes:
+            raise StateError(
+                f"component {component.name!r} is the share of another rank",
+                cause=f"its tp is ({index}, {size}), and this is rank {rank} of {ranks}",
+                hint="if the engine numbers its ranks in another order than their shares, pass "
+                f"axes={{'tp': ({index}, {size})}} to describe(), too",
+                instance=inventory.instance,
+                rank=rank,
+            )
 
 
 def _prepare(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from statelink.errors import RoomError
@@ -36,7 +35,7 @@ def check_wait(seconds: float | None, *, endless: bool = True) -> None:
     Raises:
         RoomError: They are no number.
     """
-    if (seconds is None and endless) or (isinstance(seconds, Real) and seconds == seconds):
+    if (seconds is None and endless) or (isinstance(seconds, (int, float)) and seconds == seconds):
         return
     what, cause = f"{seconds!r:.80} was passed as the seconds to wait", "a number is expected"
     raise RoomError(what, cause=cause, code="room.number")

@@ -27,8 +27,8 @@ log = logging.getLogger("statelink.link")
 RETRY_REFUSED = 10.0
 """Seconds after which a refused instance is tried again, if failed rooms wait for its ranks to drain."""
 RETRY_FOR_ROOM = 1.0
-"""Seconds after which a new room has a refused instance tried again, because prefill may have been restarted at the same
-address. Rooms that are opened earlier fail with the reason of the refusal."""
+"""Seconds after which a new room has a refused instance tried again, because prefill may have been restarted at the
+same address. Rooms that are opened earlier fail with the reason of the refusal."""
 REDIAL = 4
 """Most `Hello` messages that may wait in the connection to a peer that does not answer."""
 

@@ -47,7 +47,7 @@ class Fleet:
                 part = heads(*share)
                 made = {each: np.zeros((SLOTS, RING, part.stop - part.start, DIM), np.uint8) for each in "kv"}
                 described = state.ring_rows({3: made}, type="swa_ring", window=WINDOW, heads=HEADS, tp=share)
-                inventory = state.describe(role, [described], rank=number, ranks=len(ranks), axes={"tp": share})
+                inventory = state.describe(role, [described], rank=number, ranks=len(ranks))
                 config: dict[str, Any] = {"role": role, "backend": "tcp", "listen": listen[number], "verify": "digest"}
                 if role == "decode":
                     config["siblings"] = [address for address in listen if address != listen[number]]
@@ -116,9 +116,9 @@ def test_a_share_of_another_rank_is_refused_unless_the_axes_confirm_it() -> None
 
 
 def test_a_decode_without_all_heads_is_refused_before_any_room_starts() -> None:
-    fleet = Fleet(prefill=[(0, 2), (1, 2)], decode=[(0, 2), (0, 2)])
+    fleet = Fleet(prefill=[(0, 2), (1, 2)], decode=[(0, 2), (0, 2), (0, 2)])
     with contextlib.closing(fleet):
-        for room in fleet.rooms()[:2]:
+        for room in fleet.rooms()[:3]:
             assert room.wait(20) is Status.FAILED
             assert room.reason.code == "mismatch.replicas"
             assert "layers.3.k" in str(room.reason)

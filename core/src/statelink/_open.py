@@ -168,7 +168,7 @@ def _check_ranks(inventory: Inventory) -> None:
                     rank=rank,
                 )
         index, size = parts.get("tp", (rank, ranks))
-        if size == ranks and index != rank and not inventory.axes:
+        if size == ranks and index != rank and "tp" not in inventory.axes:
             raise StateError(
                 f"component {component.name!r} is the share of another rank",
                 cause=f"its tp is ({index}, {size}), and this is rank {rank} of {ranks}",

@@ -51,6 +51,9 @@ __all__ = ["__version__", "open", "probe"]
 
 log = logging.getLogger("statelink.open")
 
+NO_THREAD = "can't start new thread"
+"""What Python says where the system refuses a thread."""
+
 # An engine may use a state type of an installed package without loading that package first.
 load_types_with(plugin_manager)
 
@@ -78,7 +81,7 @@ def open(
 
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys; or the process has too
-            few file descriptors left.
+            few file descriptors or threads left.
         StateError: A region is not the kind of memory that the inventory says; see docs/engine.md.
         UnknownBackendError: No such backend is installed.
         BackendError: The backend fails to load, cannot run here, does not declare what the inventory or ``require``
@@ -91,6 +94,15 @@ def open(
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise no_descriptors(error) from error
         raise
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        raise ConfigError(
+            "no thread can be started for a link",
+            cause="the system, or the container, allows this process no more of them",
+            hint="raise the limit (ulimit -u, pids.max, TasksMax), or look for what leaves threads behind",
+            code="config.threads",
+        ) from error
 
 
 def _open(

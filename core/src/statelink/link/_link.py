@@ -269,7 +269,7 @@ class Link:
         if self.address in others:
             raise ConfigError(
                 "a link is named as its own sibling",
-                cause=f"{self.address.partition('|')[0]} is its own address",
+                cause=f"{self.address.partition('@')[0]} is its own address",
                 hint="name the other ranks only",
                 code="config.peer",
             )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.helpers.links import link_of
 
@@ -31,6 +34,22 @@ def test_what_is_no_item_and_no_event(items: Any, ready: Any, said: str) -> None
         receiving.accept({"kv": [1]})
         sending.push({"kv": [0]})
         assert receiving.wait(20) is sending.wait(20) is Status.SUCCEEDED
+
+
+@pytest.mark.parametrize("seconds", ["5", math.nan, np.float32(1), [1]])
+def test_what_is_no_time_to_wait(seconds: Any) -> None:
+    said = rf"{re.escape(repr(seconds))} was passed as the seconds to wait.*a number is expected"
+    with link_of("decode") as link:
+        room = link.receive(7, "tcp://127.0.0.1:9", 4)
+        for wait in (room.wait, link.changes, link.suspend, link.close):
+            with pytest.raises(RoomError, match=said) as caught:
+                wait(seconds)
+            assert caught.value.code == "room.number"
+        endless: Any = None
+        for wait in (link.suspend, link.close):
+            with pytest.raises(RoomError, match="None was passed as the seconds to wait"):
+                wait(endless)
+        assert room.wait(np.float64(0.01)) is not Status.FAILED, "the link is still open"
 
 
 def test_a_status_is_a_word() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import statelink
 from statelink import Status, state
-from statelink.backend import DIRECT, Blocks, ReceiveHook, SendHook, Strategy
+from statelink.backend import DIRECT, Blocks, ReceiveHook, SendHook, Strategy, Transfer
 from statelink.registry import load_backend
 
 
@@ -89,6 +89,55 @@ def test_a_call_that_raises(call: str, error: type[BaseException], monkeypatch: 
         for room in (receiving, sending):
             assert room.reason is not None
             assert (room.reason.code, room.reason.cause) == ("backend.defect", f"a defect in {call}")
+
+
+class Finishing(Strategy):
+    """The direct strategy, whose receive hook ends with what is no transfer, or with one that ends with nothing."""
+
+    name = "finishing"
+
+    def __init__(self, found: object) -> None:
+        self.found = found
+
+    def sender(self) -> SendHook:
+        return DIRECT.sender()
+
+    def receiver(self) -> ReceiveHook:
+        found = self.found
+
+        class Receive(ReceiveHook):
+            def prepare(self, context: Any) -> bytes:
+                return b""
+
+            def finish(self, context: Any) -> Any:
+                return found
+
+        return Receive()
+
+
+def ended_with(outcome: Any) -> Transfer:
+    transfer = Transfer()
+    transfer.outcome = outcome
+    return transfer
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [(True, "a hook returned True, and not a Transfer or None"), (ended_with("done"), "is 'done', and not an Outcome")],
+    ids=["no transfer", "no outcome"],
+)
+def test_a_hook_that_returns_what_is_no_transfer(found: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its room fails at once, and gives its memory back."""
+    monkeypatch.setattr(load_backend("tcp"), "strategies", {"*": Finishing(found)})
+    with opened("prefill") as prefill, opened("decode") as decode:
+        receiving = decode.receive(7, prefill.address, 8, {"kv": [1, 0], "aux": [0]}, deadline=60)
+        sending = prefill.send(7, 8, deadline=60)
+        sending.push({"kv": [0, 1], "aux": [1]})
+        assert receiving.wait(15, quiesced=True) is Status.FAILED
+        assert receiving.quiesced
+        assert receiving.reason is not None
+        assert receiving.reason.code == "backend.defect"
+        assert said in receiving.reason.cause
 
 
 @pytest.mark.parametrize(("side", "whose"), [("source", "here"), ("target", "by the peer")])

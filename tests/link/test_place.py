@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from statelink.rendezvous import RendezvousClient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from statelink.backend import Backend
     from statelink.state import Region
@@ -137,21 +139,29 @@ def test_a_link_that_does_not_open_leaves_nothing_open(narrow: type[Backend], mo
 
 
 @pytest.mark.usefixtures("narrow")
-def test_a_link_whose_thread_does_not_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No place taken, and nobody there for those who inspect."""
+@pytest.mark.parametrize("refused_names", [("statelink-control",), ("statelink-control", "statelink-inspect")])
+def test_a_link_whose_thread_does_not_start_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused_names: tuple[str, ...]
+) -> None:
+    """No place taken, no file, and nobody there for those who inspect."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    files = len(os.listdir("/proc/self/fd"))
     start: Any = threading.Thread.start
 
     def none_left(thread: threading.Thread) -> None:
-        if thread.name == "statelink-control":
+        if thread.name in refused_names:
             raise RuntimeError("can't start new thread")
         start(thread)
 
     for _ in range(3):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", none_left)
-            with pytest.raises(RuntimeError, match="can't start new thread"):
+            with pytest.raises(ConfigError, match="no thread can be started for a link") as caught:
                 link_of("decode", "broken")
+            assert caught.value.code == "config.threads"
     assert not [thread for thread in threading.enumerate() if thread.name == "statelink-inspect"]
+    assert not list(tmp_path.rglob("*.sock"))
+    assert len(os.listdir("/proc/self/fd")) == files
     with link_of("decode", "one"), link_of("decode", "two"):
         refused()
 

@@ -93,6 +93,7 @@ def test_refused(two_engines: TwoEngines) -> None:
     case = made.case()
     reason = made.receive(case, deadline=20).why()
     stood(reason, "decode rank 0", "bootstrapping", "prefill, which is refused")
+    assert reason.diagnostics["heard"] != "never"
     reason = made.send(case, deadline=0.5).why()
     assert reason.code == "room.deadline"
     assert "'decode' gave it up before it asked (prefill and decode do not describe the same state: " in reason.cause

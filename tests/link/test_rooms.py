@@ -159,8 +159,9 @@ def test_pushes_that_do_not_fit(pair: Pair) -> None:
     with pytest.raises(RoomError, match=r"begins at 0 and ends at 200: name span=\(first, last\) in a push of a part"):
         sending.push({"kv": list(range(5))})
     for bad in ([48] * 13, [-1] * 13, np.arange(13.0), np.zeros((13, 1), int)):
-        with pytest.raises(RoomError, match="component 'kv'"):
+        with pytest.raises(RoomError, match="component 'kv'") as error:
             sending.push({**case.whole(pair.prefill.memory.pools), "kv": bad})
+        assert "span" not in error.value.hint, "the number of pages is right"
     with pytest.raises(
         RoomError, match=r"items of component 'kv' leave the pushed span.*2 pages of 16 tokens from position 64"
     ):

@@ -13,7 +13,7 @@ import pytest
 
 import statelink
 from statelink import Link, Status, state
-from statelink.errors import ConfigError
+from statelink.errors import ConfigError, StateError
 from statelink.testing import free_addresses
 
 SLOTS, RING, HEADS, DIM, WINDOW, TOKENS = 4, 24, 4, 6, 16, 50
@@ -90,18 +90,37 @@ def test_rings_go_head_by_head(prefill: int, decode: int) -> None:
                 np.testing.assert_array_equal(pools[part], expected)
 
 
-@pytest.mark.parametrize(
-    ("decode", "code"),
-    [([(0, 2)], "mismatch.uncovered"), ([(0, 2), (0, 2)], "mismatch.replicas")],
-    ids=["one of two", "one twice"],
-)
-def test_a_decode_without_all_heads_is_refused_before_any_room_starts(decode: list[tuple[int, int]], code: str) -> None:
-    fleet = Fleet(prefill=[(0, 2), (1, 2)], decode=decode)
+def test_a_share_of_more_ranks_than_there_are_is_refused_at_once() -> None:
+    """Both sides may make this mistake, and would then agree on a part of the heads."""
+    keys, values = np.zeros((2, 4, 8, 2, 16), np.uint8)
+    layers = {0: (keys, values)}
+    halves = state.describe("prefill", [state.kv_pages(layers, heads=4, tp=(1, 2))])
+    cyclic = state.Partition("cyclic", size=2, index=0, block=8)
+    stripes = state.describe("prefill", [state.kv_pages(layers, heads=2, partition=cyclic)])
+    for inventory, said in ((halves, r"its tp is \(1, 2\)"), (stripes, r"its partition is \(0, 2\)")):
+        with pytest.raises(StateError, match=said) as error:
+            statelink.open({"role": "prefill", "backend": "tcp"}, inventory)
+        assert "'kv' is a part of what 2 ranks hold together (instance prefill, rank 0)" in str(error.value)
+        assert "ranks=1" in str(error.value)
+
+
+def test_a_share_of_another_rank_is_refused_unless_the_axes_confirm_it() -> None:
+    keys, values = np.zeros((2, 4, 8, 2, 16), np.uint8)
+    kv = state.kv_pages({0: (keys, values)}, heads=4, tp=(1, 2))
+    config = {"role": "prefill", "backend": "tcp"}
+    with pytest.raises(StateError, match=r"its tp is \(1, 2\), and this is rank 0 of 2") as error:
+        statelink.open(config, state.describe("prefill", [kv], rank=0, ranks=2))
+    assert "pass axes={'tp': (1, 2)} to describe()" in error.value.hint
+    statelink.open(config, state.describe("prefill", [kv], rank=0, ranks=2, axes={"tp": (1, 2)})).close()
+    statelink.open(config, state.describe("prefill", [kv], rank=0, ranks=4)).close()
+
+
+def test_a_decode_without_all_heads_is_refused_before_any_room_starts() -> None:
+    fleet = Fleet(prefill=[(0, 2), (1, 2)], decode=[(0, 2), (0, 2), (0, 2)])
     with contextlib.closing(fleet):
-        receiving = fleet.rooms()[: len(decode)]
-        for room in receiving:
+        for room in fleet.rooms()[:3]:
             assert room.wait(20) is Status.FAILED
-            assert room.reason.code == code
+            assert room.reason.code == "mismatch.replicas"
             assert "layers.3.k" in str(room.reason)
         assert not any(array.any() for pools in fleet.pools["decode"] for array in pools.values())
 

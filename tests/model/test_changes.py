@@ -86,6 +86,33 @@ def test_no_change_is_missed_by_an_engine_that_waits(takers: int, hurried: None)
             thread.join(0.01)
 
 
+def test_a_change_that_was_taken_early_ends_no_later_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine takes the room after it is in the queue, and before the control thread sets the event."""
+    table, rooms = table_of(1)
+    set_event, inside, gate = table._any_change.set, threading.Event(), threading.Event()
+
+    def late() -> None:
+        inside.set()
+        assert gate.wait(20)
+        set_event()
+
+    monkeypatch.setattr(table._any_change, "set", late)
+    control = threading.Thread(target=table.changed, args=(rooms[0][0],))
+    control.start()
+    assert inside.wait(20)
+    assert len(table.take_changes(0.0)) == 1
+    gate.set()
+    control.join(20)
+    monkeypatch.undo()
+    found: list[Any] = []
+    engine = threading.Thread(target=lambda: found.extend(table.take_changes(None)))
+    engine.start()
+    engine.join(0.05)
+    table.changed(rooms[0][0])
+    engine.join(20)
+    assert len(found) == 1
+
+
 def test_changed_rooms_come_in_order_and_once() -> None:
     table, rooms = table_of(3)
     for place in (2, 0, 2, 1):

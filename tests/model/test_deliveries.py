@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statelink.backend import SubmitMode
+from statelink.backend import SubmitMode, Transfer
 from statelink.link.prefill import _delivery
 from statelink.link.prefill._delivery import AT_ONCE, Delivery
 
@@ -50,11 +50,33 @@ def delivery(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> Delivery:
         workers=SimpleNamespace(moves=threads),
         post=lambda job: job(),
     )
-    rank: Any = SimpleNamespace(name="d", joint=None)
+    rank: Any = SimpleNamespace(name="d", joint=None, exited=False)
     plan: Any = SimpleNamespace(components={"kv": SimpleNamespace(item_blocks=1, item_nbytes=1)})
     made = Delivery(context, rank, SimpleNamespace(room=1), 1, plan, {})  # type: ignore[arg-type]
     made.open_hooks()
     return made
+
+
+def test_transfers_that_do_not_end_are_polled_by_one_chain(delivery: Delivery) -> None:
+    """Whatever happens to the room meanwhile, which looks after every delivery each time."""
+    polls: list[Any] = []
+    pauses: list[Any] = []
+    context: Any = delivery._context
+    context.workers.poll = lambda key, transfers, then: polls.append(then)
+    context.after = lambda seconds, job: pauses.append(job)
+    delivery._pending = [Transfer()]
+
+    def look(_: Delivery | None = None) -> None:
+        for _time in range(5):
+            delivery.look_after(look)
+
+    look()
+    for _ in range(10):
+        assert (len(polls), len(pauses)) == (1, 0)
+        polls.pop()(True)
+        look()
+        assert (len(polls), len(pauses)) == (0, 1)
+        pauses.pop()()
 
 
 def push(delivery: Delivery, blocks: int) -> None:

@@ -139,6 +139,9 @@ class SimExecutor(KeyedExecutor):
             self.start(key, lambda: steps)
         return True
 
+    def revive(self) -> None:
+        """A world never lacks threads."""
+
     def start(self, key: Hashable, job: Any) -> None:
         self._due[key] = job
 

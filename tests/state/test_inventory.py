@@ -90,6 +90,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "a slab of buffer 'k' of component 'kv' holds only some positions of an item: rows [1, 4) of 4",
     ),
     (lambda: inventory(instance=""), "an instance needs a printable name"),
+    (lambda: inventory(instance=3), "an instance needs a printable name of 1 to 255 characters: got 3"),
+    (lambda: inventory(model=3), "the model's identity is 3: a text is expected"),
+    (lambda: inventory(model=None), "the model's identity is None: a text is expected"),
+    (
+        lambda: inventory(
+            component(name="a", share=Axis(0, 2)), component(name="b"), component(name="c", share=Axis(1, 2))
+        ),
+        "components 'a' and 'c' are of different TP ranks: one holds share 0 of 2, the other share 1",
+    ),
     (lambda: inventory(rank=1), "rank 1 of an instance of 1"),
     (lambda: inventory(rank=-1, ranks=2), "rank -1 of an instance of 2"),
     (lambda: inventory(ranks=(1 << 16) + 1), f"rank 0 of an instance of {(1 << 16) + 1}"),

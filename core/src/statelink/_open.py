@@ -51,6 +51,9 @@ __all__ = ["__version__", "open", "probe"]
 
 log = logging.getLogger("statelink.open")
 
+NO_THREAD = "can't start new thread"
+"""What Python says where the system refuses a thread."""
+
 # An engine may use a state type of an installed package without loading that package first.
 load_types_with(plugin_manager)
 
@@ -78,7 +81,7 @@ def open(
 
     Raises:
         ConfigError: The configuration is wrong, or would listen beyond loopback without keys; or the process has too
-            few file descriptors left.
+            few file descriptors or threads left.
         StateError: A region is not the kind of memory that the inventory says; see docs/engine.md.
         UnknownBackendError: No such backend is installed.
         BackendError: The backend fails to load, cannot run here, does not declare what the inventory or ``require``
@@ -91,6 +94,15 @@ def open(
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise no_descriptors(error) from error
         raise
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        raise ConfigError(
+            "no thread can be started for a link",
+            cause="the system, or the container, allows this process no more of them",
+            hint="raise the limit (ulimit -u, pids.max, TasksMax), or look for what leaves threads behind",
+            code="config.threads",
+        ) from error
 
 
 def _open(
@@ -112,6 +124,7 @@ def _open(
             instance=inventory.instance,
             rank=inventory.rank,
         )
+    _check_ranks(inventory)
     hooks = plugin_manager()
     picked = pick(given, inventory, hooks)
     checked = check(inventory, role=given.config.role, platform=Platform.here())
@@ -148,6 +161,34 @@ def _open(
         directory.register(inventory.instance, inventory.rank, inventory.ranks, link.address)
     context.tell("statelink_link_opened", link=link)
     return link
+
+
+def _check_ranks(inventory: Inventory) -> None:
+    """Compare the parts that components are said to be with the rank. The other side cannot see such a mistake."""
+    rank, ranks = inventory.rank, inventory.ranks
+    for component in inventory.components:
+        parts = {"partition": (component.partition.index, component.partition.size)}
+        if component.share:
+            parts["tp"] = (component.share.index, component.share.size)
+        for name, (index, size) in parts.items():
+            if size > ranks:
+                raise StateError(
+                    f"component {component.name!r} is a part of what {size} ranks hold together",
+                    cause=f"its {name} is ({index}, {size}), and the inventory has ranks={ranks}",
+                    hint="pass rank= and ranks= to describe()",
+                    instance=inventory.instance,
+                    rank=rank,
+                )
+        index, size = parts.get("tp", (rank, ranks))
+        if size == ranks and index != rank and "tp" not in inventory.axes:
+            raise StateError(
+                f"component {component.name!r} is the share of another rank",
+                cause=f"its tp is ({index}, {size}), and this is rank {rank} of {ranks}",
+                hint="if the engine numbers its ranks in another order than their shares, pass "
+                f"axes={{'tp': ({index}, {size})}} to describe(), too",
+                instance=inventory.instance,
+                rank=rank,
+            )
 
 
 def _prepare(

@@ -92,6 +92,11 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         """What failed, and why, without the rest: to be put into another text."""
         return f"{self.what}: {self.cause}" if self.cause else self.what
 
+    @property
+    def coded(self) -> str:
+        """The code and the whole text: for a log."""
+        return f"{self.code}: {self}"
+
     def __str__(self) -> str:
         who = ", ".join(f"{key} {value}" for key, value in self.who.items())
         text = f"{self.what} ({who})" if who else self.what

@@ -6,6 +6,8 @@ another decode link, byte for byte (the `pair` fixture).
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ from statelink.errors import (
     UnsupportedError,
 )
 from statelink.tcp import Options
+from statelink.testing import free_addresses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,6 +180,33 @@ def test_ranks_are_missing(pair: Pair, two_engines: TwoEngines) -> None:
     )
 
 
+def test_two_ranks_that_both_say_they_are_the_first(pair: Pair, two_engines: TwoEngines) -> None:
+    ranks = [two_engines.open("prefill", (Kv(replicated=True),)) for _ in range(2)]
+    text = pair.decode.receive(61, [each.address for each in ranks], 64, deadline=20).failed()
+    assert "it has ranks 0 to 0, and the given addresses reach ranks [0, 0]" in text
+    assert "hint: several links say that they are rank 0: pass each rank's own rank=" in text
+
+
+def test_prefill_is_killed_and_restarted_with_what_fits(two_engines: TwoEngines) -> None:
+    """A new room tries a refused instance again. Nobody has told decode that another process is at the address."""
+    address = free_addresses(1)[0]
+    doomed, decode = two_engines.engine(), two_engines.open("decode")
+    two_engines.open("prefill", engine=doomed, listen=address, model="another")
+    assert "'another' on prefill" in decode.receive(62, address, 64, deadline=20).failed()
+    doomed.kill()
+    made = Pair(two_engines.open("prefill", engine=two_engines.engine(), listen=address), decode)
+    until = time.monotonic() + 20
+    for room in itertools.count(5000):
+        if decode.receive(room, address, 64, deadline=0.3).why().code != "mismatch":
+            break  # until then, rooms fail with the reason of the refusal
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    case = made.case()
+    receiving, sending = made.receive(case), made.send(case)
+    made.push(sending, case)
+    made.ended(case, receiving, sending)
+
+
 def test_ranks_of_two_instances(pair: Pair, two_engines: TwoEngines) -> None:
     others = [two_engines.open("prefill", instance=name, ranks=2, rank=n) for n, name in enumerate("ab")]
     text = pair.decode.receive(57, [each.address for each in others], 64, deadline=20).failed()
@@ -185,10 +215,12 @@ def test_ranks_of_two_instances(pair: Pair, two_engines: TwoEngines) -> None:
 
 
 def test_a_rank_without_its_part_of_the_heads(pair: Pair, two_engines: TwoEngines) -> None:
-    half = two_engines.open("prefill", hybrid(kv=Kv(tp=(0, 2))))
-    text = pair.decode.receive(58, half.address, 64, deadline=20).failed()
+    half, nothing = hybrid(kv=Kv(tp=(0, 2))), ()
+    ranks = [two_engines.open("prefill", pools, rank=rank, ranks=2) for rank, pools in enumerate((half, nothing))]
+    addresses = [each.address for each in ranks]
+    text = pair.decode.receive(58, addresses, 64, deadline=20).failed()
     assert text == (
-        f"no source holds a part of buffer 'layers.0.k' (backend tcp, peer {half.address}, component kv, "
+        f"no source holds a part of buffer 'layers.0.k' (backend tcp, peer {','.join(addresses)}, component kv, "
         "decode decode, rank 0): head [2, 4), dim [0, 16) is held by no prefill rank\n"
         "hint: every rank of the prefill instance must be present, and describe what it holds in global coordinates"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -193,6 +194,32 @@ def test_a_job_that_raises_ends_no_thread(make: Make, caplog: pytest.LogCaptureF
     executor.submit("key", broken)
     assert runs(executor, "key")
     assert "a defect" in caplog.text
+
+
+def test_a_thread_that_does_not_start_ends_no_thread_of_another_executor(
+    make: Make, go_on: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job of one executor hands its key on to an executor that has no thread, and gets none."""
+    order = KeyOrder()
+    first, second = make(1, order=order), make(1, order=order)
+    start: Any = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("test-1"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ran = threading.Event()
+    first.submit("room", lambda: go_on.wait(SOON))
+    second.submit("room", ran.set)
+    go_on.set()
+    assert runs(first)
+    assert second.waiting == 1
+    assert "jobs of test-1 wait: can't start new thread" in caplog.text
+    monkeypatch.undo()
+    second.revive()
+    assert ran.wait(SOON)
 
 
 def test_a_job_runs_on_the_thread_that_asks(make: Make) -> None:

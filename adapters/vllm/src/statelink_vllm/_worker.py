@@ -94,14 +94,14 @@ class WorkerSide:
             try:
                 self._send(name, send)
             except StatelinkError as error:
-                log.error("request %s cannot be sent: %s", name, error)
+                log.error("request %s cannot be sent: %s", name, error.reason.coded)
                 if send.tables and name not in self._sending:
                     self._results.sent.add(name)
         for name, receive in step.receive.items():
             try:
                 self._receive(name, receive)
             except StatelinkError as error:
-                log.error("request %s cannot be received: %s", name, error)
+                log.error("request %s cannot be received: %s", name, error.reason.coded)
                 if receive.tables:
                     self._results.received.add(name)
                     self._results.failed.add(name)
@@ -113,7 +113,7 @@ class WorkerSide:
             try:
                 self.link.keep(keep.room, keep.peer, keep.seconds)
             except StatelinkError as error:
-                log.warning("prefill is not asked to keep request %s: %s", name, error)
+                log.warning("prefill is not asked to keep request %s: %s", name, error.reason.coded)
         self._results.received.update(step.again)
         for name in step.abort:
             room = self._receiving.get(name)
@@ -210,7 +210,8 @@ class WorkerSide:
         elif declined(room):
             log.info("request %s was not %s: %s", name, what, room.reason)
         else:
-            log.warning("request %s could not be %s: %s", name, what, room.reason)
+            why = "" if room.reason is None else room.reason.coded
+            log.warning("request %s could not be %s: %s", name, what, why)
 
     def close(self) -> None:
         """Close the link. Blocks until its threads have ended."""

@@ -152,7 +152,7 @@ class Context:
             log.debug("%s", error)
             return False
         except WireError as error:
-            log.error("%s", error)
+            log.error("%s", error.reason.coded)
             return False
         return True
 

@@ -154,6 +154,7 @@ class Control:
         if self._left:
             return
         self._context.after(heartbeat, self._beat)
+        self._context.workers.revive()
         for role in self.roles:
             role.beat(now, late if late > heartbeat else 0.0)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ._room import RoomState
 
-__all__ = ["Room", "is_duration"]
+__all__ = ["Room", "check_wait", "is_duration"]
 
 
 def is_duration(seconds: object) -> bool:
@@ -23,6 +23,22 @@ def is_duration(seconds: object) -> bool:
     if type(seconds) is float:
         return seconds > 0
     return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds > 0
+
+
+def check_wait(seconds: float | None, *, endless: bool = True) -> None:
+    """Refuse seconds to wait that are no number. Below zero, they count as zero.
+
+    Args:
+        seconds: What the engine passed.
+        endless: Whether ``None`` is allowed, for a wait without end.
+
+    Raises:
+        RoomError: They are no number.
+    """
+    if (seconds is None and endless) or (isinstance(seconds, (int, float)) and seconds == seconds):
+        return
+    what, cause = f"{seconds!r:.80} was passed as the seconds to wait", "a number is expected"
+    raise RoomError(what, cause=cause, code="room.number")
 
 
 class Room:
@@ -109,7 +125,11 @@ class Room:
 
         Returns:
             The status at the end of the wait.
+
+        Raises:
+            RoomError: ``timeout`` is no number.
         """
+        check_wait(timeout)
         self._state.context.check_process()
         return self._state.wait(timeout, quiesced=quiesced)
 

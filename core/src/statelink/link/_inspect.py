@@ -95,7 +95,12 @@ class Inspection:
             self._listening.close()
             return
         self._thread = threading.Thread(target=self._serve, name="statelink-inspect", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has no thread left
+            log.warning("nobody answers statelink inspect: %s", error)
+            self._remove()
+            self._listening.close()
 
     def _listen(self, folder: Path, name: str) -> None:
         with contextlib.suppress(FileExistsError):
@@ -135,12 +140,17 @@ class Inspection:
                     continue
                 asking.sendall(answer)
 
+    def _remove(self) -> bool:
+        """Remove the socket from its folder. Returns whether it was there."""
+        path, self._path = self._path, None
+        if path is not None:
+            path.unlink(missing_ok=True)
+        return path is not None
+
     def close(self) -> None:
         """Remove the socket and end the thread."""
-        path, self._path = self._path, None
-        if path is None:
+        if not self._remove():
             return
-        path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(2 * PATIENCE)

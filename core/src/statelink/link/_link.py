@@ -15,7 +15,7 @@ from statelink.plan import MAX_TOKENS, checked_int
 from statelink.wire import parse_endpoint
 
 from ._control import Control
-from ._handle import is_duration
+from ._handle import check_wait, is_duration
 from ._inspect import Inspection
 from ._room_table import RoomTable, closed, suspended, unfinished
 from ._snapshot import snapshot
@@ -269,7 +269,7 @@ class Link:
         if self.address in others:
             raise ConfigError(
                 "a link is named as its own sibling",
-                cause=f"{self.address.partition('|')[0]} is its own address",
+                cause=f"{self.address.partition('@')[0]} is its own address",
                 hint="name the other ranks only",
                 code="config.peer",
             )
@@ -296,11 +296,13 @@ class Link:
 
         Raises:
             RoomError: A room has not ended, or its memory has not quiesced in time (``room.unfinished``): see
-                `Room.abort` and `Room.release`. Or the link's control thread is late. The link goes on as before.
+                `Room.abort` and `Room.release`. Or the link's control thread is late, or ``timeout`` is no number. The
+                link goes on as before.
             TransferError: The backend could not unregister the memory in time. The memory may still be registered, and
                 the link is suspended: only `resume` and `close` help.
             ClosedError: The link is closed.
         """
+        check_wait(timeout, endless=False)
         until = time.monotonic() + timeout
         with self._changing:
             self._check_open()
@@ -365,7 +367,12 @@ class Link:
         Args:
             timeout: Seconds to wait for the first change; ``None`` waits for as long as it takes. Does not wait by
                 default.
+
+        Raises:
+            RoomError: ``timeout`` is no number.
         """
+        if timeout != 0.0:
+            check_wait(timeout)
         if self._context.forked:
             self._context.check_process()
         return self._table.take_changes(timeout)
@@ -416,7 +423,11 @@ class Link:
             Whether everything ended in time. If not, something may still touch the memory of rooms that have not
             quiesced, and of rooms whose memory was taken back without proof. A thread that calls this while another one
             closes the link waits for that one, and returns the same.
+
+        Raises:
+            RoomError: ``timeout`` is no number. The link stays open.
         """
+        check_wait(timeout, endless=False)
         self._closed = True
         if self._context.forked:
             # Threads, sockets and registered memory belong to the parent process, and a thread of it may hold a lock.

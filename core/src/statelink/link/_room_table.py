@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -208,8 +209,13 @@ class RoomTable:
     def take_changes(self, timeout: float | None) -> list[Room]:
         """Rooms that changed since the last call. Waits up to ``timeout`` seconds for the first one. Any thread."""
         self._most_changes = max(UNTAKEN_CHANGES, 2 * self._context.config.max_rooms)
-        if not self._changes and timeout != 0:
-            self._any_change.wait(timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._changes and timeout != 0:
+            if not self._any_change.wait(None if until is None else until - time.monotonic()):
+                break
+            # The event may be that of a change that an earlier call took: then the queue is empty, and this waits on.
+            self._any_change.clear()
+            self._told = False
         if self._told:
             # In this order, and before the queue is read. The control thread adds to the queue, then looks at `_told`,
             # and sets the event last. So after a later change, the event is set, or is about to be.

@@ -11,7 +11,7 @@ from ._blocks import Blocks
 from ._boxes import Box
 from ._compile import NO_LAYER, ComponentPlan, PairPlan, compile_pair
 from ._content import Content
-from ._items import Items, Pages, check_pieces, pushed, required
+from ._items import Items, OffSpanError, Pages, check_pieces, pushed, required
 from ._match import differences, match
 from ._move import MAX_BATCH, Move, arrived_content, expected_move, plan_move
 from ._numbers import checked_int
@@ -35,6 +35,7 @@ __all__ = [
     "Due",
     "Items",
     "Move",
+    "OffSpanError",
     "Pages",
     "PairPlan",
     "Places",

@@ -17,7 +17,7 @@ from ._positions import MAX_TOKENS, held_items, local, required_span
 if TYPE_CHECKING:
     from statelink.state import Component
 
-__all__ = ["Items", "Pages", "check_pieces", "checked_ids", "item_at", "pushed", "required"]
+__all__ = ["Items", "OffSpanError", "Pages", "check_pieces", "checked_ids", "item_at", "pushed", "required"]
 
 I64 = npt.NDArray[np.int64]
 
@@ -27,6 +27,10 @@ LARGEST = 1 << 62
 """The largest index that is accepted, even where an index addresses nothing."""
 SPARSE = 64
 """Marks are used to find duplicates if the range of indices is at most so many times their number."""
+
+
+class OffSpanError(RoomError):
+    """The number of items of a push, or their positions, do not fit its span."""
 
 
 class Pages(NamedTuple):
@@ -164,7 +168,7 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
         everything = held_items(component, tokens, span)
         ids, first = checked_ids(component, given.ids), item_at(component, given.start)
         if first < everything[0] or first + len(ids) > everything[1]:
-            raise RoomError(
+            raise OffSpanError(
                 f"items of component {component.name!r} leave the pushed span",
                 cause=f"{len(ids)} pages of {component.page} tokens from position {given.start}, span [{a}, {b})",
                 hint="name a span that has the positions of all lists, and Pages for each list that has fewer",
@@ -182,7 +186,7 @@ def _pushed(component: Component, tokens: int, prefix: int | None, span: tuple[i
         wanted = " or ".join(str(n) for n in sorted(allowed))
         low, high = required_span(component, tokens, 0, aligned=False)
         why = "" if low <= a <= b <= high else f": a request of {tokens} tokens needs only positions [{low}, {high})"
-        raise RoomError(
+        raise OffSpanError(
             f"{len(ids)} items of component {component.name!r} for span [{a}, {b})",
             cause=f"{wanted} pages of {component.page} tokens are expected there{why}",
             hint="name the position of the first page with statelink.Pages(ids, start) where the lists differ",

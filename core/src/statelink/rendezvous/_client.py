@@ -233,5 +233,5 @@ class RendezvousClient:
             if reason is None:
                 log.warning("the rendezvous server has accepted this link again")
             else:
-                log.warning("%s", reason)
+                log.warning("%s", reason.coded)
         self._complaint = reason

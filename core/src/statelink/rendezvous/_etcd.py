@@ -241,7 +241,7 @@ class EtcdClient:
     def _complain(self, reason: Reason | None) -> None:
         """Log a refusal once, and log when it ends."""
         if reason != self._complaint:
-            log.warning("%s", reason if reason is not None else "this link is registered in etcd again")
+            log.warning("%s", "this link is registered in etcd again" if reason is None else reason.coded)
         self._complaint = reason
 
     # Look-ups.

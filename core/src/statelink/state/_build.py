@@ -110,7 +110,7 @@ def component(
                 stride=memory.strides[0] if count > 1 else layout.nbytes,
                 count=count,
                 layout=layout,
-                layer=None if view.layer is None else as_int(view.layer, f"the layer of buffer {view.name!r}"),
+                layer=None if view.layer is None else _layer(view),
                 optional=view.optional,
                 scale=None if view.scale is None else float(view.scale),
             )
@@ -129,6 +129,13 @@ def component(
         replicated=replicated,
     )
     return Described(built, tuple(regions))
+
+
+def _layer(view: View) -> int:
+    layer = as_int(view.layer, f"the layer of buffer {view.name!r}")
+    if layer < 0:
+        raise StateError(f"the layer of buffer {view.name!r} is {layer}", cause="layers of a model are counted from 0")
+    return layer
 
 
 def _layout(component: str, view: View) -> Layout:

@@ -288,6 +288,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
 
     def __post_init__(self) -> None:
         _check_name("instance", self.instance)
+        if not isinstance(self.model, str):
+            raise StateError(f"the model's identity is {self.model!r:.80}", cause="a text is expected")
         if not 0 <= self.rank < self.ranks <= MAX_RANKS:
             raise StateError(f"rank {self.rank} of an instance of {self.ranks}")
         if len(self.regions) > MAX_REGIONS:
@@ -379,7 +381,7 @@ def _times(count: int) -> str:
 
 
 def _check_name(what: str, name: str) -> None:
-    if not name or len(name) > MAX_NAME or not name.isprintable():
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME or not name.isprintable():
         article = "an" if what[0] in "aeiou" else "a"
         raise StateError(
             f"{article} {what} needs a printable name of 1 to {MAX_NAME} characters", cause=f"got {name!r:.80}"

@@ -15,6 +15,8 @@ from ._shares import as_int
 
 __all__ = ["Memory", "size_of"]
 
+_STRIDED = "torch.strided"
+
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """An array in memory: address, shape, strides and type.
@@ -150,6 +152,13 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
 
 
 def _of_tensor(tensor: Any) -> Memory:
+    layout = str(getattr(tensor, "layout", _STRIDED))
+    if layout != _STRIDED:
+        raise StateError(
+            "only a tensor with strides can be described",
+            cause=f"the layout of this one is {layout}",
+            hint="pass the pool as the engine's kernels use it",
+        )
     itemsize = int(tensor.element_size())
     dtype = str(tensor.dtype).removeprefix("torch.")
     kind = str(tensor.device) if tensor.device.type != "cpu" else "dram"

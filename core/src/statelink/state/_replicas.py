@@ -25,13 +25,22 @@ def check_shares(components: Sequence[Component], tp: Axis | None) -> None:
         tp: Its coordinate on the axis ``tp``, if it has one.
 
     Raises:
-        StateError: A component does not say it, or contradicts the axis. The error names the component.
+        StateError: A component does not say it, or contradicts the axis or another component. The error names it.
     """
     width, by = (tp.size, "the axis 'tp'") if tp is not None else (1, "")
+    indices: dict[int, Component] = {}
+    """For each width, the first component of that width."""
     for component in components:
         share = component.share
         if share is None or share.size == 1:
             continue
+        other = indices.setdefault(share.size, component)
+        if other.share is not None and other.share.index != share.index:
+            raise StateError(
+                f"components {other.name!r} and {component.name!r} are of different TP ranks",
+                cause=f"one holds share {other.share.index} of {share.size}, the other share {share.index}",
+                hint="pass the same tp=(rank, width) to the constructors of one rank",
+            )
         if tp is not None and share.size == tp.size and share.index != tp.index:
             raise StateError(
                 f"component {component.name!r} and the axis 'tp' contradict each other",

@@ -25,7 +25,10 @@ __all__ = ["Instances"]
 log = logging.getLogger("statelink.link")
 
 RETRY_REFUSED = 10.0
-"""Seconds after which a refused instance is tried again."""
+"""Seconds after which a refused instance is tried again, if failed rooms wait for its ranks to drain."""
+RETRY_FOR_ROOM = 1.0
+"""Seconds after which a new room has a refused instance tried again, because prefill may have been restarted at the
+same address. Rooms that are opened earlier fail with the reason of the refusal."""
 REDIAL = 4
 """Most `Hello` messages that may wait in the connection to a peer that does not answer."""
 
@@ -55,7 +58,7 @@ class Instances:
             instance = self._instances[key] = Instance(key, peer, self._context.now())
             self._look_up.begin(instance)
         else:
-            self._retry(instance)
+            self._retry(instance, RETRY_FOR_ROOM)
         return instance
 
     def set_siblings(self, siblings: list[str]) -> None:
@@ -71,9 +74,9 @@ class Instances:
 
     # Look-up.
 
-    def _retry(self, instance: Instance) -> None:
-        """Try a refused instance again, after a while: it may have been restarted with another configuration."""
-        if instance.state is InstanceState.REFUSED and self._context.now() - instance.since > RETRY_REFUSED:
+    def _retry(self, instance: Instance, after: float) -> None:
+        """Try an instance again that was refused ``after`` seconds ago: it may have been restarted differently."""
+        if instance.state is InstanceState.REFUSED and self._context.now() - instance.since > after:
             self._try_again(instance)
 
     def _try_again(self, instance: Instance) -> None:
@@ -209,7 +212,7 @@ class Instances:
         """
         if not self._step(instance, InstanceEvent.REFUSED):
             return
-        log.warning("refused prefill instance %s: %s", instance.key, reason)
+        log.warning("refused prefill instance %s: %s", instance.key, reason.coded)
         instance.explain(reason)
         for each in instance.parts:
             self._attaching.detach(each)
@@ -310,6 +313,7 @@ class Instances:
                 if rank.handshake is not None and instance.state is not InstanceState.REFUSED:
                     self._lose(instance, rank, "it does not know this link: it was restarted, or gave it up")
             elif isinstance(message, wire.Refuse):
+                rank.hear(self._context.now())
                 self._refuse(instance, message.reason)
             elif ours and isinstance(message, wire.Attached):
                 self._attaching.attached(instance, rank, message)
@@ -342,7 +346,7 @@ class Instances:
             self._unanswered.look(instance, now)
             if instance.state is InstanceState.REFUSED and instance.rooms:
                 # Memory of these rooms is quarantined until its ranks say Drained.
-                self._retry(instance)
+                self._retry(instance, RETRY_REFUSED)
             elif instance.state is InstanceState.REFUSED and now - instance.since > RETRY_REFUSED:
                 self._drop(instance)
             if instance.state in (InstanceState.RESOLVING, InstanceState.GREETING) and not instance.rooms:

@@ -42,6 +42,7 @@ class PrefillRank:
         self.endpoint = endpoint
         self.address = str(endpoint)
         self.heard = now
+        self._spoke = False
         self.handshake: Handshake | None = None
         self.name = ""
         self.part: Part | None = None
@@ -70,7 +71,7 @@ class PrefillRank:
     def info(self) -> PeerInfo:
         """What diagnostics say of it."""
         if self.handshake is None:
-            return PeerInfo(self.endpoint.address, None, None)
+            return PeerInfo(self.endpoint.address, None, self.heard if self._spoke else None)
         return PeerInfo(self.name, self.rank, self.heard)
 
     def may_leave(self, bye: Bye) -> bool:
@@ -83,7 +84,7 @@ class PrefillRank:
 
     def hear(self, now: float) -> None:
         """A message of it came."""
-        self.heard = now
+        self.heard, self._spoke = now, True
 
     def count_sleep(self, late: float) -> None:
         """Do not count the seconds for which this process did not run as silence of the rank."""

@@ -91,8 +91,19 @@ def _complete(inventories: list[Inventory], role: str) -> list[Inventory]:
         raise PeerError(
             f"the {role} instance {first.instance!r} is not complete",
             cause=f"it has ranks 0 to {first.ranks - 1}, and the given addresses reach ranks {ranks}",
-            hint="give the address of every rank once"
-            + ("" if role == "prefill" else "; a decode rank learns of the others through 'siblings'"),
+            hint=_lacking(role, ranks),
             code="peer.ranks",
         )
     return sorted(inventories, key=lambda inventory: inventory.rank)
+
+
+def _lacking(role: str, ranks: list[int]) -> str:
+    """A hint where these ranks are not those of the instance."""
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        return (
+            f"several links say that they are rank {twice[0]}: pass each rank's own rank=, and ranks=, to describe(), "
+            "and each address once"
+        )
+    siblings = "" if role == "prefill" else "; a decode rank learns of the others through 'siblings'"
+    return f"give the address of every rank once{siblings}"

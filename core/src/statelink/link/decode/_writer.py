@@ -313,7 +313,7 @@ class Writer:
             if not isinstance(transfer, Transfer):
                 raise BackendDefect.returned(self._context.backend, "`revoke` returned", transfer, "a Transfer")
             if transfer.outcome is None or not self.drained:
-                workers.watch(transfer, lambda ok: closed(name) if ok else None)
+                workers.watch(transfer, lambda ok, _: closed(name) if ok else None)
 
         prompt = self._context.backend.capabilities.prompt_fences
         (workers.submit_promptly if prompt else workers.fences.submit)(("room", accepted.room), job)

@@ -182,13 +182,9 @@ class Claims:
             )
         if room.turned_away:
             return f"decode instance {room.turned_away!r} asked for it, and send() says that it is for {room.to}"
-        refusal = self.refusal(room)
-        if refusal:
-            return f"decode never asked for it; {refusal}"
         others = self._pending.rooms(MOST_NAMED)
-        if others:
-            return f"decode never asked for it; requests for other rooms wait here: {', '.join(others)}"
-        return "decode never asked for it"
+        waits = f"requests for other rooms wait here: {', '.join(others)}" if others else ""
+        return "; ".join(filter(None, ("decode never asked for it", waits, self.refusal(room))))
 
     def refusal(self, room: SendingState) -> str:
         """The last peer that did not fit, if that may be why nobody asked for a room; empty for none. Any thread."""

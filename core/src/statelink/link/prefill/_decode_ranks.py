@@ -101,7 +101,7 @@ class DecodeRanks:
         elif isinstance(message, wire.Attach):
             self._attach(message, rank)
         elif isinstance(message, wire.Refuse):
-            log.warning("%s refused this instance: %s", rank.name, message.reason)
+            log.warning("%s refused this instance: %s", rank.name, message.reason.coded)
             self._note_refusal(rank.name, message.reason)
         elif isinstance(message, wire.Bye):
             if message.registration >= rank.handshake.registration:  # if not, it has come back before this came
@@ -142,7 +142,7 @@ class DecodeRanks:
             if made is not None:
                 reason = self._greet(message.sender, *made)
             if reason is not None:
-                log.warning("refused a peer: %s", reason)
+                log.warning("refused a peer: %s", reason.coded)
                 self._note_refusal(message.sender, reason)
                 self._context.send(wire.Refuse(sender=self._context.name, to=message.sender, reason=reason))
 
@@ -231,8 +231,10 @@ class DecodeRanks:
         if not rank.step(RankEvent.REFUSED if refused else RankEvent.COMPILED):
             return
         if plan is None or reason is not None:
-            log.warning("refused %s: %s", rank.name, reason)
-            if reason is not None:
+            if reason is None:
+                log.warning("refused %s", rank.name)
+            else:
+                log.warning("refused %s: %s", rank.name, reason.coded)
                 self._note_refusal(rank.name, reason)
                 self._context.send(wire.Refuse(sender=self._context.name, to=rank.name, reason=reason))
             return

@@ -103,6 +103,7 @@ class Delivery:
         """Transfers that a cancelled job left running."""
         self._strays: list[Transfer] = []
         """Transfers that failed and are not settled. The backend may settle them later."""
+        self._polls_pending = False
         self._polls_strays = False
         self._unknown = False
         """Whether ``submit`` raised what it must not, so that it is not known what became of a batch."""
@@ -282,7 +283,10 @@ class Delivery:
             then: Called on the control thread once some transfers have ended, and when it is time to call this again.
         """
         if self._pending and not self._jobs and not self.exited:
-            self._poll_pending(then)
+            # One poll at a time, and one pause: each end of a pause calls this for every destination of the room.
+            if not self._polls_pending:
+                self._polls_pending = True
+                self._poll_pending(then)
         elif self._strays and not self._polls_strays:
             self._polls_strays = True
             self._poll_strays(then)
@@ -298,9 +302,13 @@ class Delivery:
             for each in set(transfers).difference(self._pending):
                 self._keep_stray(each)
             if self._pending:
-                self._context.after(POLL_PENDING if polled else POLL_BROKEN, partial(then, self))
+                self._context.after(POLL_PENDING if polled else POLL_BROKEN, again)
             else:
-                then(self)
+                again()
+
+        def again() -> None:
+            self._polls_pending = False
+            then(self)
 
         running = [each for each in transfers if each.outcome is None]
         self._context.workers.poll(("pending", self.rank.name), running, done)

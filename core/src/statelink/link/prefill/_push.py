@@ -10,7 +10,7 @@ import msgspec
 from statelink.errors import RoomError
 from statelink.hints import did_you_mean
 from statelink.link._room import Ready
-from statelink.plan import MAX_TOKENS, Items, Pages, check_pieces, checked_int, item_positions, pushed
+from statelink.plan import MAX_TOKENS, Items, OffSpanError, Pages, check_pieces, checked_int, item_positions, pushed
 from statelink.state import Coverage, IndexSpace
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Pushes:
             try:
                 checked[name] = pushed(component, end, prefix, span, given)
             except RoomError as error:
-                hint = self._no_span(span) or error.reason.hint
+                hint = (isinstance(error, OffSpanError) and self._no_span(span)) or error.reason.hint
                 raise self.error(error.reason.what, error.reason.cause, hint, error.code) from None
         if final:
             if len(checked) < len(known):

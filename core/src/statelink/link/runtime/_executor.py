@@ -168,6 +168,13 @@ class KeyedExecutor:
         if not self.run_here(key, job, alone=alone):
             self.submit(key, job)
 
+    def revive(self) -> None:
+        """Start a thread if jobs are ready and no thread is there. Any thread; called now and then."""
+        if self._ready and not self._threads:  # read without the lock: a wrong answer is corrected by the next call
+            with self._order.lock:
+                if self._ready and not self._threads:
+                    self._call()
+
     @property
     def waiting(self) -> int:
         """Jobs that have not started. Any thread."""
@@ -210,9 +217,11 @@ class KeyedExecutor:
             thread = threading.Thread(target=self._work, name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the system has no thread left: the threads that run go on without it
+            except RuntimeError as error:
+                # The system has no thread left. This may run on a thread of another executor, which must not end. The
+                # threads that run go on without this one. If there is none, `revive` or the next job tries again.
                 if not self._threads:
-                    raise
+                    log.error("jobs of %s wait: %s", self._name, error)
             else:
                 self._threads.append(thread)
 

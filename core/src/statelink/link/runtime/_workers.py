@@ -8,13 +8,13 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from statelink.backend import Outcome
+from statelink.backend import Outcome, Transfer
 
 from ._executor import Job, KeyedExecutor, KeyOrder
 from ._failure import BackendDefect, reason_of
 
 if TYPE_CHECKING:
-    from statelink.backend import Backend, Transfer
+    from statelink.backend import Backend
     from statelink.errors import Reason
 
     from ._loop import Loop
@@ -187,7 +187,9 @@ class Workers:
             who: Parties that the reason names.
         """
         try:
-            transfer = job()
+            transfer: object = job()
+            if transfer is not None and not isinstance(transfer, Transfer):
+                raise BackendDefect.returned(self._backend, "a hook returned", transfer, "a Transfer or None")
         except BaseException as error:
             reason = reason_of(error, **who)
             self._loop.post(lambda: then(False, reason))
@@ -195,23 +197,30 @@ class Workers:
             if transfer is None:
                 self._loop.post(lambda: then(True, None))
             else:
-                self.watch(transfer, lambda ok: then(ok, None))
+                self.watch(transfer, then, **who)
 
-    def watch(self, transfer: Transfer, then: Callable[[bool], None]) -> None:
+    def watch(self, transfer: Transfer, then: Callable[[bool, Reason | None], None], **who: object) -> None:
         """Poll one transfer until it ends, without holding a thread. Data threads only.
 
         Args:
             transfer: A transfer of the backend.
-            then: Called on the control thread with whether the transfer succeeded.
+            then: Called on the control thread. Given whether the transfer succeeded, and the reason if its outcome is
+                of a wrong type.
+            who: Parties that the reason names.
         """
         polled = transfer.outcome is not None or self._poll([transfer])
-        outcome = transfer.outcome
+        outcome: object = transfer.outcome
         if outcome is not None:
-            if not isinstance(outcome, Outcome):
-                raise BackendDefect.returned(self._backend, "`Transfer.outcome` is", outcome, "an Outcome")
-            self._loop.post(lambda: then(outcome.ok))
+            ok, reason = False, None
+            if isinstance(outcome, Outcome):
+                ok = outcome.ok
+            else:
+                wrong = BackendDefect.returned(self._backend, "`Transfer.outcome` is", outcome, "an Outcome")
+                log.error("%s", wrong)
+                reason = reason_of(wrong, **who)
+            self._loop.post(lambda: then(ok, reason))
             return
-        again: Job = partial(self.watch, transfer, then)
+        again: Job = partial(self.watch, transfer, then, **who)
         # Only the control thread has timers: it waits, and then submits the next poll to a data thread.
         look = partial(self.fences.submit, ("await", id(transfer)), again)
         self._loop.post(lambda: self._loop.after(POLL if polled else POLL_BROKEN, look))
@@ -223,6 +232,11 @@ class Workers:
             log.exception("backend %s failed to poll", self._backend.name)
             return False
         return True
+
+    def revive(self) -> None:
+        """Start threads for jobs that wait because the system had no thread left. Control thread, at heartbeats."""
+        for executor in (self.moves, self.setups, self.fences, self.checks, self.readers):
+            executor.revive()
 
     @property
     def idle(self) -> bool:

@@ -213,6 +213,12 @@ GOOD = BACKEND.format(cls="Made", api=1, name="odd")
             "is incomplete: it lacks Options, connect",
         ),
         (GOOD.replace('    strategies = {"*": DIRECT}', ""), "is incomplete: it lacks strategies"),
+        (GOOD.replace('{"*": DIRECT}', "DIRECT"), "has no table of strategies: strategies is <strategy direct>"),
+        (GOOD.replace('{"*": DIRECT}', '{"*": "direct"}'), "has no table of strategies: strategies is {'*': 'direct'}"),
+        (
+            GOOD.replace('{"*": DIRECT}', '{"kv": DIRECT}'),
+            "declares state types without a strategy: every type; strategies has kv",
+        ),
         (GOOD.replace("Options = Options", "Options = dict"), "has no typed options\nhint: Options is a subclass of"),
         (
             GOOD.replace('name = "odd"', 'name = "even"'),

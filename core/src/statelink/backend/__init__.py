@@ -17,6 +17,7 @@ from ._events import EventDriven, EventLoop
 from ._hooks import hookimpl
 from ._interface import (
     API_VERSION,
+    MAX_DESCRIPTOR,
     UNKNOWN,
     Backend,
     BackendContext,
@@ -48,6 +49,7 @@ __all__ = [
     "ANY",
     "API_VERSION",
     "DIRECT",
+    "MAX_DESCRIPTOR",
     "MAX_PREPARED",
     "UNKNOWN",
     "Arrival",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "MAX_DESCRIPTOR",
     "UNKNOWN",
     "Backend",
     "BackendContext",
@@ -34,6 +35,9 @@ __all__ = [
 
 API_VERSION = 1
 """Version of the plugin API of this core. A plugin states its own version as a literal, and never imports this one."""
+
+MAX_DESCRIPTOR = 8 << 20
+"""Most bytes that `Backend.descriptor` may return."""
 
 UNKNOWN = "unknown"
 """The transport of a peer if nobody can tell it."""
@@ -228,7 +232,10 @@ class Backend(ABC):
 
     @abstractmethod
     def descriptor(self) -> bytes:
-        """What a peer needs to reach this backend and its memory; at most 16 MiB. The core does not look into it."""
+        """What a peer needs to reach this backend and its memory; at most `MAX_DESCRIPTOR` bytes.
+
+        The core does not look into it. Called again, it returns the same bytes.
+        """
 
     @abstractmethod
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:

@@ -9,12 +9,12 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from statelink.backend import API_VERSION, Backend, Probe
+from statelink.backend import API_VERSION, Backend, Probe, Strategy
 from statelink.errors import (
     BackendIncompatibleError,
     BackendLoadError,
@@ -207,6 +207,7 @@ def _check(chosen: Listed, loaded: Any) -> None:
     missing += sorted(loaded.__abstractmethods__)
     if missing:
         raise BackendLoadError(f"{who} is incomplete", cause=f"it lacks {', '.join(missing)}")
+    _check_strategies(who, loaded)
     if not (isinstance(loaded.Options, type) and issubclass(loaded.Options, msgspec.Struct)):
         raise BackendLoadError(f"{who} has no typed options", hint="Options is a subclass of msgspec.Struct")
     bare = [field.name for field in msgspec.structs.fields(loaded.Options) if field.required]
@@ -220,6 +221,26 @@ def _check(chosen: Listed, loaded: Any) -> None:
         raise BackendLoadError(
             f"{who} calls itself {loaded.name!r}",
             hint="entry-point name and Backend.name are one and the same",
+        )
+
+
+def _check_strategies(who: str, loaded: type[Backend]) -> None:
+    """Each state type that a backend declares has a strategy in its table."""
+    table: object = loaded.strategies
+    if not isinstance(table, Mapping) or not all(isinstance(each, Strategy) for each in table.values()):
+        raise BackendLoadError(
+            f"{who} has no table of strategies",
+            cause=f"strategies is {table!r:.120}",
+            hint='map state types to strategies; strategies = {"*": DIRECT} serves all',
+        )
+    lacking = sorted(set() if "*" in table else loaded.capabilities.state_types - table.keys())
+    if lacking:
+        every = lacking == ["*"]
+        has = ", ".join(sorted(table)) or "none"
+        raise BackendLoadError(
+            f"{who} declares state types without a strategy",
+            cause=f"{'every type' if every else ', '.join(lacking)}; strategies has {has}",
+            hint='add "*": DIRECT to strategies, or declare in state_types only what the backend moves',
         )
 
 

@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from statelink.backend import MAX_DESCRIPTOR
 from statelink.errors import PeerError, WireError
 from statelink.state import state_types
 from statelink.state._effort import SpentError, bounded
 from statelink.state._inventory import MAX_EFFORT
 
 from ._limits import MAX_HANDSHAKE, MAX_INVENTORY, SMALL, limit_of
-from ._messages import KINDS, MAX_DESCRIPTOR, Failed, Few, Handshake, ItemList, Message, Name, Refuse
+from ._messages import KINDS, Failed, Few, Handshake, ItemList, Message, Name, Refuse
 from ._rendezvous import RENDEZVOUS_KINDS
 
 __all__ = ["MAX_EFFORT", "decode", "encode", "pack_items", "read_handshake", "unpack_items", "write_handshake"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from statelink.backend import MAX_DESCRIPTOR
+
 from ._messages import (
-    MAX_DESCRIPTOR,
     MAX_INDICES,
     Attach,
     Chunk,

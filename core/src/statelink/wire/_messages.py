@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from statelink.backend import MAX_PREPARED, Moved
+from statelink.backend import MAX_DESCRIPTOR, MAX_PREPARED, Moved
 from statelink.errors import Reason
 from statelink.plan import Assignment
 from statelink.state import Inventory, StateType
@@ -47,8 +47,6 @@ __all__ = [
 
 PROTOCOL = (1, 1)
 """Lowest and highest protocol version that this core speaks."""
-MAX_DESCRIPTOR = 8 << 20
-"""Most bytes of a backend's descriptor."""
 MAX_INDICES = 1 << 22
 """Most indices in one request, for all components together."""
 MAX_KINDS = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from statelink.backend import Op, Side
+from statelink.backend import MAX_DESCRIPTOR, Op, Side
 from statelink.errors import TransferError
 
 from .. import _inside
@@ -15,8 +15,6 @@ from .._saying import all_moved, refused
 
 __all__ = ["Connecting"]
 
-MAX_DESCRIPTOR = 16 << 20
-
 FEW = 8
 """Blocks of each batch of moves that run at once: more than a hundred calls for each peer meet those for the other."""
 
@@ -25,13 +23,13 @@ class Connecting(Suite):
     """Connecting and disconnecting peers."""
 
     def test_a_descriptor_is_bytes_and_bounded(self, pair: Pair) -> None:
-        """A descriptor is bytes, at most 16 MiB, and can be asked for again.
+        """A descriptor is bytes, at most `MAX_DESCRIPTOR`, and the same when it is asked for again.
 
         Return the same bytes with each call; what peers need later is asked for then.
         """
         found = pair.source.call(_inside.descriptor)
-        assert 0 < len(found) <= MAX_DESCRIPTOR, f"descriptor() returned {len(found)} bytes"
-        pair.source.call(_inside.descriptor)
+        assert 0 < len(found) <= MAX_DESCRIPTOR, f"descriptor() returned {len(found)} bytes; at most {MAX_DESCRIPTOR}"
+        assert pair.source.call(_inside.descriptor) == found, "a second call returned other bytes"
 
     @pytest.mark.parametrize("first", ["source", "target"])
     def test_either_side_connects_first(self, lab: Lab, first: str) -> None:

@@ -148,7 +148,7 @@ def test_handshakes_that_wait_are_bounded() -> None:
                 for frames in cut(wire.encode(wire.Hello(sender=name, handshake=junk))):
                     socket.send_multipart(frames)
                 socket.send_multipart([b"no kind", b""])
-                until(lambda count=number + 1: prefill.snapshot()["dropped_frames"].get("wire.kind") == count)
+                until(lambda: prefill.snapshot()["dropped_frames"].get("wire.kind", 0) > number)  # noqa: B023 # at once
         assert prefill.snapshot()["dropped_frames"]["wire.busy"] == 1
         with link_of("decode") as decode:
             receiving = decode.receive(8, prefill.address, 4, {"kv": [1]})

@@ -25,7 +25,6 @@ OF_STATELINK = [
 ETCD = pytest.param(lambda: EtcdClient(Cluster.of("etcd://127.0.0.1:1"), link="link"), id="etcd")
 
 
-
 def leaves_nothing(opens: Opens, kind: type[Exception], text: str) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))

@@ -33,11 +33,12 @@ from statelink.backend import (
     Strategy,
     SubmitMode,
     Transfer,
+    boot_id,
 )
 from statelink.errors import BackendUnavailableError, TransferError, UnsupportedError
 
 from . import _iovec, _options
-from ._descriptor import Descriptor, boot_id, pair_key
+from ._descriptor import Descriptor, pair_key
 from ._frames import MAX_BLOCKS, MAX_BYTES
 from ._grants import Grants
 from ._lingering import Lingering

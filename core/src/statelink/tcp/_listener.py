@@ -8,9 +8,10 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from statelink.backend import Tally
 
 from ._handshake import MAX_FRAME, PREFIX, Challenge, Hello, Proof, challenge, decode, frame, verify
 from ._receiver import Caller, Receiver
@@ -111,7 +112,7 @@ class Listener:
         self._link = link
         self._options = options
         self._find = find
-        self.dropped: Counter[str] = Counter()
+        self.dropped = Tally()
         self._accept_again: float | None = None
         self._pending: dict[socket.socket, _Pending] = {}  # oldest first
         self._stopping = False
@@ -240,11 +241,10 @@ class Listener:
             self._selector.unregister(pending.sock)
 
     def _drop(self, pending: _Pending, kind: str, reason: str) -> None:
-        self.dropped[kind] += 1
-        seen = self.dropped[kind]
-        # Logged at 1, 2, 4, 8, ..., so that a flood does not fill the log. A caller that hangs up needs no warning.
-        loud = kind not in ("closing", "ended") and seen & (seen - 1) == 0
-        log.log(logging.WARNING if loud else logging.DEBUG, "dropped an incoming connection (%d so): %s", seen, reason)
+        # A caller that hangs up needs no warning.
+        loud = self.dropped.note(kind) and kind not in ("closing", "ended")
+        level, seen = logging.WARNING if loud else logging.DEBUG, self.dropped[kind]
+        log.log(level, "dropped an incoming connection (%d so): %s", seen, reason)
         self._forget(pending)
         with contextlib.suppress(OSError):
             pending.sock.close()

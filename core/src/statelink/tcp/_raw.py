@@ -132,7 +132,7 @@ class RawSocket:
                         return
 
     def _knows_token(self, made: socket.socket) -> bool:
-        """Whether whoever has connected is the source. Others may hang up or stay silent, and the source comes later."""
+        """Whether it is the source that has connected. Others may hang up or stay silent; the source comes later."""
         made.settimeout(INTRODUCTION)
         try:
             return hmac.compare_digest(_exactly(made, TOKEN_BYTES), self._token)

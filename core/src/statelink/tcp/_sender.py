@@ -104,7 +104,7 @@ class Sender:
         self._dialled = threading.Event()
         """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
-        """Whether to connect without a batch. Any thread asks for it, and the thread takes it back once it has tried."""
+        """Whether to connect without a batch. Any thread asks for it; the thread takes it back once it has tried."""
 
     @property
     def transport(self) -> str:
@@ -213,7 +213,11 @@ class Sender:
             thread.start()
         except RuntimeError as error:
             raise TransferError(
-                failed, cause=f"no thread can be started: {error}", hint=MORE_THREADS, backend="tcp", peer=self._peer.link
+                failed,
+                cause=f"no thread can be started: {error}",
+                hint=MORE_THREADS,
+                backend="tcp",
+                peer=self._peer.link,
             ) from error
         self._thread = thread  # not before it runs: `join` waits for it
 

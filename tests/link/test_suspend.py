@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from tests.helpers.fleet import Fleet
 from tests.helpers.links import link_of
-from tests.helpers.peers import until
+from tests.helpers.peers import cut, dialled, until
 from tests.link.test_staged import hang
 from tests.link.test_topology import TCP, sharded
 from tests.link.test_verify import FAULTY
 
-from statelink import Status
+from statelink import Status, wire
 from statelink.errors import ClosedError, RoomError, StateError, TransferError
 from statelink.tcp import TcpBackend
 from statelink.testing import free_addresses
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from tests.link.conftest import TwoEngines
 
 REMAPPING = "tests.link.remapping"
+HELD = 4
+"""Largest handshakes that a suspended link keeps."""
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
@@ -132,6 +135,27 @@ def test_what_peers_see() -> None:
         sending = prefill.send(8, 4)
         sending.push({"kv": [0]})
         assert late.wait(20) is sending.wait(20) is Status.SUCCEEDED
+
+
+def test_handshakes_that_wait_are_bounded() -> None:
+    """However many are sent to a suspended link. Who was not heard sends another, once the link is back."""
+    with link_of("prefill") as prefill:
+        prefill.suspend()
+        junk = msgspec.Raw(msgspec.msgpack.encode(bytes(wire.MAX_HANDSHAKE - 5)))
+        for number in range(HELD + 1):
+            name = f"stranger-{number}"
+            with dialled(prefill.address, name) as socket:
+                for frames in cut(wire.encode(wire.Hello(sender=name, handshake=junk))):
+                    socket.send_multipart(frames)
+                socket.send_multipart([b"no kind", b""])
+                until(lambda: prefill.snapshot()["dropped_frames"].get("wire.kind", 0) > number)  # noqa: B023 # at once
+        assert prefill.snapshot()["dropped_frames"]["wire.busy"] == 1
+        with link_of("decode") as decode:
+            receiving = decode.receive(8, prefill.address, 4, {"kv": [1]})
+            until(lambda: prefill.snapshot()["dropped_frames"]["wire.busy"] > 1)
+            prefill.resume()
+            prefill.send(8, 4).push({"kv": [0]})
+            assert receiving.wait(20) is Status.SUCCEEDED
 
 
 def test_an_engine_gives_up_every_room_first() -> None:

@@ -23,6 +23,8 @@ TURN = 4 << 20
 """Bytes that are taken from one connection before the others have their turn."""
 HELD = 128
 """Messages of one connection that wait unread in this process."""
+FEW = 512
+"""Most such messages."""
 UNFINISHED = 32 << 20
 """Bytes of messages whose last part is missing, of all who have not introduced themselves."""
 
@@ -155,6 +157,26 @@ def test_unfinished_messages_of_strangers_are_bounded(listening: wire.Channel) -
             heard += [message.sender for message, _ in listening.receive(0.05)]
     assert sorted(heard) == [f"stranger-{number}" for number in range(2, count)]
     assert listening.dropped == {"wire.frames": 2}
+
+
+def test_unfinished_messages_of_strangers_are_few_however_short(listening: wire.Channel) -> None:
+    """Nobody says when a connection ends, and a stranger may open one after the other."""
+    address, body = listening.endpoint.address, wire.MAX_HANDSHAKE
+    begins, goes_on = [b"hello", b"x", struct.pack("<QQ", 0, body)], [b"hello", b"x", struct.pack("<QQ", 1, body)]
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(stranger(address))
+        for number in range(FEW + 1):
+            with contextlib.ExitStack() as own:
+                last = own.enter_context(stranger(address)) if number else first
+                last.send_multipart(begins)
+                last.send_multipart([b"no kind", b""])
+                assert dropped(listening, number + 1) == {"wire.kind": number + 1}
+                if number == FEW:
+                    stack.push(own.pop_all())
+        for latest, refused in ((last, 0), (first, 1)):
+            latest.send_multipart(goes_on)
+            latest.send_multipart([b"no kind", b""])
+            assert dropped(listening, FEW + 2 + 2 * refused)["wire.frames"] == refused
 
 
 def settled(listening: wire.Channel) -> None:

@@ -164,7 +164,7 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
     # The worker's side.
 
     @property
-    def _move(self) -> WorkerSide:
+    def worker_side(self) -> WorkerSide:
         assert self._worker is not None, "only a worker calls this, after register_kv_caches"
         return self._worker
 
@@ -207,13 +207,13 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """The address of this worker's link."""
-        return Address(self._move.link.address)
+        return Address(self.worker_side.link.address)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """See `WorkerSide.begin`. Sending begins here, too: what is sent was computed in an earlier step."""
         step = self._get_connector_metadata()
         assert isinstance(step, ToWorker)
-        self._move.begin(step)
+        self.worker_side.begin(step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """State never arrives in the middle of a forward pass."""
@@ -226,12 +226,12 @@ class StatelinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """See `WorkerSide.results`."""
-        sent, received, failed = self._move.results()
+        sent, received, failed = self.worker_side.results()
         return KVConnectorTransferResults(sent, received, failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """See `WorkerSide.said`."""
-        return self._move.said()
+        return self.worker_side.said()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """See `WorkerSide.stats`. The scheduler has none."""

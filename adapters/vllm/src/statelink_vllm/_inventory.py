@@ -19,7 +19,7 @@ from ._recurrent import packing_of
 __all__ = ["Group", "Model", "describe_cache"]
 
 PAGES = dict.fromkeys(("FLASH_ATTN", "TRITON_ATTN", "FLEX_ATTENTION"), "pairs")
-"""How backends of attention fill pages, where that is known; see `statelink_vllm._options.PAGES`."""
+"""How backends of attention fill pages, where that is known; see `statelink_vllm._options.FILLS`."""
 
 ATTENTION = ("FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec")
 LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")

@@ -29,7 +29,7 @@ ALLOWED = {
 """Features that no test with an engine covers. They are refused unless the operator allows them."""
 
 
-PAGES = {
+FILLS = {
     "pairs": "the key and then the value of each token",
     "halves": "the keys of all tokens of a head, and then their values",
 }
@@ -43,7 +43,7 @@ class Options(NamedTuple):
         link: The link's configuration.
         allow: Words of `ALLOWED`.
         model: The model's identity, which both sides must state alike; by default taken from the model's shape.
-        pages: By vLLM's name of a backend of attention, a word of `PAGES`.
+        pages: By vLLM's name of a backend of attention, a word of `FILLS`.
     """
 
     link: statelink.LinkConfig
@@ -90,13 +90,13 @@ def _own(own: Any) -> tuple[frozenset[str], str, Mapping[str, str]]:
         )
     allow, model, pages = own.get("allow", []), own.get("model", ""), own.get("pages", {})
     words = isinstance(allow, list) and set(map(str, allow)) <= set(ALLOWED)
-    filled = isinstance(pages, Mapping) and set(map(str, pages.values())) <= set(PAGES)
+    filled = isinstance(pages, Mapping) and set(map(str, pages.values())) <= set(FILLS)
     if not words or not filled or not isinstance(model, str):
         raise ConfigError(
             f"the table {OWN_TABLE!r} of {WHERE} has a wrong value",
             cause=f"got {own!r:.80}",
             hint=f"'allow' is a list of {', '.join(ALLOWED)}; 'model' is a text; 'pages' says of each backend of "
-            f"attention one of {', '.join(PAGES)}",
+            f"attention one of {', '.join(FILLS)}",
             code="config.type",
         )
     return frozenset(allow), model, dict(pages)

@@ -29,6 +29,7 @@ from ._interface import (
     Transfer,
     Transports,
 )
+from ._machine import boot_id
 from ._ranges import Ranges
 from ._raw import RawLibrary, RawTransfers
 from ._regions import RegionTable
@@ -44,6 +45,7 @@ from ._strategy import (
     SendHook,
     Strategy,
 )
+from ._tally import Tally
 
 __all__ = [
     "ANY",
@@ -86,9 +88,11 @@ __all__ = [
     "Side",
     "Strategy",
     "SubmitMode",
+    "Tally",
     "Transfer",
     "Transports",
     "Verdict",
+    "boot_id",
     "hookimpl",
     "pack_descriptors",
     "unpack_descriptors",

@@ -129,17 +129,25 @@ class Capabilities:
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} is at least 1, and not {limit}")
         if self.stalled_peers is not None and not 0 <= self.stalled_peers <= MAX_STALLED:
-            raise ValueError(f"between 0 and {MAX_STALLED} peers can be stalled, each with a thread of its own")
+            said = f"stalled_peers is {self.stalled_peers}"
+            raise ValueError(f"{said}: it is between 0 and {MAX_STALLED}, as each of them costs a thread, or None")
         if self.stalled_peers != 0 and not self.thread_safe:
-            raise ValueError("where calls are serialised, a call that waits for one peer keeps all others")
-        if self.prompt_bytes < 0 or (self.prompt_bytes and self.stalled_peers is not None):
-            raise ValueError("a submit of few bytes is prompt only where no call waits for a peer")
+            said = f"stalled_peers is {self.stalled_peers} and thread_safe is False"
+            raise ValueError(f"{said}: calls are made one at a time then, so that one that waits for a peer delays all")
+        if self.prompt_bytes < 0:
+            raise ValueError(f"prompt_bytes is {self.prompt_bytes}: it is at least 0")
+        if self.prompt_bytes and self.stalled_peers is not None:
+            said = f"prompt_bytes is {self.prompt_bytes} and stalled_peers is {self.stalled_peers}"
+            raise ValueError(
+                f"{said}: a submit is prompt only where no call waits for a peer, so stalled_peers is None"
+            )
         if self.joins_rooms and self.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER:
-            raise ValueError("an owner admits a batch by its room, so that a batch cannot carry several rooms")
+            said = "joins_rooms is True, and the fence of (Op.WRITE, Side.TARGET) is Fence.OWNER"
+            raise ValueError(f"{said}: an owner admits a batch by its room, so that a batch cannot carry several rooms")
         if not 0 <= self.block_seconds < 1:
-            raise ValueError("a block costs between 0 and 1 seconds")
+            raise ValueError(f"block_seconds is {self.block_seconds}: it is at least 0 and below 1")
         if not 0 <= self.landing_seconds <= 60:
-            raise ValueError("what a dead writer left lands within 0 to 60 seconds")
+            raise ValueError(f"landing_seconds is {self.landing_seconds}: it is between 0 and 60")
 
     @property
     def most_stalled(self) -> int | None:

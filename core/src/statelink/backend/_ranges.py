@@ -16,7 +16,7 @@ ONE = np.uint64(1)
 SPACE = 1 << 64
 UNFIT = "ranges are at least one byte long, sorted and disjoint"
 all_of = np.logical_and.reduce
-"""Whether every element of an array is true. `numpy.ndarray.all` is this behind a function of Python."""
+"""Whether every element of an array is true. `ndarray.all` calls it through a function in Python, and is slower."""
 SHORT = 32
 """Most blocks that are looked at one by one, because numpy's calls then take longer."""
 MOST_LISTED = 1024

@@ -11,7 +11,7 @@ from ._estimate import Estimate, estimate
 from ._inventories import inventories
 from ._layout import Layout, Side, read_side
 from ._model import Model, preset, presets
-from ._report import Flow, Rank, Report, Total, explain
+from ._report import Flow, Rank, Report, explain
 
 __all__ = [
     "Estimate",
@@ -21,7 +21,6 @@ __all__ = [
     "Rank",
     "Report",
     "Side",
-    "Total",
     "estimate",
     "explain",
     "inventories",

@@ -96,7 +96,8 @@ class RoomState:
 
     role: ClassVar[str]
 
-    # How every room begins: a class's attribute costs the engine's thread nothing.
+    # Every room begins with these values. They are attributes of the class, so that the engine's thread, which opens
+    # the room, has nothing to set.
     prefix: int | None = None
     status = Status.BOOTSTRAPPING
     reason: Reason | None = None

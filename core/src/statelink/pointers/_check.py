@@ -149,7 +149,7 @@ def _check_map(inventory: Inventory, role: str, platform: Platform) -> None:
     needed = "r" if role == "prefill" else "rw"
     first = np.array([inventory.regions[number].address for number in host], np.uint64)
     sizes = np.array([inventory.regions[number].nbytes - 1 for number in host], np.uint64)
-    reached = platform.map.reach(first, first + sizes, needed)
+    reached = platform.map.reach(first, needed)
     wrong = np.flatnonzero(reached <= first + sizes)
     if not len(wrong):
         return

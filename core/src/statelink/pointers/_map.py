@@ -64,18 +64,15 @@ class ProcessMap:
         after = int(np.searchsorted(self._starts, np.uint64(address + nbytes - 1), side="right"))
         return self._lines[first:after]
 
-    def reach(
-        self, first: npt.NDArray[np.uint64], last: npt.NDArray[np.uint64], permissions: str
-    ) -> npt.NDArray[np.uint64]:
+    def reach(self, first: npt.NDArray[np.uint64], permissions: str) -> npt.NDArray[np.uint64]:
         """For each range, the first byte without all of ``permissions``, such as ``rw``.
 
         Args:
             first: First address of each range.
-            last: Last address of each range, inclusive.
             permissions: The permissions that every byte needs.
 
         Returns:
-            Addresses. An address is above ``last`` if the whole range has the permissions.
+            Addresses. An address is above the last one of its range if the whole range has the permissions.
         """
         fit = np.array([all(word in line.permissions for word in permissions) for line in self._lines], bool)
         starts, ends = self._starts[fit], self._ends[fit]

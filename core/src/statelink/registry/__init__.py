@@ -15,11 +15,10 @@ from ._backends import (
     load_backend,
     probed,
 )
-from ._plugins import PluginFailure, plugin_failures, plugin_manager
+from ._plugins import plugin_failures, plugin_manager
 
 __all__ = [
     "Listed",
-    "PluginFailure",
     "conflict_hint",
     "entry_points",
     "hidden_backends",

@@ -64,27 +64,24 @@ class RendezvousClient:
         # For an instance that was asked for: registered ranks, and all ranks.
         self._present: dict[str, tuple[int, int]] = {}
         self._closing = False
-        self._waker, self._wakee = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakee.setblocking(False)
-        self._channel = wire.Channel(
-            link,
-            "",
-            advertise="",
-            keys=keys,
-            insecure=False,
-            kinds=wire.RENDEZVOUS_KINDS,
-        )
-        try:
+        with contextlib.ExitStack() as undo:
+            self._waker, self._wakee = map(undo.enter_context, socket.socketpair())
+            self._waker.setblocking(False)
+            self._wakee.setblocking(False)
+            self._channel = wire.Channel(
+                link,
+                "",
+                advertise="",
+                keys=keys,
+                insecure=False,
+                kinds=wire.RENDEZVOUS_KINDS,
+            )
+            undo.callback(self._channel.close)
             self._channel.dial(self._server)
-        except BaseException:
-            self._channel.close()
-            self._waker.close()
-            self._wakee.close()
-            raise
-        self._channel.start(self._wakee.fileno())
-        self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
-        self._thread.start()
+            self._channel.start(self._wakee.fileno())
+            self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
+            self._thread.start()
+            undo.pop_all()  # the thread closes the channel, and `close` the rest
 
     def register(self, instance: str, rank: int, ranks: int, address: str) -> None:
         """Register a rank at ``address``, and keep it registered. Does not block. The server need not be there."""

@@ -80,7 +80,11 @@ class EtcdClient:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="statelink-rendezvous", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # the system has no thread left
+            self._loop.close()
+            raise
         started.wait()
 
     # Any thread.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import msgspec
 
@@ -13,7 +13,7 @@ from statelink.wire import MAX_RANKS, Endpoint, parse_endpoint
 
 from ._presence import presence
 
-__all__ = ["Record", "Seen", "folder_of", "instance_of", "key_of", "link_of", "look", "root_of"]
+__all__ = ["Record", "Seen", "folder_of", "key_of", "link_of", "look", "root_of"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +66,6 @@ def folder_of(prefix: str, instance: str) -> str:
 def key_of(prefix: str, instance: str, rank: int) -> str:
     """The key of a rank."""
     return f"{folder_of(prefix, instance)}{rank:04d}"
-
-
-def instance_of(key: str) -> str:
-    """The name of the instance that a key belongs to."""
-    return unquote(key.rsplit("/", 2)[-2])
 
 
 def link_of(value: bytes) -> str:

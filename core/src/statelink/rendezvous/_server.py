@@ -56,21 +56,24 @@ class RendezvousServer:
         self._lifetime = lifetime
         self._registry = Registry(lifetime)
         self._name = f"rendezvous-{secrets.token_hex(8)}"
-        self._channel = wire.Channel(
-            self._name,
-            listen,
-            advertise=advertise,
-            keys=keys,
-            insecure=insecure,
-            max_frame=MAX_REQUEST,
-            kinds=wire.RENDEZVOUS_KINDS,
-        )
         self._stopping = False
         self._lock = threading.Lock()
-        self._waker, self._wakee = socket.socketpair()
-        self._channel.start(self._wakee.fileno())
-        self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
-        self._thread.start()
+        with contextlib.ExitStack() as undo:
+            self._channel = wire.Channel(
+                self._name,
+                listen,
+                advertise=advertise,
+                keys=keys,
+                insecure=insecure,
+                max_frame=MAX_REQUEST,
+                kinds=wire.RENDEZVOUS_KINDS,
+            )
+            undo.callback(self._channel.close)
+            self._waker, self._wakee = map(undo.enter_context, socket.socketpair())
+            self._channel.start(self._wakee.fileno())
+            self._thread = threading.Thread(target=self._run, name="statelink-rendezvous", daemon=True)
+            self._thread.start()
+            undo.pop_all()  # the thread closes the channel, and `close` the rest
 
     @property
     def address(self) -> str:

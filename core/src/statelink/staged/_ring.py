@@ -114,9 +114,9 @@ class Ring:
             }
 
     def _serve(self) -> None:
-        """Serve those who wait, in the order in which they asked. If one does not fit, those behind it wait, too.
+        """Give space to those who wait, in the order in which they asked, until one of them needs more than is free.
 
-        There is one exception: one who waits for space that its own peer holds lets others pass.
+        Those whose own peer already holds its share of the ring are passed over. They keep their places.
         """
         served: list[tuple[Callable[[int], None], int]] = []
         with self._lock:

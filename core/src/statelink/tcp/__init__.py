@@ -2,8 +2,8 @@
 
 An author of a backend reads it first, as the reference. Read the modules in this order:
 
-``_backend``
-    the methods of the interface, and how each works.
+``_backend``, ``_options``
+    the methods of the interface, how each works, and what a user may configure.
 ``_descriptor``, ``_handshake``, ``_listener``
     how two processes find each other and prove who they are.
 ``_frames``, ``_write``, ``_sender``, ``_inbox``, ``_receiver``
@@ -16,6 +16,8 @@ An author of a backend reads it first, as the reference. Read the modules in thi
     connections that were given up before the other side was known to have stopped.
 ``_stream``, ``_iovec``
     sockets and the three system calls underneath.
+``_raw``
+    a plain connection, without any of this, against which ``statelink bench`` measures the backend.
 
 Threads: one thread listens. For each peer, at most one thread sends and one receives. The thread that uses a connection
 also closes it. Other threads only wake it, with two exceptions: whoever submits a batch sends it if nobody else is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import sys
 import threading
@@ -32,11 +33,12 @@ from statelink.backend import (
     Strategy,
     SubmitMode,
     Transfer,
+    boot_id,
 )
 from statelink.errors import BackendUnavailableError, TransferError, UnsupportedError
 
 from . import _iovec, _options
-from ._descriptor import Descriptor, boot_id, pair_key
+from ._descriptor import Descriptor, pair_key
 from ._frames import MAX_BLOCKS, MAX_BYTES
 from ._grants import Grants
 from ._lingering import Lingering
@@ -44,6 +46,7 @@ from ._listener import Known, Listener, listen
 from ._raw import RawSocket
 from ._receiver import Receiver
 from ._sender import Sender
+from ._stream import MORE_THREADS
 
 if TYPE_CHECKING:
     from ._ranges import U64
@@ -125,11 +128,13 @@ class TcpBackend(Backend):
         try:
             ipaddress.ip_address(context.host)
             self._listener = Listener(context.link, host, self._options, self._find)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
+            threadless = isinstance(error, RuntimeError)
+            chosen = "port 0 lets the system choose one" if self._options.port else ""
             raise BackendUnavailableError(
                 "the data port cannot be opened",
-                cause=str(error),
-                hint="" if not self._options.port else "port 0 lets the system choose one",
+                cause=f"no thread can be started: {error}" if threadless else str(error),
+                hint=MORE_THREADS if threadless else chosen,
                 backend="tcp",
                 host=host,
                 port=self._options.port,
@@ -214,10 +219,7 @@ class TcpBackend(Backend):
         key = pair_key(self._private, self._own, theirs)
         if self._find(peer) is not None:
             self.disconnect(peer)
-        near = self._own.near(theirs)
-        receiver = Receiver(peer, near=near, grants=self._grants, options=self._options)
-        sender = Sender(self._own, theirs, key, self._options, self._lingering, self._loop)
-        made = _Peer(RegionTable(regions, "tcp"), Known(key, receiver), sender, near)
+        made = self._make(theirs, key, RegionTable(regions, "tcp"))
         with self._lock:
             if not self._closed:
                 self._peers[peer] = made
@@ -228,7 +230,34 @@ class TcpBackend(Backend):
         self._listener.look_again()
         # A decode rank connects before its peer knows it. A link of both roles may, too: it asks in `transport`.
         if self._require and self._role not in ("decode", "both"):
-            sender.find_out()
+            try:
+                made.sender.find_out()
+            except TransferError:
+                self.disconnect(peer)
+                raise
+
+    def _make(self, theirs: Descriptor, key: bytes, regions: RegionTable) -> _Peer:
+        """What is kept for a peer. Neither thread runs yet.
+
+        Raises:
+            TransferError: The process has no file descriptors left.
+        """
+        near = self._own.near(theirs)
+        with contextlib.ExitStack() as undo:
+            try:
+                receiver = Receiver(theirs.link, near=near, grants=self._grants, options=self._options)
+                undo.callback(receiver.join)
+                sender = Sender(self._own, theirs, key, self._options, self._lingering, self._loop)
+            except OSError as error:
+                raise TransferError(
+                    "cannot connect",
+                    cause=str(error),
+                    hint="raise the limit of open files (ulimit -n, LimitNOFILE), or look for what leaves files open",
+                    backend="tcp",
+                    peer=theirs.link,
+                ) from error
+            undo.pop_all()
+        return _Peer(regions, Known(key, receiver), sender, near)
 
     def submit(self, peer: str, batch: Batch) -> Transfer:
         """Send a batch to ``peer``, or queue it for the thread that sends. Does not block."""

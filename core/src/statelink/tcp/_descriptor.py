@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -15,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from statelink.errors import TransferError
 
-__all__ = ["MAX_NAME", "Descriptor", "boot_id", "digest", "pair_key"]
+__all__ = ["MAX_NAME", "Descriptor", "digest", "pair_key"]
 
 MAGIC: Final = b"SLTCP"
 VERSION: Final = 2
@@ -98,14 +97,6 @@ def pair_key(private: X25519PrivateKey, own: Descriptor, other: Descriptor) -> b
 def digest(key: bytes, *parts: bytes) -> bytes:
     """HMAC-SHA256 over ``parts``. Each has its length before it, so that different lists give different bytes."""
     return hmac.new(key, _framed(*parts), hashlib.sha256).digest()
-
-
-def boot_id() -> str:
-    """The boot id of this machine; empty if the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:64]
-    except OSError:
-        return ""
 
 
 def _framed(*parts: bytes) -> bytes:

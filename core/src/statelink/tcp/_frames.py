@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ._ranges import U64, all_of
-
 if TYPE_CHECKING:
     from statelink.backend import Blocks
+
+    from ._ranges import U64
 
 __all__ = [
     "HEADER",
@@ -145,7 +145,11 @@ def check_lengths(header: Header, nbytes: U64) -> None:
     Raises:
         BadFrameError: They do not. Then it is unknown where the next frame starts.
     """
-    if not all_of(nbytes) or np.maximum.reduce(nbytes) > MAX_BYTES or np.add.reduce(nbytes) != header.total:
+    if (
+        not np.logical_and.reduce(nbytes)
+        or np.maximum.reduce(nbytes) > MAX_BYTES
+        or np.add.reduce(nbytes) != header.total
+    ):
         raise BadFrameError(f"the blocks of a WRITE do not add up to its {header.total} bytes")
 
 

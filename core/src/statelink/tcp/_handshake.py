@@ -166,9 +166,9 @@ def _dial(
     deadline: float,
 ) -> tuple[Stream, bool]:
     with contextlib.ExitStack() as undo:
-        sock = socket.socket(socket.AF_INET6 if ":" in peer.host else socket.AF_INET)
-        undo.callback(sock.close)
         try:
+            sock = socket.socket(socket.AF_INET6 if ":" in peer.host else socket.AF_INET)
+            undo.callback(sock.close)
             prepare(sock, options)
             error = sock.connect_ex((peer.host, peer.port))
         except OSError as failed:  # the process has no descriptors left, or no addresses

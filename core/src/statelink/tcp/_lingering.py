@@ -17,7 +17,9 @@ __all__ = ["Linger", "Lingering"]
 
 
 class Linger:
-    """One such connection, and its transfers, which have failed and are not settled.
+    """A connection that was given up before its receiver confirmed that it stopped, and its transfers.
+
+    The transfers have failed, and are not settled.
 
     Its receiver closes the other end after its last copy, even if its process was stopped for a while. If the process
     has ended, the kernel closes the end once no thread is left. Both prove that the bytes have stopped.
@@ -58,7 +60,7 @@ class Linger:
 
 
 class Lingering:
-    """All such connections of one backend. Callable from any thread; never blocks."""
+    """Every `Linger` of one backend. Callable from any thread; never blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -8,12 +8,13 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from statelink.backend import Tally
+
 from ._handshake import MAX_FRAME, PREFIX, Challenge, Hello, Proof, challenge, decode, frame, verify
-from ._receiver import Arrival, Receiver
+from ._receiver import Caller, Receiver
 from ._stream import Lost, Waker, prepare
 
 if TYPE_CHECKING:
@@ -104,24 +105,27 @@ class Listener:
 
     Raises:
         OSError: The port cannot be opened.
+        RuntimeError: The system starts no thread.
     """
 
     def __init__(self, link: str, host: str, options: Options, find: Callable[[str], Known | None]) -> None:
         self._link = link
         self._options = options
         self._find = find
-        self._sock = listen(host, options.port)
-        self.port: int = self._sock.getsockname()[1]
-        self.dropped: Counter[str] = Counter()
-        self._waker = Waker()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._waker, selectors.EVENT_READ)
-        self._selector.register(self._sock, selectors.EVENT_READ)
+        self.dropped = Tally()
         self._accept_again: float | None = None
         self._pending: dict[socket.socket, _Pending] = {}  # oldest first
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="tcp-listen", daemon=True)
-        self._thread.start()
+        with contextlib.ExitStack() as undo:
+            self._sock = undo.enter_context(listen(host, options.port))
+            self.port: int = self._sock.getsockname()[1]
+            self._waker = undo.enter_context(contextlib.closing(Waker()))
+            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._selector.register(self._waker, selectors.EVENT_READ)
+            self._selector.register(self._sock, selectors.EVENT_READ)
+            self._thread = threading.Thread(target=self._run, name="tcp-listen", daemon=True)
+            self._thread.start()
+            undo.pop_all()
 
     def look_again(self) -> None:
         """Look again at the callers, because a peer has become known. Callable from any thread; never blocks."""
@@ -230,18 +234,17 @@ class Listener:
         if known is None or not verify(known.key, hello, made.nonce, proof):
             raise Lost(f"it is not {hello.sender!r:.80}")
         self._forget(pending)
-        known.receiver.offer(Arrival(pending.sock, known.key, hello, made.nonce, proof))
+        known.receiver.offer(Caller(pending.sock, known.key, hello, made.nonce, proof))
 
     def _forget(self, pending: _Pending) -> None:
         if self._pending.pop(pending.sock, None) is not None:
             self._selector.unregister(pending.sock)
 
     def _drop(self, pending: _Pending, kind: str, reason: str) -> None:
-        self.dropped[kind] += 1
-        seen = self.dropped[kind]
-        # Logged at 1, 2, 4, 8, ..., so that a flood does not fill the log. A caller that hangs up needs no warning.
-        loud = kind not in ("closing", "ended") and seen & (seen - 1) == 0
-        log.log(logging.WARNING if loud else logging.DEBUG, "dropped an incoming connection (%d so): %s", seen, reason)
+        # A caller that hangs up needs no warning.
+        loud = self.dropped.note(kind) and kind not in ("closing", "ended")
+        level, seen = logging.WARNING if loud else logging.DEBUG, self.dropped[kind]
+        log.log(level, "dropped an incoming connection (%d so): %s", seen, reason)
         self._forget(pending)
         with contextlib.suppress(OSError):
             pending.sock.close()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["U64", "all_of", "merge"]
+__all__ = ["U64", "merge"]
 
 U64 = npt.NDArray[np.uint64]
-
-all_of = np.logical_and.reduce
-"""Whether every element of an array is true. `numpy.ndarray.all` is this behind a function of Python."""
 
 
 def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
@@ -18,7 +15,7 @@ def merge(addresses: U64, nbytes: U64) -> tuple[U64, U64]:
     if len(addresses) < 2:
         return addresses, nbytes
     apart = addresses[1:] != addresses[:-1] + nbytes[:-1]
-    if all_of(apart):
+    if np.logical_and.reduce(apart):  # all of them; `ndarray.all` calls the same through a function in Python
         return addresses, nbytes
     first = np.concatenate(([0], np.flatnonzero(apart) + 1))
     return addresses[first], np.add.reduceat(nbytes, first)

@@ -28,6 +28,9 @@ MOST_VECTORS = 1024
 """Most blocks of one system call."""
 TOKEN_BYTES = 16
 PATIENCE = 30.0
+INTRODUCTION = 5.0
+"""Seconds in which whoever has connected must show the token. It is shorter than `PATIENCE`, for which the source waits
+while a stranger is silent."""
 COUNT = struct.Struct("!Q")
 
 
@@ -56,8 +59,9 @@ class RawSocket:
     def address(self) -> bytes:
         """Listen for the source, on a thread of its own."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._receive, name="statelink-raw", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._receive, name="statelink-raw", daemon=True)
+            thread.start()
+            self._thread = thread  # not before it runs: `close` waits for it
         host, port = self._listening.getsockname()[:2]
         return self._token + f"{host} {port}".encode()
 
@@ -117,20 +121,26 @@ class RawSocket:
         return found
 
     def _receive(self) -> None:
-        """Target: take one source, and read every round that it sends until it closes."""
-        try:
+        """Target: take one source, and read every round that it sends until it closes. Runs on the target's thread."""
+        with contextlib.suppress(OSError):  # the source's connection or the listening socket was closed
             while True:
                 made, _ = self._listening.accept()
                 with made:
                     self._accepted = made
-                    made.settimeout(PATIENCE)
-                    if hmac.compare_digest(_exactly(made, TOKEN_BYTES), self._token):
+                    if self._knows_token(made):
                         self._serve(made)
                         return
-        except OSError:  # the connection or the listening socket was closed
-            return
+
+    def _knows_token(self, made: socket.socket) -> bool:
+        """Whether it is the source that has connected. Others may hang up or stay silent; the source comes later."""
+        made.settimeout(INTRODUCTION)
+        try:
+            return hmac.compare_digest(_exactly(made, TOKEN_BYTES), self._token)
+        except OSError:
+            return False
 
     def _serve(self, made: socket.socket) -> None:
+        made.settimeout(PATIENCE)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         (count,) = COUNT.unpack(_exactly(made, COUNT.size))
         if count > sum(each.nbytes for each in self._regions):

@@ -24,7 +24,7 @@ from ._frames import (
 from ._handshake import Welcome, frame, witness
 from ._inbox import Inbox
 from ._iovec import Vectors
-from ._stream import POLLIN, Interrupted, Lost, Stream, Waker
+from ._stream import MORE_THREADS, POLLIN, Interrupted, Lost, Stream, Waker
 
 if TYPE_CHECKING:
     import socket
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ._options import Options
     from ._ranges import U64
 
-__all__ = ["Arrival", "Receiver"]
+__all__ = ["Caller", "Receiver"]
 
 log = logging.getLogger("statelink.tcp")
 
@@ -44,7 +44,7 @@ CANNOT_READ: Final = (errno.EPERM, errno.ESRCH, errno.ENOSYS)
 """Errors that mean that the memory cannot be read. Permission can end, for example if a sender drops privileges."""
 
 
-class Arrival(NamedTuple):
+class Caller(NamedTuple):
     """A connection whose sender has authenticated.
 
     Attributes:
@@ -83,19 +83,21 @@ class Receiver:
         self._copier = Copier(peer, options.piece_bytes, options.copy_threads)
         self._lock = threading.Lock()
         self._waker = Waker()
-        self._next: Arrival | None = None
+        self._next: Caller | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def offer(self, arrival: Arrival) -> None:
-        """Serve this connection as soon as the current one has ended. Callable from any thread; never blocks."""
+    def offer(self, caller: Caller) -> None:
+        """Serve this connection as soon as the current one has ended. Callable from any thread; never blocks.
+
+        Raises:
+            Lost: The system starts no thread that could serve it. The connection is still the caller's.
+        """
         with self._lock:
-            superseded = arrival if self._stopping else self._next
+            superseded = caller if self._stopping else self._next
             if not self._stopping:
-                self._next = arrival
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=f"tcp-receive-{self._peer}", daemon=True)
-                    self._thread.start()
+                self._start()
+                self._next = caller
         if superseded is not None:
             superseded.sock.close()
         self._waker.wake()
@@ -104,9 +106,9 @@ class Receiver:
         """Tell the thread to end. Callable from any thread; never blocks."""
         with self._lock:
             self._stopping = True
-            arrival, self._next = self._next, None
-        if arrival is not None:
-            arrival.sock.close()
+            waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.sock.close()
         self._waker.wake()
 
     def join(self) -> None:
@@ -115,6 +117,17 @@ class Receiver:
             self._thread.join()
         self._waker.close()
 
+    def _start(self) -> None:
+        """Start the thread, unless it runs. Under the lock."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name=f"tcp-receive-{self._peer}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # its sender tries again, and then there may be one
+            raise Lost(f"no thread can be started to receive from {self._peer}: {error}; {MORE_THREADS}") from error
+        self._thread = thread  # not before it runs: `join` waits for it
+
     def _check(self) -> None:
         if self._stopping or self._next is not None:
             raise Interrupted
@@ -122,27 +135,27 @@ class Receiver:
     def _run(self) -> None:
         while True:
             with self._lock:
-                arrival, self._next = self._next, None
+                caller, self._next = self._next, None
                 if self._stopping:
                     break
-            if arrival is None:
+            if caller is None:
                 self._waker.wait()
                 continue
             try:
-                self._serve(arrival)
+                self._serve(caller)
             except (Lost, Interrupted, BadFrameError) as ended:
                 log.debug("the connection from %s ended: %s", self._peer, ended)
             except Exception:
                 log.exception("defect: the connection from %s is dropped", self._peer)
             finally:
-                arrival.sock.close()
+                caller.sock.close()
         self._copier.close()
 
-    def _serve(self, arrival: Arrival) -> None:
-        stream = Stream(arrival.sock, self._waker, self._check)
-        readable = self._near and witness(arrival.key, arrival.hello, arrival.nonce, arrival.proof)
+    def _serve(self, caller: Caller) -> None:
+        stream = Stream(caller.sock, self._waker, self._check)
+        readable = self._near and witness(caller.key, caller.hello, caller.nonce, caller.proof)
         stream.write(frame(Welcome(readable)))
-        pid = arrival.proof.pid if readable else 0
+        pid = caller.proof.pid if readable else 0
         connection = _Connection(self._peer, stream, pid, self._grants, self._copier, self._options)
         while True:
             connection.serve_one()

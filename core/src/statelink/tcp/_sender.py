@@ -15,7 +15,7 @@ from statelink.errors import TransferError
 from ._frames import REPLY, BadFrameError, Mode, Reply, Status, unpack_reply
 from ._handshake import dial
 from ._lingering import Linger
-from ._stream import POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
+from ._stream import MORE_THREADS, POLLIN, POLLOUT, Interrupted, Lost, Stream, Waker
 from ._write import Write
 
 if TYPE_CHECKING:
@@ -99,11 +99,12 @@ class Sender:
         """What it met, for the thread to handle."""
         self._missed = False
         """Whether it left replies to the thread, which held the turn."""
-        # Only the thread uses the rest.
         self._known = False
+        """Whether there has been a connection. The thread sets it, and any thread reads it."""
         self._dialled = threading.Event()
         """Set once the first connection was made or given up; `find_out` waits for it."""
         self._wanted = False
+        """Whether to connect without a batch. Any thread asks for it; the thread takes it back once it has tried."""
 
     @property
     def transport(self) -> str:
@@ -111,12 +112,16 @@ class Sender:
         return TRANSPORTS[self._mode] if self._known else ""
 
     def find_out(self) -> None:
-        """Connect now, so that `transport` is known if the peer can be reached. Blocks up to ``connect_timeout``."""
+        """Connect now, so that `transport` is known if the peer can be reached. Blocks up to ``connect_timeout``.
+
+        Raises:
+            TransferError: The system starts no thread that could connect.
+        """
         with self._lock:
             if self._stopping:
                 return
+            self._start("it cannot be found out how batches travel")
             self._wanted = True
-            self._start()
         self._waker.wake()
         self._dialled.wait(self._options.connect_timeout + 1.0)
 
@@ -125,22 +130,26 @@ class Sender:
         with self._lock:
             if self._stopping or self._known or self._wanted:
                 return
+            try:
+                self._start("it cannot be found out how batches travel")
+            except TransferError as error:  # whoever asks for the transport again has this try again
+                log.debug("%s", error)
+                return
             self._wanted = True
-            self._start()
         self._waker.wake()
 
     def submit(self, batch: Batch) -> Write:
         """Send a batch, or queue it. Callable from any thread; never blocks.
 
         Raises:
-            TransferError: The peer is being disconnected.
+            TransferError: The peer is being disconnected, or the system starts no thread that could send.
         """
         write = Write(batch)
         with self._lock:
             if self._stopping:
                 raise TransferError("a batch cannot be sent", cause="the peer is disconnected", peer=self._peer.link)
+            self._start("a batch cannot be sent")  # before the batch is queued: without a thread, nobody would end it
             self._queue.append(write)
-            self._start()
         if not self._sends():
             self._waker.wake()
         return write
@@ -191,10 +200,26 @@ class Sender:
             self._thread.join()
         self._waker.close()
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True)
-            self._thread.start()
+    def _start(self, failed: str) -> None:
+        """Start the thread, unless it runs. Under the lock.
+
+        Raises:
+            TransferError: The system starts none. It says that ``failed``, and the next call tries again.
+        """
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name=f"tcp-send-{self._peer.link}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise TransferError(
+                failed,
+                cause=f"no thread can be started: {error}",
+                hint=MORE_THREADS,
+                backend="tcp",
+                peer=self._peer.link,
+            ) from error
+        self._thread = thread  # not before it runs: `join` waits for it
 
     def _check(self) -> None:
         if self._stopping:

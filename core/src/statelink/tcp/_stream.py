@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from ._iovec import Vectors
     from ._options import Options
 
-__all__ = ["POLLIN", "POLLOUT", "Interrupted", "Lost", "Stream", "Waker", "prepare"]
+__all__ = ["MORE_THREADS", "POLLIN", "POLLOUT", "Interrupted", "Lost", "Stream", "Waker", "prepare"]
 
 POLLIN, POLLOUT = select.POLLIN, select.POLLOUT
+MORE_THREADS = "raise the limit of threads (ulimit -u, pids.max of the container), or look for what starts so many"
+"""The hint where the system refuses to start a thread."""
 _HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 

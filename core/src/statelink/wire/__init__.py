@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ._channel import Channel
 from ._codec import MAX_EFFORT, decode, encode, pack_items, read_handshake, unpack_items, write_handshake
-from ._descriptors import check_descriptors, no_descriptors
 from ._dialling import Trouble
 from ._hosts import check_advertised, check_host, data_hosts
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
@@ -39,6 +38,7 @@ from ._messages import (
     Unmet,
     Welcome,
 )
+from ._open_files import check_descriptors, no_descriptors
 from ._rendezvous import (
     MAX_LISTED,
     MAX_RANKS,

@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from statelink.backend import Tally
 from statelink.errors import ConfigError, PeerError, WireError
 
 from ._codec import decode, encode
-from ._descriptors import check_descriptors
 from ._dialling import Dialling, Trouble
 from ._frames import Frames, Watch
 from ._hosts import is_interface, numeric
 from ._limits import MAX_FRAME, SMALL, limit_of
 from ._messages import KINDS, Hello
+from ._open_files import check_descriptors
 from ._parts import PART, Parts, cut
 from ._security import Endpoint, Gate, check_dial, check_listen, host_of, parse_endpoint, unbound
 
@@ -88,7 +89,7 @@ class Channel:
         check_descriptors()
         self.name = name
         self._knows: Callable[[str], bool] = lambda name: True
-        self.dropped: Counter[str] = Counter()
+        self.dropped = Tally()
         self._keys = keys
         self._max_frame = max_frame
         self._kinds = kinds
@@ -148,10 +149,8 @@ class Channel:
 
     def count(self, error: WireError) -> None:
         """Count a frame that a peer should not have sent, and log some of them."""
-        self.dropped[error.code] += 1
-        seen = self.dropped[error.code]
-        if seen & (seen - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the log
-            log.warning("dropped a frame (%d of this kind): %s", seen, error)
+        if self.dropped.note(error.code):
+            log.warning("dropped a frame (%d of this kind): %s", self.dropped[error.code], error)
 
     @property
     def refused(self) -> int:

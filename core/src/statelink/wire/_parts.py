@@ -20,6 +20,9 @@ __all__ = ["Parts", "cut"]
 
 PART = MAX_FRAME - (1 << 10)
 """Most bytes of a part. It is less than a frame, because encryption adds bytes."""
+LEAST = 64 << 10
+"""Bytes that an unfinished message counts as, if it has fewer. So their number is bounded, too: nobody says when a
+connection ends, and a stranger may open one after the other. A link's own has at least one whole part."""
 _PLACE = struct.Struct("<QQ")
 
 
@@ -39,19 +42,24 @@ class _Partial(NamedTuple):
     total: int
     body: bytearray
 
+    @property
+    def counted(self) -> int:
+        return max(len(self.body), LEAST)
+
 
 class Parts:
     """Puts messages together that several connections send in parts. Belongs to one thread.
 
     Args:
-        most: Most bytes of unfinished messages, of all connections together. If there are more, the message of the
-            connection that has been silent for longest is dropped, and its sender has to send it again.
+        most: Most bytes of unfinished messages, of all connections together, where each counts as `LEAST` or more. If
+            there are more, the message of the connection that has been silent for longest is dropped, and its sender
+            has to send it again.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._partial: OrderedDict[Hashable, _Partial] = OrderedDict()
-        self.nbytes = 0
+        self._counted = 0
 
     def add(self, connection: Hashable, frames: Sequence[bytes], limit: int) -> list[bytes] | None:
         """Take a part. Return the whole message once it is complete.
@@ -69,7 +77,7 @@ class Parts:
         first, total = _PLACE.unpack(place) if len(place) == _PLACE.size else (1, 0)
         known = self._partial.pop(connection, None)
         if known is not None:
-            self.nbytes -= len(known.body)
+            self._counted -= known.counted
         if total > limit:
             raise WireError(f"a message of {total} bytes", cause=f"at most {limit} are taken", code="wire.size")
         if not first:
@@ -82,14 +90,14 @@ class Parts:
         if len(known.body) == total:
             return [kind, known.body]  # type: ignore[list-item]  # decoders take any buffer
         self._partial[connection] = known
-        self.nbytes += len(known.body)
-        while self.nbytes > self._most:
+        self._counted += known.counted
+        while self._counted > self._most:
             _, oldest = self._partial.popitem(last=False)
-            self.nbytes -= len(oldest.body)
+            self._counted -= oldest.counted
         return None
 
     def forget(self, connection: Hashable) -> None:
         """Drop the unfinished message of a connection."""
         known = self._partial.pop(connection, None)
         if known is not None:
-            self.nbytes -= len(known.body)
+            self._counted -= known.counted

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import zmq
 import zmq.utils.z85
 
+from statelink.backend import Tally
 from statelink.errors import ConfigError
 
 from ._hosts import WILDCARDS
@@ -154,7 +155,12 @@ class Gate:
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
-        self.refused = 0
+        self._refused = Tally()
+
+    @property
+    def refused(self) -> int:
+        """How many connections it has refused. Any thread."""
+        return self._refused.total()
 
     def answer(self) -> None:
         """Answer one question. Everything but an allowed CURVE key is refused.
@@ -170,7 +176,6 @@ class Gate:
             status, text, user = b"200", b"OK", key
         else:
             status, text, user = b"400", b"key not allowed", b""
-            self.refused += 1
-            if self.refused & (self.refused - 1) == 0:  # 1, 2, 4, 8, ...: a flood does not fill the log
+            if self._refused.note("key"):
                 log.warning("refused a key that is not allowed (%d times): %s", self.refused, key.decode())
         self.socket.send_multipart([version, request, status, text, user, b""])

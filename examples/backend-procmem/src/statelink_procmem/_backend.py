@@ -36,7 +36,7 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def host() -> str:
     """Names this boot of this machine, and the namespace that gives pids their meaning."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return sdk.boot_id() + os.readlink("/proc/self/ns/pid")
 
 
 def started(pid: int) -> str:

@@ -28,10 +28,11 @@ from statelink.backend import (
     Strategy,
     SubmitMode,
     Transfer,
+    boot_id,
 )
 from statelink.errors import BackendUnavailableError, TransferError, UnsupportedError
 
-from ._descriptor import FORMAT, Descriptor, boot_id, refused
+from ._descriptor import FORMAT, Descriptor, refused
 from ._grants import Grants
 from ._inbound import Inbound
 from ._outbound import Outbound

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
+from statelink.backend import boot_id
 from statelink.errors import TransferError
 
-__all__ = ["FORMAT", "Descriptor", "boot_id", "refused"]
+__all__ = ["FORMAT", "Descriptor", "refused"]
 
 FORMAT = 1
 
@@ -52,11 +51,6 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
         if found.boot != boot_id():
             raise refused(peer, "it is on another host", "shared memory ends at the host; backend 'tcp' does not")
         return found
-
-
-def boot_id() -> str:
-    """Which run of which machine this is; containers of one machine say the same."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def refused(peer: str, cause: str, hint: str = "") -> TransferError:

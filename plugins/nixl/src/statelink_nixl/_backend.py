@@ -36,6 +36,7 @@ from statelink.backend import (
     Side,
     SubmitMode,
     Transfer,
+    boot_id,
 )
 from statelink.backend.native import Ledger, Posted, PostingBackend, Remote, rdma_devices, unregistered
 from statelink.errors import BackendUnavailableError, TransferError
@@ -46,7 +47,7 @@ from ._options import Options
 from ._raw import RawNixl
 from ._tables import DRAM, Descriptor, Part, Table, parts_of, place, row
 from ._threads import Threads
-from ._transport import boot_id, possible, sent_over_tcp, told
+from ._transport import possible, sent_over_tcp, told
 
 __all__ = ["NixlBackend"]
 
@@ -193,7 +194,7 @@ class NixlBackend(PostingBackend[_Peer]):
             self._ledger.add(_Peer(peer, table))
         if self._timeout:
             self._greet(peer, offered.scratch)
-        near = not offered.host or offered.host in ("", boot_id())
+        near = offered.host in ("", boot_id())
         dram = all(region.kind == "dram" for region in (*self._regions, *regions))
         word = told(self._may, near=near, dram=dram, over_tcp=None)
         if word == UNKNOWN and dram and self._timeout and "tcp" in self._may:

@@ -20,7 +20,7 @@ from statelink.backend.native import on_machine, rdma_devices
 if TYPE_CHECKING:
     from ._options import Options
 
-__all__ = ["boot_id", "possible", "sent_over_tcp", "told"]
+__all__ = ["possible", "sent_over_tcp", "told"]
 
 RDMA, TCP, SHM, CUDA = "rdma", "tcp", "shm", "cuda_ipc"
 GROUPS = {
@@ -78,14 +78,6 @@ def sent_over_tcp() -> int:
                     counts = [struct.unpack_from("=Q", info, at)[0] for at in (ACKED, SENT) if len(info) >= at + 8]
                     total += max(counts, default=0)
     return total
-
-
-def boot_id() -> str:
-    """The boot id of this host's kernel; empty if there is none."""
-    try:
-        return on_machine("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def _of_setting(setting: str) -> frozenset[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from statelink.backend._capabilities import Check, Verdict
+from statelink.backend._machine import on_machine, seen_in
 
 __all__ = [
     "Ended",
@@ -25,9 +26,6 @@ __all__ = [
     "seen_in",
     "settings",
 ]
-
-_root = Path("/")
-"""Where this machine's files are looked for; `seen_in` sets it."""
 
 
 class Ended(NamedTuple):
@@ -82,25 +80,6 @@ def elsewhere(code: str, *arguments: str, patience: float = 60.0) -> Ended:
     return Ended(status, how, done.stdout, done.stderr)
 
 
-def on_machine(path: str) -> Path:
-    """Where to look for a device file or a setting of this machine, given as an absolute path.
-
-    That is the path itself, but in a test that uses `statelink.testing.bare_machine`. Any thread.
-    """
-    return _root / path.lstrip("/")
-
-
-@contextlib.contextmanager
-def seen_in(root: Path) -> Iterator[None]:
-    """Look for this machine's files and shared libraries below a folder; for the whole process, one after the other."""
-    global _root
-    before, _root = _root, root
-    try:
-        yield
-    finally:
-        _root = before
-
-
 def lacking(library: object, needed: Mapping[str, str]) -> list[str]:
     """The names that this version of a library lacks, as ``Class.method``.
 
@@ -114,8 +93,8 @@ def lacking(library: object, needed: Mapping[str, str]) -> list[str]:
 
 def loads(library: str) -> bool:
     """Whether the loader can load a shared library, by name or path. Tries it in a process of its own, and blocks."""
-    if _root != Path("/"):
-        return (_root / "lib" / Path(library).name).exists()
+    if on_machine("/") != Path("/"):
+        return on_machine(f"/lib/{Path(library).name}").exists()
     return elsewhere("import ctypes, sys; ctypes.CDLL(sys.argv[1])", library).status == 0
 
 

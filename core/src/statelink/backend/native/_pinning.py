@@ -38,8 +38,7 @@ def check_pinnable(regions: Sequence[Region], *, backend: str, library: str | No
     if not host or map_ is None:
         return
     first = np.array([each.address for each in host.values()], np.uint64)
-    last = first + np.array([each.nbytes - 1 for each in host.values()], np.uint64)
-    for (number, region), reached in zip(host.items(), map_.reach(first, last, "rw").tolist(), strict=True):
+    for (number, region), reached in zip(host.items(), map_.reach(first, "rw").tolist(), strict=True):
         if reached < region.address + region.nbytes:
             there = map_.at(reached) or "nothing is mapped there"
             cause = f"byte {reached - region.address} of it is not mapped for reading and writing: {there}"

@@ -33,7 +33,7 @@ class InstanceUser(Protocol):
         """Whether it waits for the word of a process that was dialled at one of some addresses."""
 
     def move(self, instance: Instance) -> None:
-        """Wait for another instance from now on, which has these processes."""
+        """From now on, wait for ``instance`` instead: the processes that answered here belong to it."""
 
 
 class Instance:

@@ -53,7 +53,7 @@ class Postponed:
 
 
 class _Call:
-    """One of them: a user of the instance."""
+    """A call that waits for an instance. The instance knows it as one of its users, as it knows rooms."""
 
     def __init__(
         self, instance: Instance, until: float, function: Callable[[Instance], None], forget: Callable[[], object]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 
+from statelink.backend import boot_id
 from statelink.wire import ProcessId, host_of
 
 __all__ = ["Witness", "this_process"]
@@ -65,11 +66,9 @@ def this_process() -> ProcessId | None:
         if os.readlink("/proc/self") != str(pid):
             return None  # the mounted /proc shows another pid namespace
         space = os.stat("/proc/self/ns/pid").st_ino
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read(64).strip()
     except OSError:
         return None
-    start = _look(pid)[1]
+    start, boot = _look(pid)[1], boot_id()
     return ProcessId(pid=pid, start=start, pid_namespace=space, boot=boot) if start and boot else None
 
 

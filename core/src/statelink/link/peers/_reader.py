@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from statelink.link.runtime import Workers
     from statelink.wire import Channel, Handshake
 
-__all__ = ["HandshakeReader"]
+__all__ = ["MAX_WAITING", "HandshakeReader"]
 
 log = logging.getLogger("statelink.link")
 
 SMALL_HANDSHAKE, SMALL_EFFORT = 16 << 10, 1 << 12
 """The most bytes, and the most effort, of a handshake that the control thread reads: milliseconds of work at most."""
 MAX_WAITING = 4 * MAX_HANDSHAKE
-"""Most bytes of handshakes that wait to be read."""
+"""Most bytes of handshakes that wait to be read, and of those that wait until a suspended link is resumed."""
 
 Made = TypeVar("Made")
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelink import wire
 from statelink.backend import RegionTable
-from statelink.errors import MismatchError, Reason
+from statelink.errors import MismatchError, Reason, WireError
 from statelink.link.peers import (
+    MAX_WAITING,
+    HeldHellos,
     RankEvent,
     RankState,
     Witness,
@@ -71,7 +73,7 @@ class DecodeRanks:
         self._ranks: dict[str, DecodeRank] = {}
         self._given_up: dict[str, None] = {}
         """Names of ranks that this side gave up and that have not come back, the oldest first. A rank need not know."""
-        self._waiting: dict[str, wire.Hello] | None = None
+        self._waiting: HeldHellos | None = None
         """While the link is suspended, the ``Hello`` of each peer that sent one; otherwise ``None``."""
 
     def get(self, name: str) -> DecodeRank | None:
@@ -125,8 +127,10 @@ class DecodeRanks:
         While the link is suspended, the message waits, because this link has no descriptor to answer with.
         """
         if self._waiting is not None:
-            if message.sender in self._waiting or len(self._waiting) < MAX_PEERS:
-                self._waiting[message.sender] = message
+            try:
+                self._waiting.add(message)
+            except WireError as error:
+                self._context.channel.count(error)
             return
         ours, backend = self._context.handshake, self._context.backend.name
 
@@ -286,14 +290,14 @@ class DecodeRanks:
     def suspend(self, in_flight: set[str]) -> None:
         """Say goodbye to every rank, forget it, and welcome nobody. ``in_flight``: as for `close`."""
         self._say_goodbye(in_flight, suspended=True)
-        self._waiting = {}
+        self._waiting = HeldHellos(MAX_PEERS, MAX_WAITING)
         for rank in list(self._ranks.values()):
             self._lose(rank, "this link was suspended")
 
     def resume(self) -> None:
         """Handle the handshakes that came while the link was suspended."""
-        waiting, self._waiting = self._waiting or {}, None
-        for hello in waiting.values():
+        waiting, self._waiting = self._waiting, None
+        for hello in waiting.all if waiting is not None else ():
             self.hello(hello)
 
     def close(self, in_flight: set[str]) -> None:

@@ -60,7 +60,7 @@ class PendingRequests:
     def __len__(self) -> int:
         return self._count
 
-    def put(self, peer: str, request: Request, at: float = 0.0) -> list[tuple[str, Request]]:
+    def put(self, peer: str, request: Request, at: float) -> list[tuple[str, Request]]:
         """Keep a request, in place of an earlier one of the same peer. Returns peers and requests that were dropped."""
         key, size = key_of(request), _size(request)
         if request.room in self._rooms:

@@ -13,7 +13,8 @@ WIDTH = 8
 """Bytes of an eventfd's counter, which are written and read at once."""
 ONE = (1).to_bytes(WIDTH, sys.byteorder)
 
-# These calls keep the interpreter. After letting go of it, a thread might wait until another one has computed.
+# These calls keep the interpreter's lock (GIL). A call that releases it may wait up to 5 ms for it while another thread
+# computes.
 _write, _read = (getattr(ctypes.PyDLL(None), name) for name in ("write", "read"))
 for _call in (_write, _read):
     _call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)

@@ -23,7 +23,8 @@ class _Event(ctypes.Structure):
     _fields_ = (("events", ctypes.c_uint32), ("descriptor", ctypes.c_int32), ("unused", ctypes.c_uint32))
 
 
-# This call keeps the interpreter. After letting go of it, the control thread might wait until another one has computed.
+# This call keeps the interpreter's lock (GIL). A call that releases it may wait up to 5 ms for it while another thread
+# computes.
 _wait = ctypes.PyDLL(None).epoll_wait
 _wait.argtypes = (ctypes.c_int, ctypes.POINTER(_Event), ctypes.c_int, ctypes.c_int)
 _wait.restype = ctypes.c_int

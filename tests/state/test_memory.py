@@ -192,7 +192,9 @@ def test_what_is_no_array_is_refused_with_what_to_pass(thing: Any, name: str) ->
 def test_what_has_no_bytes_of_its_own_is_refused() -> None:
     with pytest.raises(StateError, match=r"a tensor without memory cannot be described: its device is 'meta'"):
         Memory.of(torch.zeros(2, 2, device="meta"))
-    with pytest.raises(StateError, match=r"only a tensor with strides can be described: the layout of this one is torch"):
+    with pytest.raises(
+        StateError, match=r"only a tensor with strides can be described: the layout of this one is torch"
+    ):
         Memory.of(torch.eye(2).to_sparse())
     with pytest.raises(StateError, match="an array of Python objects has no state to move: its dtype is object"):
         Memory.of(np.empty((2, 2), object))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from statelink.cli import main
 from statelink.cli.bench import FailedError, Local, Pages, Remote
 from statelink.errors import ConfigError
 from statelink.registry import load_backend
+from statelink.rendezvous import RendezvousServer
 
 SHORT = ("--seconds", "0.01", "--size", "4k", "--size", "64k", "--blocks", "1", "--blocks", "16")
 PROGRAM = [sys.executable, "-c", "import sys; sys.argv[0] = 'statelink'; from statelink.cli import main; main()"]
@@ -266,3 +270,91 @@ def test_the_plain_socket_refuses_other_memory() -> None:
 def test_an_address_without_a_key_beyond_loopback_is_refused() -> None:
     with pytest.raises(ConfigError):
         Remote("tcp://host:port", None)
+
+
+class Silent(http.server.BaseHTTPRequestHandler):
+    """Answers what is no HTTP, and logs nothing."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(params=["nothing", "a web server", "a rendezvous server"])
+def other(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """An address where no benchmark is served, and what is said of it."""
+    if request.param == "a rendezvous server":
+        with RendezvousServer() as server:
+            yield server.address, "a server is connected, and it is not that of a benchmark, or it is busy"
+    elif request.param == "nothing":
+        with socket.socket() as bound:  # it does not listen
+            bound.bind(("127.0.0.1", 0))
+            yield f"tcp://127.0.0.1:{bound.getsockname()[1]}", "the connection is refused: nothing listens there"
+    else:
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as web:
+            thread = threading.Thread(target=web.serve_forever)
+            thread.start()
+            yield f"tcp://127.0.0.1:{web.server_port}", ""
+            web.shutdown()
+            thread.join()
+
+
+def test_what_is_at_a_wrong_address(other: tuple[str, str]) -> None:
+    address, said = other
+    with pytest.raises(FailedError) as caught:
+        Remote(address, None, hello=5.0)
+    reason = caught.value.reason
+    assert reason.what == f"{address} does not answer"
+    assert said in reason.cause
+    assert "told" not in reason.cause
+    assert "Is `statelink bench --serve` running at that address?" in reason.hint
+
+
+def test_a_wrong_address_has_one_hint() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{bound.getsockname()[1]}"
+        done = bench("tcp", "--peer", address, "--json")
+        text = bench("tcp", "--peer", address)
+    (found,) = measured(done)
+    assert found["error"] == f"{address} does not answer: the connection is refused: nothing listens there"
+    assert "does it run" in found["hint"]
+    assert text.stdout.count("hint:") == 1
+
+
+def test_a_server_that_is_killed_is_named_and_neither_side_is_blamed() -> None:
+    server = subprocess.Popen([*PROGRAM, "bench", "--serve", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = server.stdout.readline().strip()
+    cells = ("--size", "4k", "--blocks", "1", "--blocks", "2", "--seconds", "30", "--json")
+    client = subprocess.Popen(
+        [*PROGRAM, "bench", "tcp", "--peer", address, *cells],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert client.stderr is not None
+        assert "1 of 2" in client.stderr.readline()
+        server.kill()
+        printed, _ = client.communicate(timeout=100)
+    finally:
+        for each in (server, client):
+            each.kill()
+            each.communicate()
+    (found,) = json.loads(printed)["backends"]
+    assert client.returncode == 1
+    assert found["error"] == f"the server at {address} has gone: its connection ended"
+    assert "has ended there" in found["hint"]
+
+
+def test_a_server_that_has_gone_is_noticed_at_once() -> None:
+    server = subprocess.Popen([*PROGRAM, "bench", "--serve", "tcp://127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        remote = Remote(server.stdout.readline().strip(), None)
+        assert remote.gone() is None
+    finally:
+        server.kill()
+        server.communicate()
+    with pytest.raises(FailedError, match="has gone: its connection ended"):
+        remote.ask("open", 100)
+    remote.close()

@@ -406,3 +406,42 @@ def test_each_wrong_variable_is_a_problem_and_the_backend_is_checked_all_the_sam
     for name in wrong:
         assert any(f"STATELINK_{name}" in each["found"] for each in problems), name
     assert {each["what"]: each["verdict"] for each in checks if each["about"] == "good"}["probe"] == "problem"
+
+
+def test_few_open_files_are_a_problem_and_the_hint_of_a_transfer_that_fails(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(site, more="    def __init__(self, context):\n        raise OSError('NIXL_ERR_BACKEND')")
+    real = resource.getrlimit
+    limits = {"least": 64}
+
+    def limit(which: int) -> tuple[int, int]:
+        return (limits["least"],) * 2 if which == resource.RLIMIT_NOFILE else real(which)
+
+    monkeypatch.setattr(resource, "getrlimit", limit)
+
+    def checks() -> dict[str, dict[str, str]]:
+        return {
+            each["what"]: each
+            for each in json.loads(CliRunner().invoke(main, ["doctor", "good", "--json"]).stdout)["checks"]
+        }
+
+    found = checks()
+    assert found["open files"]["verdict"] == "problem"
+    for what in ("open files", "loopback transfer"):
+        assert "may have only 64 files open: raise the limit (ulimit -n" in found[what]["hint"]
+    limits["least"] = resource.RLIM_INFINITY
+    found = checks()
+    assert (found["open files"]["verdict"], found["open files"]["found"]) == ("ok", "unlimited")
+    assert "ulimit" not in found["loopback transfer"]["hint"]
+
+
+def test_a_kind_of_memory_that_is_mistyped_has_the_kinds_that_there_are_as_its_hint(site: Site) -> None:
+    made(site, more=f"    import dataclasses{FOR_NPUS}")
+    hints = {
+        option: lines("good", "--memory", "kuda", "-o", f"same_host_copy={option}", expect=1)["loopback transfer"][
+            "hint"
+        ]
+        for option in ("true", "false")
+    }
+    assert hints == {"true": "--memory npu:0", "false": "--memory dram"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
@@ -247,3 +249,44 @@ def test_an_error_of_the_library_is_an_error_of_the_command(tmp_path: Path) -> N
 def test_another_program_may_take_the_errors_itself() -> None:
     with pytest.raises((click.ClickException, StatelinkError)):
         main.main(["explain", "no-such", "no-such"], standalone_mode=False)
+
+
+def no_files() -> None:
+    """No file of this process may have a byte."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def test_doctor_where_no_temporary_file_can_be_written() -> None:
+    code, said, _ = ended(start("doctor", "tcp", "--json", preexec_fn=no_files))
+    (check,) = (each for each in json.loads(said)["checks"] if each["what"] == "loopback transfer")
+    assert (code, check["verdict"], check["code"]) == (1, "problem", "command.folder")
+    assert check["found"].startswith("no temporary file can be written: ")
+    assert "set TMPDIR" in check["hint"]
+
+
+def test_conform_where_no_temporary_file_can_be_written() -> None:
+    code, said, error = ended(start("conform", "tcp", preexec_fn=no_files))
+    assert (code, said) == (1, "")
+    first, hint = error.splitlines()
+    assert first.startswith("Error [command.folder]: no temporary file can be written: ")
+    assert hint.startswith("hint: set TMPDIR to a directory that can be written")
+
+
+INSTALLED = "from statelink_command import main; main()"
+
+
+@pytest.mark.parametrize("module", ["msgspec", "numpy", "zmq", "click", "rich"])
+def test_an_interrupt_while_modules_are_imported(tmp_path: Path, module: str) -> None:
+    """The module is one that interrupts its process, as a user may at this moment."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert ended(start("backends", code=INSTALLED, env=environment)) == (130, "", "Interrupted.\n")
+
+
+def test_the_installed_command_is_the_one_that_can_be_interrupted() -> None:
+    (point,) = importlib.metadata.entry_points(group="console_scripts", name="statelink")
+    assert point.value == "statelink_command:main"
+    code, said, _ = ended(start("--version", code=INSTALLED))
+    assert (code, "version" in said) == (0, True)

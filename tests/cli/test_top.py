@@ -146,3 +146,21 @@ def test_who_does_not_answer_is_named(alone: Path) -> None:
     with Rank("p").open({"backend": "tcp", "inspect": True}, role="prefill"):
         for name in ("top", "inspect"):
             assert CliRunner().invoke(main, [name, str(os.getpid()), "--count", "1"]).exit_code == 0
+
+
+@pytest.mark.parametrize("columns", [25, 40, 60, 80, 200])
+def test_what_a_link_is_called_stays_on_a_narrow_terminal(
+    alone: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Rank("prefill-0", 1).open({"backend": "tcp", "inspect": True}, role="prefill"):
+        result = CliRunner().invoke(main, ["top", str(os.getpid()), "--count", "1"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    (row,) = (line for line in lines if line.startswith(f"{os.getpid()} "))
+    assert "prefill-0/0" in row
+    (titles,) = (line.split() for line in lines if line.startswith("pid "))
+    assert titles[:2] == ["pid", "link"]
+    assert ("bytes/s" in titles) is (columns >= 40)
+    assert ("queued" in titles) is (columns >= 80)

@@ -274,3 +274,12 @@ def test_the_picture_names_ranks_components_and_small_blocks(files: Path) -> Non
     assert "cannot be written" in run(TINY, TINY, "--plot", "no/folder.svg", expect=1)
     Path("full.svg").symlink_to("/dev/full")
     assert "full.svg cannot be written: No space left" in run(TINY, TINY, "--plot", "full.svg", expect=74)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_width_that_fits_no_heads_names_the_file_and_its_key(files: Path, side: str) -> None:
+    texts = {"prefill": TINY, "decode": TINY, side: f"{TINY}tp = 3"}
+    said = run(texts["prefill"], texts["decode"], expect=1)
+    assert "2 heads" in said
+    assert f"instance {side}, file {side}.toml" in said
+    assert "hint: 'tp' in [layout] is 3: choose one that divides these numbers, or one that they divide" in said

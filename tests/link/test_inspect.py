@@ -9,7 +9,10 @@ import re
 import socket
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ import statelink
 from statelink import Status, state
 from statelink.cli import main
 from statelink.link import ask, sockets
+from statelink.link.runtime import Loop
 
 if TYPE_CHECKING:
     from tests.link.conftest import TwoEngines
@@ -194,3 +198,23 @@ def test_a_client_that_cannot_be_accepted_does_not_end_the_answers(
         assert ask(path)["link"] == link.name
         assert failed
     assert not there(alone)
+
+
+def test_what_comes_while_the_snapshot_is_taken_has_no_negative_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot has read the clock before that."""
+    real, late = time.monotonic, threading.local()
+    monkeypatch.setattr(Loop, "now", staticmethod(lambda: real() - getattr(late, "seconds", 0.0)))
+    with link_of("prefill") as prefill, link_of("decode") as decode:
+        decode.receive(1, prefill.address, 4)
+        for link in (prefill, decode):
+            until(partial(_heard, link))
+        late.seconds = 1000.0  # in this thread alone
+        ages = [each for link in (prefill, decode) for each in (*link.snapshot()["ranks"], *link.snapshot()["oldest"])]
+        late.seconds = 0.0
+    assert [each["age"] for each in ages] == [0.0] * len(ages)
+    assert {each["heard"] for each in ages if "heard" in each} == {0.0}
+    assert any("room" in each for each in ages)
+
+
+def _heard(link: statelink.Link) -> list[dict[str, Any]]:
+    return [rank for rank in link.snapshot()["ranks"] if rank["heard"] is not None]

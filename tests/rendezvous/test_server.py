@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -12,7 +15,7 @@ from tests.helpers.links import DECODE, PREFILL, keys
 
 from statelink import wire
 from statelink.errors import WireError
-from statelink.rendezvous import RendezvousServer
+from statelink.rendezvous import RendezvousClient, RendezvousServer
 
 LIFETIME = 600.0
 
@@ -159,3 +162,36 @@ def test_numbers_that_are_no_ranks(numbers: tuple[int, int]) -> None:
     with pytest.raises(WireError) as caught:
         wire.decode([b"register", msgspec.msgpack.encode(tree)], wire.RENDEZVOUS_KINDS)
     assert caught.value.code == "wire.body"
+
+
+@pytest.mark.parametrize("ends", ["closed", "stopped"])
+def test_a_server_that_answered_before_is_found_out(ends: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that was connected cannot tell at first. It says so, and logs what a new connection finds."""
+    code = "from statelink.cli import main; main(['rendezvous', '--listen', 'tcp://127.0.0.1:0'])"
+    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        client = RendezvousClient(server.stdout.readline().strip(), link="asks", keys=None)
+        try:
+            peers.until(
+                lambda: client.resolve("p") is None and client.explain("p")[0].startswith("nobody of this name")
+            )
+            peers.until(lambda: client.explain("p")[0] != "" and not client.explain(None)[0])
+            server.send_signal(signal.SIGKILL if ends == "closed" else signal.SIGSTOP)
+
+            def said() -> str:
+                client.resolve("p")
+                return client.explain(None)[0]
+
+            first = peers.until(said)
+            assert first.endswith(f" does not answer: {wire.Trouble.QUIET.what}")
+            logged = peers.until(
+                lambda: client.resolve("p") or [each.getMessage() for each in caplog.records if "does not" in each.msg]
+            )
+        finally:
+            client.close()
+    finally:
+        server.kill()
+        server.communicate()
+    trouble = wire.Trouble.REFUSED if ends == "closed" else wire.Trouble.SILENT
+    assert [trouble.what in line for line in logged] == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -195,3 +196,48 @@ def test_a_link_takes_them_from_the_environment(tmp_path: Path) -> None:
     assert done.stdout == f"{PUBLIC}\n"
     done = subprocess.run(program, env=clean, capture_output=True, text=True, timeout=60, check=False)
     assert "without keys" in done.stderr
+
+
+def test_a_public_key_in_the_place_of_the_secret_one_is_refused(tmp_path: Path) -> None:
+    run("new", tmp_path / "link")
+    public = tmp_path / "link.pub"
+    public.chmod(0o600)
+    for said in (refused(secret_file=public), run("show", public, expect=1)):
+        assert f"{public} holds a public key" in said
+        assert f"hint: name {tmp_path / 'link'}" in said
+
+
+def test_a_secret_key_in_the_place_of_the_allow_list_is_refused(tmp_path: Path) -> None:
+    for name in ("link", "other"):
+        run("new", tmp_path / name)
+    for name in ("link", "other"):
+        said = refused(secret_file=tmp_path / "link", allow_file=tmp_path / name)
+        assert f"{tmp_path / name} holds a secret key" in said
+        assert f"hint: name {tmp_path / name}.pub" in said
+    allowed = Keys(secret_file=str(tmp_path / "link"), allow_file=str(tmp_path / "other.pub")).allow
+    assert allowed == ((tmp_path / "other.pub").read_text().strip(),)
+    assert "holds this link's secret key" in refused(secret=SECRET, allow_file=private(tmp_path / "list", SECRET))
+
+
+@pytest.mark.parametrize("room", [0, 41])
+def test_a_disk_that_is_full_leaves_no_half_made_key(tmp_path: Path, room: int) -> None:
+    """With room for 41 bytes, the secret key fits, and a public key that is longer does not."""
+    made = tmp_path / "link"
+
+    def full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    code = "from statelink.cli import main; main()"
+    if room:
+        code = f"import zmq; zmq.curve_keypair = lambda: (b'x' * 90, b'y' * 40); {code}"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, "keys", "new", str(made)],
+        preexec_fn=full,
+        stderr=subprocess.PIPE,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    run("new", made)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -14,7 +17,8 @@ from statelink.config import read_options
 from statelink.errors import StatelinkError
 from statelink.registry import Listed, conflict_hint, hidden_backends, list_backends, load_backend, probed
 
-from ._output import json_option, print_json
+from ._alone import Alone, Ended
+from ._output import ended_by_signal, json_option, print_json
 
 __all__ = ["backends"]
 
@@ -30,7 +34,9 @@ def backends(as_json: bool, probe: bool) -> None:
     """
     listed = list_backends()
     alike = {each.name: [other for other in listed if other.name == each.name] for each in listed}
-    rows = [_row(each, conflict_hint(alike[each.name]) if len(alike[each.name]) > 1 else "", probe) for each in listed]
+    rows = [_row(each, conflict_hint(alike[each.name]) if len(alike[each.name]) > 1 else "") for each in listed]
+    if probe:
+        _probe([row for row in rows if row["state"] == "listed"])
     if as_json:
         print_json(rows)
         return
@@ -66,28 +72,41 @@ def _print(rows: list[dict[str, Any]]) -> None:
             console.print(Text(f"  hint: {row['hint']}"))
 
 
-def _row(listed: Listed, conflict: str, probe: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _row(listed: Listed, conflict: str) -> dict[str, Any]:
+    return {
         "name": listed.name,
         "distribution": listed.distribution,
         "version": listed.version,
         "entry_point": listed.value,
-        "state": "listed",
-        "reason": "",
-        "hint": "",
+        "state": "conflict" if conflict else "listed",
+        "reason": "several packages bring this name" if conflict else "",
+        "hint": conflict,
         "capabilities": None,
         "details": {},
     }
-    if conflict:
-        row.update(state="conflict", reason="several packages bring this name", hint=conflict)
-    elif probe:
-        try:
-            row.update(_probed(load_backend(listed.name)))
-        except StatelinkError as error:
-            row.update(state="broken", reason=str(error.reason).partition("\nhint:")[0], hint=error.hint)
-        except (Exception, SystemExit) as error:  # a class of a plugin may raise anything
-            row.update(state="broken", reason=f"it raised {type(error).__name__}: {error}")
-    return row
+
+
+def _probe(rows: list[dict[str, Any]]) -> None:
+    """Complete the rows. Each backend is imported in a process of its own, which its library may end; all at once."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ended_by_signal())
+        children = [stack.enter_context(Alone(partial(_states, row["name"]))) for row in rows]
+        for row, child in zip(rows, children, strict=True):
+            try:
+                for state in child.values():
+                    row.update(state)
+            except Ended as ended:
+                row.update(state="broken", reason=f"importing or probing it {ended.found}", hint=ended.hint)
+
+
+def _states(name: str) -> Iterator[dict[str, Any]]:
+    """The state of one backend, as a part of its row."""
+    try:
+        yield _probed(load_backend(name))
+    except StatelinkError as error:
+        yield {"state": "broken", "reason": str(error.reason).partition("\nhint:")[0], "hint": error.hint}
+    except (Exception, SystemExit) as error:  # a class of a plugin may raise anything
+        yield {"state": "broken", "reason": f"it raised {type(error).__name__}: {error}"}
 
 
 def _probed(backend: type[Backend]) -> dict[str, Any]:

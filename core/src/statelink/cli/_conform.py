@@ -10,12 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -28,8 +26,12 @@ from statelink.errors import StatelinkError
 from statelink.hints import install_hint
 from statelink.registry import load_backend
 
+from ._files import temporary_folder
 from ._output import ended_by_signal, json_option, print_json
 from ._pairs import pair
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["conform"]
 
@@ -118,8 +120,8 @@ def conform(
     if cause:
         hint = "--memory says what to move; see `statelink backends`"
         raise click.ClickException(f"backend {name!r} cannot register memory of kind {memory!r}: {cause}\nhint: {hint}")
-    with tempfile.TemporaryDirectory(prefix="statelink-conform-") as folder:
-        report = Path(folder) / "report.json"
+    with temporary_folder("statelink-conform-") as folder:
+        report = folder / "report.json"
         command = [
             sys.executable,
             "-m",
@@ -131,7 +133,7 @@ def conform(
             "-p",
             "no:cacheprovider",
         ]
-        command += ["-c", os.devnull, "--rootdir", folder, "--import-mode", "importlib", "-m", "not soak"]
+        command += ["-c", os.devnull, "--rootdir", str(folder), "--import-mode", "importlib", "-m", "not soak"]
         command += [
             "--statelink-memory",
             memory,
@@ -151,7 +153,7 @@ def conform(
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         # Tracebacks go to standard error if standard output is for the JSON.
-        status, said = _run(command, environment, shown=(2 if as_json else 1) if verbose else None)
+        status, said = _run(command, environment, folder, shown=(2 if as_json else 1) if verbose else None)
         if not report.exists() or not (runs := json.loads(report.read_text())["runs"]):
             if status == NOTHING_MATCHES:
                 hint = f"`statelink conform {name} --list` shows the names and themes"
@@ -185,13 +187,13 @@ def _list(as_json: bool) -> None:
             click.echo(f"  {name}\n      {says}")
 
 
-def _run(command: list[str], environment: dict[str, str], shown: int | None) -> tuple[int, str]:
+def _run(command: list[str], environment: dict[str, str], folder: Path, shown: int | None) -> tuple[int, str]:
     """Run the kit, and show its progress.
 
     Returns pytest's exit status, and what it printed, unless that went to the descriptor ``shown``.
     """
     reader, writer = os.pipe()
-    with tempfile.TemporaryFile("w+") as output, os.fdopen(reader) as lines, ended_by_signal():
+    with open(folder / "output.txt", "w+") as output, os.fdopen(reader) as lines, ended_by_signal():
         process = subprocess.Popen(
             [*command, "--statelink-progress", str(writer)],
             env=environment,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -37,8 +39,8 @@ def new(file: Path, as_json: bool) -> None:
             raise click.ClickException(f"{each} exists already, and is not overwritten")
     public, secret = (part.decode() for part in zmq.curve_keypair())
     try:
-        _write(file, secret, 0o600)
-        _write(beside, public, 0o644)
+        with _written(file, secret, 0o600), _written(beside, public, 0o644):
+            pass
     except OSError as error:
         raise unwritable(error, file) from error
     if as_json:
@@ -63,8 +65,6 @@ def show(file: Path, address: str, as_json: bool) -> None:
 
     FILE holds the secret key.
     """
-    if file.suffix == ".pub" and file.is_file():
-        raise click.ClickException(f"{file} holds a public key\nhint: FILE is that of the secret key")
     public = Keys(secret=read_secret(file)).public
     whole = str(Endpoint(parse_endpoint(address).address, public)) if address else ""
     if as_json:
@@ -73,9 +73,18 @@ def show(file: Path, address: str, as_json: bool) -> None:
         click.echo(whole or public)
 
 
-def _write(file: Path, key: str, mode: int) -> None:
-    """Write a new file. Never follows an existing link, and the file is never readable by others."""
+@contextlib.contextmanager
+def _written(file: Path, key: str, mode: int) -> Iterator[None]:
+    """Write a new file, and remove it if that fails, or if the block does. What is half made could not be used.
+
+    Never follows an existing link, and the file is never readable by others.
+    """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with open(descriptor, "w", encoding="ascii") as made:
-        os.fchmod(descriptor, mode)  # whatever the umask
-        made.write(f"{key}\n")
+    try:
+        with open(descriptor, "w", encoding="ascii") as made:
+            os.fchmod(descriptor, mode)  # whatever the umask
+            made.write(f"{key}\n")
+        yield
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise

@@ -7,15 +7,14 @@ import hashlib
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,9 +27,11 @@ from statelink.config import read_options
 from statelink.errors import StatelinkError
 from statelink.wire import ENVIRONMENT
 
+from ._alone import ended_with
+from ._files import few_files, temporary_folder
 from ._output import ended_by_signal
 
-__all__ = ["Meant", "loopback"]
+__all__ = ["Meant", "Transfer", "loopback", "unsuited"]
 
 PAGES, TOKENS, MOVED = 64, 16, 48
 SHAPE = (PAGES, TOKENS, 8, 512)
@@ -54,45 +55,53 @@ class Meant(NamedTuple):
     allocator: str = ""
 
 
-HOST = Meant()
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """A transfer that can be made.
 
-
-def loopback(
-    kind: type[Backend],
-    options: Mapping[str, Any],
-    memory: Meant = HOST,
-    patience: float = PATIENCE,
-    *,
-    require: Sequence[str] = (),
-) -> Check:
-    """Move a request between two processes of this machine over a backend, and compare every byte.
-
-    If none of the transports in ``require`` carries the bytes, that is no problem: between two hosts, another transport
-    may carry them.
+    Attributes:
+        backend: Name of the backend.
+        options: Its options.
+        require: Transports, one of which must carry the bytes; empty for any.
     """
+
+    backend: str
+    options: dict[str, Any]
+    require: tuple[str, ...] = ()
+
+
+def unsuited(kind: type[Backend], options: Mapping[str, Any], memory: Meant) -> Check | None:
+    """Why no transfer can be made over a backend; ``None`` if one can."""
     declared, of = kind.capabilities, memory.kind or "dram"
     if Op.WRITE not in declared.ops or not declared.moves("kv"):
         return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found="it does not write pages, which are moved here")
-    cause = cannot_register(kind, read_options(kind.Options, options, f"options of backend {kind.name!r}"), of)
-    if cause:
-        verdict = Verdict.PROBLEM if memory.kind else Verdict.NOT_APPLICABLE
-        found = f"memory of kind {of!r} would be moved: {cause}"
-        return Check(
-            what=WHAT, verdict=verdict, found=found, hint="--memory says what to move, such as cuda:0 or npu:0"
-        )
-    seed = secrets.randbits(60)
-    with ended_by_signal(), tempfile.TemporaryDirectory(prefix="statelink-doctor-") as name:
-        folder = Path(name)
-        job = {
-            "backend": kind.name,
-            "options": dict(options),
-            "require": list(require),
-            "seed": seed,
-            "memory": [of, memory.allocator],
-        }
-        said = _run(folder, job, patience)
-        noise = _noise(folder)
-    hint = said.get("hint") or "statelink conform runs every clause of the contract"
+    parsed = read_options(kind.Options, options, f"options of backend {kind.name!r}")
+    cause = cannot_register(kind, parsed, of)
+    if not cause:
+        return None
+    found = f"memory of kind {of!r} would be moved: {cause}"
+    if not memory.kind:
+        hint = "--memory says what to move, such as cuda:0 or npu:0"
+        return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found=found, hint=hint)
+    kinds = [each for each in sorted(declared.memory_kinds) if not cannot_register(kind, parsed, each)]
+    words = " or ".join(f"--memory {each if each == 'dram' else f'{each}:0'}" for each in kinds)
+    return Check(what=WHAT, verdict=Verdict.PROBLEM, found=found, hint=words or "choose another backend")
+
+
+def loopback(transfer: Transfer, memory: Meant, patience: float = PATIENCE) -> Check:
+    """Move a request between two processes of this machine over a backend, and compare every byte.
+
+    If none of the transports that are required carries the bytes, that is no problem: between two hosts, another
+    transport may carry them.
+    """
+    of, seed = memory.kind or "dram", secrets.randbits(60)
+    job = {**msgspec.to_builtins(transfer), "seed": seed, "memory": [of, memory.allocator]}
+    try:
+        with ended_by_signal(), temporary_folder("statelink-doctor-") as folder:
+            said = _run(folder, job, patience)
+            noise = _noise(folder)
+    except StatelinkError as error:
+        return Check(what=WHAT, verdict=Verdict.PROBLEM, found=error.reason.clause, hint=error.hint, code=error.code)
+    hint = few_files() or said.get("hint") or "statelink conform runs every clause of the contract"
     if said.get("code") == "peer.transport":
         hint = "`statelink bench --peer` moves bytes between two hosts, where another transport may carry them"
         return Check(what=WHAT, verdict=Verdict.NOT_APPLICABLE, found=f"on one host: {said['clause']}", hint=hint)
@@ -119,7 +128,7 @@ def _run(folder: Path, job: dict[str, Any], patience: float) -> dict[str, Any]:
         if "error" in said:
             status = prefill.poll()
             if status:
-                said["error"] = f"prefill ended with {_named(status)}; decode says: {said['error']}"
+                said["error"] = f"prefill ended with {ended_with(status)}; decode says: {said['error']}"
         else:
             for role, process in (("decode", decode), ("prefill", prefill)):
                 assert process.stdin is not None
@@ -130,7 +139,7 @@ def _run(folder: Path, job: dict[str, Any], patience: float) -> dict[str, Any]:
                     found = f"the bytes arrived, and {role} did not end within {patience:g} seconds"
                     return {"error": found, "hint": BUSY}
                 if status:
-                    return {"error": f"the bytes arrived, and {role} ended with {_named(status)}"}
+                    return {"error": f"the bytes arrived, and {role} ended with {ended_with(status)}"}
         return said
 
 
@@ -165,13 +174,9 @@ def _answer(folder: Path, role: str, process: subprocess.Popen[bytes], until: fl
             answer: dict[str, Any] = json.loads(path.read_text())
             return answer
         if status is not None:
-            return {"error": f"{role} ended with {_named(status)}"}
+            return {"error": f"{role} ended with {ended_with(status)}"}
         time.sleep(0.02)
     return {"error": f"{role} came to no end within {patience:g} seconds", "hint": BUSY}
-
-
-def _named(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
 def _noise(folder: Path) -> str:

@@ -6,7 +6,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from statelink import __version__
@@ -17,7 +17,9 @@ from statelink.pointers import LOCKED, segments
 from statelink.registry import plugin_failures, plugin_manager
 from statelink.wire import Keys
 
+from ._checks import checked_alone
 from ._configured import BY_ENGINE, Configured
+from ._files import LEAST_FILES, few_files, most_files
 
 __all__ = ["look"]
 
@@ -35,16 +37,22 @@ def look(found: Configured, root: Path = Path("/")) -> Iterator[Check]:
         root: Contains ``/sys``, ``/proc`` and ``/dev``.
     """
     yield _python()
-    yield from _plugins()
-    yield from _configuration(found)
+    # Both import packages, of which one may end its process.
+    yield from _alone(_plugins, "loading them", "hook packages")
+    yield from _alone(lambda: _configuration(found), "checking it", "configuration")
     yield from _keys(found)
     devices = sorted(path.name for path in _entries(root / "sys/class/infiniband"))
     yield from _rdma(root, devices)
     yield _locked(devices)
+    yield _open_files()
     yield _network(root)
     yield _shared(root)
     yield _accelerators(root)
     yield _allocator()
+
+
+def _alone(work: Callable[[], Iterable[Check]], doing: str, what: str) -> Iterator[Check]:
+    return (each for each in checked_alone(work, doing, what) if isinstance(each, Check))
 
 
 def _python() -> Check:
@@ -149,6 +157,15 @@ def _locked(devices: list[str], limit: int | None = None) -> Check:
     if most == resource.RLIM_INFINITY or most >= LEAST_LOCKED:
         return Check(what=what, verdict=OK, found=amount)
     return Check(what=what, verdict=PROBLEM, found=f"{amount}: registering memory with RDMA fails", hint=LOCKED)
+
+
+def _open_files() -> Check:
+    what, most = "open files", most_files()
+    found = "unlimited" if most is None else f"{most} for each process"
+    hint = few_files()
+    if hint:
+        found = f"{found}: libraries and links need up to {LEAST_FILES}"
+    return Check(what=what, verdict=PROBLEM if hint else OK, found=found, hint=hint)
 
 
 def _network(root: Path) -> Check:

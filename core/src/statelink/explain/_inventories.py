@@ -46,9 +46,10 @@ def inventories(side: Side) -> list[Inventory]:
     try:
         return [_Rank(side, rank).inventory() for rank in range(side.layout.ranks)]
     except StateError as error:
-        raise StateError.of(
-            msgspec.structs.replace(error.reason, who={**error.reason.who, "instance": side.instance})
-        ) from None
+        who = {**error.reason.who, "instance": side.instance, **({"file": side.file} if side.file else {})}
+        # The hint of the state's own function is for whoever calls it.
+        hint = f"'tp' in [layout] is {side.layout.tp}: choose one that divides these numbers, or one that they divide"
+        raise StateError.of(msgspec.structs.replace(error.reason, who=who, hint=hint)) from None
 
 
 class _Rank:

@@ -78,11 +78,13 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         model: The model.
         layout: Its layout.
         instance: Its name.
+        file: Name of the file that describes it; empty for none.
     """
 
     model: Model
     layout: Layout = Layout()
     instance: str = "instance"
+    file: str = ""
 
     def __post_init__(self) -> None:
         model, layout = self.model, self.layout
@@ -175,4 +177,4 @@ def _read(path: Path, instance: str) -> Side:
     layout: Layout = read_options(Layout, file.layout, "layout")
     if layout.stages and layout.pp == 1:
         layout = msgspec.structs.replace(layout, pp=len(layout.stages))
-    return Side(model=model, layout=layout, instance=file.instance or instance)
+    return Side(model=model, layout=layout, instance=file.instance or instance, file=path.name)

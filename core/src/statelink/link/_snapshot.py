@@ -59,12 +59,17 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
     }
 
 
+def _since(then: float, now: float) -> float:
+    """Seconds that have passed. What happens on another thread may come after the snapshot has read the clock."""
+    return round(max(0.0, now - then), 3)
+
+
 def _room(room: RoomState, now: float) -> dict[str, Any]:
     return {
         "room": room.room,
         "role": room.role,
         "status": room.status.name.lower(),
-        "age": round(now - room.opened, 3),
+        "age": _since(room.opened, now),
         "waits_for": room.waits_for() if room.status not in ENDED else NOT_QUIESCED,
         "holds": not room.quiesced,
         "reason": "" if room.reason is None else room.reason.code,

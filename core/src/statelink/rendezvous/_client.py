@@ -167,19 +167,21 @@ class RendezvousClient:
         now = time.monotonic()
         address = str(self._server)
         if self._asked is not None:
-            self._trouble = self._channel.trouble(address) or wire.Trouble.MUTE
-        if self._asked is not None and self._trouble is not None and now - self._asked > SILENCE:
-            if not self._silent:
-                log.warning(
-                    "the rendezvous server at %s does not answer: %s; %s",
-                    self._server.address,
-                    self._trouble.what,
-                    self._channel.hint(self._trouble),
-                )
-            self._silent = True
-            # Messages that wait in the old connection are out of date, and would arrive all at once.
-            self._channel.redial(self._server)
-            self._asked = now
+            known = self._channel.trouble(address)
+            self._trouble = known or wire.Trouble.QUIET
+            if now - self._asked > SILENCE:
+                if known is not None and not self._silent:
+                    log.warning(
+                        "the rendezvous server at %s does not answer: %s; %s",
+                        self._server.address,
+                        known.what,
+                        self._channel.hint(known),
+                    )
+                    self._silent = True
+                # Messages that wait in the old connection are out of date, and would arrive all at once.
+                self._channel.redial(self._server)
+                # Only a new connection finds out why a server that has answered is silent. It soon knows.
+                self._asked = now if known is not None else now - SILENCE + RETRY
         messages: list[wire.Message] = []
         with self._changed:
             if self._registration is not None and now >= self._due:

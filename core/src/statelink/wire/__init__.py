@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._channel import Channel
 from ._codec import MAX_EFFORT, decode, encode, pack_items, read_handshake, unpack_items, write_handshake
-from ._dialling import Trouble
+from ._dialling import Dialling, Trouble
 from ._hosts import check_advertised, check_host, data_hosts
 from ._keys import ENVIRONMENT, Keys, check_private, read_secret
 from ._limits import MAX_FRAME, MAX_HANDSHAKE, MAX_INVENTORY, limit_of
@@ -74,6 +74,7 @@ __all__ = [
     "Bye",
     "Channel",
     "Chunk",
+    "Dialling",
     "Drained",
     "Endpoint",
     "Failed",

@@ -46,6 +46,10 @@ class Trouble(enum.Enum):
         "it is connected and has not said who it is",
         "is that a port of Statelink? Is its process stopped, or its machine overloaded?",
     )
+    QUIET = _Said(
+        "it answered before, and does not answer now",
+        "does it still run? Is its process stopped, or its machine overloaded?",
+    )
 
     @property
     def what(self) -> str:

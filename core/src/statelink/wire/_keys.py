@@ -64,6 +64,10 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for key in self.allow:
             check_key("keys.allow", key)
         allow = dict.fromkeys((*self.allow, *(read_allowed(self.allow_file) if self.allow_file else ())))
+        if secret in allow:
+            raise _unusable(
+                "the allow-list holds this link's secret key", "public keys are allowed", "statelink keys show FILE"
+            )
         if len(allow) > MAX_ALLOWED:
             raise _unusable(f"{len(allow)} keys are allowed", f"an allow-list has at most {MAX_ALLOWED}")
         msgspec.structs.force_setattr(self, "secret", secret)
@@ -145,6 +149,8 @@ def read_secret(path: str | Path) -> str:
     Raises:
         ConfigError: The file cannot be read, others may read or change it, or it does not hold one key.
     """
+    if Path(path).suffix == SUFFIX and Path(path).is_file():
+        raise _unusable(f"{path} holds a public key", "the secret key is needed", f"name {Path(path).with_suffix('')}")
     entries = _entries(Path(path), secret=True)
     if len(entries) != 1:
         raise _unusable(f"{path} does not hold one secret key", f"it has {len(entries)} lines with a key")
@@ -164,7 +170,25 @@ def read_allowed(path: str | Path) -> tuple[str, ...]:
         files = sorted(where.glob(f"*{SUFFIX}")) if where.is_dir() else [where]
     except OSError as error:
         raise _unusable(f"{where} cannot be read", error.strerror or str(error)) from error
-    return tuple(key for file in files for key in _entries(file, secret=False))
+    found = [(file, _entries(file, secret=False)) for file in files]
+    for file, keys in found:
+        _refuse_secret(file, keys)
+    return tuple(key for _, keys in found for key in keys)
+
+
+def _refuse_secret(file: Path, keys: list[str]) -> None:
+    """Refuse a secret key in the place of a public one. The file of its public key beside it tells them apart.
+
+    Raises:
+        ConfigError: The file holds a secret key.
+    """
+    beside = file.with_name(f"{file.name}{SUFFIX}")
+    try:
+        public = _entries(beside, secret=False) if len(keys) == 1 else []
+    except ConfigError:  # there is no such file, or it holds something else
+        return
+    if public and bytes(zmq.curve_public(keys[0].encode())).decode() in public:
+        raise _unusable(f"{file} holds a secret key", "public keys are allowed", f"name {beside}")
 
 
 def _entries(path: Path, *, secret: bool) -> list[str]:

@@ -200,7 +200,9 @@ def _measure(name: str, options: dict[str, Any], plan: Plan, via: Via) -> Found:
                 ends.append(make())
                 stack.callback(ends[-1].close)
         except StatelinkError as error:
-            return Found(backend=name, transports=(), cells=(), error=str(error.reason), hint=error.hint)
+            return Found(
+                backend=name, transports=(), cells=(), error=str(error.reason).partition("\nhint:")[0], hint=error.hint
+            )
         return measure(name, options, plan, (ends[0], ends[1]), config=via.config, host=via.host, say=say)
 
 

@@ -6,13 +6,14 @@ import contextlib
 import multiprocessing
 import secrets
 import signal
+import time
 from typing import Any, Protocol
 
 import msgspec
 import zmq
 
 from statelink.errors import StatelinkError
-from statelink.wire import Keys, parse_endpoint
+from statelink.wire import Dialling, Keys, Trouble, parse_endpoint
 
 from ._side import serve
 
@@ -22,6 +23,23 @@ MOST_BYTES = 16 << 20
 """Largest message of a side."""
 HELLO = 10.0
 """Seconds within which a server answers at all."""
+UNREACHED = 3.0
+"""Seconds within which there is a connection to a server."""
+STEP = 100
+"""Milliseconds between two looks at the state of a connection."""
+TASKS = {
+    "hello": "say that it is there",
+    "open": "open a link",
+    "send": "send requests",
+    "settle": "say whether its requests have ended",
+    "raw": "start the library by itself",
+    "know": "connect the library by itself",
+    "move": "measure the library by itself",
+    "close": "close its link",
+    "end": "end the benchmark",
+}
+"""What a server is told, in words."""
+SERVER = "Is `statelink bench --serve` running at that address?"
 Told = dict[str, Any]
 
 
@@ -40,6 +58,9 @@ class End(Protocol):
         Raises:
             FailedError: It failed, has ended, or did not answer within ``patience`` seconds.
         """
+
+    def gone(self) -> FailedError | None:
+        """Why it is not there any more, as far as it is known at once; ``None`` if it seems to be there."""
 
     def close(self) -> None:
         """End it. May be called twice."""
@@ -71,6 +92,11 @@ class Local:
             self._process.join(10)
             raise FailedError(f"{self._role} has ended", cause=_ended(self._process.exitcode)) from error
         return _checked(self._role, answer)
+
+    def gone(self) -> FailedError | None:
+        """See `End.gone`."""
+        status = self._process.exitcode
+        return None if status is None else FailedError(f"{self._role} has ended", cause=_ended(status))
 
     def close(self) -> None:
         """See `End.close`."""
@@ -107,6 +133,7 @@ class Remote:
         if keys is not None:
             self._socket.curve_serverkey = endpoint.key.encode()
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        self._keys, self._dialling, self._met = keys, Dialling(self._socket), False
         self._socket.connect(endpoint.address)
         try:
             self.ask("hello", hello)
@@ -116,11 +143,37 @@ class Remote:
 
     def ask(self, what: str, patience: float, **told: Any) -> Told:
         """See `End.ask`."""
+        if gone := self.gone():
+            raise gone
         self._socket.send(msgspec.json.encode({"session": self._session, "do": what, **told}))
-        if not self._socket.poll(int(patience * 1000)):
-            hint = "is `statelink bench --serve` running there, the address right, and this process's key allowed?"
-            raise FailedError(f"{self._where} does not answer", cause=f"it was told to {what}", hint=hint)
+        began = time.monotonic()
+        while not self._socket.poll(STEP):
+            waited = time.monotonic() - began
+            if gone := self.gone():
+                raise gone
+            unreached = not self._met and waited > UNREACHED and self._dialling.trouble() is not Trouble.MUTE
+            if unreached or waited > patience:
+                raise self._silent(f"for {waited:.0f} s it has had to {TASKS.get(what, what)}")
+        self._met = True
         return _checked(self._where, msgspec.json.decode(self._socket.recv(), type=dict[str, Any]))
+
+    def _silent(self, told: str) -> FailedError:
+        """The error of a server that does not answer."""
+        what, trouble = f"{self._where} does not answer", self._dialling.trouble()
+        if self._met:
+            return FailedError(what, cause=told, hint="is its machine overloaded?")
+        if trouble is Trouble.MUTE:
+            cause, hint = "a server is connected, and it is not that of a benchmark, or it is busy", SERVER
+            return FailedError(what, cause=cause, hint=hint)
+        key = f": {self._keys.public}" if trouble is Trouble.KEY and self._keys else ""
+        return FailedError(what, cause=trouble.what, hint=f"{trouble.hint}{key}" if key else f"{trouble.hint} {SERVER}")
+
+    def gone(self) -> FailedError | None:
+        """See `End.gone`."""
+        if not self._met or self._dialling.trouble() is Trouble.MUTE:
+            return None
+        hint = "`statelink bench --serve` has ended there, or its machine is out of reach: start it again"
+        return FailedError(f"the server at {self._where} has gone", cause="its connection ended", hint=hint)
 
     def close(self) -> None:
         """See `End.close`."""
@@ -130,6 +183,7 @@ class Remote:
             self._leave()
 
     def _leave(self) -> None:
+        self._dialling.close()
         self._socket.close()
         self._context.term()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ __all__ = ["Cell", "Found", "Plan", "measure"]
 
 PATIENCE = 120.0
 WARM = 2
+GRACE = 1.0
+"""Seconds in which it shows that a side has gone, after another one has lost it."""
 LEAST, MOST = 3, 400
 """Fewest and most requests of a cell."""
 
@@ -210,7 +213,20 @@ def measure(
         for cell in run.cells(config, host):
             cells.append(cell)
             say(len(cells), cell)
-    except FailedError as failed:
+    except FailedError as caught:
+        failed = _lost(ends) or caught
         error, hint = str(failed).partition("\nhint:")[0], failed.hint
     transports = tuple(sorted(run.transports))
     return Found(backend=backend, transports=transports, cells=tuple(cells), raw=run.no_raw, error=error, hint=hint)
+
+
+def _lost(ends: tuple[End, End]) -> FailedError | None:
+    """The side that has gone, for which the other one may be blamed; ``None`` if both are there."""
+    until = time.monotonic() + GRACE
+    while True:
+        for end in ends:
+            if gone := end.gone():
+                return gone
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.02)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +15,16 @@ from .._watching import count_option, every_option, watch
 from .._words import counted, size
 from ._looks import ROLES, Looks
 
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
 __all__ = ["top"]
+
+COLUMNS: Final = ("pid", "link", "peers", "rooms", "ended/s", "failed/s", "bytes/s", "held", "queued")
+DISPENSABLE: Final = ("queued", "held", "failed/s", "ended/s", "rooms", "peers", "bytes/s")
+"""Columns that are left out on a narrow terminal, the first one first. What is left says which link it is."""
+LINK: Final = 18
+"""Least width of the column of links, of which the text may take several lines."""
 
 
 @click.command()
@@ -33,40 +41,72 @@ def top(which: str | None, every: float, count: int | None, as_json: bool) -> No
     the last time.
     """
     looks = Looks()
-    last = watch(lambda: looks.add(answers(which), time.monotonic()), _render, every, count, dict if as_json else None)
+    last = watch(lambda: looks.add(answers(which), time.monotonic()), _Shown, every, count, dict if as_json else None)
     if last is not None and last["silent"]:
         raise SystemExit(1)
 
 
-def _render(look: dict[str, Any]) -> RenderableType:
-    links = sorted(look["links"], key=lambda link: (-_moved(link), link["instance"], link["rank"]))
-    head = (
-        f"{counted(len(links), 'link')}, {counted(sum(link['rooms'] for link in links), 'live room')}, "
-        f"{size(sum(map(_moved, links)))}/s, {size(sum(link['held_bytes'] for link in links))} held, "
-        f"{size(sum(link['quarantined_bytes'] for link in links))} quarantined"
-    )
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("pid", no_wrap=True)
-    table.add_column("link", min_width=18, overflow="fold")
-    for column in ("peers", "rooms", "ended/s", "failed/s", "bytes/s", "held", "queued"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for link in links:
-        rates = link["a_second"]
-        held = link["held_bytes"] + link["quarantined_bytes"]
-        moved = "-" if rates["sent"] is None else size(_moved(link))
-        cells = (
-            str(link["pid"] or "-"),
-            f"{link['instance']}/{link['rank']} {link['role']}",
-            f"{link['ready']}/{link['peers']}",
-            str(link["rooms"]),
-            *("-" if rates[name] is None else f"{rates[name]:.1f}" for name in ("succeeded", "failed")),
-            moved,
-            size(held),
-            str(sum(link["queued"].values())),
+class _Shown:
+    """A look as a head and a table, which leaves out columns where the terminal is narrow."""
+
+    def __init__(self, look: dict[str, Any]) -> None:
+        links = sorted(look["links"], key=lambda link: (-_moved(link), link["instance"], link["rank"]))
+        self._head = (
+            f"{counted(len(links), 'link')}, {counted(sum(link['rooms'] for link in links), 'live room')}, "
+            f"{size(sum(map(_moved, links)))}/s, {size(sum(link['held_bytes'] for link in links))} held, "
+            f"{size(sum(link['quarantined_bytes'] for link in links))} quarantined"
         )
-        table.add_row(*map(Text, cells), style="red" if link["quarantined_bytes"] or rates["failed"] else "")
-    lines = [Text(line) for line in look["silent"]]
-    return Group(Text(head, style="bold"), *lines, table)
+        self._silent = look["silent"]
+        self._rows = [(_cells(link), _style(link)) for link in links]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines, in the width that there is."""
+        shown = set(COLUMNS)
+        for name in DISPENSABLE:
+            if self._width(shown) <= options.max_width:
+                break
+            shown.discard(name)
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        names = [name for name in COLUMNS if name in shown]
+        for name in names:
+            if name == "link":
+                table.add_column(name, min_width=LINK, overflow="fold")
+            else:
+                table.add_column(name, justify="left" if name == "pid" else "right", no_wrap=True)
+        for cells, style in self._rows:
+            table.add_row(*(Text(cells[name]) for name in names), style=style)
+        yield Text(self._head, style="bold")
+        yield from map(Text, self._silent)
+        yield table
+
+    def _width(self, shown: set[str]) -> int:
+        """The least width of a table with these columns, between which there is a blank."""
+        widths = [
+            LINK if name == "link" else max([len(name), *(len(cells[name]) for cells, _ in self._rows)])
+            for name in shown
+        ]
+        return sum(widths) + len(widths)
+
+
+def _cells(link: dict[str, Any]) -> dict[str, str]:
+    """Column to what it says of a link."""
+    rates = link["a_second"]
+    ended, failed = ("-" if rates[name] is None else f"{rates[name]:.1f}" for name in ("succeeded", "failed"))
+    return {
+        "pid": str(link["pid"] or "-"),
+        "link": f"{link['instance']}/{link['rank']} {link['role']}",
+        "peers": f"{link['ready']}/{link['peers']}",
+        "rooms": str(link["rooms"]),
+        "ended/s": ended,
+        "failed/s": failed,
+        "bytes/s": "-" if rates["sent"] is None else size(_moved(link)),
+        "held": size(link["held_bytes"] + link["quarantined_bytes"]),
+        "queued": str(sum(link["queued"].values())),
+    }
+
+
+def _style(link: dict[str, Any]) -> str:
+    return "red" if link["quarantined_bytes"] or link["a_second"]["failed"] else ""
 
 
 def _moved(link: dict[str, Any]) -> float:

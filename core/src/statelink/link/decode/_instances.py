@@ -406,7 +406,10 @@ class Instances:
     # What is seen from outside. Any thread.
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
-        """Every known rank: its state, how long the instance has been in it, and seconds since it was heard."""
+        """Every known rank: its state, how long the instance has been in it, and seconds since it was heard.
+
+        It may have been heard after ``now``, which is the snapshot's.
+        """
         return [
             {
                 "peer": rank.name or rank.endpoint.address,
@@ -414,8 +417,8 @@ class Instances:
                 "rank": rank.rank,
                 "instance": rank.handshake.inventory.instance if rank.handshake else instance.key,
                 "state": instance.words,
-                "age": round(now - instance.since, 3),
-                "heard": round(now - rank.heard, 3) if rank.handshake else None,
+                "age": round(max(0.0, now - instance.since), 3),
+                "heard": round(max(0.0, now - rank.heard), 3) if rank.handshake else None,
                 "transport": rank.transport,
             }
             for instance in list(self._instances.values())

@@ -313,7 +313,10 @@ class DecodeRanks:
             )
 
     def ranks(self, now: float) -> list[dict[str, Any]]:
-        """Every known rank: its state, how long it has been known, and seconds since it was heard. Any thread."""
+        """Every known rank: its state, how long it has been known, and seconds since it was heard. Any thread.
+
+        It may have been heard after ``now``, which is the snapshot's.
+        """
         return [
             {
                 "peer": rank.name,
@@ -321,8 +324,8 @@ class DecodeRanks:
                 "rank": rank.handshake.inventory.rank,
                 "instance": rank.handshake.inventory.instance,
                 "state": rank.state.value,
-                "age": round(now - rank.since, 3),
-                "heard": round(now - rank.heard, 3),
+                "age": round(max(0.0, now - rank.since), 3),
+                "heard": round(max(0.0, now - rank.heard), 3),
                 "transport": rank.transport(),
             }
             for rank in self.known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ OWNED = {(Op.WRITE, Side.SOURCE): Fence.MOVER, (Op.WRITE, Side.TARGET): Fence.OW
         ({"prompt_bytes": -5}, "prompt_bytes is -5: it is at least 0"),
         ({"prompt_bytes": 64, "stalled_peers": 1}, "prompt_bytes is 64 and stalled_peers is 1: "),
         ({"joins_rooms": True, "fences": OWNED}, "joins_rooms is True, and the fence of "),
+        ({"priority": -1}, "priority is -1: it is between 0 and 100"),
+        ({"priority": 101}, "priority is 101: it is between 0 and 100"),
         ({"block_seconds": 5}, "block_seconds is 5: it is at least 0 and below 1"),
         ({"block_seconds": -0.5}, "block_seconds is -0.5: it is at least 0 and below 1"),
         ({"landing_seconds": 61.0}, "landing_seconds is 61.0: it is between 0 and 60"),
@@ -53,3 +56,19 @@ def test_a_tally_is_logged_ever_more_seldom() -> None:
     assert [number for number in range(1, 70) if tally.note("flood")] == [1, 2, 4, 8, 16, 32, 64]
     assert tally.note("another")
     assert tally == {"flood": 69, "another": 1}
+
+
+@pytest.mark.parametrize("priority", [0, 100])
+def test_the_first_and_the_last_priority_are_taken(priority: int) -> None:
+    assert dataclasses.replace(TcpBackend.capabilities, priority=priority).priority == priority
+
+
+@pytest.mark.parametrize(
+    ("op", "side"), [(op, side) for op in Op for side in Side if (op, side) != (Op.WRITE, Side.TARGET)]
+)
+def test_an_owners_fence_where_nothing_is_granted_is_refused(op: Op, side: Side) -> None:
+    fences = {(each, end): Fence.MOVER for each in Op for end in Side}
+    fences[op, side] = Fence.OWNER
+    where = rf"only the target of a WRITE has Fence\.OWNER.*\(Op\.{op.name}, Side\.{side.name}\)"
+    with pytest.raises(ValueError, match=where):
+        dataclasses.replace(TcpBackend.capabilities, ops=frozenset(Op), fences=MappingProxyType(fences))

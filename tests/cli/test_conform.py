@@ -64,7 +64,7 @@ def test_failures_for_one_reason_are_told_once(monkeypatch: pytest.MonkeyPatch) 
     done = conform("wrong-forgets-line", "-k", "Registration or Connecting")
     assert done.exit_code == 1, done.output
     assert done.output.count("has no attribute") <= 2
-    assert len(done.output.splitlines()) < 80  # most of it is the table of clauses
+    assert len(done.output.splitlines()) < 90  # most of it is the table of clauses
     assert "and 2 more" in done.output
     assert "not run: 5 clauses failed as test_no_memory_at_all_can_be_registered did" in " ".join(done.output.split())
 

@@ -125,7 +125,7 @@ def test_a_link_that_does_not_open_leaves_nothing_open(narrow: type[Backend], mo
     pages, rows = np.zeros((2, 4, 1, 8), np.uint8), np.zeros((4, 64), np.uint8)
     made = [state.kv_pages({0: (pages, pages.copy())}, heads=1), state.aux_rows({"rows": rows})]
     monkeypatch.setattr(narrow, "close", closing)
-    monkeypatch.setattr(narrow, "strategies", {"aux": Held(), "kv": Held()})
+    monkeypatch.setattr(narrow, "strategies", {"*": DIRECT, "aux": Held(), "kv": Held()})
 
     def refuse(self: RendezvousClient, *_: object, **__: object) -> None:
         raise ConfigError("no thread can be started")

@@ -67,7 +67,7 @@ class Honest(Backend):
         return MARK + self.link.encode() + b";"
 
     def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
-        if descriptor != MARK + peer.encode() + b";" or peer not in OPEN:
+        if descriptor != MARK + peer.encode() + b";" or not OPEN.keys() >= {peer, self.link}:
             raise TransferError("this is no descriptor of an open link")
         self.peers[peer] = tuple(regions)
 

@@ -51,7 +51,7 @@ class Fence(enum.Enum):
     """Who can prove that a transfer that did not complete has stopped touching one side's memory."""
 
     OWNER = "owner"
-    """The memory's owner can stop the transfer alone. The backend implements `Fencing`."""
+    """The memory's owner can stop the transfer alone: for the target of a WRITE, with the two methods of `Fencing`."""
     MOVER = "mover"
     """Only the process that moves the bytes: it says that it has drained, or it is proven to have ended."""
     NONE = "none"
@@ -124,6 +124,12 @@ class Capabilities:
         stated = {(op, side) for op in self.ops for side in Side}
         if set(self.fences) != stated:
             raise ValueError("; ".join(_unlike(stated - set(self.fences), set(self.fences) - stated)))
+        for (op, side), fence in self.fences.items():
+            if fence is Fence.OWNER and (op, side) != (Op.WRITE, Side.TARGET):
+                where = f"(Op.{op.name}, Side.{side.name})"
+                raise ValueError(
+                    f"only the target of a WRITE has Fence.OWNER, as grants are for it, and {where} has it"
+                )
         for name in ("max_blocks", "max_bytes", "max_transfers", "links_per_process"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
@@ -144,6 +150,8 @@ class Capabilities:
         if self.joins_rooms and self.fences.get((Op.WRITE, Side.TARGET)) is Fence.OWNER:
             said = "joins_rooms is True, and the fence of (Op.WRITE, Side.TARGET) is Fence.OWNER"
             raise ValueError(f"{said}: an owner admits a batch by its room, so that a batch cannot carry several rooms")
+        if not 0 <= self.priority <= 100:
+            raise ValueError(f"priority is {self.priority}: it is between 0 and 100")
         if not 0 <= self.block_seconds < 1:
             raise ValueError(f"block_seconds is {self.block_seconds}: it is at least 0 and below 1")
         if not 0 <= self.landing_seconds <= 60:

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
     from ._process import Worker
 
-__all__ = ["LAYOUT", "MOVER", "PEER", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
+__all__ = ["LAYOUT", "MOVER", "NOISE", "PEER", "Bench", "End", "Pair", "Subject", "blocks_of", "scattered"]
 
 U64 = npt.NDArray[np.uint64]
 
 LAYOUT = ((8 * MIB + 1, 350_001, 8191), (100_000,))
 """Sizes of the regions of each side: three side by side with borders at odd addresses, and one elsewhere."""
 
-NOISE = np.random.default_rng(7).integers(0, 256, 16 * MIB, dtype=np.uint8)
+NOISE = np.random.default_rng(7).integers(0, 255, 16 * MIB, dtype=np.uint8)
+NOISE += NOISE >= POISON  # so that each byte that is missing is seen
 
 TOP = 1 << 64
 

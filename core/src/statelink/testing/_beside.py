@@ -43,11 +43,17 @@ def others(host: Host, stuck: Move, other: Move, patience: float) -> list[Outcom
         other: What has to move meanwhile.
         patience: Most seconds for that.
     """
-    opened, failures = host.backends[stuck.link], list[BaseException]()
+    begun(host, stuck)
+    return _inside.move(host, other, patience)
+
+
+def begun(host: Host, each: Move) -> None:
+    """Submit batches to a peer on a thread of their own, which may hang. Returns after a moment."""
+    opened, failures = host.backends[each.link], list[BaseException]()
 
     def work() -> None:
         try:
-            _submit(opened, stuck)
+            host.kept["begun"] = _submit(opened, each)
         except Unexpected as error:
             failures.append(error)
         except Exception as error:
@@ -58,7 +64,12 @@ def others(host: Host, stuck: Move, other: Move, patience: float) -> list[Outcom
     thread.join(BRIEFLY)
     if failures:
         raise failures[0]
-    return _inside.move(host, other, patience)
+
+
+def close(host: Host, link: str) -> None:
+    """Close a backend, in its turn if its calls are serialised."""
+    with host.backends[link].turn:
+        _inside.close(host, link)
 
 
 def _submit(opened: Opened, each: Move) -> list[Transfer]:

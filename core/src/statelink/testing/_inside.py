@@ -34,6 +34,7 @@ from statelink.backend import (
     Transfer,
 )
 from statelink.config import read_options
+from statelink.errors import BackendError, StatelinkError
 from statelink.registry import load_backend
 
 from ._worker import Finding, Host, Hung, Opened, Unexpected, outcome_of, returning, transfer_of
@@ -259,15 +260,23 @@ def pieces(blocks: Blocks, limits: Capabilities) -> Iterator[Blocks]:
 
 
 def move(host: Host, each: Move, patience: float) -> list[Outcome]:
-    """Move blocks as the core does, cut to the backend's limits, with at most as many transfers as it takes."""
+    """Move blocks as the core does, cut to the backend's limits, with at most as many transfers as it takes.
+
+    Whatever is submitted has to end, and to give a reason if it fails, also where the backend refuses what follows.
+    """
     opened = host.backends[each.link]
     limits = opened.backend.capabilities
     waiting: list[Transfer] = []
     outcomes: list[Outcome] = []
-    for piece in pieces(each.blocks, limits):
-        while len(waiting) >= limits.max_transfers:
-            outcomes.append(opened.ended(waiting.pop(0), patience))
-        waiting.append(opened.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
+    try:
+        for piece in pieces(each.blocks, limits):
+            while len(waiting) >= limits.max_transfers:
+                outcomes.append(opened.ended(waiting.pop(0), patience))
+            waiting.append(opened.submit(each.peer, Batch(each.op, piece, each.room, each.generation)))
+    except StatelinkError:
+        for transfer in waiting:
+            opened.ended(transfer, patience)
+        raise
     return outcomes + [opened.ended(transfer, patience) for transfer in waiting]
 
 
@@ -378,6 +387,33 @@ def pump(host: Host, each: Move, patience: float) -> tuple[int, str]:
             return rounds, failed[0].reason
         rounds += 1
     raise Finding(f"{rounds} moves to this peer were reported done, and none failed within {patience:g} s")
+
+
+def tried(host: Host, each: Move, patience: float) -> list[Outcome]:
+    """Make a move that may be refused. Returns how its transfers ended; nothing if it was."""
+    try:
+        return move(host, each, patience)
+    except BackendError:
+        return []
+
+
+def vain(host: Host, each: Move, times: int, patience: float) -> list[str]:
+    """Repeat a move to a peer that is dead. Returns why each of them failed.
+
+    Raises:
+        Finding: One was reported done.
+    """
+    reasons = []
+    for number in range(1, times + 1):
+        try:
+            outcomes = move(host, each, patience)
+        except BackendError as error:
+            reasons.append(str(error))
+            continue
+        if any(outcome.ok for outcome in outcomes):
+            raise Finding(f"move {number} to a dead peer was reported done")
+        reasons.append(outcomes[0].reason)
+    return reasons
 
 
 def held(host: Host) -> Held:

@@ -116,7 +116,7 @@ class Worker:
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until no thread of it runs
 
     def go_on(self) -> None:
-        """Let it run again."""
+        """Let it run again. One that has ended stays so."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._worker import Finding
+from ._worker import WORDLESS, Finding
 
 if TYPE_CHECKING:
     from statelink.backend import Outcome
@@ -20,7 +20,6 @@ __all__ = ["BYTES", "all_moved", "given_reason", "refused", "same"]
 
 BYTES = "Write each byte of each block to its place, and no other, before the transfer succeeds; change no source."
 FAILS = "This batch can be moved: let its transfer succeed, or mend what the reason says."
-WORDLESS = "Give each failure a reason: `Transfer.fail` takes it, in the library's own words."
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENDED",
+    "WORDLESS",
     "Finding",
     "Host",
     "Hung",
@@ -52,6 +53,7 @@ REST = 0.0002
 KIT = os.path.dirname(os.path.abspath(__file__))
 ENDLESS = "Set the outcome of every transfer once it has ended or failed, on a thread of yours or in `poll`."
 RAISED = "The backend raised what is no error of Statelink's: raise a `TransferError` with the library's reason."
+WORDLESS = "Give each failure a reason: `Transfer.fail` takes it, in the library's own words."
 RETURNS = {
     "disconnect": "Let `disconnect` never raise: it forgets a peer, and ignores one that it does not know.",
     "close": "Let `close` never raise: it frees what there is, and the second time there is nothing.",
@@ -111,6 +113,7 @@ class Opened:
         Raises:
             Hung: It did not end within ``patience`` seconds.
             Unexpected: Its outcome is no `Outcome`.
+            Finding: It failed without a reason.
         """
         until = time.monotonic() + patience
         while transfer.outcome is None:
@@ -141,11 +144,14 @@ def outcome_of(transfer: Transfer) -> Outcome:
 
     Raises:
         Unexpected: It is no `Outcome`.
+        Finding: It is a failure without a reason.
     """
     outcome: object = transfer.outcome
     if not isinstance(outcome, Outcome):
         todo = "Set `Transfer.outcome` to an `Outcome`; `succeed` and `fail` do so."
         raise Unexpected(f"`Transfer.outcome` is {outcome!r:.60}, and not an `Outcome`", todo)
+    if not (outcome.ok or str(outcome.reason).strip()):
+        raise Finding("a transfer failed without a reason", WORDLESS, general=True)
     return outcome
 
 

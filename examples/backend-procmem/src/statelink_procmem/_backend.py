@@ -32,6 +32,7 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str
     pid: int
     started: str
+    mark: tuple[int, int]  # an open file, and what it is: both as long as the backend is open
 
 
 def host() -> str:
@@ -46,6 +47,14 @@ def started(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]
+
+
+def is_open(pid: int, mark: tuple[int, int]) -> bool:
+    """Whether a process still has the file that marks its backend."""
+    try:
+        return os.stat(f"/proc/{pid}/fd/{mark[0]}").st_ino == mark[1]
+    except OSError:
+        return False
 
 
 def write(pid: int, here: Any, there: Any, nbytes: Any) -> str:
@@ -76,6 +85,10 @@ class ProcmemBackend(sdk.CopyingBackend[Process]):
     )
     strategies = MappingProxyType({"*": sdk.DIRECT})
 
+    def __init__(self, context: sdk.BackendContext) -> None:
+        super().__init__(context)
+        self._mark = os.memfd_create("procmem")  # the kernel would also write to a backend that was closed
+
     @classmethod
     def probe(cls, options: Any) -> sdk.Probe:
         """Write a byte of this process over itself."""
@@ -87,14 +100,23 @@ class ProcmemBackend(sdk.CopyingBackend[Process]):
     def here(self) -> Process:
         """This process. Peers of this user may write into it from now on."""
         libc.prctl(0x59616D61, ctypes.c_ulong(2**64 - 1), 0, 0, 0)  # PR_SET_PTRACER_ANY
-        return Process(host(), os.getpid(), started(os.getpid()))
+        return Process(host(), os.getpid(), started(os.getpid()), (self._mark, os.fstat(self._mark).st_ino))
 
     def problem(self, there: Process) -> str:
-        """Whether the peer's process is here, and runs."""
+        """Whether the peer's process is here, and runs, with an open backend."""
         if there.host != host():
             return "it is on another host, or in another pid namespace"
-        return "" if there.started and there.started == started(there.pid) else "its process has ended"
+        if not there.started or there.started != started(there.pid):
+            return "its process has ended"
+        return "" if is_open(there.pid, there.mark) else "it was closed"
 
     def copy(self, there: Process, ends: sdk.Ends) -> str:
         """Write all blocks."""
         return write(there.pid, ends.here, ends.there, ends.nbytes)
+
+    def close(self) -> None:
+        """Forget all peers, and be known as closed. May be called twice."""
+        super().close()
+        mark, self._mark = self._mark, -1
+        if mark >= 0:
+            os.close(mark)

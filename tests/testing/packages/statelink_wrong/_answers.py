@@ -42,6 +42,37 @@ class ClosesOnce(Wrong):
         super().close()
 
 
+class ConnectsWhenClosed(Wrong):
+    """Takes new peers after its `close`."""
+
+    is_closed = False
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        if not self.is_closed:
+            super().connect(peer, descriptor, regions)
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+class KeepsOldTable(Wrong):
+    """Keeps the region table of the first `connect`, until the peer is disconnected."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.tables: dict[str, Sequence[Region]] = {}
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        first = self.tables.get(peer, regions)
+        super().connect(peer, descriptor, first)  # which disconnects the peer, if it is connected
+        self.tables[peer] = first
+
+    def disconnect(self, peer: str) -> None:
+        super().disconnect(peer)
+        self.tables.pop(peer, None)
+
+
 class TakesAnyKind(Wrong):
     def register(self, regions: Sequence[Region]) -> None:
         super().register([Region(region.address, region.nbytes) for region in regions])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from statelink.backend import BackendContext, Batch, Op, Outcome, Region, RegionTable, SubmitMode, Transfer
+from statelink.backend import BackendContext, Batch, Blocks, Op, Outcome, Region, RegionTable, SubmitMode, Transfer
 from statelink.errors import TransferError
 from statelink.tcp import TcpBackend
 
@@ -33,6 +33,45 @@ class DropsLast(Wrong):
         if batch.blocks.count > 1:
             batch = batch._replace(blocks=batch.blocks[:-1])
         return super().submit(peer, batch)
+
+
+class DropsLastOfLarge(Wrong):
+    """Leaves out the last byte of a batch of more than 40 MiB."""
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        if batch.blocks.total > 40 << 20:
+            shorter = batch.blocks.nbytes.copy()
+            shorter[-1] -= np.uint64(1)
+            batch = batch._replace(blocks=dataclasses.replace(batch.blocks, nbytes=shorter))
+        return super().submit(peer, batch)
+
+
+class LosesOneIn200(Wrong):
+    """Says of each 200th batch that it was moved, and does not move it."""
+
+    number = 0
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        self.number += 1
+        return Transfer(Outcome(True)) if self.number % 200 == 0 else super().submit(peer, batch)
+
+
+class SkipsZeros(Wrong):
+    """Leaves out blocks of zeros, as if the target's memory were new."""
+
+    def register(self, regions: Sequence[Region]) -> None:
+        super().register(regions)
+        self.table = RegionTable(regions, self.name)
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        blocks = batch.blocks
+        self.table.check("here", blocks.source, blocks.nbytes, blocks.source_region)
+        rows = zip(blocks.source.tolist(), blocks.nbytes.tolist(), strict=True)
+        full = [at for at, (source, nbytes) in enumerate(rows) if any(ctypes.string_at(source, nbytes))]
+        if not full:
+            return Transfer(Outcome(True))
+        left = Blocks.concatenate([blocks[at : at + 1] for at in full])
+        return super().submit(peer, batch._replace(blocks=left))
 
 
 class TooFar(GrantsAll):

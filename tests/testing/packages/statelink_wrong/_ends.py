@@ -35,14 +35,56 @@ class Hangs(Telling):
         return outcome if outcome.ok else None
 
 
+class SilentWhenQueued(Telling):
+    """Fails the first transfer with a reason, and those after it without a word."""
+
+    failed = 0
+
+    def tell(self, outcome: Outcome) -> Outcome:
+        self.failed += not outcome.ok
+        return outcome if self.failed < 2 else outcome._replace(reason="")
+
+
+class SwallowsFirst(Telling):
+    """Reports the first failure as done, and tells the truth after that."""
+
+    told = False
+
+    def tell(self, outcome: Outcome) -> Outcome:
+        told, self.told = self.told, self.told or not outcome.ok
+        return outcome if told else Outcome(True)
+
+
+class LossIsAnAnswer(Telling):
+    """Reports what is under way as done when its peer is lost."""
+
+    served = False
+
+    def tell(self, outcome: Outcome) -> Outcome:
+        served, self.served = self.served, outcome.ok
+        return Outcome(True) if served else outcome
+
+
+class DoneOnceLost(Telling):
+    """Reports everything as done that goes to a peer which was lost before."""
+
+    lost = False
+
+    def tell(self, outcome: Outcome) -> Outcome:
+        lost, self.lost = self.lost, self.lost or not outcome.ok
+        return Outcome(True) if lost else outcome
+
+
 class Unsettled(Telling):
     """Goes on for a while with a peer's last batch after a disconnect, and calls that batch settled.
 
     Attributes:
         goes_on: For how many seconds.
+        says: What it says of the last batch, and of the others, when it disconnects.
     """
 
     goes_on = 1.0
+    says: tuple[bool, bool] = (True, True)
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
@@ -70,7 +112,7 @@ class Unsettled(Telling):
         self.leaving[peer] = threading.Thread(target=self.go_on, args=[peer, made[-1][1]], daemon=True)
         for transfer, _ in made:
             if transfer.outcome is None:
-                transfer.fail("the peer was disconnected", settled=True)
+                transfer.fail("the peer was disconnected", settled=self.says[transfer is not made[-1][0]])
         self.leaving[peer].start()
 
     def go_on(self, peer: str, batch: Batch) -> None:
@@ -80,6 +122,45 @@ class Unsettled(Telling):
             while transfer.outcome is None and time.monotonic() < until:
                 time.sleep(0.001)
         super().disconnect(peer)
+
+
+class SettlesWhenPolled(Unsettled):
+    """Says at a disconnect that nothing has settled, and says that all has when it is polled."""
+
+    says = (False, False)
+    goes_on = 2.0
+
+    def poll(self, transfers: Sequence[Transfer]) -> None:
+        super().poll(transfers)
+        for transfer in transfers:
+            transfer.settle()
+
+
+class SettlesOneOfSeveral(Unsettled):
+    """Calls settled the one batch, of those to a peer, that goes on."""
+
+    says = (True, False)
+    goes_on = 2.0
+
+
+class SettledByClose(Unsettled):
+    """Calls settled at its `close` what goes on for a while after it."""
+
+    goes_on = 4.0
+    closed = False
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for peer in list(self.made):
+            self.disconnect(peer)
+        threading.Thread(target=self.close_later, daemon=True).start()
+
+    def close_later(self) -> None:
+        for leaving in self.leaving.values():
+            leaving.join()
+        super().close()
 
 
 class Waiting(Unsettled):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ._base import Wrong
 
 if TYPE_CHECKING:
-    from statelink.backend import Batch, Region, Transfer
+    from statelink.backend import BackendContext, Batch, Region, Transfer
 
 U64 = Any
 KEPT: list[object] = []
@@ -28,6 +28,32 @@ class LeaksFiles(Wrong):
     def close(self) -> None:
         super().close()
         os.dup(0)
+
+
+class LeaksWhenConnectedAgain(Wrong):
+    """Keeps a thread of each connection that a new one replaces."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.known: set[str] = set()
+
+    def connect(self, peer: str, descriptor: bytes, regions: Sequence[Region]) -> None:
+        again = peer in self.known
+        super().connect(peer, descriptor, regions)  # which disconnects the peer, if it is connected
+        self.known.add(peer)
+        if again:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def disconnect(self, peer: str) -> None:
+        super().disconnect(peer)
+        self.known.discard(peer)
+
+
+class ServesOn(Wrong):
+    """Serves its peers on after its `close`."""
+
+    def close(self) -> None:
+        pass
 
 
 class LeaksMemory(Wrong):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from statelink.backend import SubmitMode
 from statelink.tcp import TcpBackend
 
+from ._base import Copied, Telling
 from ._ends import Waiting
 
 if TYPE_CHECKING:
@@ -19,6 +21,24 @@ class AsyncWaits(Waiting):
     """Waits in `submit` until the peer has the bytes, and says that it does not."""
 
     capabilities = TcpBackend.capabilities
+
+
+class ClosesWhenDone(Telling):
+    """Waits in `close` for every transfer that is under way."""
+
+    def __init__(self, context: BackendContext) -> None:
+        super().__init__(context)
+        self.running: list[Transfer] = []
+
+    def submit(self, peer: str, batch: Batch) -> Transfer:
+        made = TcpBackend.submit(self, peer, batch)
+        self.running.append(made)
+        return Copied(made)
+
+    def close(self) -> None:
+        while any(transfer.outcome is None for transfer in self.running):
+            time.sleep(0.01)
+        super().close()
 
 
 class OneAtATime(Waiting):

@@ -12,6 +12,7 @@ from .. import _inside
 from .._bench import MOVER, PEER, Pair, Subject
 from .._lab import Lab, Suite, needs
 from .._saying import all_moved, refused
+from ._refusing import not_moved
 
 __all__ = ["Connecting"]
 
@@ -77,6 +78,27 @@ class Connecting(Suite):
         pair.source.connect(pair.target)
         pair.target.connect(pair.source)
         pair.works()
+
+    def test_connecting_again_replaces_the_region_table(self, pair: Pair, op: Op) -> None:
+        """A peer that is connected again with fewer regions has no others: a block in one that is gone is refused.
+
+        Keep the region table of the last `connect`, and no other. Or refuse a table that does not fit the descriptor.
+        """
+        here, there = pair.mover(op), pair.peer(op)
+        gone = pair.blocks([(3, 10, 3, 20, 100)])
+        pair.fill(4)
+        pair.grant(op, gone, 61)
+        try:
+            here.call(_inside.connect, there.link, there.descriptor, there.regions[:-1])
+        except TransferError:
+            pass
+        else:
+            not_moved(pair, op, gone, 61)
+            pair.untouched()
+        if pair.needs_grants(op):
+            pair.take_back(61)
+        pair.connect()
+        pair.works(op)
 
     def test_a_peer_of_another_life_can_be_connected(self, lab: Lab) -> None:
         """A peer that was closed and opened again under another name is one more peer.

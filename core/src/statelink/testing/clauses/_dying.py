@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from statelink.backend import Op
@@ -9,13 +11,20 @@ from statelink.errors import BackendError
 
 from .. import _inside
 from .._bench import MOVER, PEER, End, Pair
-from .._lab import Lab, Suite
+from .._lab import Lab, Suite, needs
 from .._saying import given_reason, refused
-from ._fencing import SIZE, flood
+from ._fencing import BLOCKED, SIZE, flood, stopped
+
+if TYPE_CHECKING:
+    from statelink.backend import Outcome
+
+    from .._inside import Move
 
 __all__ = ["Dying"]
 
 DEAD = "a move to a dead peer failed"
+TIMES = 3
+"""Moves to a peer that is dead: the first may find out, and those after it must not forget it."""
 
 
 class Dying(Suite):
@@ -23,7 +32,7 @@ class Dying(Suite):
 
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_a_move_to_a_dead_peer_fails(self, lab: Lab, op: Op, moment: str) -> None:
-        """A peer that died before a move, or after an earlier one: the move fails with a reason; others are served.
+        """A peer that died before a move, or after an earlier one: every move fails with a reason; others are served.
 
         Fail the transfer with the library's words, and never let it succeed before the peer has its bytes. If the
         library never gives up, look for the end of the connection.
@@ -36,8 +45,7 @@ class Dying(Suite):
             pair.works(op)
         worker.kill()
         order = pair.order(op, pair.blocks([(0, 0, 0, 0, 1 << 20)]))
-        _, reason = here.worker(_inside.pump, order, lab.subject.patience)
-        given_reason(reason, DEAD)
+        self._fails(lab, here, order)
         self._healthy(lab, here, op)
         here.call(_inside.disconnect, "mortal")
         with refused("a move to a dead peer that was disconnected", BackendError):
@@ -56,7 +64,32 @@ class Dying(Suite):
         worker.kill()
         _, reason = here.worker.result()
         given_reason(reason, DEAD)
+        self._fails(lab, here, pair.order(op, pair.blocks([(0, 0, 0, 0, 1 << 20)])))
         self._healthy(lab, here, op)
+
+    def test_a_move_is_done_only_if_its_peer_has_taken_part(self, lab: Lab, main_op: Op) -> None:
+        """A peer that stands still when a move begins, and is then killed: what is reported done has moved.
+
+        Take no end of a connection for an answer: only bytes that are at their place are a success.
+        """
+        needs(lab.subject.memory == "dram", "memory of a device ends with its process")
+        worker = lab.borrow()
+        here = lab.end(0, side=MOVER[main_op]).open()
+        pair = self._flow(main_op, here, lab.elsewhere(worker, "mortal", side=PEER[main_op]).open()).connect()
+        pair.works(main_op)
+        pair.fill(1)
+        blocks = pair.blocks([(0, 1000 * n, 0, 2000 * n, 999) for n in range(8)])
+        pair.grant(main_op, blocks)
+        expected = pair.expected(blocks)
+        with stopped(worker):
+            here.worker.start(_inside.tried, pair.order(main_op, blocks), lab.subject.patience)
+            here.worker.returns(BLOCKED)
+            worker.kill()
+        outcomes: list[Outcome] = here.worker.result()
+        if outcomes and all(outcome.ok for outcome in outcomes):
+            missing = (pair.target.memory != expected).sum()
+            assert not missing, f"a move was reported done, and its peer was killed with {missing} bytes missing"
+        self._healthy(lab, here, main_op)
 
     def test_memory_outlives_its_mover(self, lab: Lab, op: Op) -> None:
         """The side that does not move survives the death of the one that does, and serves others.
@@ -74,7 +107,7 @@ class Dying(Suite):
         self._flow(op, other, here).connect().works_small(op)
 
     def test_a_dead_peer_cannot_be_connected_or_fails_later(self, lab: Lab, op: Op) -> None:
-        """Connecting to a peer that has died is refused in time, or the first move to it fails.
+        """Connecting to a peer that has died is refused in time, or every move to it fails.
 
         Bound the time of a first contact, in `connect` or in `submit`.
         """
@@ -86,11 +119,16 @@ class Dying(Suite):
         order = pair.order(op, pair.blocks([(0, 0, 0, 0, 1 << 20)]))
         try:
             here.connect(there)
-            _, reason = here.worker(_inside.pump, order, lab.subject.patience)
         except BackendError as error:
-            reason = str(error)
-        given_reason(reason, DEAD)
+            given_reason(str(error), DEAD)
+        else:
+            self._fails(lab, here, order)
         self._healthy(lab, here, op)
+
+    def _fails(self, lab: Lab, here: End, order: Move) -> None:
+        """Check that no move to a dead peer is reported done, and that each has a reason."""
+        for reason in here.worker(_inside.vain, order, TIMES, lab.subject.patience):
+            given_reason(reason, DEAD)
 
     def _flow(self, op: Op, mover: End, peer: End) -> Pair:
         return Pair(mover, peer) if op is Op.WRITE else Pair(peer, mover)

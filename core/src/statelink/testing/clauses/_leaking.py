@@ -7,18 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from statelink.backend import Op
+
 from .. import _inside, _kept
+from .._bench import MOVER, NOISE, PEER, Pair
 from .._lab import Lab, Suite
 from .._memory import MIB
-from .._saying import all_moved
+from .._saying import all_moved, same
 from .._worker import Finding
+from ._refusing import not_moved
 
 if TYPE_CHECKING:
-    from statelink.backend import Op
-
-    from .._bench import Pair
     from .._inside import Held
     from .._kept import Kept
     from .._process import Worker
@@ -62,6 +64,47 @@ class Leaking(Suite):
         here.connect(there)
         here.call(_inside.reconnect, *order, 5)
         self._no_more([here.worker], self.connects, lambda: here.call(_inside.reconnect, *order, self.connects))
+
+    def test_connecting_again_leaves_nothing_behind(self, lab: Lab, main_op: Op) -> None:
+        """Both processes have as many threads and descriptors as before, after peers that were connected were again.
+
+        Between two connects, no peer is disconnected, and a few bytes move. Memory and files in /dev/shm are looked
+        for, too.
+
+        Let `connect` end what an earlier `connect` to the same peer made: its threads, descriptors and mappings.
+        """
+        pair = lab.pair(((100_000,),))
+        self._again(pair, main_op, 3)
+        workers = [pair.source.worker, pair.target.worker]
+        self._no_more(workers, self.connects // 2, lambda: self._again(pair, main_op, self.connects // 2))
+
+    def test_closing_leaves_nothing_to_a_peer_that_stays(self, lab: Lab, main_op: Op) -> None:
+        """A backend that is closed is reached no more by a peer that stays connected, and keeps nothing for it.
+
+        A move to it, or from it, is refused or fails, and changes no byte. Its process has as many threads and
+        descriptors as before it opened, though the peer has not disconnected.
+
+        Let `close` end inbound connections, and the threads that serve them, as it ends your own.
+        """
+        here, apart = lab.end(0, ((100_000,),), side=MOVER[main_op]).open(), lab.processes > 1
+        worker = lab.borrow() if apart else lab.workers[0]
+        for number in range(2):  # what a library keeps for as long as its process, it has after the first time
+            before = self._held(worker)
+            if apart:
+                there = lab.elsewhere(worker, f"closed-{number}", ((100_000,),), side=PEER[main_op]).open()
+            else:
+                there = lab.end(1, ((100_000,),), side=PEER[main_op]).open()
+            pair = (Pair(here, there) if main_op is Op.WRITE else Pair(there, here)).connect()
+            pair.works_small(main_op)
+            blocks = pair.blocks([(0, 3, 0, 5, 50_000)])
+            pair.fill(number)
+            pair.grant(main_op, blocks, 2)
+            there.call(_inside.close)
+            after = self._after(worker, before, 1)
+            not_moved(pair, main_op, blocks, 2, what="a move to a backend that was closed")
+            pair.untouched("bytes were written after a backend was closed")
+        if apart:
+            self._as_before(before, after, "after a backend was closed whose peer stays connected")
 
     def test_opening_often_leaves_nothing_behind(self, lab: Lab) -> None:
         """A process that opens and closes backends many times has as much as before.
@@ -139,14 +182,24 @@ class Leaking(Suite):
             pair.connect()
             pair.works()
 
+    def _again(self, pair: Pair, op: Op, times: int) -> None:
+        """Connect both sides again and again without a disconnect, and move a little each time."""
+        for _ in range(times):
+            pair.connect()
+            pair.works_small(op)
+
     def _repeat(self, pair: Pair, op: Op, nbytes: int, first: int, times: int) -> None:
-        """Move one block many times, each time for another room."""
+        """Move one block many times, each time for another room and with other bytes, and look at them."""
         blocks = pair.blocks([(0, 3, 0, 5, nbytes)])
-        for room in range(first, first + times):
+        source, target = pair.source.arrays[0], pair.target.arrays[0]
+        for number, room in enumerate(range(first, first + times)):
+            sent = NOISE[:nbytes] + np.uint8(room % 256)  # each byte is another one than before
+            source[3 : 3 + nbytes] = sent
             pair.grant(op, blocks, room)
             all_moved(pair.move(op, blocks, room))
             if pair.needs_grants(op):
                 pair.take_back(room)
+            same(target[5 : 5 + nbytes], sent, f"the target of batch {number + 1} in a row")
 
     def _kept(self, worker: Worker) -> Kept:
         kept: Kept = worker(_kept.kept)
@@ -166,10 +219,7 @@ class Leaking(Suite):
         for worker, held in zip(workers, before, strict=True):
             after = self._after(worker, held, times)
             said = f"after {times} times"
-            assert after.threads <= held.threads, f"{after.threads - held.threads} threads more {said}"
-            more, files = len(after.files) - len(held.files), Counter(after.files) - Counter(held.files)
-            named = ", ".join(f"{count} of {name}" for name, count in files.most_common(3))
-            assert more <= 0, f"{more} descriptors more {said}: {named}"
+            self._as_before(held, after, said)
             grown = after.resident - held.resident
             assert grown < ALLOWED, f"{grown / MIB:.0f} MiB more {said}"
         if len(after.shared - held.shared) < times:
@@ -178,6 +228,13 @@ class Leaking(Suite):
         action()
         left = sorted(self._after(workers[0], held, times).shared - held.shared)
         assert len(left) < times, f"{len(left)} files more in {_inside.SHARED} {said}, such as {', '.join(left[:3])}"
+
+    def _as_before(self, held: Held, after: Held, said: str) -> None:
+        """Check that a process has no more threads and no more descriptors."""
+        assert after.threads <= held.threads, f"{after.threads - held.threads} threads more {said}"
+        more, files = len(after.files) - len(held.files), Counter(after.files) - Counter(held.files)
+        named = ", ".join(f"{count} of {name}" for name, count in files.most_common(3))
+        assert more <= 0, f"{more} descriptors more {said}: {named}"
 
     def _after(self, worker: Worker, before: Held, times: int) -> Held:
         """The resources after a pause, because threads end a moment after they were told to."""

@@ -21,6 +21,9 @@ __all__ = ["Moving"]
 
 PLACE = "Nothing was early: write the right bytes to the right place, as `source`, `target` and `nbytes` say."
 
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""Times this, a small number has something in each of its eight bytes."""
+
 SHAPES = {
     "1 byte": (1, 1, 0),
     "8 MiB at once": (1, 8 * MIB, 0),
@@ -71,7 +74,10 @@ class Moving(Suite):
         """
         size = 256 * MIB
         pair = lab.pair(((size,),))
-        pair.source.arrays[0][:] = np.arange(size // 8, dtype=np.uint64).view(np.uint8)
+        for at in range(0, size, 8 * MIB):  # no byte of the target is what it has to become
+            numbers = np.arange(at // 8, at // 8 + MIB, dtype=np.uint64) * SPREAD
+            pair.source.arrays[0][at : at + 8 * MIB] = numbers.view(np.uint8)
+            pair.target.arrays[0][at : at + 8 * MIB] = (~numbers).view(np.uint8)
         blocks = pair.blocks([(0, 0, 0, 0, size)])
         pair.grant(main_op, blocks)
         all_moved(pair.move(main_op, blocks))
@@ -119,6 +125,15 @@ class Moving(Suite):
         """
         pair.fill(6)
         pair.carry(op, pair.blocks([(1, n % 5, 0, 70_000 * n, 66_001) for n in range(50)]))
+
+    def test_zeros_arrive(self, pair: Pair, op: Op) -> None:
+        """Blocks of zeros overwrite what their targets hold, as any other bytes do.
+
+        Write every block, whatever its bytes are: the target's memory is not empty before.
+        """
+        pair.fill(7)
+        pair.source.memory[:] = 0
+        pair.carry(op, pair.blocks([(0, 5, 0, 3, MIB), (3, 1, 3, 2, 97), (1, 0, 1, 4096, 8192)]))
 
     @pytest.mark.parametrize("size", [1, 4096, 300_000])
     def test_bytes_are_visible_before_a_move_is_done(self, subject: Subject, pair: Pair, op: Op, size: int) -> None:

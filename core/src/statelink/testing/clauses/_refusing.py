@@ -35,15 +35,15 @@ OUTSIDE: dict[str, Callable[[int, int], tuple[int, int, int]]] = {
 """Bad blocks: region, offset and length, from the start and the size of the last region."""
 
 
-def not_moved(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int = 1) -> str:
-    """Check that a move is refused or fails. Returns the reason."""
+def not_moved(pair: Pair, op: Op, blocks: Blocks, room: int = 1, generation: int = 1, what: str = "it") -> str:
+    """Check that a move is refused or fails. Returns the reason. ``what`` names the move."""
     try:
         outcomes: list[Outcome] = pair.move(op, blocks, room, generation)
     except BackendError as error:
         return str(error)
     failed = [outcome for outcome in outcomes if not outcome.ok]
-    assert failed, "it was reported done"
-    given_reason(failed[0].reason, "it failed")
+    assert failed, f"{what} was reported done"
+    given_reason(failed[0].reason, f"{what} failed")
     return failed[0].reason
 
 
@@ -105,7 +105,7 @@ class Refusing(Suite):
     def test_a_closed_backend_refuses(self, lab: Lab, op: Op) -> None:
         """What is asked of a backend that was closed is refused; a disconnect and a poll are ignored.
 
-        Let `submit` raise a `TransferError` after `close`, and let `disconnect` and `poll` return.
+        Let `submit` and `connect` raise a `TransferError` after `close`, and let `disconnect` and `poll` return.
         """
         pair = lab.pair(((100_000,),))
         pair.works_small(op)
@@ -113,6 +113,8 @@ class Refusing(Suite):
         pair.fill()
         with refused("a move of a backend that was closed", TransferError):
             pair.move(op, pair.blocks([(0, 0, 0, 0, 100)]))
+        with refused("a connect of a backend that was closed", TransferError):
+            pair.mover(op).connect(pair.peer(op))
         pair.mover(op).disconnect(pair.peer(op))
         pair.mover(op).call(_inside.poll_nothing)
         pair.untouched()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statelink.backend import Op, SubmitMode
+import pytest
+
+from statelink.backend import Op, Side, SubmitMode
 
 from .. import _beside
 from .._bench import MOVER, PEER, End, Pair
@@ -12,9 +14,11 @@ from .._lab import Lab, Suite, needs
 from .._memory import MIB
 from .._saying import all_moved, same
 from .._worker import Finding
-from ._fencing import stopped
+from ._fencing import STILL, closes, stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from statelink.backend import Blocks
 
     from .._bench import Subject
@@ -23,8 +27,6 @@ __all__ = ["Stalling"]
 
 SIZE = 48 * MIB
 """Bytes of what is moved to a stopped peer, which no socket buffers."""
-STILL = 8.0
-"""Seconds within which a call returns that does not wait. A loaded machine needs a small part of them."""
 
 
 class Stalling(Suite):
@@ -74,10 +76,34 @@ class Stalling(Suite):
         all_moved(outcomes)
         same(other.target.arrays[0][at : at + 4097], other.source.arrays[0][5 : 5 + 4097], "the second target")
 
-    def _pair(self, lab: Lab, op: Op) -> tuple[Pair, Blocks]:
-        """A pair that works, whose peer may be stopped, and granted blocks between its ends."""
-        here = lab.end(0, ((SIZE,),), side=MOVER[op]).open()
-        pair = self._flow(op, here, lab.elsewhere(lab.borrow(), "still", ((SIZE,),), side=PEER[op]).open()).connect()
+    @pytest.mark.parametrize("closed", ["mover", "peer"])
+    def test_close_does_not_wait_for_a_stopped_peer(self, subject: Subject, lab: Lab, main_op: Op, closed: str) -> None:
+        """`close` returns while the other side is stopped in the middle of a transfer, on either side.
+
+        Close connections and stop threads without the other side's help, and bound every wait for it.
+        """
+        declared = subject.capabilities
+        held = not declared.thread_safe and declared.submit_mode is SubmitMode.BLOCKING and closed == "mover"
+        needs(not held, "its calls are serialised, and `submit` may wait for its peer")
+        pair, blocks = self._pair(lab, main_op, PEER if closed == "mover" else MOVER)
+        mover, peer = pair.mover(main_op), pair.peer(main_op)
+        here, there = (mover, peer) if closed == "mover" else (peer, mover)
+        if closed == "peer":
+            there.worker(_beside.begun, pair.order(main_op, blocks))
+        with stopped(there.worker):
+            if closed == "mover":
+                here.worker(_beside.begun, pair.order(main_op, blocks))
+            closes(here, f"the {closed}")
+
+    def _pair(self, lab: Lab, op: Op, still: Mapping[Op, Side] = PEER) -> tuple[Pair, Blocks]:
+        """A pair that works, of which the one end that ``still`` names may be stopped, and granted blocks."""
+        ends = [
+            lab.elsewhere(lab.borrow(), "still", ((SIZE,),), side=side).open()
+            if side is still[op]
+            else lab.end(0, ((SIZE,),), side=side).open()
+            for side in (Side.SOURCE, Side.TARGET)
+        ]
+        pair = Pair(*ends).connect()
         pair.works_small(op)
         blocks = pair.blocks([(0, at, 0, at, MIB) for at in range(0, SIZE - MIB, MIB)])
         pair.grant(op, blocks)

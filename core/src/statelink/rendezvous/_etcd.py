@@ -175,9 +175,9 @@ class EtcdClient:
             try:
                 pause = await step()
             except (EtcdSilentError, EtcdRefusedError) as error:
-                self._note(error)
                 with self._changed:
                     self._seen.pop(name, None)
+                self._note(error)  # last: whoever reads of the trouble finds nothing that is out of date
             except Exception:
                 log.exception("defect: in the thread that speaks to etcd")
             # After etcd was away, not all links of a fleet come back to it in the same moment.

@@ -212,10 +212,13 @@ class Suite:
             metafunc.parametrize("op", ops, ids=lambda op: op.value)
         if "main_op" in metafunc.fixturenames:  # long clauses run in one direction only
             metafunc.parametrize("main_op", ops[-1:], ids=lambda op: op.value)
-        for name, fence in (("fenced_by_owner", Fence.OWNER), ("fenced_by_mover", Fence.MOVER)):
-            if name in metafunc.fixturenames:
-                pairs = [pair for pair, who in fences if who is fence]
-                metafunc.parametrize(name, pairs, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
+        for fence in (Fence.OWNER, Fence.MOVER):
+            name = f"fenced_by_{fence.value}"
+            if name not in metafunc.fixturenames:
+                continue
+            pairs = [pytest.param(pair, id=f"{pair[0].value}-{pair[1].value}") for pair, who in fences if who is fence]
+            none = pytest.mark.skip(reason=f"not applicable: no {fence.value}'s fence is declared")
+            metafunc.parametrize(name, pairs or [pytest.param(None, marks=none, id="none")])
 
     @pytest.fixture
     def lab(self, request: pytest.FixtureRequest, statelink_lab: Lab) -> Iterator[Lab]:

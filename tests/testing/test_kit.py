@@ -219,4 +219,4 @@ def test_a_right_backend_passes(tmp_path: Path) -> None:
     assert verdicts["test_bytes_are_visible_before_a_move_is_done[read-4096]"] == "passed"
     assert verdicts["test_a_state_type_that_is_not_declared_is_refused"] == "passed"
     assert verdicts["test_an_aborted_room_ends_on_both_sides[decode-moving]"] == "passed"
-    assert verdicts["test_a_revoke_does_not_wait_for_the_peer[NOTSET]"] == "not applicable"
+    assert verdicts["test_a_revoke_does_not_wait_for_the_peer[none]"] == "not applicable"

@@ -57,7 +57,7 @@ def test_backends_goes_on_and_says_how_each_ended(damaged: Site) -> None:
     reasons = {name: rows[name]["reason"] for name in ("broken", "exits", "other")}
     assert reasons["broken"].startswith("importing or probing it ended the process: SIGBUS")
     assert reasons["broken"].endswith("; printed: a library speaks")
-    assert reasons["exits"].startswith("importing or probing it ended the process: status 3")
+    assert reasons["exits"].startswith("importing or probing it ended the process: exit status 3")
     assert reasons["exits"].endswith("; printed: fatal error: no memory")
     assert reasons["other"].startswith("importing or probing it ended the process: SIGSEGV")
     assert all("install the library again" in rows[name]["hint"] for name in reasons)

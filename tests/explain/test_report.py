@@ -157,8 +157,9 @@ def test_what_matching_refuses_is_refused_in_its_words(first: dict[str, Any], se
     ],
 )
 def test_a_model_that_cannot_be_spread_is_refused(layout: dict[str, Any], said: str) -> None:
-    with pytest.raises(StateError, match=said):
+    with pytest.raises(StateError, match=said) as error:
         run(side(**layout), side())
+    assert f"'tp' in [layout] is {layout['tp']}: choose one that divides" in error.value.hint
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ class Alone:
 def ended_with(status: int) -> str:
     """The name of the signal that ended a process, or its exit status."""
     if status >= 0:
-        return f"status {status}"
+        return f"exit status {status}"
     with contextlib.suppress(ValueError):  # signals of real time have no name
         return signal.Signals(-status).name
     return f"signal {-status}"

@@ -26,6 +26,7 @@ from statelink.state import (
     whole_items,
     window_pages,
 )
+from statelink.state._shares import ShareError
 
 from ._model import SIZES, Compressed, Latent, Mamba
 
@@ -46,9 +47,11 @@ def inventories(side: Side) -> list[Inventory]:
     try:
         return [_Rank(side, rank).inventory() for rank in range(side.layout.ranks)]
     except StateError as error:
+        hint = error.hint
+        if isinstance(error, ShareError):  # its own hint is for whoever calls the constructors
+            said = f"'tp' in [layout] is {side.layout.tp}"
+            hint = f"{said}: choose one that divides these numbers, or one that they divide"
         who = {**error.reason.who, "instance": side.instance, **({"file": side.file} if side.file else {})}
-        # The hint of the state's own function is for whoever calls it.
-        hint = f"'tp' in [layout] is {side.layout.tp}: choose one that divides these numbers, or one that they divide"
         raise StateError.of(msgspec.structs.replace(error.reason, who=who, hint=hint)) from None
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from statelink.backend import ReceiveHook, SendHook
     from statelink.errors import Reason
 
-__all__ = ["PeerInfo", "hooks_wait_for", "with_standing"]
+__all__ = ["PeerInfo", "hooks_wait_for", "seconds_since", "with_standing"]
 
 MAX_PEERS = 8
 """Most peers that a reason names."""
@@ -33,6 +33,11 @@ class PeerInfo(NamedTuple):
     heard: float | None
 
 
+def seconds_since(then: float, now: float) -> float:
+    """How long ago something was, in whole milliseconds. It may have happened after ``now`` was read; that is 0."""
+    return round(max(0.0, now - then), 3)
+
+
 def with_standing(
     reason: Reason, stands: dict[str, str], peers: Sequence[PeerInfo], missing: str, now: float
 ) -> Reason:
@@ -46,7 +51,7 @@ def with_standing(
         now: The time.
     """
     named = [peer for peer in peers if peer.name == reason.who.get("peer")] or list(peers)[:MAX_PEERS]
-    ages = ["never" if peer.heard is None else f"{max(0.0, now - peer.heard):.1f} s ago" for peer in named]
+    ages = ["never" if peer.heard is None else f"{seconds_since(peer.heard, now):.1f} s ago" for peer in named]
     if len(named) > 1:
         names = [peer.name if peer.rank is None else f"rank {peer.rank}" for peer in named]
         ages = [" ".join(each) for each in zip(names, ages, strict=True)]

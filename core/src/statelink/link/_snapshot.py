@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ._diagnostics import seconds_since
 from ._status import ENDED, Status
 
 if TYPE_CHECKING:
@@ -59,17 +60,12 @@ def snapshot(context: Context, table: RoomTable, control: Control) -> dict[str, 
     }
 
 
-def _since(then: float, now: float) -> float:
-    """Seconds that have passed. What happens on another thread may come after the snapshot has read the clock."""
-    return round(max(0.0, now - then), 3)
-
-
 def _room(room: RoomState, now: float) -> dict[str, Any]:
     return {
         "room": room.room,
         "role": room.role,
         "status": room.status.name.lower(),
-        "age": _since(room.opened, now),
+        "age": seconds_since(room.opened, now),
         "waits_for": room.waits_for() if room.status not in ENDED else NOT_QUIESCED,
         "holds": not room.quiesced,
         "reason": "" if room.reason is None else room.reason.code,

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from ._build import View
     from ._memory import Memory
 
-__all__ = ["as_int", "entries", "expect_axes", "page_of", "pair", "share"]
+__all__ = ["ShareError", "as_int", "entries", "expect_axes", "page_of", "pair", "share"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+
+class ShareError(StateError):
+    """So many ranks cannot share so many units."""
 
 
 def entries(given: Mapping[Key, Value], what: str) -> ItemsView[Key, Value]:
@@ -59,7 +63,7 @@ def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: 
     ``r // (X / total)``.
 
     Raises:
-        StateError: Neither divides the other, or ``replicate`` is off and the ranks do not divide the total.
+        ShareError: Neither divides the other, or ``replicate`` is off and the ranks do not divide the total.
     """
     rank, width = pair(tp, f"the rank and width of {label!r}")
     total = as_int(total, f"the number of {what}s of {label!r}")
@@ -71,7 +75,7 @@ def share(label: str, what: str, total: int, tp: tuple[int, int], *, replicate: 
     if replicate and width % total == 0:
         one = rank // (width // total)
         return one, one + 1
-    raise StateError(
+    raise ShareError(
         f"{total} {what}s of {label!r} cannot be shared by {width} ranks",
         cause="one does not divide the other" if replicate else "the width is not divisible",
         hint="give the state type's own TP width, or describe the slabs by hand",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import secrets
-import signal
 import time
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ import zmq
 from statelink.errors import StatelinkError
 from statelink.wire import Dialling, Keys, Trouble, parse_endpoint
 
+from .._alone import ended_with
 from ._side import serve
 
 __all__ = ["MOST_BYTES", "End", "FailedError", "Local", "Remote"]
@@ -197,4 +197,4 @@ def _checked(who: str, answer: Told) -> Told:
 def _ended(status: int | None) -> str:
     if status is None:
         return "it closed its pipe"
-    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    return ended_with(status)

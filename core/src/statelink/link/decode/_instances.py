@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelink import wire
 from statelink.errors import ConfigError, PeerError, Reason
+from statelink.link._diagnostics import seconds_since
 from statelink.link.peers import InstanceEvent, InstanceState, can_send, check_peer, is_sibling
 
 from ._attaching import Attaching
@@ -417,8 +418,8 @@ class Instances:
                 "rank": rank.rank,
                 "instance": rank.handshake.inventory.instance if rank.handshake else instance.key,
                 "state": instance.words,
-                "age": round(max(0.0, now - instance.since), 3),
-                "heard": round(max(0.0, now - rank.heard), 3) if rank.handshake else None,
+                "age": seconds_since(instance.since, now),
+                "heard": seconds_since(rank.heard, now) if rank.handshake else None,
                 "transport": rank.transport,
             }
             for instance in list(self._instances.values())

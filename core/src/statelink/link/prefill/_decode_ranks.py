@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statelink import wire
 from statelink.backend import RegionTable
 from statelink.errors import MismatchError, Reason, WireError
+from statelink.link._diagnostics import seconds_since
 from statelink.link.peers import (
     MAX_WAITING,
     HeldHellos,
@@ -324,8 +325,8 @@ class DecodeRanks:
                 "rank": rank.handshake.inventory.rank,
                 "instance": rank.handshake.inventory.instance,
                 "state": rank.state.value,
-                "age": round(max(0.0, now - rank.since), 3),
-                "heard": round(max(0.0, now - rank.heard), 3),
+                "age": seconds_since(rank.since, now),
+                "heard": seconds_since(rank.heard, now),
                 "transport": rank.transport(),
             }
             for rank in self.known
